@@ -25,7 +25,7 @@ impl Stage {
     }
 }
 
-/// The figures are for the host, even on a machine with a GPU.
+/// Uses a host device even on a machine with a GPU, because the figures are for the host.
 fn on_the_host() -> RuntimeConfig {
     RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }

@@ -27,7 +27,7 @@ fn main() {
 /// The number of CPU cores that the figures assume.
 const THREADS: usize = 2;
 
-/// The model without actors, where lanes spend their time.
+/// The model without actors: the computation in which lanes spend their time.
 mod model {
     use super::*;
 
@@ -99,7 +99,7 @@ fn schema() -> OutputFormat {
     }))
 }
 
-/// The figures are for the host, even on a machine with a GPU.
+/// Uses a host device even on a machine with a GPU, because the figures are for the host.
 fn on_the_host() -> RuntimeConfig {
     RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }

@@ -26,7 +26,7 @@ fn prometheus() -> impl Recorder {
 /// The recordings of one decode step in their order, with one sequence per driver.
 fn decode_step(model: &Label, drivers: &[Recording]) {
     let sequences = drivers.len();
-    // The scheduler takes the result of the last step (`scheduler/actor.rs`) …
+    // The scheduler processes the result of the last step (`scheduler/actor.rs`) …
     metric::GRAPH_REPLAYS_TOTAL.add(model, 1);
     metric::STEP_SECONDS.record(model, Duration::from_micros(4_300));
     // … and launches the next.

@@ -6,9 +6,9 @@
 //! cargo bench --bench serve -- --help
 //! ```
 //!
-//! Each way has a separate process, and the processes run one after the other: a child that loads
-//! the model and sends the requests itself, and a server that this process sends requests to. Their
-//! CPU time is read from `/proc`, so this benchmark needs Linux.
+//! The two runs are one after the other, each in a separate process. In the first, a child loads
+//! the model and sends the requests itself. In the second, a server gets the requests from this
+//! process. Their CPU time is read from `/proc`, so this benchmark needs Linux.
 
 #[path = "serve/client.rs"]
 mod client;

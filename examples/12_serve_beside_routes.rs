@@ -7,10 +7,8 @@
 //! ```
 
 use axum::{Json, Router, extract::State, routing::get};
-use bursar::{
-    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig,
-    serve::{ServeOptions, Service},
-};
+use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig};
+use bursar_serve::{ServeOptions, Service};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -31,7 +31,7 @@
 //! # }
 //! ```
 //!
-//! [`Runtime`] holds one device, its ledger and its models. [`LoadOptions`] sets how large inputs
+//! [`Runtime`] owns one device, its ledger and its models. [`LoadOptions`] sets how large inputs
 //! may be and how much memory a model takes. [`ModelHandle`] answers a [`Chat`] with a [`Reply`],
 //! renders a chat's [`Prompt`] without generating, and returns the model's [`ModelFacts`].
 //! [`Budget`] leases memory to your own code, which turns a lease into a [`Segment`]. Sizes are
@@ -53,9 +53,9 @@
 //! An actor has one supervisor, and Bursar's supervisors restart Bursar's actors. Link *your* actor
 //! under one of Bursar's (`mine.link(theirs)`) so that your actor ends when Bursar's does, or
 //! monitor Bursar's actor (`mine.monitor(theirs)`) to be notified when it dies. Do not link one of
-//! Bursar's actors under yours: the link would take it from the supervisor that restarts it.
-//! [`Runtime::start_linked`] puts a whole runtime under your own supervisor. A [`FaultInjection`]
-//! makes any of Bursar's actors die, so that you can test how your actors react.
+//! Bursar's actors under yours: the link would remove that actor from the supervisor that restarts
+//! it. [`Runtime::start_linked`] puts a whole runtime under your own supervisor. A
+//! [`FaultInjection`] makes any of Bursar's actors die, so that you can test how your actors react.
 //!
 //! # Other crates
 //!
@@ -63,6 +63,8 @@
 //! workspaces), `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and
 //! `bursar-actors`. For an item that this crate does not re-export, depend on one of these crates
 //! directly, in the same version.
+//!
+//! `bursar-serve` adds OpenAI's and Anthropic's APIs over HTTP. `bursar-cli` is the program.
 
 #![deny(missing_docs)]
 
@@ -131,15 +133,12 @@ pub use bursar_model::{
     weights::WeightError,
 };
 
-#[cfg(feature = "serve")]
-pub mod serve;
-
 /// Messages that your own actors may send to Bursar's actors.
 ///
-/// Most messages are internal. An actor that receives a message that its peers would never send
-/// treats it as a bug: it fails and is restarted.
-/// [`SchedulerMessage::KvUse`](messages::SchedulerMessage::KvUse) is always safe to send, and so
-/// are the messages that [`Budget`] and [`Runtime`] send on your behalf.
+/// Most messages are internal. An actor treats a message that its peers would never send as a bug:
+/// the actor fails and is restarted. [`SchedulerMessage::KvUse`](messages::SchedulerMessage::KvUse)
+/// is always safe to send, and so are the messages that [`Budget`] and [`Runtime`] send on your
+/// behalf.
 ///
 /// ```
 /// # use bursar::{ModelSource, Runtime, RuntimeConfig};

@@ -16,10 +16,10 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The crates built for an embedder that enables only these features.
-fn built(features: &str) -> BTreeSet<String> {
-    let tree = ["tree", "--package=bursar", "--no-default-features", "--edges=normal,build", "--prefix=none"];
-    let lines = cargo(&[&tree[..], &["--features", features]].concat());
+/// The crates built for a dependent of `package` that enables only these features.
+fn built(package: &str, features: &str) -> BTreeSet<String> {
+    let tree = ["tree", "--no-default-features", "--edges=normal,build", "--prefix=none"];
+    let lines = cargo(&[&tree[..], &["--package", package, "--features", features]].concat());
     lines.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
@@ -27,18 +27,19 @@ fn built(features: &str) -> BTreeSet<String> {
 fn an_embedder_builds_no_command_line_dependency() {
     let of_the_command_line =
         ["clap", "clap_builder", "crossterm", "indicatif", "ratatui", "signal-hook", "tracing-subscriber"];
-    let found = |features: &str| -> Vec<&str> {
-        let built = built(features);
+    let found = |package: &str, features: &str| -> Vec<&str> {
+        let built = built(package, features);
         of_the_command_line.into_iter().filter(|name| built.contains(*name)).collect()
     };
-    assert_eq!(found("hub,prometheus"), Vec::<&str>::new());
-    assert_eq!(found("cli"), of_the_command_line, "the program is made of them");
+    assert_eq!(found("bursar", "hub,prometheus"), Vec::<&str>::new());
+    assert_eq!(found("bursar-serve", ""), Vec::<&str>::new());
+    assert_eq!(found("bursar-cli", ""), of_the_command_line, "the program is made of them");
 }
 
 #[test]
 fn each_feature_alone_brings_its_dependencies() {
     let brings = |features: &str| {
-        let built = built(features);
+        let built = built("bursar", features);
         [built.contains("ureq"), built.contains("axum")]
     };
     assert_eq!(brings(""), [false, false]);

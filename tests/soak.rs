@@ -36,8 +36,8 @@ static HEAP: Counting = Counting;
 /// Every soak measures the whole process, so soaks run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The number of concurrent requests. Each asks for up to three samples, so that some are refused
-/// for lack of credits.
+/// The number of concurrent requests. Each asks for up to three samples, so that some requests are
+/// refused for lack of credits.
 const AT_ONCE: usize = 12;
 
 /// The test that runs in a child process as the other process on a GPU.
@@ -50,9 +50,9 @@ struct Soak {
     between_readings: usize,
     /// Number of first readings to ignore, because caches fill and thread pools start.
     warm_up: usize,
-    /// Bytes by which the heap may grow after the warm-up. `process_growth` is the same
-    /// for the whole process.
+    /// Bytes by which the heap may grow after the warm-up.
     heap_growth: u64,
+    /// Bytes by which the whole process may grow after the warm-up.
     process_growth: u64,
 }
 
@@ -76,8 +76,8 @@ fn hundreds_of_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
-    // Threads come and go with lanes, and glibc keeps the memory of their arenas. With
-    // MALLOC_ARENA_MAX=1 it is 2 MiB.
+    // Threads start and end with lanes, and glibc keeps the memory of their arenas. With
+    // MALLOC_ARENA_MAX=1 the growth is 2 MiB.
     Soak { requests: 10_000, between_readings: 100, warm_up: 10, heap_growth: 2 << 20, process_growth: 96 << 20 }
         .trouble();
 }
@@ -105,8 +105,8 @@ fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
         Some(soak.troubled_readings(troubled, seed, Duration::from_secs(seconds)).await)
     };
     match soak.alone(readings) {
-        // The other sequences in a step change the rounding, so a greedy reply may choose the other
-        // of two nearly tied tokens.
+        // The other sequences in a step change the rounding, so a greedy reply may choose either of
+        // two nearly tied tokens.
         Some(ends) => assert!(ends.compared > 0 && ends.differing * 2 < ends.compared, "{ends:?}"),
         None => println!("skipped, no GPU is here"),
     }

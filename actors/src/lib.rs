@@ -1,38 +1,29 @@
 //! The actors that hold leases and serve requests.
 //!
-//! Six modules are actors: `runtime`, `budget`, `engine`, `profile`, `vision` and `scheduler`. In
-//! each of them, `message.rs` lists the messages that the actor accepts, `core.rs` makes decisions
-//! without a clock, a device or ractor, and `actor.rs` is a thin shell. The actors share the other
-//! modules. [`tree`] contains the supervision tree and the one table of which actor may ask which.
+//! | folder | contents | must not name |
+//! |---|---|---|
+//! | `actor` | the six actors: runtime, budget, engine, profile, vision, scheduler; and the task that captures graphs | |
+//! | `client` | chats: requests, their preparation, and replies | runtime |
+//! | `compute` | lanes: threads that own a device's stream and run a model | an actor |
+//! | `shared` | messages' answers, supervision, metrics, events, and the pure cores that several actors use | an actor, a client |
+//! | `knobs`, `sleep` | settings of a model; who keeps a model awake | |
+//!
+//! [`tree`] contains the supervision tree and the one table of which actor may ask which.
 //!
 //! This crate knows messages and deaths. It must never know mathematics, files, or the name
 //! of a model family.
 
-pub mod budget;
-pub mod capture;
-pub mod chat;
+mod actor;
+mod client;
 pub mod compute;
-pub mod credit;
-pub mod deadline;
-pub mod engine;
-pub mod event;
-pub mod finish_reason;
 pub mod knobs;
-pub mod kv;
-pub mod losses;
-pub mod metric;
-pub mod order;
-pub mod pace;
-pub mod phase;
-pub mod profile;
-pub mod responder;
-pub mod runtime;
-pub mod scheduler;
+mod shared;
 pub mod sleep;
-pub mod supervise;
-pub mod tenant;
 pub mod testing;
-pub mod tree;
-pub mod vision;
 
+pub use actor::{budget, capture, engine, profile, runtime, scheduler, vision};
+pub use client::chat;
 pub use ractor;
+pub use shared::{
+    credit, deadline, event, finish_reason, kv, losses, metric, order, pace, phase, responder, supervise, tenant, tree,
+};

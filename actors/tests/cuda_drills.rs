@@ -167,7 +167,7 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
 const NONE: Range<usize> = 0..1;
 
 /// Checks that the likeliest tokens come first, and that their probabilities add up to less than 1.
-/// The token must be one of them or less likely.
+/// The chosen token must be one of these tokens, or less likely than all of them.
 fn is_of_a_distribution(score: &TokenScore) {
     let TokenScore { token, top } = score;
     let (own, least) = (token.log_probability, top.last().map_or(0.0, |last| last.log_probability));
@@ -223,7 +223,7 @@ impl Users {
     }
 }
 
-/// The bytes that each change took from the KV cache, and the time since the decision to shrink.
+/// The bytes that each shrink took from the KV cache, and the time from the decision to the shrink.
 fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
     let (mut decided, mut found) = (None::<SystemTime>, Vec::new());
     for recorded in heard {
@@ -402,7 +402,8 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
         let before = stage.measured().await;
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::gib(4)).await;
-        // The memory that the plan cannot lease: the canary, and the memory of kernels.
+        // `left - available` is memory that the plan cannot lease: the canary, and the memory of
+        // kernels.
         let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
         let enough = needed + left.saturating_sub(available);
         let mut applied = 0;
@@ -455,7 +456,7 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
                     let mut taking = taking.lock().expect("nobody panics with it");
                     if begun == phase && taking.is_none() {
                         let (neighbour, is_ready) = (neighbour.clone(), is_ready.clone());
-                        // This is done on another thread, so that it does not delay the start.
+                        // A separate thread takes the memory, so that the start is not delayed.
                         *taking = Some(std::thread::spawn(move || take_in_steps(&neighbour, &is_ready)));
                     }
                 }

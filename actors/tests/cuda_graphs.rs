@@ -61,8 +61,8 @@ fn demo() -> CheckpointSource {
 }
 
 impl Drop for Stage {
-    /// Waits for the lane's thread. It frees graphs with the driver, which is gone
-    /// when the process exits.
+    /// Waits for the lane's thread, which frees graphs through the driver. The driver is gone when
+    /// the process exits.
     fn drop(&mut self) {
         let threads = tokio::runtime::Builder::new_current_thread().build().expect("this thread");
         threads.block_on(self.lane.shut_down());
@@ -94,8 +94,8 @@ impl Stage {
             }
             Err(error) => panic!("{error}"),
         };
-        // The test machine names the folder of the library. This is the only place below `main`
-        // that reads the environment.
+        // The test machine names the folder of the library in an environment variable. No other
+        // code of this program reads the environment.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
         let usual = BlasSearch::usual();
@@ -182,9 +182,9 @@ impl Stage {
         answer
     }
 
-    /// Decodes `steps` tokens after the first token, for prompts of different lengths, one for each
-    /// sampler, in blocks from `first_block` on. Returns the replies, and the number of steps that
-    /// ran as a graph.
+    /// Decodes a reply for each sampler: a first token, and `steps` tokens after it. The prompts
+    /// have different lengths, and the sequences use blocks from `first_block` on. Returns the
+    /// replies, and the number of steps that ran as a graph.
     fn replies(
         &self,
         samplers: &[Arc<Sampler>],

@@ -31,7 +31,8 @@ const WAITING: usize = 8;
 /// Tokens of a reply: enough that waiting requests are still waiting when the device is lost.
 const TOKENS: usize = 1900;
 
-/// The driver takes and returns a few MiB for itself, 2 MiB at a time.
+/// The tolerance for memory that the driver takes and returns for itself: a few MiB, 2 MiB at a
+/// time.
 const ROUNDING: Bytes = Bytes::mib(16);
 
 #[test]
@@ -233,7 +234,8 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
 
         let open = Open::on(&model).await;
         tenant.goes_too_far();
-        // This chat is refused if the loss was noticed by now. Otherwise it fails like the others.
+        // This chat is refused if the loss was noticed by now. Otherwise it fails like the other
+        // chats.
         let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
         let late = late.expect_err("nothing is computed any more");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");

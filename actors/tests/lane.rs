@@ -95,7 +95,7 @@ impl Stage {
         self.choose(name, &[], cached, self.plain_choice(cached + 1))
     }
 
-    /// Takes the likeliest token after this many tokens.
+    /// A choice of the likeliest token after this many tokens.
     fn plain_choice(&self, tokens: usize) -> Choice {
         let sampler = self.sampler(SamplingParams::default());
         Choice { sampler, position: (tokens - PROMPT) as u64, past: None }

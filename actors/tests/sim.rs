@@ -60,7 +60,7 @@ struct World {
     pins: BTreeMap<SequenceId, Pins>,
     /// Pictures that only a step on the lane still holds, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
-    /// Requests that must return but have not yet, with the ids that they keep.
+    /// Requests that must return and have not returned yet, with the ids that they keep.
     returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
     next_sequence: u64,
@@ -82,15 +82,15 @@ struct World {
     late: BTreeMap<Deadline, usize>,
     /// Prompt tokens that were scored.
     scored: usize,
-    /// The number of orders to shrink the pool, and the number of times that each
-    /// sequence lost its blocks.
+    /// The number of orders to shrink the pool.
     shrinks: usize,
+    /// The number of times that each sequence lost its blocks.
     losses: BTreeMap<SequenceId, usize>,
     /// Sequences that have begun.
     found: BTreeSet<SequenceId>,
-    /// The number of pictures that needed no rows, and the number of sequences that lost the blocks
-    /// of such pictures before they began.
+    /// The number of pictures that needed no rows.
     found_computed: usize,
+    /// The number of sequences that lost the blocks of such pictures before they began.
     missed: usize,
     /// The simulated time: the sum of the times of all steps.
     clock: Duration,
@@ -103,7 +103,8 @@ struct World {
 /// Pictures, and the rows that they are in.
 type Pins = (Vec<PictureHash>, Vec<u32>);
 
-/// Every other seed promises a token interval, which its steps may or may not keep.
+/// The scheduler of a seed. Every other seed promises a token interval, which its steps may or may
+/// not keep.
 fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
@@ -205,8 +206,8 @@ impl World {
         self.want(number, wanted, false);
     }
 
-    /// The number of first pictures whose tokens are all in KV blocks, as the driver
-    /// would look it up.
+    /// The number of leading pictures whose tokens are all in KV blocks, as the driver would look
+    /// it up.
     fn computed(&self, number: u64) -> usize {
         let request = &self.requests[&number];
         let rows: Vec<_> = request.pictures.iter().map(|_| [].into()).collect();
@@ -421,12 +422,13 @@ impl World {
         self.copies_end_before_a_step();
         let plan = self.under_way.pop_front().expect("it is under way");
         for row in &plan.rows {
-            // A sequence that has ended meanwhile is unknown, and its part of the step was wasted.
+            // A sequence that ended during the step is unknown, and its part of the step was
+            // wasted.
             let sequence = self.scheduler.sequence(row.sequence);
             assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "each token has its place");
         }
         let tokens = self.choices(&plan);
-        // The device is past this step, so its pictures are unpinned.
+        // The device has executed this step, so the step's pictures are unpinned.
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }

@@ -87,13 +87,13 @@ impl Stage {
     /// Runs a step and samples greedily.
     pub fn step(&self, batch: &StepBatch) -> Vec<u32> {
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: `BLOCKS` blocks are backed as long as the stage lives, and only
-        // this thread uses them.
+        // SAFETY: the `BLOCKS` blocks of each layer stay backed as long as the stage lives, and
+        // only this thread accesses them.
         let layers: Vec<_> =
             self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
         let cache = self.cache();
-        // SAFETY: the tensor has no rows, so no element is accessed. The host
-        // knows all tokens here.
+        // SAFETY: the tensor has no rows, so no element is accessed. The step reads no tokens of a
+        // previous step, because the host knows all tokens here.
         let previous = unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) };
         let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let counter = WorkCounter::default();
@@ -117,8 +117,8 @@ impl Stage {
 
     fn cache(&self) -> Tensor<'static> {
         let shape = [CACHE_ROWS, self.model.config().embedding_layout().width()];
-        // SAFETY: `CACHE_ROWS` rows are backed as long as the stage lives, and only
-        // this thread uses them.
+        // SAFETY: the `CACHE_ROWS` rows stay backed as long as the stage lives, and only this
+        // thread accesses them.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
     }
 }

@@ -43,7 +43,7 @@ struct TraceRequest {
     file: String,
 }
 
-/// Longer than any reply takes.
+/// Time limit of a reply, longer than any reply takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The results of a run.
@@ -54,9 +54,9 @@ pub struct Summary {
     pub failed: usize,
     /// CPU time of the process that runs the model.
     pub cpu: Duration,
-    /// Values for each reply in milliseconds: the time until its first text, and (in `between`) the
-    /// mean time between its tokens.
+    /// Time until the first text of each reply, in milliseconds.
     pub first: Vec<f64>,
+    /// Mean time between the tokens of each reply, in milliseconds.
     pub between: Vec<f64>,
 }
 

@@ -2,17 +2,17 @@
 
 use crate::Bytes;
 
-/// The terms of rule 1 (see the crate docs). All fields but `canary_wanted` count bytes in
-/// use or kept free.
+/// The terms of rule 1: `granted + overhead + foreign + canary <= total`. All fields except
+/// `canary_wanted` count bytes that exist now, in use or kept free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     pub total: Bytes,
-    /// Held by our process outside leases.
+    /// Bytes that our process holds outside leases.
     pub overhead: Bytes,
-    /// Held by other processes.
+    /// Bytes that other processes hold.
     pub foreign: Bytes,
     pub granted: Bytes,
-    /// Kept free now: all of `canary_wanted`, or less once some was given up.
+    /// Bytes kept free now: `canary_wanted`, or less after part of the canary was given up.
     pub canary: Bytes,
     /// The configured size of the canary.
     pub canary_wanted: Bytes,
@@ -24,7 +24,7 @@ impl Account {
         self.total.saturating_sub(self.spent().saturating_add(self.canary))
     }
 
-    /// The most that a request can get now. A canary that was given up is restored
+    /// The largest number of bytes that can be granted now. A canary that was given up is restored
     /// before anything is granted.
     pub fn available(&self) -> Bytes {
         self.total.saturating_sub(self.spent().saturating_add(self.canary_wanted))
@@ -35,14 +35,16 @@ impl Account {
         self.total.saturating_sub(self.overhead.saturating_add(self.canary_wanted))
     }
 
-    /// By how many bytes rule 1 is broken. Only growth of foreign or overhead can break it.
+    /// The bytes by which rule 1 is broken; 0 while it holds. Only growth of foreign or overhead
+    /// memory can break the rule.
     pub fn deficit(&self) -> Bytes {
         self.spent().saturating_add(self.canary).saturating_sub(self.total)
     }
 
-    /// How much must become free before rule 1 holds with the whole canary: at least the deficit.
-    /// Another process can only take memory that is free on the device. While all leases are fully
-    /// backed, it can therefore shrink the canary, but cause no deficit.
+    /// The bytes that must become free before rule 1 holds with the whole canary. This is at
+    /// least the deficit. Another process can only take memory that is free on the device.
+    /// While all leases are fully backed, another process can therefore shrink the canary, but
+    /// cannot cause a deficit.
     pub fn owed(&self) -> Bytes {
         self.spent().saturating_add(self.canary_wanted).saturating_sub(self.total)
     }

@@ -10,12 +10,12 @@ use crate::{Bytes, Hint, Priority, RequestId};
 pub struct Waiting<W> {
     pub id: RequestId,
     pub priority: Priority,
-    /// How many more bytes it needs.
+    /// The number of additional bytes: the size of a new lease, or the growth of an existing lease.
     pub bytes: Bytes,
     pub wish: W,
 }
 
-/// A bounded queue by priority, then age.
+/// A bounded queue, ordered by priority and then by arrival.
 ///
 /// The head of the queue blocks the rest on purpose. A small request never overtakes a large
 /// request of the same or a higher priority, so a steady stream of small requests cannot block the
@@ -35,7 +35,7 @@ pub struct Waiting<W> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Admission<W> {
-    /// In the order of service.
+    /// The waiting requests, in the order of service.
     queue: Vec<Waiting<W>>,
     waiting_max: usize,
 }
@@ -62,7 +62,8 @@ impl<W> Admission<W> {
         Admission { queue: Vec::new(), waiting_max }
     }
 
-    /// Joins after all requests of the same or a higher priority. Returns how many are ahead.
+    /// Inserts a request after all requests of the same or a higher priority. Returns the number of
+    /// requests ahead of it.
     ///
     /// # Errors
     /// [`Overloaded`] if the queue is full.
@@ -76,7 +77,7 @@ impl<W> Admission<W> {
         Ok(ahead)
     }
 
-    /// How many requests a new one of this priority would wait for.
+    /// The number of requests that would be served before a new request of this priority.
     pub fn ahead_of(&self, priority: Priority) -> usize {
         self.queue.partition_point(|other| other.priority >= priority)
     }

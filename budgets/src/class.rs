@@ -7,10 +7,10 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// The device's own memory, which rule 1 counts.
+    /// The device's own memory. Rule 1 of the crate docs applies to this memory only.
     Device,
-    /// Host memory, for decoded pictures and swapped blocks. It has a separate total, and rule 1
-    /// does not count it.
+    /// Host memory, for decoded pictures and swapped blocks. The ledger limits host memory
+    /// by a separate total.
     Host,
 }
 
@@ -100,9 +100,9 @@ impl Class {
         }
     }
 
-    /// The order in which elastic classes are ordered to shrink, lowest first; `None` if the
-    /// class is not elastic. Losing a cached picture costs one run of the encoder. Losing KV
-    /// blocks preempts a sequence.
+    /// The rank of this class when elastic leases must shrink: the class with the lowest number
+    /// shrinks first. `None` if the class is not elastic. Losing a cached picture costs one run of
+    /// the encoder. Losing KV blocks preempts a sequence.
     pub fn gives_up_rank(&self) -> Option<u8> {
         match self {
             Class::VisionCache => Some(0),

@@ -1,6 +1,6 @@
 //! The trait of this crate's errors: a hint on how to resolve the error.
 
-/// An error that may come with a hint.
+/// An error that may have a hint.
 ///
 /// The message (`Display`) gives what happened, the limit and the value. The hint
 /// gives what to change.

@@ -25,7 +25,8 @@ pub struct Timeline(Arc<Counts>);
 struct Counts {
     issued: AtomicU64,
     completed: AtomicU64,
-    /// Odd while a test or drill holds fences back. Each hold has a unique number.
+    /// A counter that is odd while a test or drill holds fences back. Each hold has
+    /// a different odd number.
     hold: AtomicU64,
     /// The completed count when the hold began. Fences up to this count had
     /// passed, and stay passed.
@@ -37,7 +38,7 @@ struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// The end of all work issued before the fence was made. A passed fence stays passed.
+/// The point after all work that was issued before the fence was made. A passed fence stays passed.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a fence does nothing unless a caller waits for it"]
 pub struct Fence(Vec<Mark>);
@@ -62,7 +63,7 @@ impl Timeline {
         Ticket(self.0.issued.fetch_add(1, SeqCst) + 1)
     }
 
-    /// Counts this work, and all issued before it, as finished.
+    /// Counts this work and all earlier work of the lane as finished.
     pub fn complete(&self, ticket: Ticket) {
         let issued = self.0.issued.load(SeqCst);
         assert!(ticket.0 <= issued, "ticket {} is not of this timeline, which has issued {issued}", ticket.0);
@@ -122,7 +123,7 @@ impl Fence {
         Default::default()
     }
 
-    /// Whether the device has passed it. Never blocks.
+    /// Whether the device has passed the fence. Never blocks.
     pub fn is_passed(&self) -> bool {
         self.0.iter().all(Mark::is_passed)
     }
@@ -149,8 +150,8 @@ impl Timelines {
     /// Adds a lane and returns its timeline.
     pub fn open(&self) -> Timeline {
         let mut lanes = self.lock();
-        // A lane that is gone and has no unfinished work does not delay later fences,
-        // so it is removed.
+        // Remove lanes whose other handles were dropped and whose work is finished. They
+        // cannot delay later fences.
         lanes.open.retain(|lane| Arc::strong_count(&lane.0) > 1 || !lane.is_idle());
         let lane = Timeline::new();
         if lanes.held {

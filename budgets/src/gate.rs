@@ -33,7 +33,7 @@ pub enum Gate {
     /// Starting: claimants may take memory.
     #[default]
     Open,
-    /// After READY: the only new claimants are external or for host memory. Only they
+    /// After READY: the only new claimants are external or for host memory. Only these claimants
     /// and elastic classes grow.
     Frozen,
     /// Stopping: memory is only returned.

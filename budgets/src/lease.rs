@@ -106,9 +106,9 @@ pub struct ReleaseNote {
     pub backings: Vec<Backing>,
 }
 
-/// Receives the end of leases and the start of segments. Implementations must not block, panic or
-/// call back into the lease, because they run in `Drop`, possibly while a thread unwinds. Sending
-/// on a channel is fine.
+/// A receiver of messages about the end of leases and the start of segments. Implementations must
+/// not block, panic or call back into the lease, because they run in `Drop`, possibly while a
+/// thread unwinds. Sending on a channel is fine.
 pub trait ReleaseNotes: Send + Sync {
     /// The lease in this note has ended.
     fn post(&self, note: ReleaseNote);
@@ -151,8 +151,9 @@ pub struct Lease {
     pending_release: Mutex<PendingRelease>,
 }
 
-/// How much of a lease is in use, readable while the holder works with the lease. The budget uses
-/// it to distinguish this process's memory from other processes' memory without sending a message.
+/// How much of a lease is in use, readable while the holder works with the lease. With the
+/// meter, the budget distinguishes this process's memory from other processes' memory
+/// without sending a message.
 ///
 /// Bytes are added before the device backs them and subtracted after it has unbacked them, so the
 /// meter never shows less than is backed.
@@ -163,11 +164,12 @@ pub struct LeaseMeter(Arc<Counts>);
 struct Counts {
     backed: AtomicBytes,
     has_segments: AtomicBool,
-    /// Device calls in progress.
+    /// The number of device calls in progress that back or unback memory of the lease.
     moving: AtomicUsize,
 }
 
-/// Marks the lease as being backed or unbacked until it is dropped.
+/// A guard that marks memory of the lease as being backed or unbacked. Dropping the
+/// guard removes the mark.
 pub(crate) struct Moving<'l>(&'l Counts);
 
 impl Drop for Moving<'_> {
@@ -179,8 +181,8 @@ impl Drop for Moving<'_> {
 impl LeaseMeter {
     /// How much of a lease of `granted` bytes is in use: the bytes that its segments have backed. A
     /// lease without segments pays for memory at unknown addresses (captured graphs, a user's own
-    /// allocations), so it counts in full. A lease must not pay for both kinds: the part outside
-    /// its segments would count as memory of another process.
+    /// allocations), so such a lease counts in full. A lease must not pay for both kinds of memory:
+    /// the part outside its segments would count as memory of another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
         if self.0.has_segments.load(SeqCst) { self.0.backed.load() } else { granted }
     }
@@ -270,7 +272,8 @@ impl Lease {
         self.part(fence, None);
     }
 
-    /// Hold the returned guard during a device call and the counting that belongs to the call.
+    /// Returns a guard. Keep it during a device call and during the [`spend`](Lease::spend) or
+    /// [`save`](Lease::save) that records the call.
     pub(crate) fn moving(&self) -> Moving<'_> {
         self.meter.0.moving.fetch_add(1, SeqCst);
         Moving(&self.meter.0)

@@ -1,7 +1,8 @@
 //! Leases every byte of one device: the ledger, segments, workspaces and the memory plan.
 //!
-//! Memory goes through these types: [`Request`] -> [`Ledger`] -> [`Lease`] -> [`Segment`] ->
-//! [`Workspace`]. Only a [`Device`] takes memory, and only the [`Ledger`] grants it.
+//! A request for memory passes through these types: [`Request`] -> [`Ledger`] ->
+//! [`Lease`] -> [`Segment`] -> [`Workspace`]. Only a [`Device`] allocates memory, and
+//! only the [`Ledger`] grants it.
 //!
 //! # Scope
 //!
@@ -41,6 +42,7 @@
 mod account;
 mod admission;
 mod atomic_bytes;
+mod backing;
 mod class;
 mod device;
 mod error;
@@ -63,6 +65,7 @@ pub use account::Account;
 use atomic_bytes::AtomicBytes;
 
 pub use admission::{Admission, Overloaded, Waiting};
+pub use backing::{Backing, RevokeHandle};
 pub use class::{Class, Memory};
 pub use device::{
     Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory, FaultyDevice, HostConfig,
@@ -78,7 +81,7 @@ pub use ledger::{Effect, Input, Ledger, LedgerConfig, Refusal, Refused};
 pub use owner::Owner;
 pub use plan::{Claim, DoesNotFit, Knob, MemoryPlan};
 pub use request::{Priority, Request, RequestId};
-pub use segment::{Backing, RevokeHandle, Segment};
+pub use segment::Segment;
 pub use snapshot::{ClassLine, GateLine, GpuLine, LeaseLine, LeaseState, Snapshot, WaitingLine};
 pub use units::{Bytes, GIB, KIB, MIB, Pages, ParseBytesError, grouped};
 pub use watch::{FenceWatch, PendingReclaim};

@@ -10,7 +10,7 @@ use crate::{Bytes, Class, Hint, Memory, table};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Claim {
     pub class: Class,
-    /// The purpose, in plain words.
+    /// The purpose of the bytes, as text for users.
     pub what: String,
     pub bytes: Bytes,
     /// How the number was computed: `2 layers x 96 blocks x 16 tokens x 512 B`.
@@ -54,7 +54,8 @@ impl Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: None }
     }
 
-    /// One sentence on what to set; `None` without knobs. Settings are in backticks.
+    /// One sentence that recommends values, with the knobs' names in
+    /// backticks; `None` without knobs.
     pub fn advice(knobs: &[Knob]) -> Option<String> {
         let name = |knob: &Knob| if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
         let helpful = knobs.iter().filter_map(|knob| {
@@ -123,8 +124,8 @@ impl MemoryPlan {
         self.claims.iter().filter(|claim| claim.class == *class).map(|claim| claim.bytes).sum()
     }
 
-    /// Checks whether the plan fits. The knobs are computed only if it does not, because that may
-    /// take many more plans.
+    /// Checks whether the plan fits. The knobs are computed only if the plan does not fit, because
+    /// computing them may require many more plans.
     ///
     /// # Errors
     /// [`DoesNotFit`], with the computed knobs.

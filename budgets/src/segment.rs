@@ -1,17 +1,17 @@
 //! A range of reserved addresses of which a leased prefix is backed by memory.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, Weak},
-};
+use std::sync::Arc;
 
-use crate::{Address, Bytes, Device, DeviceError, Fence, HostCopy, Lease};
+use crate::{
+    Address, Bytes, Device, DeviceError, Fence, HostCopy, Lease,
+    backing::{Backing, Mapping, RevokeHandle},
+};
 
 /// Reserved addresses, a backed prefix of them, and the lease that pays for that prefix.
 ///
 /// Growing and shrinking move the end of the prefix, so addresses are stable. Dropping a segment
 /// returns its memory at once if the device has finished everything issued so far. Otherwise the
-/// lease's release note carries the memory, which is returned after the fence.
+/// memory is part of the lease's release note and is returned after the fence.
 ///
 /// ```
 /// use bursar_budgets::{*, testing::HostControl};
@@ -36,30 +36,6 @@ pub struct Segment {
     lease: Arc<Lease>,
 }
 
-/// The memory of a segment. Dropping the last `Backing` of a segment unbacks the memory
-/// and releases the addresses.
-pub struct Backing(Arc<Mapping>);
-
-/// Takes a segment's memory away while the segment itself may still exist. The budget uses this to
-/// reclaim the memory of a dead owner. The addresses stay reserved until the segment drops, so a
-/// late access faults and cannot reach other memory.
-#[derive(Clone)]
-pub struct RevokeHandle(Weak<Mapping>);
-
-struct Mapping {
-    device: Arc<dyn Device>,
-    /// One address for each rank of a group.
-    addresses: Vec<Address>,
-    reserved: Bytes,
-    extent: Mutex<Extent>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Extent {
-    backed: Bytes,
-    revoked: bool,
-}
-
 impl Segment {
     /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. The addresses
     /// are not backed yet.
@@ -77,7 +53,7 @@ impl Segment {
         let reserved = bytes_max.round_up(device.page());
         let address = device.reserve(reserved)?;
         let addresses = device.addresses(address);
-        let stretch = Arc::new(Mapping { device, addresses, reserved, extent: Mutex::default() });
+        let stretch = Arc::new(Mapping::new(device, addresses, reserved));
         lease.announce(RevokeHandle(Arc::downgrade(&stretch)));
         Ok(Segment { backing: Some(Backing(stretch)), lease })
     }
@@ -132,8 +108,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write
-    /// to the prefix meanwhile.
+    /// Copies the backed prefix into host memory, and waits for the copy. Nothing may write to the
+    /// prefix during the copy.
     ///
     /// # Errors
     /// The same as [`Device::copy_out`].
@@ -142,8 +118,8 @@ impl Segment {
         stretch.device.clone().copy_out(stretch.address(), self.backed())
     }
 
-    /// Copies back the result of [`copy_out`](Segment::copy_out). The same number of bytes must be
-    /// backed now as then.
+    /// Copies back the result of [`copy_out`](Segment::copy_out). The backed prefix must have the
+    /// same length as it had then.
     ///
     /// # Errors
     /// The same as [`Device::copy_in`].
@@ -229,70 +205,5 @@ impl Drop for Segment {
         } else {
             self.lease.part(fence, Some(backing));
         }
-    }
-}
-
-impl RevokeHandle {
-    /// Unbacks everything now. The device must be past the last use: ask the ledger, which waits
-    /// for the fence. Does nothing if the segment is gone or was already revoked.
-    ///
-    /// # Errors
-    /// Any error of the device.
-    pub fn revoke(&self) -> Result<(), DeviceError> {
-        let Some(stretch) = self.0.upgrade() else { return Ok(()) };
-        let mut extent = stretch.lock();
-        extent.revoked = true;
-        stretch.clear(&mut extent)
-    }
-
-    /// Whether the segment is gone.
-    pub fn is_spent(&self) -> bool {
-        self.0.strong_count() == 0
-    }
-}
-
-impl Mapping {
-    fn address(&self) -> Address {
-        self.addresses[0]
-    }
-
-    fn clear(&self, extent: &mut Extent) -> Result<(), DeviceError> {
-        if !extent.backed.is_zero() {
-            self.device.unback(self.address(), extent.backed)?;
-            extent.backed = Bytes::ZERO;
-        }
-        Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Extent> {
-        // An extent changes in one assignment after the device call has succeeded, so a poisoned
-        // lock guards a valid extent.
-        self.extent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // This fails only on a lost device, which has lost the memory too. There is no caller to
-        // report the error to.
-        let _ = self.device.release_reservation(self.address());
-    }
-}
-
-impl fmt::Debug for Mapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} backed at {}", self.lock().backed, self.reserved, self.address())
-    }
-}
-
-impl fmt::Debug for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for RevokeHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "revoker of {:?}", self.0.upgrade())
     }
 }

@@ -19,9 +19,9 @@ pub struct Snapshot {
     pub total: Bytes,
     /// Bytes that are neither granted, overhead, foreign nor part of the canary.
     pub free: Bytes,
-    /// Held by our process outside leases.
+    /// Bytes that our process holds outside leases.
     pub overhead: Bytes,
-    /// Held by other processes.
+    /// Bytes that other processes hold.
     pub foreign: Bytes,
     /// The bytes that are kept free now.
     pub canary: Bytes,
@@ -29,7 +29,8 @@ pub struct Snapshot {
     pub canary_wanted: Bytes,
     /// The sum of all leases of device memory.
     pub granted: Bytes,
-    /// By how many bytes rule 1 is broken.
+    /// The bytes by which `granted + overhead + foreign + canary` exceeds `total`; 0
+    /// if it does not.
     pub deficit: Bytes,
     /// The limit for all leases of host memory.
     pub host_total: Bytes,
@@ -56,9 +57,9 @@ pub struct GpuLine {
     /// The GPU's label, such as `cuda:1`.
     pub device: String,
     pub total: Bytes,
-    /// Held by our process on this GPU outside leases.
+    /// Bytes that our process holds on this GPU outside leases.
     pub overhead: Bytes,
-    /// Held by other processes on this GPU.
+    /// Bytes that other processes hold on this GPU.
     pub foreign: Bytes,
 }
 
@@ -69,7 +70,6 @@ pub struct LeaseLine {
     pub owner: Owner,
     pub model: Label,
     pub bytes: Bytes,
-    /// Whether the lease is in use, shrinking or being revoked.
     pub state: LeaseState,
 }
 
@@ -78,9 +78,9 @@ pub struct LeaseLine {
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
     Held,
-    /// Still in use, but the tail waits for a fence.
+    /// The lease is in use, but its tail waits for a fence.
     Shrinking,
-    /// Ended, and the whole lease waits for a fence.
+    /// The lease has ended, and all of it waits for a fence.
     Revoking,
 }
 
@@ -198,8 +198,8 @@ impl Snapshot {
         card.total.saturating_sub(card.overhead + card.foreign + self.granted + self.canary)
     }
 
-    /// Leases of the same class, model and owner share a line, separate for revoking leases, so
-    /// that a model with one lease per layer still prints a short table.
+    /// Returns one row for each class, model and owner, so that a model with one lease per layer
+    /// still prints a short table. Leases that are being revoked have separate rows.
     fn rows(&self, memory: Memory, whole: Bytes) -> Vec<[String; 6]> {
         let mut groups: BTreeMap<(&Class, &Label, &Owner, bool), (usize, Bytes)> = BTreeMap::new();
         for lease in self.leases.iter().filter(|lease| lease.class.memory() == memory) {

@@ -234,7 +234,7 @@ impl fmt::Display for Bytes {
         // One decimal is enough to read. `exact` has every byte.
         let text = match self.0 {
             n if n < KIB => format!("{n} B"),
-            // 1023.95 KiB and more would print as "1024.0 KiB", so it goes to the next unit.
+            // 1023.95 KiB and more would print as "1024.0 KiB", so such values use the next unit.
             n if n < MIB - KIB / 20 => format!("{:.1} KiB", n as f64 / KIB as f64),
             n if n < GIB - MIB / 20 => format!("{:.1} MiB", n as f64 / MIB as f64),
             n => format!("{:.1} GiB", n as f64 / GIB as f64),

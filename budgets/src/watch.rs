@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, RevokeHandle};
 
-/// For every lease that is being returned, the lease's fence and the memory that stays backed
-/// until the fence has passed. Also keeps the revoke handles of all segments, because the owner of
-/// a segment may die.
+/// The fences of all leases that are being returned, and the memory that stays backed until these
+/// fences have passed. The watch also keeps the revoke handles of all segments, because the owner
+/// of a segment may die.
 ///
 /// The caller that drives the ledger calls [`FenceWatch::passed`] regularly, and sends the ledger
 /// one [`crate::Input::FencePassed`] for each returned lease. Unbacking the memory of a whole GPU
@@ -51,17 +51,17 @@ struct Pending {
 }
 
 impl FenceWatch {
-    /// This lease now pays for a segment. If a thread of a dead owner has not noticed the
-    /// death, the ledger may no longer hold the lease. In that case, do not call this, but
-    /// revoke the segment at once.
+    /// Records that this lease now pays for a segment. If a thread of a dead owner has not noticed
+    /// the death, the ledger may no longer hold the lease. In that case, do not call this function,
+    /// but revoke the segment at once.
     pub fn segment_reserved(&mut self, lease: LeaseId, revoker: RevokeHandle) {
         let revokers = self.revokers.entry(lease).or_default();
         revokers.retain(|revoker| !revoker.is_spent());
         revokers.push(revoker);
     }
 
-    /// A lease has ended. Returns `true` if its fence has passed and none of its memory is backed.
-    /// The result is the `passed` of [`crate::Input::Release`].
+    /// Records that a lease has ended. Returns `true` if its fence has passed and none of its
+    /// memory is backed. The result is the `passed` of [`crate::Input::Release`].
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
@@ -74,20 +74,20 @@ impl FenceWatch {
         false
     }
 
-    /// This lease must wait for this fence before it shrinks.
+    /// Records that this lease must wait for this fence before it shrinks.
     pub fn wait(&mut self, lease: LeaseId, fence: Fence) {
         let pending = self.pending.entry(lease).or_default();
         pending.fence = std::mem::take(&mut pending.fence).and(fence);
     }
 
-    /// Takes a lease from a dead owner. After this fence the lease's segments are unbacked, even if
-    /// a thread still holds them.
+    /// Records that a lease is taken from a dead owner. After this fence the lease's segments are
+    /// unbacked, even if a thread still holds them.
     pub fn revoke(&mut self, lease: LeaseId, fence: Fence) {
         self.wait(lease, fence);
         self.pending.entry(lease).or_default().revoke = true;
     }
 
-    /// Returns the memory of all leases whose fence has passed to the device. Returns these
+    /// Unbacks the memory of all leases whose fence has passed. Returns these
     /// leases, each only once.
     ///
     /// # Errors
@@ -108,8 +108,8 @@ impl FenceWatch {
         outcome.map(|()| home)
     }
 
-    /// Takes the leases whose fence has passed, each only once. Their memory is still backed: call
-    /// [`bring`](PendingReclaim::bring) for each on a thread that may block.
+    /// Removes and returns the leases whose fence has passed, each only once. Their memory is still
+    /// backed: call [`bring`](PendingReclaim::bring) for each on a thread that may block.
     pub fn due(&mut self) -> Vec<PendingReclaim> {
         let is_due =
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
@@ -123,15 +123,15 @@ impl FenceWatch {
         due.into_iter().map(begin).collect()
     }
 
-    /// The memory of this lease has been returned, so the ledger may be
+    /// Records that the memory of this lease has been returned, so that the ledger may be
     /// informed. Returns the lease.
     pub fn home(&mut self, lease: LeaseId) -> LeaseId {
         self.coming.remove(&lease);
         lease
     }
 
-    /// The memory of this lease could not be returned. A later [`due`](FenceWatch::due)
-    /// returns the lease again.
+    /// Records that the memory of this lease could not be returned. A later
+    /// [`due`](FenceWatch::due) returns the lease again.
     pub fn put_back(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
         self.coming.remove(&lease);
         let pending = self.pending.entry(lease).or_default();
@@ -149,7 +149,7 @@ impl FenceWatch {
     }
 
     /// Whether this lease's memory is being returned now. A segment that is reserved for the lease
-    /// at this point is too late.
+    /// at this point must be revoked at once.
     pub fn is_coming_home(&self, lease: LeaseId) -> bool {
         self.coming.contains(&lease)
     }

@@ -66,7 +66,7 @@ pub struct Temporary<'f> {
 }
 
 /// A temporary did not fit. After planning, only a bug in Bursar or an input outside the envelope
-/// can cause this. It is an error and not a panic, so that a probe can report it.
+/// can cause this. This is an error and not a panic, so that a probe can report it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a temporary of {} does not fit the workspace: {} of its {} are in use",
@@ -75,7 +75,7 @@ pub struct Temporary<'f> {
     capacity.exact()
 )]
 pub struct WorkspaceFull {
-    /// Requested bytes, rounded up to 256.
+    /// Requested bytes, rounded up to a multiple of 256.
     pub asked: Bytes,
     pub used: Bytes,
     pub capacity: Bytes,
@@ -166,7 +166,7 @@ impl Workspace {
 }
 
 impl Frame<'_> {
-    /// Takes this many bytes, uninitialized, at a multiple of 256 bytes from the
+    /// Takes a temporary of this many uninitialized bytes, at a multiple of 256 bytes from the
     /// start of the workspace.
     ///
     /// # Errors
@@ -211,8 +211,8 @@ impl Frame<'_> {
 
 impl Drop for Frame<'_> {
     fn drop(&mut self) {
-        // While a thread unwinds, frames still drop in order, but a second panic
-        // would abort the process.
+        // While a thread unwinds, frames still drop in order, and a second panic would abort the
+        // process. So the check is skipped.
         if !std::thread::panicking() {
             self.assert_on_top("drop it");
         }

@@ -204,7 +204,8 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses"), device.overhead());
     let before = device.counts().allocations;
-    // Other threads back and unback meanwhile. Their memory must not be counted.
+    // Another thread backs and unbacks memory during the measurement. That memory
+    // must not be counted.
     std::thread::scope(|threads| {
         let other = threads.spawn(|| {
             for _ in 0..20 {

@@ -202,7 +202,7 @@ fn a_faulty_device_is_otherwise_the_one_that_it_wraps() {
     assert!(device.fence_here().is_passed() && fence.is_passed(), "{lane:?} has nothing to do");
     inner.lose("a test says so");
     assert!(device.check().is_err_and(|error| error.is_lost()));
-    assert!(device.clone().as_cuda().is_none());
+    assert!((device.clone() as Arc<dyn Device>).as_cuda().is_none());
 }
 
 #[test]

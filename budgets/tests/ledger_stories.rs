@@ -211,8 +211,8 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
     assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
-    // When the other process takes more, it breaks rule 1. The floor of KV lets 100 bytes be freed.
-    // The deficit of 50 is covered first, so none of it is uncovered.
+    // When the other process takes more, the sum of all memory exceeds the total. The floor of KV
+    // lets 100 bytes be freed. The deficit of 50 is covered first, so none of it is uncovered.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
     let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };

@@ -1,7 +1,7 @@
-//! Tests of small parts: queues, gates, seats, sums, plans, snapshots, names, and
+//! Tests of small types: queues, gates, seats, sums, plans, snapshots, names, and
 //! the defaults of `Device`.
 
-use std::{borrow::Borrow, sync::Arc};
+use std::{any::Any, borrow::Borrow, sync::Arc};
 
 use bursar_budgets::*;
 
@@ -281,6 +281,10 @@ impl Device for Plain {
         Bytes::mib(2)
     }
 
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
     fn is_host_memory(&self) -> bool {
         self.is_host_memory
     }
@@ -328,7 +332,8 @@ fn a_device_that_does_not_know_says_nothing() {
     assert_eq!(labels, ["host", "device"]);
     let plain = Plain { is_host_memory: true };
     assert_eq!((plain.driver(), plain.overhead_by_source(), plain.process_bytes()), (String::new(), Vec::new(), None));
-    assert!(Arc::new(plain).as_cuda().is_none());
+    let plain: Arc<dyn Device> = Arc::new(plain);
+    assert!(plain.as_cuda().is_none());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""Two `bursar serve` behind a plain load balancer: the requests that end and fail when one server dies.
+"""Two `bursar serve` processes behind a load balancer: which requests finish and which fail when one server dies.
 
     python integrations/balancer/try.py BURSAR [haproxy|nginx|smg...]
 
@@ -129,7 +129,8 @@ async def ask(asker, content, tokens, system=None, headers=None):
 
 
 async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0):
-    """Sends streams, a dozen at a time. After a quarter of them, the first server gets a signal to end and is restarted."""
+    """Sends streams, a dozen at a time. After a quarter of the streams, the first server gets the
+    signal `death` and is restarted."""
     places, done, kinds = asyncio.Semaphore(AT_ONCE), 0, Counter()
 
     async def one(number):
@@ -155,7 +156,8 @@ async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0)
 
 
 async def affinity(port):
-    """The share of prompt tokens found cached in twelve chats of six turns each, all with different beginnings."""
+    """The fraction of prompt tokens found in the cache, in twelve chats of six turns each,
+    all with different beginnings."""
     cached, prompts, mark = 0, 0, random.random()
     async with client(port) as asker:
         for turn in range(6):
@@ -216,7 +218,7 @@ async def row(folder, servers, name, program, changes):
         first, pieces = pace(balancer.port)
         found = await affinity(balancer.port)
         killed = await storm(balancer.port, servers, signal.SIGKILL)
-        # Replies that take some seconds, during which the ending server reports that
+        # The replies take some seconds, during which the server that shuts down reports that
         # it is not ready.
         ended = await storm(balancer.port, servers, signal.SIGTERM, 60, (400, 700))
         again = await storm(balancer.port, servers, signal.SIGKILL, retries=2)

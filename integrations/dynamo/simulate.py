@@ -1,6 +1,6 @@
 """The cost of a Dynamo frontend per request, token and block, and the resulting cost for 64 workers.
 
-    python integrations/dynamo/simulate.py [WORKERS...]        by default 4, 16 and 64
+    python integrations/dynamo/simulate.py [WORKERS...]        default: 4, 16 and 64
 
 The workers are Dynamo's mocker with Bursar's step times for Qwen2.5-VL-7B on an H200 (benches/h200.md). One frontend
 gets the requests. A second frontend gets only the events of all workers, so its CPU time is the cost of events for a
@@ -40,7 +40,8 @@ def free_port():
 
 
 def step_times(path):
-    """Writes the mocker's tables: prefill by prompt tokens, and decode by tokens held and by tokens per sequence."""
+    """Writes the mocker's tables: prefill by prompt tokens, and decode by tokens in the KV cache
+    and by tokens per sequence."""
     held, context = numpy.linspace(0, 256 * 4096, 129), numpy.linspace(1, 4096, 33)
     batch = numpy.maximum(1, held[:, None] / context[None, :])
     step = numpy.interp(batch, list(STEP_MS), list(STEP_MS.values()))
@@ -116,7 +117,8 @@ class Fleet:
         return [sum(tokens) / count for tokens in zip(*answered)]
 
     def cost(self, work):
-        """CPU seconds of the frontend that gets requests and of the one that gets only events, while `work` runs."""
+        """CPU seconds of the frontend that gets requests, and of the frontend that gets only
+        events, while `work` runs."""
         before, begun = (cpu_s(self.asked), cpu_s(self.hears)), time.monotonic()
         told = work()
         time.sleep(1)

@@ -1,4 +1,5 @@
-"""The checks of try.sh: a frontend, three workers, and what must hold when workers sleep, shrink and die."""
+"""The checks of try.sh: a frontend, three workers, and the properties that must hold when workers
+sleep, shrink and die."""
 
 import asyncio
 import base64
@@ -30,7 +31,7 @@ WEIGHTS.write_bytes(lzma.decompress(WEIGHTS.with_suffix(".safetensors.xz").read_
 ONLY = os.environ.get("ONLY", "").split()
 WORKERS = 1 if ONLY == ["overhead"] else 3
 REQUESTS = int(os.environ.get("REQUESTS", "1000"))
-# The longest time that a request may take. A request that takes longer hangs.
+# The longest time that a request may take. A request that takes longer counts as hung.
 PATIENCE_S = 60
 
 checks = []
@@ -137,7 +138,7 @@ class House:
         port = free_port()
         command = [sys.executable, *program, "--http-port", str(port), "--router-mode", "kv"]
         # Requests migrate from a worker that dies or is full. A worker with less than a fifth of
-        # its blocks left gets none.
+        # its blocks left gets no requests.
         command += ["--migration-limit", "5", "--active-decode-blocks-threshold", "0.8"]
         with open(self.log, "a") as log:
             self.frontends.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
@@ -201,7 +202,7 @@ class House:
 
 
 def all_ended(results):
-    """Whether all streams have ended, with a description of one that failed."""
+    """Whether all streams have ended, with a description of one stream that failed."""
     others = [how for kind, how in results if kind != "ended"]
     return not others, f"{len(results) - len(others)} of {len(results)}" + "".join(f"; {how}" for how in others[:1])
 
@@ -313,7 +314,8 @@ async def forms(house):
     victim.kill()
     results = await asyncio.gather(*streams)
     kinds = Counter(kind for kind, _ in results)
-    # If none fails any more, Dynamo migrates them too, and docs/cluster.md must be updated.
+    # If no reply fails any more, Dynamo also migrates replies with a form, and
+    # docs/cluster.md must be updated.
     told = f"{dict(kinds)}"
     check("replies with a form fail with their worker, and none hangs", kinds["failed"] and not kinds["hung"], told)
     others = [len(text) for kind, text in results if kind == "ended"]
@@ -390,7 +392,8 @@ def paces(port, first_number, replies=100, tokens=64):
 
 
 async def overhead(house):
-    """The latency that each layer adds to the first token and to each later one, with one request at a time."""
+    """The latency that each layer adds to the first token and to each later token, with one
+    request at a time."""
     program = WORKER.parent / "examples/overhead"
     if not program.exists():
         raise SystemExit(f"{program} is missing: cargo build --example overhead, with the worker's profile")

@@ -2,30 +2,32 @@
 // Targets: sm_90a
 //
 // all_reduce:          out = the sum of all ranks' partial rows (plus out, if `accumulate`). Each
-//                      rank reads from all others.
-// all_reduce_two_shot: the same; each rank sums its share of the units and then reads the other
-//                      ranks' shares. With `accumulate`, `out` must be the same on all ranks (as a
-//                      residual stream is), because each rank adds only its own share of `out`.
-// all_reduce_pieces:   the same for two ranks. Each rank writes its rows piece by piece into the
-//                      other rank's memory, and adds up in its own memory. A remote write does not
-//                      wait for a reply as a remote read does, and nothing is first copied to local
-//                      exchange memory.
+//                      rank reads from all other ranks.
+// all_reduce_two_shot: as all_reduce, but each rank sums only its share of the units and then reads
+//                      the other ranks' shares. With `accumulate`, `out` must be the same on all
+//                      ranks (as a residual stream is), because each rank adds only its own share
+//                      of `out`.
+// all_reduce_pieces:   as all_reduce, for two ranks. Each rank writes its rows piece by piece into
+//                      the other rank's memory, and adds up in its own memory. A remote write does
+//                      not wait for a reply as a remote read does, and nothing is first copied to
+//                      local exchange memory.
 // all_reduce_rms_norm: residual += the sum; out = the rows of residual divided by their root mean
-//                      square, times weight, as in rms_norm.cu. A block processes whole rows. The
-//                      variants with `_rounded` (here and of the kernels below, except shares of
-//                      more than four ranks) round out to E4M3 as quantize.cu does; they also write
-//                      the unrounded rows unless `plain` is null.
-// all_reduce_rms_norm_pieces: the same for two ranks, with the method of all_reduce_pieces.
-// all_reduce_rms_norm_shares: the same for more than two ranks. Each rank owns a share of the rows,
-//                             sums what the other ranks have written into its memory for that
-//                             share, and writes the sums into their memory.
-// all_reduce_rms_norm_pushed: the same for few rows, with one transfer over the link instead of
-//                             three in sequence (NCCL's LL protocol): a rank writes its units into
-//                             the memory of each other rank, the epoch next to every 4 bytes, and
-//                             polls what the other ranks have written.
+//                      square, times weight, as in rms_norm.cu. A block processes whole rows. This
+//                      kernel and the norm kernels below, except shares of more than four ranks,
+//                      have variants with `_rounded`. They round out to E4M3 as quantize.cu does,
+//                      and also write the unrounded rows unless `plain` is null.
+// all_reduce_rms_norm_pieces: as all_reduce_rms_norm, for two ranks, with the method of
+//                             all_reduce_pieces.
+// all_reduce_rms_norm_shares: as all_reduce_rms_norm, for more than two ranks. Each rank owns a
+//                             share of the rows, sums what the other ranks have written into its
+//                             memory for that share, and writes the sums into their memory.
+// all_reduce_rms_norm_pushed: as all_reduce_rms_norm, for few rows, with one transfer over the link
+//                             instead of three in sequence (NCCL's LL protocol): a rank writes its
+//                             units into the memory of each other rank, the epoch next to every 4
+//                             bytes, and polls what the other ranks have written.
 // all_gather:          out[:, r * columns..] = the rows of rank r.
-// best_of_ranks:       argmax over all ranks' columns side by side. On entry, out [rows] u32 holds
-//                      the column of the largest element of each row of this rank's x [rows,
+// best_of_ranks:       argmax of each row over the columns of all ranks. On entry, out [rows] u32
+//                      holds the column of the largest element of each row of this rank's x [rows,
 //                      columns] f32, as argmax.cu returns it. On return, out holds the column of
 //                      the largest element over all ranks; the first of equal elements wins.
 // part_from_ranks:     announces that this rank takes part in no further collectives, so that no
@@ -43,9 +45,9 @@
 // blocks wait for each other, all blocks of a launch must be resident at once: at most
 // BLOCKS_MAX, one per SM.
 //
-// If no two ranks share a GPU, a norm lets the next kernel start before the ranks have met, so that
-// the next GEMM's weights are already being loaded. On a shared GPU, that next kernel could occupy
-// the SMs that the other rank's blocks need in order to arrive.
+// If no two ranks share a GPU, a norm kernel lets the next kernel start before the other ranks have
+// arrived, so that the next GEMM's weights are already being loaded. On a shared GPU, that next
+// kernel could occupy the SMs that the other rank's blocks need in order to arrive.
 //
 // A wait ends after `patience` nanoseconds. The rank then records the missing rank in `failed`;
 // this collective and all later ones end without waiting, and their outputs are undefined.
@@ -106,7 +108,8 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
     }
     if (came) {
         for (uint32_t next = 0; next < all.ranks; ++next) {
-            // Each rank starts with a different rank, so that they use different links at a time.
+            // Each rank starts with a different rank, so that the ranks use different links at the
+            // same time.
             const uint32_t rank = (all.rank + next) % all.ranks;
             each(rank, [&](uint64_t unit, uint64_t offset) {
                 *unit_of<Unit>(out, unit) = load_exchanged<Unit>(all.data[rank] + offset);
@@ -461,7 +464,8 @@ __device__ __forceinline__ void pick_best(const Exchange& all, const float* x, u
             uint2 best = make_uint2(0, NO_CHOICE);
             for (uint32_t rank = 0; rank < all.ranks; ++rank) {
                 const uint2 next = load_exchanged<uint2>(found(rank, row));
-                // Ranks come in the order of their columns, so a later equal element never wins.
+                // Ranks are visited in the order of their columns, so a later equal element never
+                // wins.
                 const bool is_larger = __uint_as_float(next.x) > __uint_as_float(best.x);
                 if (next.y != NO_CHOICE && (best.y == NO_CHOICE || is_larger)) {
                     best = next;

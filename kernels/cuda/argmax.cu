@@ -1,11 +1,11 @@
 // Argmax of each row: greedy sampling on the device.
 //
-// x   [rows, columns]   f32 or activations' type, rows pitch elements apart
+// x   [rows, columns]   f32 or the activations' type, rows pitch elements apart
 // out [rows] u32        column of the row's largest element
 //
 // The first of equal elements wins; -0 equals 0. A NaN is never chosen over a number, not even over
-// minus infinity; a row of NaNs only gives 0xffffffff. Any number of columns and any alignment;
-// loads are 16 bytes wide when rows are aligned to 16 bytes.
+// minus infinity; the result of a row that contains only NaNs is 0xffffffff. Any number of columns
+// and any alignment; loads are 16 bytes wide when rows are aligned to 16 bytes.
 //
 // A row of 152,064 elements is too long for one block. On sm_90 a cluster of eight blocks shares a
 // row, and each block writes its best element into the first block's shared memory, so there is
@@ -75,7 +75,7 @@ __device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint
             if (first + slot * STRIDE < vectors) {
                 float values[WIDTH];
                 widen<WIDTH, Element>(held[slot], values);
-                // fmaxf ignores a NaN, and comparisons with NaN are false. Vectors come in
+                // fmaxf ignores a NaN, and comparisons with NaN are false. Vectors are visited in
                 // ascending order, so a later equal element never wins.
                 float largest = values[0];
 #pragma unroll
@@ -155,5 +155,5 @@ FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
 
 // Launch: grid (rows * blocks), block (THREADS), no dynamic shared memory; blocks is CLUSTER for
-// the sm_90a image and 1 for the others (the image that was loaded decides, not the device). The
+// the sm_90a image and 1 for other images. (The image that was loaded decides, not the device.) The
 // cluster size is compiled in and needs no launch attribute. rows and columns > 0.

@@ -6,8 +6,8 @@
 //           the unscaled scores and the sum of weights; parts that the first launch left out are
 //           not read
 //   out     [rows, heads * 128], rows `out_pitch` elements apart
-// The other arguments, and the handling of invalid values in them, are those of the first launch;
-// their values must be the same.
+// All other arguments must have the same values as in the first launch. Invalid values in them are
+// handled as they are there.
 //
 // Targets: sm_90a
 

@@ -31,11 +31,11 @@
 // Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before
 // they are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of
 // 8 elements, heads is a multiple of kv_heads. A token that no row may see is never added,
-// whatever its bits: past the end of a context the cache may hold NaN. A NaN that a row sees
-// makes that head of that row NaN; under the causal mask, a NaN value may also reach earlier
-// rows of its own sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a
-// context to blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing
-// outside the arguments is accessed.
+// whatever its bits: past the end of a context the cache may contain NaN. A NaN that a row sees
+// makes that head of that row NaN; under the causal mask, a NaN value may also reach earlier rows
+// of its own sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context
+// to blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing outside the
+// arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
 // For Hopper see attention_prefill_hopper.cu.
@@ -89,7 +89,7 @@ struct PackedKeys {
 // The query vectors of a tile, each of them one head of one row.
 struct QueryPlaces {
     uint32_t first_query;
-    uint32_t queries;  // of the whole sequence
+    uint32_t queries;  // query vectors of the whole sequence
     uint32_t group;
     uint32_t first_head;
     uint32_t first_row;
@@ -124,8 +124,8 @@ __device__ __forceinline__ void copy_neighbours(uint32_t destination, const Cach
     }
 }
 
-// Starts the copy of keys or values first_key .. first_key + KEYS; those from
-// `keys` on become zeros.
+// Starts the copy of keys or values first_key .. first_key + KEYS. Keys or values from index `keys`
+// on become zeros.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {
@@ -381,7 +381,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
                        scale, value_scale);
 }
 
-// `WINDOWS`: each stretch is one tile.
+// With `WINDOWS`, each stretch is one tile.
 template <typename T, int D, bool WINDOWS>
 __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch,
                                                  uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads,
@@ -413,7 +413,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 
 }  // namespace
 
-// The fewest blocks that share an SM: as many as registers allow without spilling.
+// Minimum number of resident blocks per SM: as many as registers allow without spilling.
 template <int D>
 constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
 
@@ -464,4 +464,4 @@ FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __nv_bfloat16, E4m3, e4m3_bf16)
 //   attention_packed:  grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact
 //                      number of tiles of 64 rows, if the host knows the stretches.
 //   attention_windows: grid x = heads * stretches.
-// These are upper bounds: a block that finds no tile returns. A grid of 0 is not launched.
+// These are upper bounds: a block that finds no tile returns. A grid of 0 must not be launched.

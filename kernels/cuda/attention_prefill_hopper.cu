@@ -1,14 +1,14 @@
 // The kernels of attention_prefill.cu for Hopper (sm_90a only), after FlashAttention-3 (Shah et
 // al. 2024, arXiv 2407.08608): TMA loads keys and values, warpgroups multiply with wgmma, and
 // the softmax of one warpgroup overlaps with the matrix products of another and with its own
-// product of weights and values. Meaning, tensors and limits are those of attention_prefill.cu,
-// with the following differences.
+// product of weights and values. Semantics, tensors and limits are as in attention_prefill.cu, with
+// the following differences.
 //
 // attention_paged_hopper_<type>_d128
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
 //   The first argument is a tensor map, passed by value, through which keys and values are read
-//   (see Launch). The other arguments are those of attention_prefill.cu, without `layer`. A NaN
-//   value that a row may not see can reach earlier rows of its own sequence within 128 tokens.
+//   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A NaN value
+//   that a row may not see can reach earlier rows of its own sequence within 128 tokens.
 //   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
 //   to 64 rows, attention_packed for stretches of up to 128.
 //   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
@@ -21,8 +21,8 @@
 // attention_paged_hopper_split_<type>_d128
 //   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
 //   are split among `splits` jobs (at least 1), which write partial results to `parts` [jobs, 128,
-//   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. `parts` comes
-//   after the other pointers, `splits` before `scale`.
+//   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. In the argument
+//   list, `parts` follows the other pointers, and `splits` precedes `scale`.
 
 // Targets: sm_90a
 
@@ -90,8 +90,8 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
     }
 }
 
-// Stores the result of one part of the keys for attention_paged_combine.cu: the weighted sum of
-// values, the maximum and the sum.
+// Stores the partial result of one split of the keys for attention_paged_combine.cu: the weighted
+// sum of values, the maximum score and the sum of weights.
 template <typename S>
 __device__ __forceinline__ void store_part(float* parts, const Job& job, const float (&gathered)[S::WIDE / 8][4],
                                            const OnlineSoftmax& softmax, uint32_t own) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
     constexpr int TILES = S::KEYS / 8;
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;  // and own + 8
+    const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;  // this lane's rows are `own` and `own + 8`
     constexpr uint64_t QUERY_LAYOUT = matrix_layout<S::CHUNK>(16, S::QUERY_DOWN);
     constexpr uint64_t KEY_LAYOUT = matrix_layout<S::CHUNK>(16, S::DOWN);
     constexpr uint64_t VALUE_LAYOUT = matrix_layout<S::CHUNK>(S::ACROSS, S::DOWN);
@@ -386,8 +386,9 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)
-// A smaller grid is also correct, but slower; a grid of 0 is not launched. The limit of dynamic
-// shared memory must be raised once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+// A smaller grid is also correct, but slower. A grid of 0 must not be launched. The limit of
+// dynamic shared memory must be raised once per function
+// (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,
 // interleave NONE, L2 promotion 128 bytes, out of bounds NONE (zeros), and

@@ -2,8 +2,8 @@
 //
 // table    [count, hidden]         activations' type, rows contiguous: the tokens first .. first +
 //                                  count of the vocabulary
-// ids      [tokens] u32            a token id, or bit 31 and an index into `previous`, whose token
-//                                  is used
+// ids      [tokens] u32            a token id or, if bit 31 is set, an index into `previous`, whose
+//                                  token is used
 // previous [previous_count] u32    tokens that the previous step chose and the host has not seen
 //                                  yet; may be null if the count is 0
 // out      [tokens, hidden]        contiguous
@@ -11,8 +11,8 @@
 // If the previous step chose no token (argmax found no number), the row is zeros: the sequence has
 // ended, and the host learns of that later. A token of the vocabulary that the table does not
 // contain also gives zeros. An id >= `vocabulary` or an index >= `previous_count` gives a row of
-// NaN, so that the error is visible, and nothing outside is read. Any alignment; copies are 16
-// bytes wide when table, out and rows are aligned to 16 bytes.
+// NaN, so that the error is visible, and nothing outside the tensors is read. Any alignment; copies
+// are 16 bytes wide when table, out and rows are aligned to 16 bytes.
 
 #include "contract.cuh"
 #include "copy_row.cuh"

@@ -1,14 +1,14 @@
 // GEMMs of rows with the weights of their experts, for all GPUs (mma.sync). Rows are sorted by
 // expert, and only the device knows how many rows each expert has.
 //
-// A choice is one of the `top` experts of a row: its number is row * top + rank. A place is a
-// position in the list of all choices sorted by expert (route.cu).
+// A choice is one of the `top` experts of a row. Choice number row * top + k is the row's k-th
+// expert. A place is a position in the list of all choices sorted by expert (route.cu).
 //
 // gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer
 //                        2020, arXiv 2002.05202)
 // experts_<type>         out[place] = weight of the choice * (x[place] * w^T)
 // add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of
-//                        their ranks; without `accumulate`, the sum replaces the previous contents
+//                        k; without `accumulate`, the sum replaces the previous contents
 //
 // x        gated: [rows, in], x_pitch elements apart; otherwise [rows * top, in] without gaps, in
 //          the order of places
@@ -16,18 +16,20 @@
 //          features, in]
 // choices  [rows * top] u32: the choice at each place
 // starts   [experts + 1] u32: the first place of each expert on this rank, then the end of the last
-//          one. Other places belong to experts on other ranks: nothing is read or written there
+//          expert. Other places belong to experts on other ranks: nothing is read or written there
 // weights  [rows * top] f32, by choice
 // out      [rows * top, features]
 //
 // Sums are f32, rounded once at the end; a choice's weight is multiplied in before the rounding.
 // add_experts adds in f32 to the row's previous contents and rounds once. Any sizes and any
-// alignment; copies are 16 bytes wide if both operands' rows allow it. Places past an edge count as
-// zeros. Results are the same bits every time, and a row's bits do not depend on the other rows.
+// alignment; copies are 16 bytes wide if both operands' rows allow it. Elements past an edge of a
+// matrix count as zeros. Results are the same bits every time, and a row's bits do not depend on
+// the other rows.
 //
-// A block has a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight) and
-// 32 places of one expert. The grid has as many tiles of places as any routing can need: a block
-// looks up its tile among the existing ones, and ends if its tile does not exist.
+// A block computes a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, alternating in
+// groups of eight) and 32 places of one expert. The grid has as many tiles of places as any routing
+// can need: a block looks up its tile among the existing tiles, and returns if its tile does not
+// exist.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -56,7 +58,8 @@ __device__ __forceinline__ uint32_t piece_at(uint32_t row, uint32_t piece) {
 
 // Tile `number`, or an empty tile if there are fewer tiles.
 __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts, uint32_t number, uint32_t* shared) {
-    // Inclusive prefix sums of the experts' tiles. A thread has consecutive experts.
+    // Inclusive prefix sums of the experts' tiles. Each thread counts the tiles of consecutive
+    // experts.
     constexpr uint32_t OF_THREAD = EXPERTS_MAX / THREADS;
     uint32_t tiles[OF_THREAD], sum = 0;
 #pragma unroll
@@ -104,8 +107,8 @@ __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts
     return {expert, first, min(starts[expert + 1], first + TILE_PLACES)};
 }
 
-// Copies eight elements of a row into shared memory; zeros from `columns` on, or if
-// there is no row.
+// Copies eight elements of a row into shared memory. Elements from column `columns` on become
+// zeros, as do all elements if there is no row.
 template <typename Element>
 __device__ __forceinline__ void copy_piece(uint32_t to, const Element* row, uint32_t column, uint32_t columns, bool is_row,
                                            bool is_aligned) {

@@ -30,9 +30,10 @@
 // 198 tiles, three for each of 66 clusters; with 128 features they are 148 tiles, two and a quarter
 // per cluster. The host chooses the width at which the busiest cluster has the fewest features.
 //
-// Rows that do not exist are neither copied nor multiplied, in units of 64 rows. The last 64 rows
-// begin earlier instead of being padded with zeros, because TMA writes zeros at 16 bytes a cycle,
-// half as fast as it copies. Up to 128 rows are divided into 64 per block.
+// Groups of 64 rows that do not exist are neither copied nor multiplied. The last group begins
+// earlier, overlapping the previous group, instead of being padded with zeros, because TMA writes
+// zeros at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are divided into 64 per
+// block.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -48,7 +49,7 @@ using contract::gate_up_middle::BLOCK_ROWS;
 using contract::gate_up_middle::MULTIPLIERS;  // warpgroups that multiply
 using contract::gate_up_middle::PART_ROWS;    // rows of x per warpgroup
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // in a cluster, one below the other
+constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // in a cluster, stacked along the rows
 constexpr uint32_t DEPTH = contract::gate_up_middle::STEP_COLUMNS;  // 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
 constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_MAX;
@@ -143,12 +144,13 @@ struct Tiles {
         return true;
     }
 
-    // The first row of a warpgroup's part of this tile, and whether that row exists.
+    // `first` is the first row of a warpgroup's part of this tile; `has` is true if that row
+    // exists.
     __device__ __forceinline__ uint32_t first(uint32_t warpgroup) const { return row + warpgroup * PART_ROWS; }
     __device__ __forceinline__ bool has(uint32_t warpgroup) const { return warpgroup < parts && first(warpgroup) < rows; }
 
-    // The first row that the warpgroup multiplies. The last 64 rows may begin among the rows of
-    // another warpgroup, so that all 64 exist.
+    // The first row that the warpgroup multiplies. The last group of 64 rows may overlap the rows
+    // of another warpgroup, so that all 64 rows exist.
     __device__ __forceinline__ uint32_t from(uint32_t warpgroup) const {
         return min(first(warpgroup), rows - min(rows, PART_ROWS));
     }
@@ -358,18 +360,18 @@ FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid
 // x = 2 * min(SMs / 2, tiles), where tiles = div_ceil(rows, 256) * div_ceil(features,
-// width). Any even grid is correct; this one is the fastest. `rows`, `features` and
-// `in_features` are > 0. The kernel itself sets its cluster size of two. The limit of
-// dynamic shared memory must be raised once per function. The kernel may, and should, be
-// launched with programmatic stream serialization.
+// width). Any even grid is correct; this grid is the fastest. `rows`, `features` and `in_features`
+// are > 0. The kernel itself sets its cluster size of two. The limit of dynamic shared memory must
+// be raised once per function. The kernel may, and should, be launched with programmatic stream
+// serialization.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element
 // strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
 //   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 64}
 //   weight  dimensions {in, 2 * features}, stride {2 * in} bytes, box {64, width}
 //
-// At 256 rows the GPU is at its power limit, and a GEMM with as many features takes as long as
-// cuBLASLt's, however well it fills the GPU: the gain is the time of a separate gate kernel. A GEMM
-// without a gate gained nothing in a step, neither with tiles of 192 features nor with narrower
-// tiles that two or four clusters shared (through shared or device memory), so this file has none.
-// Letting each cluster begin at a different step of x was no faster.
+// At 256 rows the GPU is at its power limit, and a GEMM with as many features takes as long as with
+// cuBLASLt, however well it fills the GPU. The gain of this kernel is the time of a separate gate
+// kernel. A GEMM without a gate gained nothing in a step, neither with tiles of 192 features nor
+// with narrower tiles that two or four clusters shared (through shared or device memory), so this
+// file has none. Letting each cluster begin at a different step of x was no faster.

@@ -1,11 +1,11 @@
 // GEMM with FP8 weights for GPU generations that have no other FP8 kernel here. From sm_89
-// on, the tensor cores multiply E4M3; on older ones they multiply f16, to which numbers
-// are widened in registers.
+// on, the tensor cores multiply E4M3; on older GPUs they multiply f16, and E4M3 numbers are widened
+// to f16 in registers.
 // Targets: sm_75, sm_80, sm_89
 //
-// linear_e4m3_few_r<ROWS>   a block has 16 features of ROWS rows of x (8, 16 or 32); its warps
+// linear_e4m3_few_r<ROWS>   a block computes 16 features of ROWS rows of x (8, 16 or 32); its warps
 //                           divide the columns
-// linear_e4m3_many          a block has 128 features of 64 rows, through shared memory
+// linear_e4m3_many          a block computes 128 features of 64 rows, through shared memory
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
@@ -82,8 +82,8 @@ constexpr float WIDENED = 65536.0f;
 constexpr int CHUNK_PAIRS_AT_ONCE = 1;
 
 // Widens two E4M3 numbers, the high bytes of both halves, to f16. Exponent and mantissa bits are
-// kept, although the exponent bias of f16 is 8 larger. A NaN stays NaN: its magnitude is the only
-// one for which the addition carries into the top exponent bit.
+// kept, although the exponent bias of f16 is 8 larger. A NaN stays NaN: the addition carries into
+// the top exponent bit only for the magnitude of NaN.
 __device__ __forceinline__ uint32_t widened(uint32_t placed) {
     const uint32_t size = placed >> 1 & 0x3f803f80u;
     return (placed & 0x80008000u) | size | ((size + 0x00800080u) & 0x40004000u);

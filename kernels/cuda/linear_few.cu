@@ -15,6 +15,7 @@
 // bias      [features]              the same type, or null
 // parts     [2 * grid, PART_NUMBERS] f32, scratch; needs no initialization
 // counters  [tiles]                 u32, zero before the first launch, and zero again after each
+//           launch
 // steps     div_ceil(in, 128)
 // tiles     number of tiles that the features are divided into, as equally as possible
 // tile_rows rows of the tallest tile, div_ceil(features, tiles) <= 128; gate_up_few: 16 *
@@ -41,11 +42,11 @@
 // shared memory instead; each warpgroup finishes some of the rows of x.
 //
 // One warp copies, two warpgroups multiply, and one warp writes the tiles after which a block has
-// more work. The weight is the tall (M) operand of wgmma and x the narrow (N) one, so that few
-// rows waste little. No two blocks of this kernel share an SM: equal ranges take equal time only
-// if each block has the bandwidth of a whole SM. If launched early, a block starts on an SM as
-// soon as the previous kernel's block there has ended, and fills its stages while other blocks of
-// that kernel still run.
+// more work. The weight is the M operand of wgmma and x the N operand, whose size can be as small
+// as 8, so that few rows waste little. No two blocks of this kernel share an SM: equal ranges take
+// equal time only if each block has the bandwidth of a whole SM. If launched early, a block starts
+// on an SM as soon as the previous kernel's block there has ended, and fills its stages while other
+// blocks of that kernel still run.
 
 #include "few_product.cuh"
 
@@ -84,14 +85,14 @@ FOR_EACH_ACTIVATION(KERNEL)
 // compiled in. The kernel may, and should, be launched with programmatic stream serialization. For
 // parts and counters see the head of this file.
 //
-// Any number of tiles is correct that keeps tile_rows in its range. If half as many tiles as SMs
-// are not too tall, that is the fastest division: each cluster has one tile, and nothing goes
-// through `parts`. With more features, each block has whole tiles (their number is a multiple of
-// the SMs), and nothing is added up at all.
+// Any number of tiles is correct that keeps tile_rows in its range. The fastest division is half as
+// many tiles as SMs, unless those tiles are too tall: each cluster then has one tile, and `parts`
+// is not used. With more features, the number of tiles is a multiple of the number of SMs, so that
+// each block has whole tiles and no sums of several blocks are added up.
 //
 // Alternatives that were measured and not adopted:
-// - Two blocks on an SM, started early, took 1.5 times as long as one after the other. Therefore a
-//   block takes a whole SM.
+// - Two blocks on an SM at once, started early, took 1.5 times as long as two blocks one after the
+//   other. Therefore a block takes a whole SM.
 // - Prefetching into the L2 cache while the previous kernel ends was slower.
 // - At 64 rows, copying x only once, or sharing it through multicast, changed nothing. Writing
 //   whole lines through shared memory was slower.

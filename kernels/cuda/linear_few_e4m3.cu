@@ -1,8 +1,8 @@
-// GEMM with few rows and FP8 weights, of which a decode step reads half the bytes: linear_few.cu
-// with E4M3 numbers and scales. Division of work, memory and launch are described there, except for
-// these differences: the multiplying warps write all tiles, and block scales are loaded together
-// with each step (few_scales.cuh). The weight's scales, like the weight, are loaded before the
-// previous kernel has ended.
+// GEMM with few rows and FP8 weights: linear_few.cu with E4M3 numbers and scales. A decode step
+// reads half as many bytes as with 16-bit weights. Division of work, memory and launch are as in
+// linear_few.cu, except for these differences: the multiplying warps write all tiles, and block
+// scales are loaded together with each step (few_scales.cuh). The weight's scales, like the weight,
+// are loaded before the previous kernel has ended.
 // Targets: sm_90a
 //
 // linear_few_e4m3_blocks_<type>_r<ROWS>    one scale for each block of the weight, and one for each

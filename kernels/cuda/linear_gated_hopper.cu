@@ -229,12 +229,13 @@ FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
 // Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::linear_many),
 // grid x = 2 * min(SMs / 2, pairs * across), where
 //   pairs = div_ceil(rows, 256), and
-//   across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the others.
-// Any even grid is correct; this one is the fastest. `rows`, `columns`, `in_features` and
-// `group` are > 0. `group` is the number of pairs of row tiles that clusters process
-// before they go on to the next columns (many_tiles.cuh); 16 is a good value. The kernel
-// itself sets its cluster size of two. The limit of dynamic shared memory must be raised
-// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+//   across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the other
+//   kernels.
+// Any even grid is correct; this grid is the fastest. `rows`, `columns`, `in_features` and `group`
+// are > 0. `group` is the number of pairs of row tiles that clusters process before they continue
+// with the next columns (many_tiles.cuh); 16 is a good value. The kernel itself sets its cluster
+// size of two. The limit of dynamic shared memory must be raised once per function
+// (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element
 // strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and

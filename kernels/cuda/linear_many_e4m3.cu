@@ -1,13 +1,14 @@
 // GEMM with many rows and FP8 weights on Hopper (sm_90a only), also fused with the gate of a
-// gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of
-// work are those of linear_gated_hopper.cu.
+// gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of work
+// are as in linear_gated_hopper.cu.
 //
 // linear_e4m3_<scales>_<type>                 out = x * weight^T + bias
 // linear_add_e4m3_<scales>_<type>             out += x * weight^T + bias
 // linear_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
 //                                             linear_gated_hopper.cu
-// linear_gated_rounded_e4m3_<scales>_<type>   the same rounded to E4M3, with one scale for each 128
-//                                             columns of a row, or one for all
+// linear_gated_rounded_e4m3_<scales>_<type>   as linear_gated_e4m3, with out rounded to E4M3 and
+//                                             one scale for each 128 columns of a row, or one scale
+//                                             for all of out
 //
 // <scales> is `blocks` (one scale for each block of the weight, and one for each 128 columns of a
 // row of x) or `rows` (one for each row of the weight, and one for each row of x or for all rows).
@@ -26,11 +27,11 @@
 // height        rows of the weight per scale block: 128, or one of 8, 16, 32 and 64
 //
 // After each group of 128 columns, its sum of E4M3 products is added to an f32 total (two-level
-// accumulation, DeepSeek-V3's report, arXiv 2412.19437), because the tensor cores keep fewer bits.
-// The result is rounded once at the end. `in` is a multiple of 16, columns a multiple of 8 (of 16
-// if rounded), bias is aligned to 4 bytes; everything else is as in linear_gated_hopper.cu. A NaN
-// in x or its scales affects only its row; a NaN in the weight or its scales affects only the
-// features that use it.
+// accumulation, DeepSeek-V3's report, arXiv 2412.19437), because the tensor cores keep fewer bits
+// than f32 has. The result is rounded once at the end. `in` is a multiple of 16, columns a multiple
+// of 8 (of 16 if rounded), bias is aligned to 4 bytes; everything else is as in
+// linear_gated_hopper.cu. A NaN in x or its scales affects only its row; a NaN in the weight or its
+// scales affects only the features that use it.
 
 // Targets: sm_90a
 
@@ -96,8 +97,8 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
             ring.advance();
         }
         if (KIND == Kind::ADDED) {
-            // The previous contents of the tile, in two stages of 128 columns. They come last,
-            // because sums are scaled before the contents are added.
+            // The previous contents of the tile, in two stages of 128 columns. They are copied
+            // last, because sums are scaled before the contents are added.
             for (uint32_t part = 0; part < 2; ++part) {
                 const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
                 for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first
         }
     }
 }
-// The same, where each 64 rows of the weight have one scale. The explicit FMA (here and in
+// Like promote_plain, but each 64 rows of the weight have one scale. The explicit FMA (here and in
 // promote_low) is needed: otherwise the compiler keeps separate multiplications for promote and
 // promote_low and merges their additions into one.
 __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
@@ -144,8 +145,8 @@ __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, cons
     }
 }
 
-// The same, for scale blocks of the weight that have fewer than 64 rows or begin within 64 rows:
-// one scale for each eight rows of the weight.
+// Like promote, for scale blocks of the weight that have fewer than 64 rows or begin within 64
+// rows: one scale for each eight rows of the weight.
 __device__ __forceinline__ void promote_low(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                             const Scales& scales, uint32_t feature, uint32_t features, uint32_t group) {
 #pragma unroll
@@ -255,8 +256,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             biases.load(bias, tiles.column, arguments.columns);
         }
         const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;  // and own + 8
-        // Where the scales of this thread's rows of x begin, and (of_quarters) those
-        // of the weight's rows.
+        // Start addresses of the scales of this thread's rows of x and, in `of_quarters`, of the
+        // scales of the weight's rows.
         const uint32_t last_row = arguments.rows - 1;
         const float* of_rows[2] = {scales.x + static_cast<uint64_t>(min(own, last_row)) * scales.groups,
                                    scales.x + static_cast<uint64_t>(min(own + 8, last_row)) * scales.groups};

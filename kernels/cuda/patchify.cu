@@ -1,5 +1,5 @@
 // Cuts pictures, given as bytes, into the patch rows that a vision encoder reads, and normalizes
-// them on the way.
+// them.
 //
 // out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]
 //
@@ -13,14 +13,15 @@
 //
 // If a picture has fewer frames than a patch covers, its last frame is repeated. The value is the
 // f32 quotient with an error of at most one unit in the last place, rounded to the element type. A
-// patch becomes zeros, and nothing outside is read, if it is not in its picture, if its picture is
-// not in `bytes`, or if its picture has no frames or too many. side is 1 to 256, frames 1 to 64.
+// patch becomes zeros, and nothing outside `bytes` is read, if the patch is not in its picture, if
+// its picture is not in `bytes`, or if its picture has no frames or too many. side is 1 to 256,
+// frames 1 to 64.
 //
 // A thread processes four adjacent pixels of a patch in all channels and frames, so that each byte
 // is read once and eight bytes are written at once; if the side is odd, it processes one pixel. A
-// launch with one picture is bound by latency: place, layout and pixels are loads that depend on
-// each other (43 % of the stalls on an H200, at 50 % of the L2's rate). Staging pixels in shared
-// memory took twice as long; two units per thread took as long as one.
+// launch with one picture is bound by latency: the loads of a patch's place, its picture's layout
+// and its pixels depend on each other (43 % of the stalls on an H200, at 50 % of the L2's rate).
+// Staging pixels in shared memory took twice as long; two units per thread took as long as one.
 //
 // H200, bf16, side 14, 2 frames, launches in a graph over inputs larger than the L2: a still
 // picture of 1036 x 1036 pixels (16.2 MB in and out) 9.4 us, a step of a video of that size 11.0
@@ -40,8 +41,8 @@ struct Source {
     const uint8_t* corner;
     uint64_t frame_bytes;
     uint32_t row_bytes;
-    uint32_t frames;  // given; 0 for a patch that does not exist
-    bool by_words;    // its picture begins at a multiple of four
+    uint32_t frames;  // frames given; 0 for a patch that does not exist
+    bool by_words;    // the patch's picture begins at a multiple of four bytes
 };
 
 __device__ __forceinline__ Source find(const uint8_t* bytes, uint32_t byte_count, uint4 layout, uint32_t row,
@@ -57,9 +58,9 @@ __device__ __forceinline__ Source find(const uint8_t* bytes, uint32_t byte_count
     return {bytes + corner, frame_bytes, row_bytes, given, layout.x % 4 == 0};
 }
 
-// Loads two pixels from an even address on, into the lowest six bytes. They lie in two aligned
-// words. If the picture begins at a multiple of four, these words end within it, because an even
-// side makes its size a multiple of four bytes.
+// Loads two pixels from an even address on, into the lowest six bytes. The two pixels lie in two
+// aligned words. If the picture begins at a multiple of four bytes, these words end within the
+// picture, because an even side makes the picture's size a multiple of four bytes.
 __device__ __forceinline__ uint2 load_two(const uint8_t* from, bool by_words) {
     if (by_words) {
         const uint64_t address = reinterpret_cast<uint64_t>(from);

@@ -8,7 +8,7 @@
 //   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
 // add_experts_rms_norm_rounded_<type> (Hopper only)
 //   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then the
-//   same norm, of residual
+//   norm of rms_norm_rounded, of residual
 // silu_mul_rounded_<type>, on Hopper also silu_mul_rounded_few_<type>
 //   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
@@ -25,7 +25,7 @@
 // smallest normal number. out is divided by the scale, rounded to nearest, ties to even, and
 // limited to 448 in magnitude. A NaN stays NaN and is ignored by the scale, but a NaN in a row
 // makes the row's norm NaN. Arithmetic is f32. columns is a multiple of 8; rows have any alignment,
-// with 16-byte accesses where it allows them; data is aligned to 8 bytes.
+// with 16-byte accesses where the alignment allows them; data is aligned to 8 bytes.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -37,8 +37,8 @@
 #include "rounding.cuh"
 
 // Vectors that a thread keeps in registers. It computes the other vectors again when it needs them
-// again. PTX targets keep none and do not unroll the loop (`ONCE`), because otherwise the PTX would
-// be three times as long.
+// again. PTX targets keep no vectors and do not unroll the loop (`ONCE`), because otherwise the PTX
+// would be three times as long.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr uint32_t HELD = 0;
 #define ONCE _Pragma("unroll 1")
@@ -90,7 +90,7 @@ __device__ __forceinline__ float largest_of_cluster(float value) {
     cluster_arrive();
     return value;
 }
-// A block ends only when all blocks have read.
+// A block ends only when all blocks of the cluster have read its value.
 __device__ __forceinline__ void leave_cluster() { cluster_wait(); }
 #else
 // No clusters: one block has a whole row.
@@ -101,8 +101,8 @@ __device__ __forceinline__ void leave_cluster() {}
 
 // Writes a row, or this block's part of a row that its cluster shares.
 // `make(column, values)` computes eight numbers from a column on;
-// `make_held(turn, column, values)` computes the numbers that stay in registers. All threads
-// take part in each turn, because the lanes of a group exchange values.
+// `make_held(turn, column, values)` computes the numbers that stay in registers. All threads take
+// part in each turn (one vector per thread), because the lanes of a group exchange values.
 template <uint32_t BLOCKS, typename Element, typename MakeHeld, typename Make>
 __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, MakeHeld&& make_held, Make&& make) {
     __shared__ float partial[WARPS_MAX];
@@ -185,10 +185,10 @@ __device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, con
     write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); });
 }
 
-// Normalizes a row, which `read(column, values)` returns at first; after that, the row is in
-// `from`. Weights, which no kernel writes, are read before the previous kernel has ended: later,
-// they would queue after the weights that the next GEMM already streams. KEEPS: a thread keeps in
-// registers what it has read.
+// Normalizes a row. The first read of each vector calls `read(column, values)`; later reads load
+// the vector from `from`. Weights, which no kernel writes, are read before the previous kernel has
+// ended: if they were read later, they would queue after the weights that the next GEMM already
+// streams. With KEEPS, a thread keeps the vectors that it has read in registers.
 template <bool KEEPS, typename Element, typename Read>
 __device__ __forceinline__ void norm_row(const Element* from, bool aligned, const Read& read, const Element* weight,
                                          float epsilon, const Target<Element>& target) {
@@ -271,8 +271,8 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     const uint64_t row = blockIdx.x;
     Element* residual = sum.row_of_residual(row);
     const bool aligned = aligned_to(residual, 16), all_aligned = aligned && aligned_to(sum.products, 16);
-    // A thread later reads only elements that it has written itself: the turns of `write_row` are
-    // those of the norm.
+    // A thread later reads only elements that it has written itself: `write_row` assigns the same
+    // vectors to each thread as the norm does.
     const auto add = [&](uint32_t column, float(&values)[WIDTH]) {
         float sums[1][WIDTH];
         if (all_aligned) {

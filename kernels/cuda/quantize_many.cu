@@ -1,12 +1,12 @@
-// Rounding of many rows of activations to E4M3 on Hopper. Results are bit for bit those of
-// quantize.cu, and so are the operands, with `rows` in addition.
+// Rounding of many rows of activations to E4M3 on Hopper. Results have the same bits as from
+// quantize.cu. Operands are as in quantize.cu, with `rows` in addition.
 //
 // quantize_many_<held>_<type>, rms_norm_rounded_many_<held>_<type>
-//   A block has rows a grid apart. The next row is being loaded while this one is rounded, and
-//   weights stay in registers. A thread keeps `held` vectors of a row.
+//   A block processes every gridDim.x-th row. The next row is loaded while the current row is
+//   rounded, and weights stay in registers. A thread keeps `held` vectors of a row.
 // quantize_long_<threads>_<type>, silu_mul_rounded_long_<threads>_<type>
-//   A block has one row, which is read once. No `rows` operand; each row has one scale. A thread
-//   keeps LONG_HELD vectors of a row.
+//   A block processes one row, which is read once. No `rows` operand; each row has one scale. A
+//   thread keeps LONG_HELD vectors of a row.
 //
 // Pointers and rows are aligned to 16 bytes.
 
@@ -23,7 +23,8 @@ using contract::fp8::THREADS_MAX;
 template <bool IS_NORM, uint32_t HELD, typename Element>
 __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
                                            uint32_t rows, const Target<Element>& target) {
-    // Indexed by `turn`, so that one is read while the next one is written.
+    // Indexed by `turn`, so that the array of one row can be read while the array of the next row
+    // is written.
     __shared__ float partial_squares[2][WARPS_MAX], partial_largest[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = target.columns / WIDTH, groups = (target.columns + GROUP - 1) / GROUP;

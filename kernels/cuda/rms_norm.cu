@@ -13,18 +13,18 @@
 //                                 choices' weights
 // places   [rows * top] u32       the place of each choice's product
 //
-// Arithmetic and mean are f32, rounded once at the end. A NaN makes its own row NaN and no other.
-// Any hidden size and alignment; accesses are 16 bytes wide when addresses, pitches and hidden are
-// multiples of 16 bytes. Up to 2 vectors of a row per thread (8192 elements per row) stay in
+// Arithmetic and mean are f32, rounded once at the end. A NaN makes its own row NaN and no other
+// row. Any hidden size and alignment; accesses are 16 bytes wide when addresses, pitches and hidden
+// are multiples of 16 bytes. Up to 2 vectors of a row per thread (8192 elements per row) stay in
 // registers between the sum and the scaling; the rest of a longer row is read again.
 // add_experts_rms_norm gives the same bits as add_experts followed by rms_norm.
 
 #include "expert_sum.cuh"
 #include "norm_rows.cuh"
 
-// Normalizes rows a grid apart, `WIDTH` elements at a time. Each thread has the same columns in all
-// of its rows, so the weights are read once. The next row is being loaded while this one is summed.
-// Registers hold elements unconverted, as they are in memory.
+// Normalizes every gridDim.x-th row, `WIDTH` elements at a time. Each thread has the same columns
+// in all of its rows, so the weights are read once. The next row is loaded while the current row is
+// summed. Registers hold elements unconverted, as they are in memory.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ float partial[2][WARPS_MAX];

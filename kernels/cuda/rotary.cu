@@ -8,8 +8,8 @@
 //   rotates the queries in place, writes the rotated keys into the cache and copies the values
 //   there; keys and values in the row are not changed
 // rotary_kv_write_normed
-//   the same, after each query and key head was divided by its root mean square and multiplied by
-//   the norm's weights (Qwen3, arXiv 2505.09388)
+//   as rotary_kv_write, after each query and key head was divided by its root mean square and
+//   multiplied by the norm's weights (Qwen3, arXiv 2505.09388)
 //
 // x           [tokens, >= heads * head_dim], rows pitch elements apart
 // qkv         [tokens, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; rows pitch
@@ -77,7 +77,8 @@ __device__ __forceinline__ uint32_t axis_of(uint32_t pair, const Sections& secti
     return (pair >= second) + (pair >= third) + (pair >= third + sections.pairs[2]);
 }
 
-// Writes the cosines and sines of this token's angles. All threads call it; a barrier must follow.
+// Writes the cosines and sines of this token's angles. All threads must call this function; a
+// barrier must follow.
 __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t positions_pitch,
                                             const float* frequencies, const Sections& sections, uint32_t half,
                                             float* cosines, float* sines) {
@@ -90,8 +91,8 @@ __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t 
     }
 }
 
-// Writes the factor (inverse root mean square) of each of the first `heads` heads. All threads call
-// it; a barrier must follow.
+// Writes the factor (inverse root mean square) of each of the first `heads` heads. All threads must
+// call this function; a barrier must follow.
 template <typename Element>
 __device__ __forceinline__ void find_scales(const Element* row, uint32_t heads, uint32_t head_dim, float epsilon,
                                             float* scales) {
@@ -289,5 +290,5 @@ FOR_EACH_ACTIVATION(WRITE_E4M3)
 
 // Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64,
 // THREADS_MAX)), where items is div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 *
-// kv_heads) * head_dim, 16) for the others. tokens > 0. The host checks that the sections add up to
-// head_dim / 2 pairs and name no axis that positions lacks.
+// kv_heads) * head_dim, 16) for the other kernels. tokens > 0. The host checks that the sections
+// add up to head_dim / 2 pairs and name no axis that positions lacks.

@@ -10,15 +10,18 @@
 // logits   [rows, experts] f32       rows pitch elements apart
 // weights  [rows, top] f32           softmax over all experts, or over the row's chosen experts if
 //                                    `renormalised`
-// places   [rows * top] u32          the place of each choice; between the two launches, its expert
-// choices  [rows * top] u32          the choice (row * top + rank) at each place
-// starts   [experts + 1] u32         the first place of each expert, then the end of the last one
-// loads    [experts] u32             the number of each expert's choices is added
+// places   [rows * top] u32          the place of each choice; between the two launches, the
+//          choice's expert
+// choices  [rows * top] u32          the choice at each place: row * top + k for the row's k-th
+//                                    expert
+// starts   [experts + 1] u32         the first place of each expert, then the end of the last
+//                                    expert
+// loads    [experts] u32             each expert's number of choices is added to it
 // slots    [rows] u32                rows of NO_SLOT are not counted in loads; null: all rows are
 //                                    counted
-// counts   [blocks, experts] u32     scratch; null if one block sorts, which does its own counting
+// counts   [blocks, experts] u32     scratch; null if one block sorts, because it counts by itself
 //
-// Among equal logits, the expert of the lower index comes first. A NaN comes last, and each weight
+// Among equal logits, the expert with the lower index is first. A NaN is last, and each weight
 // whose softmax includes it is NaN. The order of additions is fixed, so a row's bits do not depend
 // on the other rows. The choices of an expert are in the order of their rows: the sort is a
 // counting sort whose ranks within a warp come from one comparison of all its lanes.

@@ -155,7 +155,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     }
     __syncthreads();
     // A lane's 16 bytes of a row and of an expert are its operands of two steps. It does not matter
-    // which columns these are, as long as both have the same ones.
+    // which columns these are, as long as both operands have the same columns.
     float c[2][4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < HELD; ++i) {

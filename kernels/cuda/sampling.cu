@@ -2,7 +2,7 @@
 // without a decision on the host.
 //
 // Inputs, for `rows` rows of `vocabulary` tokens (1 to 524,288). `rows` is gridDim.y of the kernels
-// that split a row into slices, and gridDim.x of the others.
+// that split a row into slices, and gridDim.x of the other kernels.
 //   logits     [rows, vocabulary] f32, rows `pitch` elements apart; loads are 16 bytes wide if a
 //              row is aligned to 16 bytes
 //   asked      u32 words, 8-byte aligned, laid out by `kernels/src/sampling/layout.rs`:
@@ -10,11 +10,11 @@
 //              - for each kind of list (change.cuh), the first word of each row's list among these
 //                words, and the end of the last list;
 //              - the lists and masks themselves, in any order.
-//              The first two parts have the same layout in each step, so a captured graph finds
-//              those of the next step at the same addresses. The host checks that all lists and
-//              masks are within `asked`. An id beyond the vocabulary is skipped, so placeholder ids
-//              of pictures are harmless. A biased token occurs once per row, and there are as many
-//              biases as biased tokens; the other lists may have duplicates.
+//              The first two parts have the same layout in each step, so a captured graph finds the
+//              next step's requests and lists at the same addresses. The host checks that all lists
+//              and masks are within `asked`. An id beyond the vocabulary is skipped, so placeholder
+//              ids of pictures are harmless. A biased token occurs once per row, and there are as
+//              many biases as biased tokens; the other lists may have duplicates.
 //              A produced token with bit 31 is an index into `previous` [previous_count], the
 //              tokens that the previous step chose and the host has not seen yet (as in embed.cu).
 //              `previous` may be `chosen` itself, because it is read before `chosen` is written.
@@ -26,10 +26,11 @@
 //   chosen     [rows] u32; 0xffffffff if no token was chosen
 //   faults     [rows] u32: 0: none; 1: NaN or +infinity among the logits; 2: all are -infinity or
 //              forbidden; 3: padding
-//   log_probabilities [rows] f32: of the chosen token; NaN if none is requested or chosen
-//   top_ids, top_log_probabilities [rows, top_pitch]: the most likely tokens, largest first, equal
-//     ones by id. Entries beyond the requested number, or beyond the finite logits, are 0xffffffff
-//     and NaN. top_pitch may be 0 if no row requests them.
+//   log_probabilities [rows] f32: log-probability of the chosen token; NaN if it is not requested
+//     or no token was chosen
+//   top_ids, top_log_probabilities [rows, top_pitch]: the most likely tokens, most likely first,
+//     equally likely tokens by id. Entries beyond the requested number, or beyond the finite
+//     logits, are 0xffffffff and NaN. top_pitch may be 0 if no row requests them.
 //
 // Rules, in the order of `Sampler::sample`:
 // 1. Log-probabilities are computed from the unchanged logits (log-softmax).
@@ -170,7 +171,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         __syncthreads();
         largest = largest_of_block(largest_of_warp[1]);
     }
-    // Finds the first of the largest logits, and, if `ranged`, the smallest finite one.
+    // Finds the first of the largest logits, and, if `ranged`, the smallest finite logit.
     if (signless_key(most_of_thread) == largest) {
         const float most = value_of(largest);
         for_each_held(held, slice, [&](float logit, uint32_t id) {
@@ -535,7 +536,7 @@ sample_gather_f32(const float* logits, uint64_t pitch, const float* changed, uin
     }
 }
 
-// 4. Draws the token, and reports the most likely ones.
+// 4. Draws the token, and reports the most likely tokens.
 extern "C" __global__ void __launch_bounds__(CHOICE_THREADS)
 sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uint64_t changed_pitch,
                   uint32_t vocabulary, const SampleRow* requests, void* scratch, uint32_t* chosen, uint32_t* faults,

@@ -1,4 +1,5 @@
-//! Activations, the rows that a product reads: plain, quantized to E4M3, or both.
+//! Activations, the input rows of a matrix product: unquantized (`plain`), quantized
+//! to E4M3, or both.
 
 use std::ops::Range;
 
@@ -9,22 +10,22 @@ use crate::{DType, Quantization, Tensor};
 /// The formats in which an operation writes the activations that it computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActivationFormat {
-    /// Write plain rows, in addition to any quantized rows.
+    /// Write unquantized rows, in addition to any quantized rows.
     pub is_unquantized: bool,
-    /// Write rows that are quantized like this.
+    /// Write rows quantized this way, in addition to any unquantized rows.
     pub quantization: Option<Quantization>,
 }
 
 impl ActivationFormat {
     pub const PLAIN: ActivationFormat = ActivationFormat { is_unquantized: true, quantization: None };
 
-    /// The format that a product reads for [`Weight::wants`](crate::Weight::wants): plain rows for
-    /// `None`, otherwise only quantized rows.
+    /// The format that a product reads, given [`Weight::wants`](crate::Weight::wants): unquantized
+    /// rows for `None`, otherwise only quantized rows.
     pub fn of(wanted: Option<Quantization>) -> ActivationFormat {
         ActivationFormat { is_unquantized: wanted.is_none(), quantization: wanted }
     }
 
-    /// This format with plain rows in addition.
+    /// Adds unquantized rows to this format.
     pub fn and_plain(self) -> ActivationFormat {
         ActivationFormat { is_unquantized: true, ..self }
     }
@@ -32,7 +33,7 @@ impl ActivationFormat {
 
 /// `[rows, columns]` activations, in the formats that their consumers read.
 pub struct Activations<'s> {
-    /// In the target's type of activations.
+    /// Unquantized rows, in the target's activation type.
     pub plain: Option<Tensor<'s>>,
     pub rounded: Option<Rounded<'s>>,
 }
@@ -59,7 +60,7 @@ impl<'s> Activations<'s> {
         self.any().columns()
     }
 
-    /// The rows `range` in each format. Panics if `range` is out of bounds.
+    /// Returns the rows `range` in each format. Panics if `range` is out of bounds.
     pub(crate) fn row_range(&self, range: Range<usize>) -> Activations<'_> {
         let rounded = self.rounded.as_ref().map(|rounded| Rounded {
             data: rounded.data.row_range(range.clone()),
@@ -69,24 +70,24 @@ impl<'s> Activations<'s> {
         Activations { plain: self.plain.as_ref().map(|plain| plain.row_range(range)), rounded }
     }
 
-    /// Bytes of all formats together.
+    /// Returns the bytes of all formats together.
     pub fn bytes(&self) -> Bytes {
         let plain = self.plain.as_ref().map_or(Bytes::ZERO, Tensor::bytes);
         self.rounded.as_ref().map_or(plain, |rounded| plain + rounded.bytes())
     }
 
-    /// The plain rows. Panics without plain rows: the model's code asks for them when
-    /// it makes the activations.
+    /// Returns the unquantized rows. Panics if this format is missing, because the model's code
+    /// chooses the formats when it creates the activations.
     pub fn plain(&self) -> &Tensor<'s> {
         self.plain.as_ref().expect("activations that were made plain")
     }
 
-    /// The plain rows, if there are no quantized ones.
+    /// Returns the unquantized rows if they are the only format.
     pub(crate) fn lone_plain(&self) -> Option<&Tensor<'s>> {
         self.plain.as_ref().filter(|_| self.rounded.is_none())
     }
 
-    /// One of the tensors, for its shape.
+    /// Returns any of the tensors, for its shape.
     pub(crate) fn any(&self) -> &Tensor<'s> {
         let rounded = || &self.rounded.as_ref().expect("activations have a format").data;
         self.plain.as_ref().unwrap_or_else(rounded)
@@ -96,8 +97,8 @@ impl<'s> Activations<'s> {
         Activations { plain: self.plain.as_ref().map(Tensor::view), rounded: self.rounded.as_ref().map(Rounded::view) }
     }
 
-    /// A view with only the rows that are quantized as `wanted`, or only the plain rows for `None`.
-    /// Returns `None` if there are no such rows.
+    /// Returns a view of only the rows that are quantized as `wanted`, or of only the unquantized
+    /// rows for `None`. Returns `None` if that format is missing.
     pub(crate) fn only(&self, wanted: Option<Quantization>) -> Option<Activations<'_>> {
         match wanted {
             None => Some(Activations { plain: Some(self.plain.as_ref()?.view()), rounded: None }),
@@ -120,11 +121,11 @@ pub struct ActivationScratch<'s> {
 }
 
 impl ActivationScratch<'_> {
-    /// Activations `[rows, columns]` in `format`. They hold what the last operation wrote here, if
-    /// it wrote in the same format.
+    /// Returns activations `[rows, columns]` in `format`, within this space. They contain the
+    /// output of the last operation that wrote here, if that operation wrote the same format.
     ///
     /// # Panics
-    /// If the space was not taken for this format, or for fewer than `rows` rows.
+    /// If the space was created without this format, or for fewer than `rows` rows.
     pub fn place(&mut self, format: ActivationFormat, rows: usize) -> Activations<'_> {
         const NONE: &str = "room for this format";
         let plain = format.is_unquantized.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
@@ -150,7 +151,7 @@ impl Rounded<'_> {
     }
 }
 
-/// A view of plain activations.
+/// A view of unquantized activations.
 impl<'a> From<&'a Tensor<'_>> for Activations<'a> {
     fn from(plain: &'a Tensor<'_>) -> Self {
         Activations::of_plain(plain.view())

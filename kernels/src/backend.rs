@@ -14,22 +14,22 @@ pub const AUTOTUNED_LAYERS: usize = 8;
 ///
 /// Before a backend method is called, the operation's method in [`crate::ops`] has checked shapes
 /// and types, taken the output and the target's declared scratch from the workspace, and counted
-/// the work. A backend takes no device memory, keeps none of the views it is given and never
+/// the work. A backend allocates no device memory, keeps no view after a call returns and never
 /// reorders calls: there is one lane with one stream.
 ///
 /// Host memory passed to [`upload`](Backend::upload) may be freed once the call returns;
 /// [`download`](Backend::download) returns with the data copied. Apart from these and
 /// [`wait_for_all`](Backend::wait_for_all), no method may wait for the device: the host prepares
 /// the next pass while this one runs, and reads a pass's results with
-/// [`download_later`](Backend::download_later), which does not hold up the next pass.
+/// [`download_later`](Backend::download_later), which does not delay the next pass.
 pub trait Backend {
-    /// False for a backend that touches no memory and may therefore run over a dry workspace.
+    /// `false` for a backend that touches no memory and may therefore run over a dry workspace.
     const COMPUTES: bool;
 
-    /// The machine this backend computes on.
+    /// Returns the machine that this backend computes on.
     fn target(&self) -> &Target;
 
-    /// This backend's rank among the devices that compute a model together.
+    /// Returns this backend's rank among the devices that compute a model together.
     fn rank(&self) -> Rank {
         Rank::ALONE
     }
@@ -39,8 +39,8 @@ pub trait Backend {
     /// addresses until autotuning is turned off.
     fn autotune(&self, _on: bool) {}
 
-    /// Times the algorithms for each product that was met since autotuning began, also at other row
-    /// counts. No product is measured twice.
+    /// Times the algorithms for each product that ran since autotuning was turned on, also at other
+    /// row counts. No product is measured twice.
     ///
     /// # Errors
     /// The device is lost.
@@ -65,16 +65,17 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Tells the other ranks that this rank will not take part in further collectives, so no
-    /// rank waits for it. Ranks that meet on the host learn the same when this rank's end of
-    /// the link is dropped.
+    /// Tells the other ranks that this rank will not take part in further collectives, so no rank
+    /// waits for it. Ranks that exchange data through host memory detect this when this rank drops
+    /// its end of the link.
     fn abort_collectives(&self) {}
 
-    /// Waits until the device has finished all work of this lane, successfully or not. It allocates
-    /// nothing on the device or the host. A backend whose calls are synchronous returns at once.
+    /// Waits until the device has finished all work of this lane, successfully or not. The
+    /// call allocates no memory on the device or the host. A backend whose calls are
+    /// synchronous returns at once.
     ///
     /// # Errors
-    /// The device is lost. None of the work is still running.
+    /// The device is lost. Even then, no work of the lane is still running.
     fn wait_for_all(&self) -> Result<(), KernelError> {
         Ok(())
     }
@@ -147,10 +148,11 @@ pub trait Backend {
     fn all_reduce_rms_norm(&self, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
         all_reduce_then_rms_norm(self, call)
     }
-    /// Concatenates the columns of all ranks. It may wait like [`all_reduce`](Backend::all_reduce).
+    /// Concatenates the columns of all ranks. The call may wait, like
+    /// [`all_reduce`](Backend::all_reduce).
     fn all_gather(&self, call: calls::AllGather<'_>) -> Result<(), KernelError>;
-    /// Picks the largest of the values that the ranks have found. It
-    /// may wait like [`all_reduce`](Backend::all_reduce).
+    /// Picks the largest of the values that the ranks found. The call
+    /// may wait, like [`all_reduce`](Backend::all_reduce).
     fn best_of_ranks(&self, call: calls::BestOfRanks<'_>) -> Result<(), KernelError>;
 
     /// `true` if [`best_of_ranks`](Backend::best_of_ranks) is supported. Otherwise each rank
@@ -160,18 +162,18 @@ pub trait Backend {
     }
     /// Applies rotary embeddings to heads in place.
     fn rotary(&self, call: calls::Rotary<'_>) -> Result<(), KernelError>;
-    /// Applies rotary embeddings to queries and keys, and writes keys and values
-    /// into the cache's blocks.
+    /// Applies rotary embeddings to queries and keys, and writes keys and values into
+    /// the KV cache's blocks.
     fn rotary_kv_write(&self, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError>;
-    /// Causal attention of new tokens over the cache's blocks.
+    /// Computes causal attention of new tokens over the KV cache's blocks.
     fn attention_paged(&self, call: calls::AttentionPaged<'_>) -> Result<(), KernelError>;
-    /// Bidirectional attention within packed ranges of rows.
+    /// Computes bidirectional attention within packed ranges of rows.
     fn attention_packed(&self, call: calls::AttentionPacked<'_>) -> Result<(), KernelError>;
     /// Multiplies the SiLU of one half of the columns by the other half.
     fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError>;
     /// Quantizes rows to E4M3.
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
-    /// A Gaussian error linear unit in place.
+    /// Applies the Gaussian error linear unit in place.
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;
     /// Copies rows from given indices.
     fn gather_rows(&self, call: calls::GatherRows<'_>) -> Result<(), KernelError>;
@@ -230,7 +232,7 @@ pub(crate) fn all_reduce_then_rms_norm<B: Backend + ?Sized>(
 /// The captured launches of one pass, replayed as a unit.
 ///
 /// A graph may be replayed only on the lane that captured it, and only while all memory that its
-/// launches name is backed.
+/// launches access is backed.
 pub trait Graph: Send {
     /// Queues the whole graph on the lane's stream. The driver allocates nothing for a replay.
     ///
@@ -238,8 +240,8 @@ pub trait Graph: Send {
     /// The device is lost.
     fn replay(&self) -> Result<(), KernelError>;
 
-    /// Device memory that the graph takes outside any lease, as measured when it was made. The
-    /// driver allocates in large pieces, so one graph may appear to take nothing and another too
-    /// much. The sum over many graphs is right.
+    /// Device memory that the graph uses outside any lease, measured when the graph was created.
+    /// The driver allocates in large pieces, so a single graph may appear to use no memory or too
+    /// much. The sum over many graphs is correct.
     fn bytes(&self) -> Bytes;
 }

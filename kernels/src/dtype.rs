@@ -13,7 +13,7 @@ pub enum DType {
     F16,
     /// bfloat16, the upper half of an `f32`.
     BF16,
-    /// Indices: token ids, positions, slots, rows, block tables.
+    /// 32-bit indices: token ids, positions, slots, rows, block tables.
     U32,
     /// Color levels of picture bytes, 0 to 255.
     U8,
@@ -23,7 +23,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes per element.
+    /// Returns the bytes per element.
     pub const fn size(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,
@@ -32,17 +32,17 @@ impl DType {
         }
     }
 
-    /// Bytes that `elements` of this type take.
+    /// Returns the bytes of `elements` elements of this type.
     pub fn bytes(self, elements: usize) -> Bytes {
         Bytes((elements * self.size()) as u64)
     }
 
-    /// Number of whole elements of this type that fit into `bytes`.
+    /// Returns the number of whole elements of this type that fit into `bytes`.
     pub fn elements(self, bytes: Bytes) -> usize {
         bytes.as_usize() / self.size()
     }
 
-    /// The name in tables and metrics, such as `bf16`.
+    /// Returns the name in tables and metrics, such as `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -54,7 +54,7 @@ impl DType {
         }
     }
 
-    /// True for the floating-point types whose numbers need no scales.
+    /// Returns `true` for the floating-point types whose numbers need no scales.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::U32 | DType::U8 | DType::F8E4M3)
     }

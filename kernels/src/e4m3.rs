@@ -1,7 +1,8 @@
 //! The element of FP8 weights and activations: one sign, four bits of exponent, three of mantissa,
 //! no infinity (E4M3 of Micikevicius et al. 2022, arXiv 2209.05433; `float8_e4m3fn` in torch).
 
-/// An eight-bit floating-point number. The largest is 448, and the smallest above zero is 2^-9.
+/// An eight-bit floating-point number. The largest value is 448, and the smallest value
+/// above zero is 2^-9.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);
@@ -21,15 +22,14 @@ impl E4m3 {
         let bits = number.to_bits();
         let (sign, size) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
         let small = (f32::from_bits(size) + SMALL_UNIT).to_bits() & 0xff;
-        // Twenty bits are dropped, with rounding to even, and the exponent's bias falls
-        // from 127 to 7.
+        // Drop twenty bits, with rounding to even, and reduce the exponent's bias from 127 to 7.
         let normal = ((size.wrapping_add(0x7_ffff + (size >> 20 & 1))) >> 20).wrapping_sub(120 << 3);
         let finite = if size < NORMAL { small } else { normal };
         let finite = if size >= Self::MAX.to_bits() { 0x7e } else { finite };
         E4m3(sign | if size > INFINITY { 0x7f } else { finite as u8 })
     }
 
-    /// The exact value as `f32`.
+    /// Returns the exact value as `f32`.
     #[inline(always)]
     pub fn to_f32(self) -> f32 {
         let (sign, size) = (u32::from(self.0 & 0x80) << 24, u32::from(self.0 & 0x7f));
@@ -41,15 +41,17 @@ impl E4m3 {
     }
 }
 
-/// The scale that maps `largest`, the largest magnitude of some numbers, to [`E4m3::MAX`]. It is
-/// above zero also if all numbers are zero, so dividing zeros by it leaves zeros.
+/// Returns the scale that maps `largest`, the largest magnitude of some numbers, to
+/// [`E4m3::MAX`]. The scale is above zero even if all numbers are zero, so zeros divided by the
+/// scale are still zeros.
 #[inline(always)]
 pub fn e4m3_scale(largest: f32) -> f32 {
     let scale = largest / E4m3::MAX;
     if scale < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { scale }
 }
 
-/// The largest magnitude in `numbers`, without NaN. Returns 0 if all are NaN or the slice is empty.
+/// Returns the largest magnitude in `numbers`, ignoring NaN. Returns 0 if all numbers are NaN or
+/// the slice is empty.
 #[inline(always)]
 pub fn largest_magnitude(numbers: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b.abs() > a { b.abs() } else { a };

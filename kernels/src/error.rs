@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::{DType, Shape};
 
-/// A failed operation. The contents of the tensors it would have written are undefined.
+/// A failed operation. The contents of the operation's output tensors are undefined.
 #[derive(Debug, Error)]
 pub enum KernelError {
     /// Two shapes that must agree differ.
@@ -17,7 +17,7 @@ pub enum KernelError {
         expected: String,
         found: Shape,
     },
-    /// An operand of a type that the operation does not take.
+    /// An operand has a type that the operation does not support.
     #[error("{op}: {what} holds {found}; expected {expected}")]
     Type {
         op: &'static str,

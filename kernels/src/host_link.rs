@@ -1,5 +1,5 @@
-//! The link between ranks that meet on the host. The ranks are threads of one process that join
-//! a collective and read the other ranks' data: on host devices the threads read it directly,
+//! The link between ranks that meet on the host. The ranks are threads of one process that join a
+//! collective and read the other ranks' data: on host devices the threads read the data directly,
 //! on GPUs by copies.
 
 use std::{
@@ -16,14 +16,14 @@ use crate::{DType, KernelError, Rank, Tensor};
 ///
 /// All ranks must call the same operations in the same order. A rank that does not join in time,
 /// that is dropped or that calls another operation breaks the link: each rank gets
-/// [`DeviceError::Lost`], now and from then on.
+/// [`DeviceError::Lost`] in this operation and in all later operations.
 pub struct HostLink {
     rank: Rank,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// How long a rank waits for the others.
+    /// How long a rank waits for the other ranks.
     patience: Duration,
     state: Mutex<State>,
     changed: Condvar,
@@ -58,7 +58,7 @@ impl Brought {
         Brought { op, shape, dtype: tensor.dtype(), start: tensor.address(), pitch }
     }
 
-    /// Rows of `columns` numbers each in host memory, which keep their address until
+    /// Describes rows of `columns` numbers in host memory. The rows must keep their address until
     /// the meeting is over.
     pub(crate) fn rows(op: &'static str, numbers: &[f32], columns: usize) -> Self {
         let (shape, start) = ([numbers.len() / columns, columns], Address(numbers.as_ptr().addr() as u64));
@@ -67,8 +67,8 @@ impl Brought {
 }
 
 impl HostLink {
-    /// The ends of a link between `ranks` ranks, in the order of their indices. A rank waits
-    /// `patience` for the other ranks in each operation.
+    /// Creates the ends of a link between `ranks` ranks, in the order of their indices. In each
+    /// operation, a rank waits up to `patience` for the other ranks.
     pub fn between(ranks: usize, patience: Duration) -> Vec<HostLink> {
         let state = State { meeting: 0, brought: vec![None; ranks], done: 0, broken: None };
         let shared = Arc::new(Shared { patience, state: Mutex::new(state), changed: Condvar::new() });
@@ -82,8 +82,8 @@ impl HostLink {
     /// Brings `own` to the next meeting, waits until all ranks have brought their data, and calls
     /// `read` with the data of all ranks in their order. Returns when all ranks have read.
     ///
-    /// Only the first wait needs a timeout: after it, every rank is inside this
-    /// function and only computes.
+    /// Only the first wait needs a timeout. After it, all ranks are inside this function and only
+    /// read data and compute.
     pub(crate) fn meet(&self, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
         let mut state = self.lock();
         let meeting = state.meeting;
@@ -122,8 +122,8 @@ impl HostLink {
         if is_apart { Err(lost(&state)) } else { Ok(()) }
     }
 
-    /// Ignores poisoning. A thread that panicked while it held the lock left a consistent state,
-    /// because each change of the state is one statement.
+    /// Locks the state and ignores poisoning. A thread that panicked while it held the lock left a
+    /// consistent state, because each change of the state is one statement.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,8 +170,8 @@ fn lost(state: &State) -> KernelError {
     DeviceError::Lost { reason: format!("a collective of the model's ranks failed: {reason}") }.into()
 }
 
-/// Counts this rank as finished with the meeting when dropped, also if reading panicked. The last
-/// rank ends the meeting and wakes the others.
+/// Counts this rank as finished with the meeting when dropped, even if reading panicked. The last
+/// rank to finish ends the meeting and wakes the other ranks.
 struct Leaving<'l> {
     link: &'l HostLink,
 }

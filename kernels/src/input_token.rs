@@ -8,21 +8,21 @@ pub(crate) const PREVIOUS: u32 = 1 << 31;
 /// A token that the previous step chooses, or has chosen, and whose id the host has not seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnseenToken {
-    /// The row of the previous step's choices that holds the id. Below 2^31.
+    /// The row of the previous step's choices that contains the id, below 2^31.
     pub row: u32,
 }
 
 /// An input token of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InputToken {
-    /// A token id. Below 2^31.
+    /// A token id, below 2^31.
     Known(u32),
     /// A token whose id only the device knows.
     Unseen(UnseenToken),
 }
 
 impl UnseenToken {
-    /// The code that device code reads.
+    /// Returns the code that the device code reads.
     pub const fn code(self) -> u32 {
         assert!(self.row < PREVIOUS, "a step has fewer rows");
         PREVIOUS | self.row
@@ -30,7 +30,7 @@ impl UnseenToken {
 }
 
 impl InputToken {
-    /// The code that device code reads: the id, or a row with the highest bit set.
+    /// Returns the code that the device code reads: the id, or a row with the highest bit set.
     pub const fn code(self) -> u32 {
         match self {
             InputToken::Known(id) => {
@@ -48,8 +48,8 @@ impl InputToken {
         }
     }
 
-    /// The id of a known token, or the entry in `chosen`, the previous step's choices, for an
-    /// unseen one. Returns `None` if `chosen` has no such row.
+    /// Returns the id of a known token. For an unseen token, returns its entry in `chosen`, the
+    /// previous step's choices, or `None` if `chosen` does not have this row.
     pub fn id(self, chosen: &[u32]) -> Option<u32> {
         match self {
             InputToken::Known(id) => Some(id),

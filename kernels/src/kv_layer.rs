@@ -21,12 +21,12 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Bytes of one block in one layer: keys and values of [`BLOCK_TOKENS`] tokens.
+    /// Returns the bytes of one block in one layer: keys and values of [`BLOCK_TOKENS`] tokens.
     pub fn block_bytes(&self) -> Bytes {
         self.dtype.bytes(2 * BLOCK_TOKENS * self.kv_heads * self.head_dim)
     }
 
-    /// Bytes of one token over all layers.
+    /// Returns the bytes of one token over all layers.
     pub fn token_bytes(&self) -> Bytes {
         self.dtype.bytes(2 * self.layers * self.kv_heads * self.head_dim)
     }
@@ -44,23 +44,23 @@ pub struct KvLayer {
 }
 
 impl KvLayer {
-    /// A layer of `blocks` blocks at `address`.
+    /// Creates a layer of `blocks` blocks at `address`.
     ///
     /// # Safety
     /// As long as operations use the layer, `address` must start
-    /// `blocks * shape.block_bytes()` bytes of backed device memory, aligned to the element,
-    /// that only operations of the same lane touch.
+    /// `blocks * shape.block_bytes()` bytes of backed device memory, aligned to the element
+    /// type, that only operations of the same lane access.
     pub unsafe fn new(address: Address, blocks: usize, shape: KvShape) -> Self {
         assert!(shape.kv_heads > 0 && shape.head_dim > 0, "a layer has heads, and a head has elements: {shape:?}");
         KvLayer { address, blocks, shape }
     }
 
-    /// Address of the first block.
+    /// Returns the address of the first block.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Blocks that are backed by memory.
+    /// Returns the number of blocks that are backed by memory.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
@@ -73,7 +73,7 @@ impl KvLayer {
         self.address.offset(self.shape.block_bytes() * u64::from(block))
     }
 
-    /// This layer as operations take it, with `scales` if it holds E4M3.
+    /// Returns this layer as an argument for operations, with `scales` if the elements are E4M3.
     pub fn scaled<'a>(&'a self, scales: Option<&'a Tensor<'a>>) -> ScaledLayer<'a> {
         ScaledLayer { layer: self, scales }
     }
@@ -88,17 +88,17 @@ pub struct HostBlocks {
 }
 
 impl HostBlocks {
-    /// `slots` slots at `address`.
+    /// Creates `slots` slots at `address`.
     ///
     /// # Safety
     /// As long as copies use these blocks, `address` must start
     /// [`bytes_of`](Self::bytes_of) bytes of host memory that only copies of the same lane
-    /// touch. For a GPU the memory must be page-locked.
+    /// access. For a GPU the memory must be page-locked.
     pub unsafe fn new(address: *mut u8, slots: usize, shape: KvShape) -> Self {
         HostBlocks { address, slots, shape }
     }
 
-    /// Bytes of `slots` slots, over all layers.
+    /// Returns the bytes of `slots` slots over all layers.
     pub fn bytes_of(slots: usize, shape: KvShape) -> Bytes {
         shape.block_bytes() * (shape.layers * slots) as u64
     }
@@ -107,7 +107,7 @@ impl HostBlocks {
         self.slots
     }
 
-    /// Address of the first slot of a layer.
+    /// Returns the address of the first slot of a layer.
     pub(crate) fn layer(&self, layer: usize) -> *mut u8 {
         self.address.wrapping_add(self.shape.block_bytes().as_usize() * layer * self.slots)
     }
@@ -122,11 +122,11 @@ pub struct HostRows {
 }
 
 impl HostRows {
-    /// `slots` slots for rows of `row_bytes` at `address`.
+    /// Creates `slots` slots for rows of `row_bytes` at `address`.
     ///
     /// # Safety
     /// As long as copies use these rows, `address` must start `slots * row_bytes` bytes of host
-    /// memory that only copies of the same lane touch. For a GPU the memory must be page-locked.
+    /// memory that only copies of the same lane access. For a GPU the memory must be page-locked.
     pub unsafe fn new(address: *mut u8, slots: usize, row_bytes: Bytes) -> Self {
         HostRows { address, slots, row_bytes }
     }
@@ -136,8 +136,8 @@ impl HostRows {
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLayer<'a> {
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32, above zero, for a layer of E4M3: the scales of the keys of each head,
-    /// then the scales of the values.
+    /// `[2, kv_heads]` f32, above zero, for a layer of E4M3 elements: the scales of each head's
+    /// keys, then the scales of each head's values.
     pub scales: Option<&'a Tensor<'a>>,
 }
 

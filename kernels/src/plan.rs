@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use crate::{Backend, KernelError, Rank, Target, backend::each_operation, calls};
 
-/// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) a plan yields the
-/// workspace's peak, the operations and the bytes moved, in milliseconds and without memory.
-/// Downloads leave the host buffer unchanged.
+/// A backend that runs a pass on shapes only. With
+/// [`Workspace::dry`](bursar_budgets::Workspace::dry), a plan yields the workspace's peak,
+/// the operations and the bytes moved, in milliseconds and without memory. Downloads leave
+/// the host buffer unchanged.
 #[derive(Clone, Debug)]
 pub struct Plan {
     target: Target,
@@ -18,13 +19,13 @@ impl Plan {
         Plan::of_rank(target, Rank::ALONE)
     }
 
-    /// Plans for `target` as one rank of a group.
+    /// Creates a plan for `target` as one rank of a group.
     pub fn of_rank(target: Target, rank: Rank) -> Self {
         Plan { target, rank }
     }
 }
 
-/// A download with nothing to copy, complete from the start.
+/// A download that copies nothing and is complete from the start.
 struct Nothing;
 
 impl calls::Arrival for Nothing {

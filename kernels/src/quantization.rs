@@ -11,12 +11,12 @@ pub enum Quantization {
     /// Each group of [`FP8_BLOCK`] columns of a row has a scale.
     Groups,
     Rows,
-    /// All numbers have this scale, and magnitudes above 448 after scaling are clamped to 448.
+    /// All numbers share this scale. Magnitudes above 448 after scaling are clamped to 448.
     Fixed(f32),
 }
 
 impl Quantization {
-    /// Number of scales that are stored for each row of `columns` numbers.
+    /// Returns the number of scales that are stored for each row of `columns` numbers.
     pub fn row_scales(self, columns: usize) -> usize {
         match self {
             Quantization::Groups => columns.div_ceil(FP8_BLOCK),

@@ -9,7 +9,7 @@ pub struct Rank {
     of: usize,
 }
 
-/// A rank's share of rows or columns that all ranks hold together.
+/// A rank's share of rows or columns that are divided among all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankShard {
     /// Index of the first item of this share.
@@ -24,44 +24,45 @@ impl Rank {
     /// The rank of a device that computes a model by itself.
     pub const ALONE: Rank = Rank { index: 0, of: 1 };
 
-    /// Rank `index` of `of`.
+    /// Creates rank `index` of `of` ranks.
     ///
     /// # Panics
-    /// Unless `index` is below `of`.
+    /// If `index` is not below `of`.
     pub fn new(index: usize, of: usize) -> Self {
         assert!(index < of, "rank {index} of {of}");
         Rank { index, of }
     }
 
-    /// All ranks of a group of `of`.
+    /// Returns all ranks of a group of `of` ranks.
     pub fn all(of: usize) -> impl ExactSizeIterator<Item = Rank> {
         (0..of).map(move |index| Rank { index, of })
     }
 
-    /// Index of this rank, from 0.
+    /// Returns the index of this rank, counted from 0.
     pub fn index(self) -> usize {
         self.index
     }
 
-    /// Number of ranks in the group.
+    /// Returns the number of ranks in the group.
     pub fn of(self) -> usize {
         self.of
     }
 
-    /// Whether this is the only rank.
+    /// Returns `true` if this is the only rank.
     pub fn is_alone(self) -> bool {
         self.of == 1
     }
 
-    /// This rank's share of `whole` items that are divided equally. Returns `None` if `whole` is
-    /// not a multiple of the number of ranks.
+    /// Returns this rank's share of `whole` items that are divided equally. Returns `None` if
+    /// `whole` is not a multiple of the number of ranks.
     pub fn share(self, whole: usize) -> Option<RankShard> {
         let count = whole / self.of;
         whole.is_multiple_of(self.of).then_some(RankShard { first: self.index * count, count, whole })
     }
 
-    /// This rank's share of `whole` items, where each rank has the same number, rounded up. If
-    /// `whole` does not divide equally, the last ranks have fewer items or none.
+    /// Returns this rank's share of `whole` items, where each rank has the same number
+    /// of items, rounded up. If `whole` does not divide equally, the last ranks have
+    /// fewer items, possibly zero.
     pub fn share_rounded_up(self, whole: usize) -> RankShard {
         let each = whole.div_ceil(self.of);
         let first = (self.index * each).min(whole);
@@ -87,12 +88,12 @@ impl RankShard {
         self.count == self.whole
     }
 
-    /// The range of this share among the items of all ranks.
+    /// Returns the range of this share among the items of all ranks.
     pub fn range(self) -> Range<usize> {
         self.first..self.first + self.count
     }
 
-    /// The same share, counted in parts, if each item consists of `parts` parts.
+    /// Returns the same share, counted in parts, if each item consists of `parts` parts.
     pub fn times(self, parts: usize) -> Self {
         RankShard { first: self.first * parts, count: self.count * parts, whole: self.whole * parts }
     }

@@ -7,12 +7,11 @@ use crate::{
     Tensor, Work, WorkCounter,
 };
 
-/// The place where a pass takes its temporaries and runs its operations.
+/// The frame from which a pass allocates its temporaries, and the backend that runs its operations.
 ///
-/// A tensor that an operation returns lives in the scope that the operation was called on.
-/// An inner [`scope`](Scope::scope) gives its memory back when it is dropped, so the order
-/// in which model code opens scopes *is* the memory plan. The operations are methods, one
-/// file each in [`crate::ops`].
+/// A tensor that an operation returns lives in the scope that the operation was called on. An inner
+/// [`scope`](Scope::scope) releases its memory when it is dropped, so the order in which model code
+/// opens scopes *is* the memory plan. The operations are methods, one file each in [`crate::ops`].
 ///
 /// ```
 /// use bursar_budgets::Workspace;
@@ -37,7 +36,7 @@ pub struct Scope<'w, B> {
 }
 
 impl<'w, B: Backend> Scope<'w, B> {
-    /// The outermost scope of a pass.
+    /// Opens the outermost scope of a pass.
     ///
     /// # Panics
     /// If a backend that computes is given a dry workspace, which has no memory.
@@ -47,17 +46,17 @@ impl<'w, B: Backend> Scope<'w, B> {
     }
 
     /// Opens a scope within this one. While the inner scope lives, the outer
-    /// one cannot take memory.
+    /// scope cannot allocate memory.
     pub fn scope(&self) -> Scope<'_, B> {
         Scope { backend: self.backend, frame: self.frame.frame(), counter: self.counter }
     }
 
-    /// The machine that this pass is planned for or runs on.
+    /// Returns the machine that this pass is planned for or runs on.
     pub fn target(&self) -> &Target {
         self.backend.target()
     }
 
-    /// The rank of this machine among the machines that compute a model together.
+    /// Returns the rank of this device among the devices that compute a model together.
     pub fn rank(&self) -> Rank {
         self.backend.rank()
     }
@@ -68,17 +67,17 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.abort_collectives();
     }
 
-    /// An uninitialized tensor of the target's activation type.
+    /// Allocates an uninitialized tensor of the target's activation type.
     pub fn empty(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, self.target().activation())
     }
 
-    /// An uninitialized tensor of `f32`. Logits are `f32`, whatever the type of the activations.
+    /// Allocates an uninitialized tensor of `f32`. Logits are `f32` for every activation type.
     pub fn empty_f32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, DType::F32)
     }
 
-    /// An uninitialized tensor of `u32`, for indices that operations return.
+    /// Allocates an uninitialized tensor of `u32`, for indices that operations return.
     pub fn empty_u32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, DType::U32)
     }
@@ -89,7 +88,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         Ok(Tensor::over(stretch.address, shape, dtype))
     }
 
-    /// Takes space for activations `[rows, columns]` that are in one of `formats` at a time.
+    /// Takes space from the workspace for activations `[rows, columns]` that are in one of
+    /// `formats` at a time.
     pub fn activation_scratch(
         &self,
         formats: impl IntoIterator<Item = ActivationFormat>,
@@ -129,13 +129,13 @@ impl<'w, B: Backend> Scope<'w, B> {
         Ok(Activations { plain, rounded })
     }
 
-    /// Scratch that the target declared. The backend decides on its contents. Zero
-    /// bytes take no memory.
+    /// Allocates scratch that the target declared. The backend decides how it uses the scratch.
+    /// Zero bytes allocate no memory.
     pub(crate) fn take_scratch(&self, bytes: Bytes) -> Result<Tensor<'_>, KernelError> {
         self.take([DType::F32.elements(bytes)], DType::F32)
     }
 
-    /// Bytes that a frame could still take.
+    /// Returns the bytes that are left in the workspace.
     pub(crate) fn left(&self) -> Bytes {
         let workspace = self.frame.workspace();
         workspace.capacity() - workspace.used()

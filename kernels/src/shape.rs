@@ -4,8 +4,8 @@ use std::fmt;
 
 const RANK_MAX: usize = 4;
 
-/// More elements than any memory holds. Below this, no product of extents, pitches
-/// and element sizes overflows.
+/// Maximum number of elements, which is more than fits in any memory. Up to this number, no product
+/// of extents, pitches and element sizes overflows.
 const ELEMENTS_MAX: usize = 1 << 56;
 
 /// The extent of a tensor in each dimension, outermost first.
@@ -16,8 +16,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A shape of one to four extents. Panics on any other number, or on more elements
-    /// than any memory holds.
+    /// Creates a shape of one to four extents. Panics on any other number of extents, or on
+    /// more than `ELEMENTS_MAX` elements.
     pub fn new(extents: &[usize]) -> Self {
         assert!(
             (1..=RANK_MAX).contains(&extents.len()),
@@ -34,22 +34,22 @@ impl Shape {
         shape
     }
 
-    /// The extents, outermost first.
+    /// Returns the extents, outermost first.
     pub fn extents(&self) -> &[usize] {
         &self.extents[..self.rank]
     }
 
-    /// The outermost extent.
+    /// Returns the outermost extent.
     pub fn rows(&self) -> usize {
         self.extents[0]
     }
 
-    /// The product of all extents but the outermost.
+    /// Returns the product of all extents except the outermost.
     pub fn columns(&self) -> usize {
         self.extents[1..self.rank].iter().product()
     }
 
-    /// The product of all extents.
+    /// Returns the product of all extents.
     pub fn elements(&self) -> usize {
         self.rows() * self.columns()
     }

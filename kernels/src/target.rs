@@ -11,20 +11,23 @@ use crate::{
 };
 
 /// Output features per step of a CPU matrix product: weights that are not `f32` are widened in
-/// panels of this many rows. The number is fixed so that rounding does not depend on how many
-/// threads share a product. 64 is the number of rows that `gemm` keeps in registers with AVX-512.
-/// With 128, threads seldom got equal parts of the work.
+/// panels of this many rows. The number is fixed so that rounding does not depend on the number of
+/// threads that share a product. 64 is the number of rows that `gemm` keeps in registers with
+/// AVX-512. With 128, threads seldom got equal parts of the work.
 pub(crate) const CPU_PANEL_ROWS: usize = 64;
 
-/// Query vectors, and keys, per step of attention on the CPU. The numbers and the tiles'
-/// positions are fixed so that rounding does not depend on the number of threads. `gemm` packs
-/// the keys again for each tile of queries: with 32 queries, attention over 1,024 rows reached a
-/// sixth of the machine's rate.
+/// Query vectors per step of attention on the CPU. The number and the tiles' positions are
+/// fixed so that rounding does not depend on the number of threads. `gemm` packs the keys
+/// again for each tile of queries: with 32 queries, attention over 1,024 rows reached a sixth
+/// of the machine's rate.
 pub(crate) const CPU_TILE_QUERIES: usize = 128;
+
+/// Keys per step of attention on the CPU. The number and the tiles' positions are fixed so that
+/// rounding does not depend on the number of threads.
 pub(crate) const CPU_TILE_KEYS: usize = 128;
 
-/// Elements of scratch that one thread needs for attention: queries, sums, keys, values and scores,
-/// and for each query the largest score and the sum of the weights.
+/// Returns the elements of scratch that one thread needs for attention: queries, sums, keys, values
+/// and scores, and for each query the largest score and the sum of the weights.
 pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
     2 * (CPU_TILE_QUERIES + CPU_TILE_KEYS) * head_dim + CPU_TILE_QUERIES * CPU_TILE_KEYS + 2 * CPU_TILE_QUERIES
 }
@@ -33,8 +36,8 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
 /// not depend on the number of threads.
 pub(crate) const CPU_EXPERT_ROWS: usize = 64;
 
-/// Elements of scratch that one thread needs for a product: a panel of widened weight rows and, for
-/// an E4M3 weight, one widened row of its E4M3 activations.
+/// Returns the elements of scratch that one thread needs for a product: a panel of widened weight
+/// rows and, for an E4M3 weight, one widened row of its E4M3 activations.
 pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     match weight {
@@ -44,8 +47,9 @@ pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, we
     }
 }
 
-/// Elements of scratch that one thread needs for an expert's product: the expert's rows gathered
-/// side by side, their products with a panel of weights, and the panel if it must be widened.
+/// Returns the elements of scratch that one thread needs for an expert's product: the
+/// expert's rows gathered side by side, their products with a panel of weights, and the panel
+/// if it must be widened.
 pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     let widened = if matches!(weight, DType::F32) { 0 } else { panel * in_features };
@@ -58,12 +62,12 @@ pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
 
 /// The machine that a pass is planned for and run on.
 ///
-/// A plan equals the measurement because both ask the same target how much scratch an operation
-/// needs in addition to its output.
+/// The planned bytes equal the measured bytes, because the plan and the pass get the size of each
+/// operation's scratch from the same target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Leased host memory and `threads` CPU threads. Activations are `f32`, whatever the
-    /// type of the weights.
+    /// Leased host memory and `threads` CPU threads. Activations are `f32` for
+    /// every type of weights.
     Cpu {
         threads: usize,
     },
@@ -71,7 +75,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The target of each of `ranks` ranks. Ranks on a CPU divide its threads among them.
+    /// Returns the target of each of `ranks` ranks. Ranks on a CPU divide its threads.
     pub fn of_ranks(self, ranks: usize) -> Self {
         match self {
             Target::Cpu { threads } => Target::Cpu { threads: (threads / ranks).max(1) },
@@ -79,7 +83,7 @@ impl Target {
         }
     }
 
-    /// The type of activations, and of cached keys and values that are not quantized.
+    /// Returns the type of activations, and of cached keys and values that are not quantized.
     pub fn activation(&self) -> DType {
         match self {
             Target::Cpu { .. } => DType::F32,
@@ -87,8 +91,9 @@ impl Target {
         }
     }
 
-    /// The type that plain weights of type `found` are stored as. The CPU keeps `found`. CUDA uses
-    /// the type of activations, which the tensor cores multiply.
+    /// Returns the type in which unquantized weights of type `found` are stored. The CPU
+    /// keeps `found`. CUDA uses the activation type, because the tensor cores multiply
+    /// operands of the same type.
     pub fn weight(&self, found: DType) -> DType {
         match self {
             Target::Cpu { .. } => found,
@@ -96,9 +101,9 @@ impl Target {
         }
     }
 
-    /// The rows to allocate for a table of `vocabulary` tokens that is an output projection. CUDA
-    /// pads to whole tiles of its products. Without padding, an odd vocabulary makes a step of 256
-    /// rows a tenth slower.
+    /// Returns the rows to allocate for a table of `vocabulary` tokens that is an output
+    /// projection. CUDA pads to whole tiles of its products. Without padding, an odd vocabulary
+    /// makes a step of 256 rows a tenth slower.
     pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         match self {
             Target::Cpu { .. } => vocabulary,
@@ -106,8 +111,8 @@ impl Target {
         }
     }
 
-    /// The width to allocate for a model's `features` between two products. CUDA pads to whole
-    /// tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
+    /// Returns the width to allocate for a model's `features` between two products. CUDA pads to
+    /// whole tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
     pub fn padded_features(&self, features: usize) -> usize {
         match self {
             Target::Cpu { .. } => features,
@@ -115,7 +120,8 @@ impl Target {
         }
     }
 
-    /// Head sizes, in elements, that attention over the cache supports. `None` means any size.
+    /// Returns the head sizes, in elements, that attention over the KV cache supports.
+    /// `None` means any size.
     pub fn paged_head_dims(&self) -> Option<&'static [usize]> {
         match self {
             Target::Cpu { .. } => None,
@@ -123,7 +129,7 @@ impl Target {
         }
     }
 
-    /// Head sizes, in elements, that attention within packed ranges of rows supports.
+    /// Returns the head sizes, in elements, that attention within packed ranges of rows supports.
     /// `None` means any size.
     pub fn packed_head_dims(&self) -> Option<&'static [usize]> {
         match self {
@@ -175,9 +181,9 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for FP8 weights `[out_features, in_features]` with one
-    /// scale per block of `block_rows` rows, or per row if `block_rows` is `None`. A plan
-    /// can be made either way.
+    /// Returns `true` if there are kernels for FP8 weights `[out_features, in_features]` with one
+    /// scale per block of `block_rows` rows, or per row if `block_rows` is `None`. A plan can be
+    /// made in either case.
     pub fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -185,8 +191,8 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for experts' FP8 weights, `[out_features, in_features]` each, with
-    /// scales as for [`has_fp8`](Self::has_fp8).
+    /// Returns `true` if there are kernels for experts' FP8 weights, `[out_features, in_features]`
+    /// each, with scales as for [`has_fp8`](Self::has_fp8).
     pub fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -194,7 +200,7 @@ impl Target {
         }
     }
 
-    /// Whether the target has instructions that multiply E4M3 numbers. Other targets
+    /// Returns `true` if the target has instructions that multiply E4M3 numbers. Other targets
     /// widen the numbers first.
     pub fn multiplies_e4m3(&self) -> bool {
         match self {
@@ -203,7 +209,8 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for keys and values in E4M3. A plan can be made either way.
+    /// Returns `true` if there are kernels for keys and values in E4M3. A plan can be
+    /// made in either case.
     pub fn has_fp8_cache(&self) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -240,18 +247,21 @@ impl Target {
         }
     }
 
-    /// Whether passes can be captured as graphs, so that memory should be set aside for them.
+    /// Returns `true` if passes can be captured as graphs, so that memory should
+    /// be reserved for graphs.
     pub fn has_graphs(&self) -> bool {
         matches!(self, Target::Cuda(_))
     }
 
-    /// Whether collectives need dedicated memory. On a host, ranks read each other's workspaces.
+    /// Returns `true` if collectives need dedicated memory. On a host, ranks
+    /// read each other's workspaces.
     pub fn has_exchange_memory(&self) -> bool {
         matches!(self, Target::Cuda(_))
     }
 
-    /// Text that changes when the kernels change, for fingerprints. On CUDA it has the hashes of
-    /// all device code and the compiler's options. On the CPU it is this crate's version.
+    /// Returns a text that changes when the kernels change, for fingerprints. On CUDA the
+    /// text contains the hashes of all device code and the compiler's options. On the CPU it
+    /// is this crate's version.
     pub fn code(&self) -> &'static str {
         match self {
             Target::Cpu { .. } => concat!("bursar-kernels ", env!("CARGO_PKG_VERSION")),
@@ -259,7 +269,7 @@ impl Target {
         }
     }
 
-    /// A short name for tables and fingerprints.
+    /// Returns a short name for tables and fingerprints.
     pub fn name(&self) -> &'static str {
         match self {
             Target::Cpu { .. } => "cpu",

@@ -1,4 +1,4 @@
-//! Tensors: typed, shaped views of memory that their creator holds a lease for.
+//! Tensors: typed, shaped views of memory. The lease of the memory belongs to the tensor's creator.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -6,11 +6,11 @@ use bursar_budgets::{Address, Bytes};
 
 use crate::{DType, Shape};
 
-/// A view of device memory. It owns nothing and frees nothing.
+/// A view of device memory. A tensor does not own or free the memory.
 ///
 /// Each row is contiguous, and rows start `pitch` elements apart, so a range of columns (for
-/// example, the queries of a fused projection) is a view too. The lifetime is that of the memory: a
-/// temporary cannot outlive the frame that it was taken from.
+/// example, the queries of a fused projection) is a view too. The lifetime `'m` is the lifetime of
+/// the memory: a temporary cannot outlive the frame that it was allocated from.
 ///
 /// Each piece of memory has one tensor, and views borrow from that tensor. An operation that works
 /// in place takes the tensor itself or a view made by one of the `_mut` methods, which borrow
@@ -49,13 +49,13 @@ pub struct Tensor<'m> {
     shape: Shape,
     pitch: usize,
     dtype: DType,
-    /// True if no other usable view of this memory exists.
+    /// `true` if no other usable view of this memory exists.
     writable: bool,
     memory: PhantomData<&'m ()>,
 }
 
 impl<'m> Tensor<'m> {
-    /// A view of memory that outlives every pass: weights, caches, fixed input buffers.
+    /// Creates a view of memory that outlives every pass: weights, caches, fixed input buffers.
     ///
     /// # Safety
     /// As long as operations use the view, or any view made from it, `address` must start
@@ -70,32 +70,32 @@ impl<'m> Tensor<'m> {
         Tensor { address, shape, pitch: shape.columns(), dtype, writable: true, memory: PhantomData }
     }
 
-    /// A second view of the same memory, for a struct of [`calls`](crate::calls) to hold.
+    /// Returns a second view of the same memory, for use in a struct of [`calls`](crate::calls).
     pub(crate) fn view(&self) -> Tensor<'_> {
         Tensor { ..*self }
     }
 
-    /// Address of the first element.
+    /// Returns the address of the first element.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// The extents, outermost first.
+    /// Returns the extents, outermost first.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The outermost extent.
+    /// Returns the outermost extent.
     pub fn rows(&self) -> usize {
         self.shape.rows()
     }
 
-    /// The product of all extents but the outermost.
+    /// Returns the product of all extents except the outermost.
     pub fn columns(&self) -> usize {
         self.shape.columns()
     }
 
-    /// Elements from the start of a row to the start of the next.
+    /// Returns the number of elements from the start of a row to the start of the next.
     pub fn pitch(&self) -> usize {
         self.pitch
     }
@@ -104,64 +104,65 @@ impl<'m> Tensor<'m> {
         self.dtype
     }
 
-    /// True if there are no gaps between rows.
+    /// Returns `true` if there are no gaps between rows.
     pub fn is_contiguous(&self) -> bool {
         self.pitch == self.columns() || self.rows() <= 1
     }
 
-    /// True for a tensor itself and for exclusive views, which operations may change in place.
+    /// Returns `true` for a tensor itself and for exclusive views, which operations
+    /// may change in place.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// The bytes of the elements, without gaps between rows.
+    /// Returns the bytes of the elements, without gaps between rows.
     pub fn bytes(&self) -> Bytes {
         self.dtype.bytes(self.shape.elements())
     }
 
-    /// The rows `range` of this tensor, read-only. Panics if `range` is out of bounds.
+    /// Returns the rows `range` of this tensor, read-only. Panics if `range` is out of bounds.
     pub fn row_range(&self, range: Range<usize>) -> Tensor<'_> {
         Tensor { writable: false, ..self.rows_at(range) }
     }
 
-    /// The rows `range` of this tensor, writable. Panics if `range` is out of bounds.
+    /// Returns the rows `range` of this tensor, writable. Panics if `range` is out of bounds.
     pub fn row_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
         self.rows_at(range)
     }
 
-    /// The rows before `at` and the rows from `at` on, both writable. Panics if `at`
+    /// Returns the rows before `at` and the rows from `at` on, both writable. Panics if `at`
     /// is out of bounds.
     pub fn split_rows_mut(&mut self, at: usize) -> (Tensor<'_>, Tensor<'_>) {
         (self.rows_at(0..at), self.rows_at(at..self.rows()))
     }
 
-    /// The columns `range` of every row, as `[rows, range.len()]`, read-only. Panics if `range`
-    /// is out of bounds.
+    /// Returns the columns `range` of every row, as `[rows, range.len()]`, read-only. Panics if
+    /// `range` is out of bounds.
     pub fn column_range(&self, range: Range<usize>) -> Tensor<'_> {
         Tensor { writable: false, ..self.columns_at(range) }
     }
 
-    /// The columns `range` of every row, as `[rows, range.len()]`, writable. Panics if `range`
-    /// is out of bounds.
+    /// Returns the columns `range` of every row, as `[rows, range.len()]`, writable. Panics if
+    /// `range` is out of bounds.
     pub fn column_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
         self.columns_at(range)
     }
 
-    /// Turns this tensor into the columns `range` of every row. It stays as writable as before.
-    /// Panics if `range` is out of bounds.
+    /// Turns this tensor into the columns `range` of every row. The result is writable if this
+    /// tensor is. Panics if `range` is out of bounds.
     pub fn into_column_range(self, range: Range<usize>) -> Tensor<'m> {
         let Tensor { address, shape, pitch, .. } = self.columns_at(range);
         Tensor { address, shape, pitch, ..self }
     }
 
-    /// The same elements in another shape, read-only. Panics if rows have gaps or
+    /// Returns the same elements in another shape, read-only. Panics if rows have gaps or
     /// the element counts differ.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         Tensor { writable: false, ..self.reshaped(shape.into()) }
     }
 
-    /// Turns this tensor or view into another shape. It stays as writable as before. Panics if rows
-    /// have gaps or the element counts differ.
+    /// Turns this tensor or view into another shape. The result is writable if this tensor is.
+    /// Panics if rows have gaps or the element counts differ.
     pub fn into_shape(self, shape: impl Into<Shape>) -> Tensor<'m> {
         let Tensor { shape, pitch, .. } = self.reshaped(shape.into());
         Tensor { shape, pitch, ..self }

@@ -6,15 +6,15 @@ use crate::{DType, Quantization, Tensor};
 
 /// A weight `[out_features, in_features]` and its scales.
 pub struct Weight<'m> {
-    /// Plain numbers, or E4M3 if there are scales. Contiguous.
+    /// The numbers of the weight, contiguous. They are E4M3 if there are scales.
     pub data: Tensor<'m>,
-    /// Factors of E4M3 numbers.
+    /// Factors by which the E4M3 numbers are multiplied.
     pub scales: WeightScales<'m>,
 }
 
 /// The scales of a weight. They also determine how the weight's product quantizes activations.
 pub enum WeightScales<'m> {
-    /// The weight is plain and has no scales.
+    /// The weight is unquantized and has no scales.
     Unquantized,
     /// One scale for each block. Activations are quantized in groups of [`FP8_BLOCK`](crate::FP8_BLOCK) columns.
     Blocks {
@@ -28,7 +28,7 @@ pub enum WeightScales<'m> {
     Rows {
         /// `[out_features]` f32.
         scales: Tensor<'m>,
-        /// The scale of all activations. With `None`, each row of activations has its own scale.
+        /// The scale of all activations. If `None`, each row of activations has a separate scale.
         activations: Option<f32>,
     },
 }
@@ -38,8 +38,8 @@ impl<'m> Weight<'m> {
         Weight { data, scales: WeightScales::Unquantized }
     }
 
-    /// The quantization of the activations that this weight is multiplied by. `None` if
-    /// they are not quantized.
+    /// Returns the quantization of the activations that this weight is multiplied by, or
+    /// `None` for unquantized activations.
     pub fn wants(&self) -> Option<Quantization> {
         match self.scales {
             WeightScales::Unquantized => None,
@@ -49,12 +49,12 @@ impl<'m> Weight<'m> {
         }
     }
 
-    /// Output features, `out_features`.
+    /// Returns the number of output features, `out_features`.
     pub fn rows(&self) -> usize {
         self.data.rows()
     }
 
-    /// Input features, `in_features`.
+    /// Returns the number of input features, `in_features`.
     pub fn columns(&self) -> usize {
         self.data.columns()
     }
@@ -63,7 +63,7 @@ impl<'m> Weight<'m> {
         self.data.dtype()
     }
 
-    /// Bytes of numbers and scales.
+    /// Returns the bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
         self.data.bytes() + self.scales.tensor().map_or(Bytes::ZERO, Tensor::bytes)
     }
@@ -81,7 +81,7 @@ impl<'m> Weight<'m> {
 }
 
 impl<'m> WeightScales<'m> {
-    /// The tensor of scales, or `None` if the weight is plain.
+    /// Returns the tensor of scales, or `None` if the weight is unquantized.
     pub fn tensor(&self) -> Option<&Tensor<'m>> {
         match self {
             WeightScales::Unquantized => None,

@@ -13,15 +13,15 @@ use crate::Tensor;
 pub struct Work {
     /// Floating-point operations. A multiply-add counts as two.
     pub flops: u64,
-    /// The part of `flops` in products that the target multiplies in E4M3, which is twice as fast
-    /// as in 16 bits.
+    /// The number of these operations in products that the target multiplies in E4M3, which is
+    /// twice as fast as in 16 bits.
     pub e4m3_flops: u64,
     /// Bytes read and written.
     pub bytes: Bytes,
 }
 
 impl Work {
-    /// `flops` operations over the given tensors, each of which crosses memory once.
+    /// Returns the work of `flops` operations over `tensors`, if each tensor crosses memory once.
     pub fn over(flops: u64, tensors: &[&Tensor<'_>]) -> Self {
         Work { flops, bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(), ..Work::default() }
     }
@@ -40,7 +40,7 @@ impl AddAssign for Work {
 pub struct WorkCounter(Cell<Work>);
 
 impl WorkCounter {
-    /// The work counted so far.
+    /// Returns the work counted so far.
     pub fn total(&self) -> Work {
         self.0.get()
     }

@@ -97,7 +97,7 @@ impl Gpu {
         // The pass runs in another stream, which does not wait for this memset. A GPU shared with
         // other processes may take a while.
         //
-        // SAFETY: the context is current.
+        // SAFETY: `enter` has made the device's context current in this thread.
         assert_eq!(unsafe { sys::cuCtxSynchronize() }, sys::CUresult::CUDA_SUCCESS);
         let (cuda, counter) =
             (Cuda::new(kernels).expect("a stream").with_gemm_backend(products_by), WorkCounter::default());
@@ -193,7 +193,8 @@ fn what_is_compiled_for_turing_gives_it_too() {
     compare_older((7, 5), &[DType::F16]);
 }
 
-/// The bits of the elements drawn, as part of a matrix whose rows have `pitch` numbers.
+/// The bits of the random elements that `backend` writes, as part of a matrix whose rows have
+/// `pitch` numbers.
 fn drawn<B: Backend>(
     backend: &B,
     workspace: &Workspace,
@@ -202,7 +203,7 @@ fn drawn<B: Backend>(
     shape: [usize; 2],
     pitch: usize,
 ) -> Vec<u16> {
-    // SAFETY: the workspace has backed this many bytes, and none of them is taken.
+    // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut out = unsafe { Tensor::persistent(workspace.address(), shape, dtype) };
     fill_random_part(backend, MatrixSlice { seed: 7, first: 11, pitch }, deviation, &mut out)
         .expect("a type of weights");
@@ -345,8 +346,8 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         }
         assert_eq!(cuda.guesses(), 2, "each has a way that ran");
 
-        // More lanes than there are counters for our own kernel. The lanes
-        // without counters use cuBLASLt.
+        // There are more lanes here than counters for our own kernel. The lanes without counters
+        // use cuBLASLt.
         let lane = |_| Cuda::new(kernels).expect("a stream").with_gemm_backend(GemmBackend::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
@@ -521,7 +522,7 @@ impl Layers {
         let (mut end, mut seed) = (Bytes(0), 0);
         let mut tensor = |shape: &[usize], deviation: f32| {
             // SAFETY: this many bytes are backed, they live as long as the layers, and each tensor
-            // has a separate part.
+            // has a separate range of them.
             let mut tensor = unsafe { Tensor::persistent(memory.address().offset(end), Shape::new(shape), dtype) };
             (end, seed) = (end + tensor.bytes(), seed + 1);
             fill_random(cuda, seed, deviation, &mut tensor).expect("a type that weights are kept as");
@@ -555,7 +556,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
     let memory = leased(gpu.device.clone(), Bytes::mib(16));
     let mut taken = Vec::new();
     for products_by in [GemmBackend::Library, GemmBackend::Measured, GemmBackend::Ours] {
-        // Measurements are kept with the kernels.
+        // Measurements are kept with the kernels, so each backend loads its own kernels.
         let kernels = gpu.load(target);
         let cuda = Cuda::new(&kernels).expect("a stream").with_gemm_backend(products_by);
         let (layers, counter) = (Layers::drawn(&cuda, gpu, LAYERS), WorkCounter::default());

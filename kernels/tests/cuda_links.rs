@@ -1,6 +1,6 @@
-//! Links between GPU ranks that do not use our kernels: copies of ranks that meet on the host, and
-//! NCCL. Copies are tested on two GPUs, or on one GPU that plays both. NCCL needs two GPUs and its
-//! library. A test that lacks something prints that and ends.
+//! Links between GPU ranks that do not use our kernels: copies between ranks that synchronize on
+//! the host, and NCCL. Copies are tested on two GPUs, or on one GPU that runs both ranks. NCCL
+//! needs two GPUs and its library. A test whose requirements are missing prints that and ends.
 
 mod ground;
 
@@ -15,7 +15,7 @@ use half::bf16;
 
 use ground::{Random, first_gpu, leased, load, search};
 
-/// Less than the size of some collectives in these tests, so that these are split over several.
+/// Smaller than some collectives in these tests, so that these are split into several.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
 /// Longer than any start of a kernel, and shorter than a test may hang.
@@ -40,7 +40,7 @@ impl Ground {
         Ground { devices, kernels, _turn }
     }
 
-    /// `ranks` ranks, on two GPUs where there are two, and otherwise on one.
+    /// `ranks` ranks, on two GPUs if there are two, and otherwise on one GPU.
     fn any(ranks: usize) -> Option<Ground> {
         let (turn, first) = (turn(), first_gpu()?);
         let second = CudaDevice::open(1).map_or_else(|_| first.clone(), Arc::new);
@@ -363,7 +363,7 @@ fn ranks_that_share_a_gpu_are_refused_by_name() {
     let memory: Vec<_> = twice.devices.iter().map(|device| leased(device.clone(), CudaLink::bytes(AT_ONCE))).collect();
     let (kernels, addresses): (Vec<_>, Vec<_>) =
         (twice.kernels.iter().collect(), memory.iter().map(Segment::address).collect());
-    // SAFETY: no collective runs.
+    // SAFETY: the memory is backed and outlives this call, and no collective runs.
     let refused = unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.map(drop);
     let said = refused.expect_err("it is refused").to_string();
     assert!(said.contains("NCCL allows one rank per GPU, but cuda:0 was given to several ranks"), "{said}");

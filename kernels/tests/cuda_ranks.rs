@@ -1,5 +1,5 @@
 //! Ranks on a GPU, each with a separate stream and kernels: sums and gathered columns have the bits
-//! of the definition, and a rank that does not join is reported as a lost device. One GPU plays all
+//! of the definition, and a rank that does not join is reported as a lost device. One GPU runs all
 //! ranks, which tests everything except the links between GPUs. Without a Hopper GPU, each test
 //! prints that and ends.
 
@@ -16,7 +16,7 @@ use half::bf16;
 
 use ground::{Random, first_gpu, first_largest, leased, load};
 
-/// Less than the size of some collectives in these tests, so that these are split over several.
+/// Smaller than some collectives in these tests, so that these are split into several.
 const AT_ONCE: Bytes = Bytes::kib(320);
 
 /// The same limit for sums in shares, which are large.
@@ -32,15 +32,15 @@ fn told(variable: &str) -> Option<u64> {
     Some(told.parse().expect("a whole number"))
 }
 
-/// Time that a rank waits for the others. Under compute-sanitizer a kernel takes longer to start.
-/// `BURSAR_RANKS_PATIENCE` then gives the seconds to wait.
+/// Time that a rank waits for the other ranks. Under compute-sanitizer a kernel takes longer to
+/// start. `BURSAR_RANKS_PATIENCE` then sets the time in seconds.
 fn patience() -> Duration {
     told("BURSAR_RANKS_PATIENCE").map_or(PATIENCE, Duration::from_secs)
 }
 
-/// The numbers of ranks whose kernels one GPU can run at the same time. These are all of
-/// `ranks`, except under compute-sanitizer, where blocks take more registers and
-/// `BURSAR_RANKS_MOST` gives the largest number.
+/// The numbers of ranks whose kernels one GPU can run at the same time. These are all of `ranks`,
+/// except under compute-sanitizer, where blocks take more registers and `BURSAR_RANKS_MOST` sets
+/// the largest number.
 fn together(ranks: Vec<usize>) -> impl Iterator<Item = usize> {
     let most = told("BURSAR_RANKS_MOST").map_or(usize::MAX, |most| most as usize);
     ranks.into_iter().filter(move |of| *of <= most)
@@ -65,9 +65,9 @@ fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize, at_on
     (0..of).map(cleared).collect()
 }
 
-/// Runs `pass` on `of` ranks on one GPU at the same time. All ranks have their memory
-/// before the first one begins, because mapping memory may wait for a kernel that itself
-/// waits for another rank.
+/// Runs `pass` on `of` ranks on one GPU at the same time. The memory of all ranks is mapped before
+/// the first rank begins, because mapping memory may wait for a kernel that itself waits for
+/// another rank.
 fn on_gpu_ranks<T: Send>(
     of: usize,
     pass: impl Fn(&Scope<'_, Cuda>, &Cuda) -> Result<T, KernelError> + Sync,
@@ -121,8 +121,8 @@ fn bits(numbers: &[bf16]) -> Vec<u16> {
 
 #[test]
 fn each_rank_gets_the_sum_in_the_order_of_ranks() {
-    // Two ranks write pieces to each other. More ranks sum parts of large collectives, such
-    // as the last size.
+    // Two ranks write pieces to each other. With more ranks, each rank sums a part of each large
+    // collective, such as the last size.
     let odd = [(1, 8192, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8), (1021, 1032, 0)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)];
     for (rows, columns, gap) in sizes.into_iter().chain(odd) {
@@ -151,9 +151,9 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
 
 #[test]
 fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
-    // A few rows are pushed. Numbers of columns that need it take two launches, and some sizes take
-    // several collectives. Above 128 KiB, two ranks write pieces of two rows, or of four shorter
-    // rows, to each other.
+    // A few rows are pushed. Some numbers of columns need two launches, and some sizes need several
+    // collectives. Above 128 KiB, two ranks write pieces of two rows, or of four shorter rows, to
+    // each other.
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
     let small = sizes.into_iter().chain(odd).map(|size| (size, AT_ONCE, vec![2, 3, 4]));
@@ -260,7 +260,8 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
             let Some(found) = found else { return };
             for outcomes in &found {
                 assert!(outcomes[0] == found[0][0], "{what}: ranks differ");
-                // With wider rows, the two separate operations add up the squares in another order.
+                // With wider rows, the two separate operations add up the squares in a different
+                // order.
                 if columns <= 4096 {
                     assert!(outcomes[0] == outcomes[1], "{what}");
                     continue;

@@ -110,8 +110,8 @@ def arc(x, y, half_width, half_height, start, end):
 
 @functools.lru_cache(maxsize=None)
 def strokes_of(digit: str, variant: int):
-    """Pen strokes of a digit in a box one high and 0.6 wide. The variants are those found in
-    handwriting and fonts."""
+    """Pen strokes of a digit in a box one high and 0.6 wide. The variants occur
+    in handwriting and fonts."""
     odd = variant % 2 == 1
     return {
         "0": [arc(0.3, 0.5, 0.28, 0.48, 0, 360)],

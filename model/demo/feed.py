@@ -1,4 +1,4 @@
-"""Turns scenes into conversations and conversations into packed batches, in worker processes.
+"""Converts scenes to conversations and conversations to packed batches, in worker processes.
 
 A batch is a slot of shared memory with a fixed offset for every array. Each picture is resized and
 cut into patches as the image processor does, but the patches stay bytes, which the GPU normalizes.
@@ -85,8 +85,8 @@ def cut(image: Image.Image):
 
 
 def what_covers(scene: draw.Scene, rows: int, columns: int):
-    """The thing and the color at the center of each unit (or whose own center is in the unit), row
-    by row."""
+    """The shape or digit (`thing`) and the color at the center of each unit, or whose own center is
+    in the unit, row by row."""
     unit_x, unit_y = scene.width / columns, scene.height / rows
     x = (np.arange(columns) + 0.5)[None, :] * unit_x
     y = (np.arange(rows) + 0.5)[:, None] * unit_y
@@ -227,7 +227,7 @@ def with_picture(rng, question: str, pictures: list[int]):
 
 
 def about_one(rng, scene: draw.Scene, picture: int):
-    """One to four turns about one picture, sometimes with a turn of plain talk between them."""
+    """One to four turns about one picture, sometimes with a turn of small talk between them."""
     length = draw.pick(rng, (1, 1, 1, 2, 2, 3, 4))
     turns, asked, shown = [], set(), False
     if rng.random() < 0.04:
@@ -274,7 +274,8 @@ def about_nothing(rng):
 
 
 def system_of(rng) -> str | None:
-    """In most cases the template's own system prompt, because an application may set another."""
+    """The template's own system prompt in most cases, and sometimes another prompt or none, because
+    an application may set its own."""
     chance = rng.random()
     return talk.SYSTEM if chance < 0.9 else None if chance < 0.93 else draw.pick(rng, talk.OTHER_SYSTEMS)
 
@@ -356,7 +357,7 @@ class Feed:
             self.full[worker].put(index)
 
     def take(self) -> tuple[int, dict[str, np.ndarray]]:
-        """The next batch in order. Give its index back when the batch has been copied."""
+        """The next batch in order. Pass its index to `give_back` when the batch has been copied."""
         index = self.full[self.next % self.workers].get()
         self.next += 1
         return index, self.slots[index]

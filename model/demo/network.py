@@ -244,7 +244,7 @@ class Network(nn.Module):
         return answers, self.teacher(units)
 
     def released(self) -> dict[str, torch.Tensor]:
-        """The weights that a checkpoint holds."""
+        """The weights that a checkpoint contains."""
         return {name: value for name, value in self.state_dict().items() if not name.startswith("teacher")}
 
 

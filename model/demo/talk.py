@@ -1,4 +1,4 @@
-"""Plain talk without a picture: who the model is, what it can do, and what it cannot do."""
+"""Small talk without a picture: who the model is, what it can do, and what it cannot do."""
 
 from draw import pick
 
@@ -109,7 +109,7 @@ def typed(rng, text: str) -> str:
 
 
 def one_turn(rng, has_picture: bool) -> tuple[str, str]:
-    """(question, answer) of plain talk."""
+    """(question, answer) of small talk."""
     chance = rng.random()
     if chance < 0.3:
         question, answer = refusal(rng)

@@ -45,14 +45,15 @@ def normalised(patch: torch.Tensor) -> torch.Tensor:
 
 
 def losses(network: Network, batch: dict[str, torch.Tensor]):
-    """Cross entropy of the answers, and of the thing and color that cover each unit."""
+    """Cross entropy of the answers, and of the shape or digit and the color
+    that cover each unit."""
     batch = {**batch, "patch": normalised(batch["patch"])}
     with torch.autocast(batch["patch"].device.type, torch.bfloat16):
         answers, taught = network(batch)
     answer = F.cross_entropy(answers.float(), batch["answer"], ignore_index=-100)
     taught = taught.float()
-    # Most units lie on the background. They get a tenth of the weight, or the model would take long
-    # to notice the digits.
+    # Most units lie on the background. They get a tenth of the weight, because the model would
+    # otherwise need long to notice the digits.
     weight = torch.where(batch["thing"] > 0, 1.0, 0.1)
     thing = F.cross_entropy(taught[:, :15], batch["thing"], reduction="none")
     colour = F.cross_entropy(taught[:, 15:], batch["colour"], reduction="none")
@@ -60,9 +61,9 @@ def losses(network: Network, batch: dict[str, torch.Tensor]):
 
 
 def exact_answers(network: Network, slots) -> dict[str, tuple[int, int]]:
-    """Right and asked questions per kind. Greedy decoding gives an answer exactly if each of its
-    tokens is the most likely one after the previous right tokens, so one pass without generation is
-    enough."""
+    """The numbers of right answers and of questions, per kind. Greedy decoding gives an answer
+    exactly if each of its tokens is the most likely token after the previous right tokens, so one
+    pass without generation is enough."""
     tally: dict[str, tuple[int, int]] = {}
     for slot in slots:
         batch = to_device(slot, "cuda")
@@ -96,7 +97,7 @@ def held_out_slots(tokenizer, count: int):
 
 
 def held_out_conversations(tokenizer):
-    """Whole conversations about unseen pictures: later turns, two pictures, plain talk."""
+    """Whole conversations about unseen pictures: later turns, two pictures, small talk."""
     slots = []
     for batch in range(2):
         slots.append(feed.slot_views(bytearray(feed.slot_bytes())))

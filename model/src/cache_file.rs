@@ -11,8 +11,8 @@ use std::{
 
 use thiserror::Error;
 
-/// Size limit in bytes. This module writes no larger file, so a larger file was
-/// written by something else.
+/// Size limit in bytes. This module never writes a larger file, so a larger file was
+/// written by another program.
 pub const BYTES_MAX: u64 = 1 << 20;
 
 /// A temporary file older than this was left by a process that died while writing.
@@ -46,8 +46,9 @@ pub struct CacheFile {
 }
 
 impl CacheFile {
-    /// The file in `folder` that `parts` identify: different lists give different files. For
-    /// readability, the file name begins with up to 48 characters of each entry of `shown`.
+    /// The file in `folder` that is identified by `parts`. Different lists of parts give
+    /// different files. For readability, the file name begins with up to 48 characters of
+    /// each entry of `shown`.
     ///
     /// ```
     /// use bursar_model::cache_file::CacheFile;

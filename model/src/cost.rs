@@ -15,7 +15,8 @@ pub struct EncoderCost {
 }
 
 impl EncoderCost {
-    /// The cost of at most `patches` patches. A remainder that makes no whole token is not counted.
+    /// The cost of at most `patches` patches. Patches that do not form a whole
+    /// token are not counted.
     pub fn of(patches: usize, merge: MergeSize) -> Self {
         let rows = merge.tokens(patches);
         EncoderCost { patches: merge.patches(rows), rows }
@@ -29,9 +30,9 @@ pub struct RequestCost {
     /// Tokens of the sequence: prompt and reply.
     pub tokens: usize,
     pub blocks: usize,
-    /// Patches of its largest picture; one launch must take them all.
+    /// Patches of the request's largest picture. One launch must encode all of them.
     pub picture_patches: usize,
-    /// Rows of the vision cache, all held at once.
+    /// Rows of the vision cache, all in use at once.
     pub cache_rows: usize,
 }
 
@@ -56,7 +57,7 @@ impl RequestCost {
         RequestCost::of(envelope.context_tokens, pictures)
     }
 
-    /// Whether no resource exceeds the same resource of `limit`.
+    /// Whether every resource is at most the same resource of `limit`.
     pub fn is_within(&self, limit: &RequestCost) -> bool {
         let RequestCost { tokens, blocks, picture_patches, cache_rows } = *self;
         tokens <= limit.tokens

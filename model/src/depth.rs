@@ -1,10 +1,10 @@
 //! Number of layers of each stack that a pass runs.
 
-/// Counted from the first layer. A greater depth compares as greater.
+/// A number of layers, counted from the first layer. A greater depth compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
     /// Only the first layers of each stack, followed by the work that normally follows the last
-    /// layer. Only for worst cases, whose results are discarded.
+    /// layer. This is only for worst cases, whose results are discarded.
     First(usize),
     /// All layers, as in serving.
     Whole,

@@ -17,29 +17,30 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// Pictures of the largest size that the encoder cache is sized for. A request may have more
-    /// pictures, up to `pictures`, if together they have no more patches than these.
+    /// Number of pictures of the largest size for which the encoder cache is sized. A request may
+    /// have more pictures, up to `pictures`, if together they have at most as many patches as this
+    /// number of largest pictures.
     pub largest_pictures: usize,
     /// Frames of a request's videos, over all turns; 0 refuses videos. Frames have no separate
-    /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches)
-    /// that the pictures leave.
+    /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches) that
+    /// pictures do not use.
     pub video_frames: usize,
-    /// Patches in one launch of the vision encoder, over all pictures. At least as many as
-    /// the largest picture has.
+    /// Patches in one launch of the vision encoder, over all pictures. This must
+    /// be at least `picture_patches`.
     pub launch_patches: usize,
 }
 
 /// The greatest value of any limit. Products of two limits up to this value do not overflow.
 const MOST: usize = 1 << 30;
 
-/// Default of `pictures`. It is so high that a context is usually full before it
-/// has this many pictures.
+/// Default of `pictures`, so high that a context is usually full before it
+/// contains this many pictures.
 const PICTURES: usize = 1024;
 
 /// Patches of the smallest picture.
 pub const PATCHES_LEAST: usize = 4;
 
-/// A limit that contradicts another, or under which no request could run.
+/// A limit that contradicts another limit, or under which no request could run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{limit}` is {value}; expected {required}")]
 pub struct LimitError {
@@ -89,8 +90,8 @@ impl Envelope {
     }
 
     /// Patches that the pictures and videos of one request may have together: the patches of
-    /// `largest_pictures` pictures of the largest size. If a context holds fewer, the context is
-    /// the limit. The vision cache is sized for this number.
+    /// `largest_pictures` pictures of the largest size. If fewer patches fit into the context, the
+    /// context is the limit. The vision cache is sized for this number.
     pub fn visual_patches(&self, merge: MergeSize) -> usize {
         self.largest_pictures * merge.patches(merge.tokens(self.picture_patches))
     }
@@ -111,7 +112,7 @@ impl Envelope {
     /// Checks that the limits are in range and consistent with each other.
     ///
     /// # Errors
-    /// The first limit for which this is not the case.
+    /// The first limit that is out of range or contradicts another limit.
     pub fn check(&self) -> Result<(), LimitError> {
         let require = |limit: &str, value: usize, least: usize, why: &str| {
             let wrong = |required| Err(LimitError { limit: limit.to_owned(), value, required });

@@ -1,6 +1,6 @@
 //! Errors of the host side. Each reports what happened, the limit, the value, and what to change.
 //!
-//! No variant carries prompt text, picture bytes or generated text. Names of files, settings
+//! No variant contains prompt text, picture bytes or generated text. Names of files, settings
 //! and tensors are allowed.
 
 use bursar_budgets::Hint;

@@ -46,7 +46,7 @@ impl Model {
         Model::plan_rank(checkpoint, target, Rank::ALONE)
     }
 
-    /// Like [`plan`](Self::plan), for the part of the model that `rank` holds.
+    /// Like [`plan`](Self::plan), for the shard of the model that belongs to `rank`.
     ///
     /// # Errors
     /// See [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if the model cannot
@@ -81,9 +81,9 @@ impl Model {
     }
 
     /// Copies the weights of the backend's [rank](Backend::rank) into `segment`, or draws them
-    /// there if the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of
-    /// the segment must be backed. `progress` is called after each tensor with the bytes copied so
-    /// far and the total, and decides whether to continue.
+    /// there if the checkpoint is random. At least [`weight_bytes`](Model::weight_bytes) of the
+    /// segment must be backed. `progress` is called after each tensor with the bytes copied so far
+    /// and the total, and decides whether to continue.
     ///
     /// # Errors
     /// See [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails;
@@ -128,8 +128,8 @@ impl Model {
         // If loading ends early, this guard waits for the copies in flight before
         // the segment is dropped.
         let _settled = Settled(backend);
-        // The largest copies come first: the threads that a backend starts for them are then
-        // available for all the others too.
+        // The largest copies run first, so that the threads that a backend starts for them are
+        // available for all other copies as well.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
         let mut buffer = RoundingBuffer::default();
@@ -187,7 +187,7 @@ impl Model {
         self.family.decoder().expert_loads()
     }
 
-    /// Layers, heads and element type of the keys and values that this rank holds on `target`.
+    /// The shape and the element type of this rank's keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.family.decoder().kv_shape(self.cache.dtype(target))
     }
@@ -197,8 +197,8 @@ impl Model {
         target.activation().bytes(self.config.embedding_layout().width())
     }
 
-    /// Number of ranks that divide the pictures of a launch among themselves, and are therefore
-    /// linked when they encode. 1 for a model on one device.
+    /// Number of ranks that divide the pictures of a launch among themselves, and must therefore be
+    /// linked when they encode. The number is 1 for a model on one device.
     pub fn picture_ranks(&self) -> usize {
         self.rank().of()
     }
@@ -230,8 +230,7 @@ impl Model {
         self.encode_through(scope, batch, cache, Depth::Whole)
     }
 
-    /// Like [`encode`](Self::encode), but through only as many of the encoder's
-    /// layers as `depth` says.
+    /// Like [`encode`](Self::encode), but runs only the layers of the encoder that `depth` selects.
     pub fn encode_through<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -283,8 +282,8 @@ struct Settled<'b, B: Backend>(&'b B);
 
 impl<B: Backend> Drop for Settled<'_, B> {
     fn drop(&mut self) {
-        // An error is ignored here: a lost device runs nothing any more, and the next call to
-        // it reports the loss.
+        // An error is ignored here: a lost device runs nothing any more, and the next call to the
+        // device reports the loss.
         drop(transfer::settle(self.0));
     }
 }
@@ -490,8 +489,8 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
 /// Minimum number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
 
-/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to
-/// `buffer` unless `zeros` is 0.
+/// Returns the rows of a file's tensor, each followed by `zeros` zero elements. The result is in
+/// `buffer`, or is `bytes` itself if `zeros` is 0.
 fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), buffer: &'s mut Vec<u8>) -> &'s [u8] {
     if zeros == 0 {
         return bytes;
@@ -535,7 +534,7 @@ mod tests {
         let rows = 3 * PADDED_BY_A_THREAD + 1;
         let bytes: Vec<u8> = (0..rows * 10).map(|at| (at % 251) as u8 + 1).collect();
         let expected: Vec<u8> = bytes.chunks_exact(10).flat_map(|row| [row, &[0; 6]].concat()).collect();
-        // Leftovers of another tensor, longer and shorter than this one.
+        // Leftovers of another tensor, longer and shorter than this tensor.
         for mut buffer in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
             assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut buffer), expected);
             assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut buffer).as_ptr(), bytes.as_ptr(), "nothing is copied");

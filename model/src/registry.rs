@@ -67,9 +67,8 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
     Ok(RandomCheckpoint::new(shape, seed, files(released, released.decoder().tokenizer())))
 }
 
-/// Like [`random_checkpoint`], but with a byte tokenizer instead of a tokenizer of the
-/// model's size, which would take most of the time to build. This is for planning,
-/// which needs no tokenizer.
+/// Like [`random_checkpoint`], but with a byte tokenizer, because building a tokenizer of the
+/// model's size would take most of the time. This is for planning, which needs no tokenizer.
 ///
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
@@ -203,7 +202,8 @@ macro_rules! families {
                 Err(unknown(checkpoint).into())
             }
 
-            /// The family's architecture in `config.json`; the first one if it has several.
+            /// The family's architecture in `config.json`; the first architecture if
+            /// the family has several.
             pub fn architecture(&self) -> &'static str {
                 match self {
                     $(FamilyConfig::$name(_) => <$folder::Config as Settings>::ARCHITECTURES[0].0,)*
@@ -223,8 +223,8 @@ macro_rules! families {
                 }
             }
 
-            /// The kinds of work that serving this family puts on a device. A family with a kind
-            /// that no worst case covers does not compile.
+            /// The kinds of work that serving this family puts on a device. A family does not
+            /// compile if no worst case covers one of its kinds.
             pub fn workloads(&self) -> &'static [Workload] {
                 match self {
                     $(FamilyConfig::$name(_) => const { covered(<$folder::Config as Settings>::WORKLOADS) },)*
@@ -245,9 +245,8 @@ macro_rules! families {
                 }
             }
 
-            /// Adds the family's text for pictures and videos to a rendered prompt, if its
-            /// prompts have more text for them than the placeholders. Other families
-            /// return the prompt unchanged.
+            /// Adds the family's text around the placeholders of pictures and videos to a rendered
+            /// prompt. Families without such text return the prompt unchanged.
             pub fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
                 match self {
                     $(FamilyConfig::$name(config) => config.write_visuals(rendered, visuals),)*
@@ -255,7 +254,7 @@ macro_rules! families {
             }
 
             /// Expands each placeholder to one token per embedding of its picture or video, and
-            /// gives every token its position. A video takes one span per step of time.
+            /// gives every token its position. A video has one span per step of time.
             ///
             /// # Errors
             /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or

@@ -4,7 +4,7 @@
 /// A kind of work with separate memory requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Turning pictures into embeddings.
+    /// Encoding pictures to embeddings.
     Encode,
     /// Writing embeddings over a prompt's placeholders.
     Merge,
@@ -62,7 +62,7 @@ impl WorstCaseKind {
         name: "step: every sequence decodes at the full context",
         workloads: &[Workload::Decode, Workload::Choose],
     };
-    /// All kinds. [`worst_cases`](crate::worst_cases::worst_cases) creates the ones that
+    /// All kinds. [`worst_cases`](crate::worst_cases::worst_cases) creates the worst cases that
     /// a model can reach.
     pub const ALL: &[WorstCaseKind] = &[
         WorstCaseKind::LARGEST_PICTURES,

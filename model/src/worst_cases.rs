@@ -1,5 +1,5 @@
-//! The envelope's worst cases: the largest passes that can ever reach the device. They are planned
-//! before loading and run under stress before serving, by the same code.
+//! The envelope's worst cases: the largest passes that can ever reach the device. The same code
+//! plans them before loading and runs them under stress before serving.
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
@@ -54,7 +54,7 @@ pub struct Footprint {
 #[derive(Clone, Copy, Debug)]
 pub struct CacheCapacity {
     /// KV cache blocks. Sequences that need more blocks use some of them several times, because the
-    /// KV cache of a probe is smaller than the final one.
+    /// KV cache of a probe is smaller than the final KV cache.
     pub blocks: usize,
     /// Rows of the vision cache. A launch writes each row only once, so if the cache has fewer
     /// rows than the launch has embeddings, the launch is made smaller. Steps may read a row
@@ -78,7 +78,7 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
             let largest = tile.unwrap_or_else(|| largest_grid(largest, merge));
             let encode = |grid| Pass::Encode(pictures(model, most, grid, Model::pack_for_each_rank));
             worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest)));
-            // All tiles have the same size.
+            // All tiles have the same size, so the smallest pictures would not be a different case.
             if model.config().tile().is_none() {
                 worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest)));
             }
@@ -91,15 +91,15 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     worst_cases
 }
 
-/// Runs a pass on shapes only. Returns the bytes of workspace that it takes on
-/// `target`, and its work.
+/// Runs a pass on shapes only. Returns the peak workspace bytes of the pass on `target`, and the
+/// work of the pass.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
     plan_through(model, target, pass, Depth::Whole)
 }
 
-/// The smallest depth at which a pass reaches its peak memory. Layers of one kind take
-/// equal memory, so this depth ends at the first layer, or at the first layer of the kind
-/// that takes the most.
+/// The smallest depth at which a pass reaches its peak memory. Layers of one kind use equal
+/// memory, so this depth ends at the first layer, or at the first layer of the kind that
+/// uses the most memory.
 ///
 /// # Errors
 /// See [`plan`].

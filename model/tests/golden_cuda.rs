@@ -1,6 +1,6 @@
 //! Every family on a GPU, in bf16 and in f16 with f32 sums, compared with results of transformers
 //! in f32 (`tests/golden/README.md`): embeddings, logits and answers, with whole prompts, in
-//! chunks, and batched with others. Without a GPU, each test prints that and ends.
+//! chunks, and batched with others. Without a GPU, each test prints a line and passes.
 
 mod bench;
 
@@ -149,7 +149,7 @@ impl Story {
     }
 }
 
-/// Steps where a token other than the recorded one won, and its margin relative
+/// Steps in which a token other than the recorded token won, and its margin relative
 /// to the largest logit.
 fn flips(case: &Case, run: &Run) -> Vec<(usize, f32)> {
     let steps = run.logits.iter().zip(&run.tokens).zip(case.greedy_tokens()).enumerate();
@@ -240,7 +240,7 @@ const OVER_FP8: [&str; 5] = [
     "tests/golden/qwen3_vl",
 ];
 
-/// Distance of a case's logits from the recorded ones, with its prompt in chunks of these sizes.
+/// Distance of a case's logits from the recorded logits, with its prompt in chunks of these sizes.
 fn distance(bench: &Bench<Cuda>, case: &Case, rows: &[Vec<u32>], sizes: &[usize]) -> f32 {
     let run = alone(bench, case, rows, sizes);
     let recorded = case.logits("decode_steps", "decode_logits");
@@ -417,7 +417,7 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
             let run = || {
                 let rows = story.encode(case);
                 let embeddings: Vec<f32> = rows.iter().flat_map(|rows| story.bench.embeddings(rows)).collect();
-                // Blocks are reused last in, first out. Keeping one aside gives the
+                // Blocks are reused last in, first out. Keeping one block aside gives the
                 // second run different blocks.
                 let run = alone(&story.bench, case, &rows, &[33]);
                 story.bench.forget(rows);

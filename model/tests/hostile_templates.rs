@@ -26,7 +26,8 @@ fn repeated(piece: &str, times: usize) -> String {
     piece.repeat(times)
 }
 
-/// Doubles `value` sixty times with `step`, and reads it.
+/// A template that runs `step` sixty times, each of which doubles a value, and
+/// then reads the values.
 fn doubling(step: &str) -> String {
     format!(
         "{{% set n = namespace(v='ab', l=['ab']) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{{{{ n.v|length + n.l|length }}}}"
@@ -157,8 +158,8 @@ fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
             let begun = std::time::Instant::now();
             let (taken, outcome) = heap::peak_of(|| render(&source));
             println!("{name}: {:?} after {:?}, {} MB", outcome.as_ref().map(String::len), begun.elapsed(), taken >> 20);
-            // The limit on all values, the printed text, and the result of one operation before
-            // its size is checked.
+            // The bound covers the limit on all values, the printed text, and the result of one
+            // operation before its size is checked.
             assert!(taken < 160 << 20, "{name}: {taken} bytes");
             let error = outcome.expect_err(name);
             assert!(!error.hint().is_empty() && error.to_string().len() < 300, "{name}: {error}");

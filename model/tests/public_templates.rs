@@ -1,6 +1,6 @@
 //! Chat templates of public models, and expressions, compared with Jinja2.
-//! `tools/cpu/chat_templates.py` renders them as transformers does. Some of them are recorded in
-//! `tests/golden/jinja.tar.xz`. The command for all others is:
+//! `tools/cpu/chat_templates.py` renders them as transformers does. Some of these templates are
+//! recorded in `tests/golden/jinja.tar.xz`. The command for all other templates is:
 //!
 //! ```text
 //! BURSAR_TEMPLATE_CASES=cases.json cargo test -p bursar-model --test public_templates -- --nocapture

@@ -2,7 +2,7 @@
 //! and in f32. `tools/gpu/seven_billion.py FOLDER` writes the checkpoint and the results. The
 //! test computes in bf16, the type of the checkpoint, and in f16, to which the weights are
 //! converted on loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, the test
-//! prints that and ends.
+//! prints a line and passes.
 
 mod bench;
 
@@ -30,7 +30,7 @@ const ROWS: usize = 32;
 /// Tokens at a prompt's end that run one by one, like the tokens of an answer.
 const DECODED: usize = 16;
 
-/// Tokens per chunk. Not a whole number of blocks.
+/// Tokens per chunk, which is not a whole number of blocks.
 const CHUNK: usize = 1000;
 
 /// Memory for the weights, 8,192 tokens, four pictures, and passes over all of them at once.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use super::{assert_none, code, sources};
 
-const FOLDERS: [&str; 7] = ["budgets/src", "kernels/src", "model/src", "actors/src", "src", "examples", "benches"];
+const FOLDERS: [&str; 9] =
+    ["budgets/src", "kernels/src", "model/src", "actors/src", "src", "serve/src", "cli/src", "examples", "benches"];
 
 /// Metaphors, and words that had several meanings, with the name that is used now.
 const REPLACED: [(&str, &str); 39] = [

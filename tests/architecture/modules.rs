@@ -61,7 +61,9 @@ impl Crate {
                 }
             }
             for path in &module.globs {
-                targets.extend(self.module(at, path, 0).and_then(|path| self.0.get(&path)).map(|module| module.file.as_str()));
+                targets.extend(
+                    self.module(at, path, 0).and_then(|path| self.0.get(&path)).map(|module| module.file.as_str()),
+                );
             }
             targets.remove(module.file.as_str());
             arrows.insert(&module.file, targets);
@@ -151,7 +153,8 @@ impl Crate {
                 let module = self.0.get(&here)?;
                 let is_known = module.children.contains(name) || module.imports.contains_key(name);
                 // A path in a `use` that begins with its own name names another crate.
-                let is_own = module.imports.get(name).is_some_and(|import| import.first().is_some_and(|first| first == name));
+                let is_own =
+                    module.imports.get(name).is_some_and(|import| import.first().is_some_and(|first| first == name));
                 return (is_known && !is_own).then_some((here, path));
             }
         }

@@ -13,7 +13,7 @@ use bursar::{Hint, RuntimeError};
 /// file that the runtime uses to detect the strategy.
 fn program(panic: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("panic-{panic}"));
-    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("actors/src/runtime/unwinding.rs");
+    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../actors/src/actor/runtime/unwinding.rs");
     for crate_folder in ["src", "lower/src"] {
         fs::create_dir_all(folder.join(crate_folder)).expect("a folder in the target folder");
     }

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::stage::Folder;
+use crate::{command_line::path, stage::Folder};
 
 /// The flags as people paste them, except for `--dtype`.
 const ADVICE: [&str; 11] = [
@@ -57,7 +57,7 @@ fn a_plan_understands_every_flag_of_the_advice() {
 
 #[test]
 fn a_host_device_refuses_half_and_takes_the_other_advice() {
-    // The check comes before any loading or stress test.
+    // The flags are checked before any loading or stress test.
     for command in ["chat", "profile"] {
         let typed =
             [&[command, "--json", "--device=host", "--profile-cache=none", "--dtype=half"][..], &ADVICE].concat();
@@ -188,7 +188,7 @@ fn row(first: &str, told: &Value) -> String {
 
 #[test]
 fn the_advice_walk_through_matches_the_planner() {
-    let page = std::fs::read_to_string("docs/knobs.md").expect("the page is there");
+    let page = std::fs::read_to_string(path("docs/knobs.md")).expect("the page is there");
     let head = "| with all flags above, and | weights | pictures | steps | KV cache | KV tokens | left |";
     let rows: Vec<_> =
         page.lines().skip_while(|line| *line != head).skip(2).take_while(|line| line.starts_with('|')).collect();

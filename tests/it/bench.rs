@@ -190,7 +190,8 @@ fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
     let own = run(&["--trace", trace]);
     assert_eq!((&own["name"], &own["answered"], &own["reply_tokens"]), (&"day".into(), &4.into(), &18.into()), "{own}");
     assert!(number(&own["seconds"]) >= 1.0 && number(&own["rate"]) == 4.0, "{own}");
-    // All whole blocks of 16 tokens of the second prompt, except the block with the last token.
+    // The cached tokens are all whole blocks of 16 tokens of the second prompt, except the block
+    // with the last token.
     assert_eq!(own["cached_tokens"], 192, "{own}");
     let slower = run(&["--trace", trace, "--rate", "2"]);
     assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
@@ -240,7 +241,7 @@ async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
             u64::from_str_radix(heard.trim(), 16).expect("a mask") & both == both
         })
         .await;
-        // The shell's built-in `kill`, because some machines have no `kill` program.
+        // Use the shell's built-in `kill`, because some machines have no `kill` program.
         let kill = format!("kill -s {signal} {process}");
         assert!(Command::new("sh").args(["-c", &kill]).status().expect("there is a shell").success());
         let output = child.wait_with_output().await.expect("it ends");

@@ -126,8 +126,8 @@ fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
         model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
         router.follow(&mut events, |router| router.clearings == 4 && router.known.is_empty()).await;
         while usage.changed().await.expect("the model is there") != KvUse::default() {}
-        // The usage change above may come from the death of the scheduler, so the model may
-        // not be asleep yet.
+        // The usage change above may be caused by the death of the scheduler, so the model may not
+        // be asleep yet.
         assert_eq!(answer(model, chat(&tokens)).await, first, "a request wakes it");
         while usage.changed().await.expect("the model is there").blocks != blocks {}
         router.follow(&mut events, |router| router.clearings == 5 && router.finds(&tokens) == 96).await;
@@ -146,8 +146,8 @@ fn blocks_that_a_neighbour_takes_are_told_of_while_they_go() {
         let model = demo(&runtime, LoadOptions { kv_tokens: None, ..small() }).await;
         let (mut router, mut events, mut usage) = (Router::default(), model.block_events(), model.kv_use());
         let before = usage.changed().await.expect("it serves").blocks;
-        // Fills nearly all blocks, so that some used blocks are in the part of the
-        // cache that is released.
+        // Fill nearly all blocks, so that some used blocks are in the region of the cache that is
+        // released.
         for first in (40..750).step_by(2) {
             let tokens = prompt(first, 112);
             answer(&model, chat(&tokens)).await;

@@ -163,7 +163,8 @@ fn dropping_a_reply_cancels_and_others_go_on() {
                 .collect();
             for number in 0..6 {
                 let mut dropped = stage.model.chat(about(10 + number).max_tokens(100)).await.expect("accepted");
-                // Dropped either at once, while its picture is encoded, or after its first token.
+                // The reply is dropped either at once, while its picture is encoded, or after its
+                // first token.
                 if (number + round) % 2 == 0 {
                     drop(dropped.next().await);
                 }
@@ -199,7 +200,7 @@ fn a_stop_string_across_tokens_ends_the_reply_before_it() {
     story(async {
         let stage = Stage::set(small()).await;
         let free = ask(&stage.model, about(1)).await.expect("it answers");
-        // A stop string from the middle of one piece to the middle of the next.
+        // The stop string reaches from the middle of one piece to the middle of the next piece.
         let [first, second, ..] = &free.pieces[..] else { panic!("two pieces at least: {free:?}") };
         let half = |text: &str| text.chars().count() / 2;
         let stop: String = first.chars().skip(half(first)).chain(second.chars().take(half(second).max(1))).collect();
@@ -243,7 +244,7 @@ fn an_unread_reply_does_not_delay_a_shutdown() {
         let stage = Stage::set(small()).await;
         let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");
         tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("it ends");
-        // The reply may have ended before the shutdown. In both cases it ends exactly once.
+        // The reply may have ended before the shutdown. In both cases the reply ends exactly once.
         drop(listen(unread).await);
     });
 }

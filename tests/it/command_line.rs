@@ -13,7 +13,7 @@ use crate::stage::Folder;
 
 /// The path of a file in this repository.
 pub fn path(name: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(name).display().to_string()
 }
 
 /// Runs a command until it exits.
@@ -30,7 +30,8 @@ pub fn object(output: &Output) -> Value {
     serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
 }
 
-/// Large enough for the pictures of these tests. The stress phase takes a tenth of the usual time.
+/// Limits that are large enough for the pictures of these tests. With them, the stress phase takes
+/// a tenth of the usual time.
 const LIMITS: [&str; 8] =
     ["--launch-patches", "512", "--picture-pixels", "100352", "--context-tokens", "1024", "--step-tokens", "256"];
 
@@ -279,8 +280,8 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
     assert!(changed.iter().all(|change| told.contains(change)), "{told}");
     assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
-    // A command that always measures also saves its profile. It reports nothing about the existing
-    // profile that it ignores.
+    // A command that always measures also saves its profile. The command reports nothing about the
+    // existing profile, which it ignores.
     fs::remove_dir_all(&profiles).expect("it was made");
     measure();
     let files = || fs::read_dir(&profiles).expect("it was made").map(|file| file.expect("a file").path());

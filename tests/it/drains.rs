@@ -1,5 +1,5 @@
-//! Orderly shutdown: running requests continue until they end or the deadline comes, no new request
-//! starts, and every byte is returned.
+//! Orderly shutdown: running requests continue until they end or the deadline passes, no new
+//! request starts, and every byte is returned.
 
 use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use bursar::{Bytes, Chat, ChatError, Gate, Hint, ModelHandle, ModelSource, Runti
 
 use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime_on, small, story};
 
-/// Longer than any test takes.
+/// A drain time that is longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// A chat of exactly 200 tokens.
@@ -20,7 +20,7 @@ async fn refused(model: &ModelHandle) -> ChatError {
     ask(model, about(1)).await.expect_err("nothing new begins")
 }
 
-/// Waits until the model accepts no more requests, and checks the error that it then gives.
+/// Waits until the model accepts no more requests, and checks the error that it then returns.
 async fn closed(model: &ModelHandle) {
     eventually("the door is shut", async || {
         matches!(model.chat(Chat::new()).await, Err(ChatError::ShuttingDown | ChatError::Stopped { .. }))
@@ -115,7 +115,7 @@ fn a_model_drains_alone_and_frees_its_name() {
         let again = demo(&runtime, small()).await;
         assert_eq!(again.serving().await.expect("it serves").context.name, "demo");
         assert_eq!(runtime.unload_within("nobody", LONG).await.expect("an unknown name is nobody's loss"), 0);
-        // An immediate unload ends the wait of an earlier one.
+        // An immediate unload ends the wait of an earlier unload.
         let unread = again.chat(endless(2)).await.expect("accepted");
         let patient = runtime.unload_within("demo", LONG);
         let hasty = async {
@@ -152,7 +152,7 @@ fn a_request_at_a_closed_gate_hears_the_models_reason() {
         let device = device();
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
-        // As in an unload, where the gate closes first.
+        // Close the gate first, as an unload does.
         let closed = bursar_actors::testing::move_gate(runtime.budget(), "demo".into(), Gate::Teardown).await;
         closed.expect("the budget answers").expect("it was frozen");
         let mut listening = std::pin::pin!(listen(model.chat(endless(1)).await.expect("accepted")));

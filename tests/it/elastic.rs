@@ -23,7 +23,8 @@ mod recorded;
 mod refused;
 mod told;
 
-/// Looks often, and offers memory after a short wait only.
+/// Options of a watch that looks often and waits only a short time before it returns free memory to
+/// the KV cache.
 fn watchful() -> WatchOptions {
     WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) }
 }
@@ -33,7 +34,8 @@ fn patient() -> Intensity {
     Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
 }
 
-/// The KV cache takes nine tenths of the free memory of a device that holds a few dozen sequences.
+/// Options with which the KV cache takes nine tenths of the free memory of a device that holds a
+/// few dozen sequences.
 fn filling() -> LoadOptions {
     let options = small();
     LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
@@ -239,7 +241,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // Room for one sequence of the full context, which is longer than a step.
+        // The floor holds one sequence of the full context, which is longer than a step.
         let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = floor();
@@ -266,8 +268,8 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
 #[test]
 fn a_neighbour_is_noticed_long_before_the_next_look() {
     story(async {
-        // The first full look comes 20 s after the start. In between, the budget
-        // checks briefly every second.
+        // The first full look is 20 s after the start. Until then, the budget makes a brief check
+        // every second.
         let card = Card::filled(WatchOptions { every: Duration::from_secs(20), ..watchful() }).await;
         let (before, began) = (card.kv().await, Instant::now());
         card.device.foreign_takes(Bytes::gib(1));

@@ -217,7 +217,7 @@ fn running_replies_have_let_go_of_their_pictures_rows() {
         let rows = stage.model.serving().await.expect("it serves").record.cache_rows;
         let (mut running, mut shown) = (Vec::new(), 0);
         for number in 0..12 {
-            // Nobody reads this reply, so its stream fills up and the sequence does not end.
+            // No task reads this reply, so its stream fills up and the sequence does not end.
             let endless = about(number)
                 .temperature(20.0)
                 .top_k(0)
@@ -226,7 +226,7 @@ fn running_replies_have_let_go_of_their_pictures_rows() {
                 .max_tokens(180)
                 .ignore_end();
             let mut reply = stage.model.chat(endless.image(picture(number + 40))).await.expect("accepted");
-            // The first event comes after the prompt is computed.
+            // The first event is sent after the prompt is computed.
             reply.next().await.expect("it begins").expect("it answers");
             let prompt = stage.model.prompt_of(about(number).image(picture(number + 40))).await.expect("a prompt");
             shown += prompt.picture_tokens.iter().sum::<usize>();

@@ -167,14 +167,15 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
         }
         assert_eq!((encoded(), count("host_hits_total")), (pictures, 2.0 * pictures), "each was encoded once");
         assert!(count("host_bytes") > 0.0);
-        // All pictures concurrently, each in two requests.
+        // Ask about all pictures concurrently, each in two requests.
         let all = (0..2 * PICTURES as usize).map(|at| ask(&with.model, visited(at as u32 % PICTURES, 3 + at)));
         for (at, reply) in join_all(all).await.into_iter().enumerate() {
             let expected = answer(&without.model, visited(at as u32 % PICTURES, 3 + at)).await;
             assert_eq!(reply.expect("it answers").text, expected);
         }
         assert_eq!(encoded(), pictures);
-        // Two pictures that were evicted in the meantime, each together with a new picture.
+        // Ask about two pictures that were evicted in the meantime, each together with a new
+        // picture.
         visit(&with, 200).await;
         let beside =
             |number| about(number).image(picture(number + 500)).max_tokens(4).ignore_end().log_probabilities(1);
@@ -190,7 +191,7 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
             assert_same(now, then, &format!("picture {number} without a host tier"));
         }
         for (number, then) in [0, 1].into_iter().zip(&both) {
-            // Brings the picture into the vision cache first, so that the new picture is in a
+            // Bring the picture into the vision cache first, so that the new picture is in a
             // separate encoder batch, as in the other run.
             answer(&without.model, visited(number, 1)).await;
             let now = ask(&without.model, beside(number)).await.expect("it answers");

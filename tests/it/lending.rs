@@ -40,7 +40,8 @@ impl House {
         House::where_models_sleep(capacity, None).await
     }
 
-    /// `turn` is the value of [`RuntimeConfig::sleep_for_room`].
+    /// Starts a runtime whose models may put each other to sleep. `turn` is the value of
+    /// [`RuntimeConfig::sleep_for_room`].
     async fn where_models_sleep(capacity: Bytes, turn: Option<Duration>) -> House {
         let device = device_of((capacity / ranks() as u64).round_up(Bytes::mib(1)));
         let config = RuntimeConfig {
@@ -97,8 +98,8 @@ impl House {
     }
 }
 
-/// Starts more chats than one model's share of the device can hold, but not more than the shares
-/// of both models can.
+/// Starts more chats than one model's share of the device can hold, but not more than the shares of
+/// both models can hold.
 fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
     let long = |number: usize| text(&format!("Say {number}. ").repeat(25)).max_tokens(560).ignore_end();
     let ask = |number| {
@@ -247,7 +248,7 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
 #[test]
 fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
     story(async {
-        // Both models could put the other one to sleep, if there were no other way to free memory.
+        // Each model could put the other model to sleep if nothing else freed enough memory.
         let mut house = House::where_models_sleep(Bytes::mib(40), Some(Duration::from_millis(1))).await;
         let first = house.with(shared("first", 1.0)).await;
         let (kv, expected) = (house.kv("first").await, answer(&first, about(1)).await);

@@ -2,11 +2,12 @@
 
 use std::{
     fs::File,
-    path::PathBuf,
     process::{Command, Output, Stdio},
 };
 
 use serde_json::Value;
+
+use crate::command_line::path;
 
 /// Limits with a short stress phase.
 const LIMITS: [&str; 12] = [
@@ -118,8 +119,7 @@ fn a_refused_request_is_logged_with_reason_and_id() {
 
 #[test]
 fn scheduler_and_lanes_log_under_the_requests_id() {
-    let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
-    let picture = picture.display().to_string();
+    let picture = path("model/demo/pictures/shapes.png");
     let limits =
         ["--device", "host", "--profile-cache", "none", "--launch-patches", "512", "--picture-pixels", "100352"];
     let sizes = ["--context-tokens", "1024", "--step-tokens", "256", "--sequences", "2"];

@@ -77,8 +77,9 @@ fn a_loss_fails_running_requests_and_the_model_changes_device() {
         for number in 0..12 {
             replies.push(model.chat(about(number).max_tokens(150).ignore_end()).await.expect("accepted"));
         }
-        // Request 1, whose prompt is cached, decodes. Some others prefill and some wait. Without
-        // the cached prompt, on a busy host, the first request could end before another one began.
+        // Request 1, whose prompt is cached, decodes. Some of the other requests prefill, and some
+        // wait. Without the cached prompt, on a busy host, the first request could end before
+        // another request began.
         drop(replies[1].next().await.expect("it begins").expect("nothing is wrong yet"));
         spares.devices[0].lose("a script says so");
         for (number, reply) in replies.into_iter().enumerate() {

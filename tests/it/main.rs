@@ -18,7 +18,6 @@ mod elastic;
 mod generation;
 mod hangs;
 mod host_tier;
-#[cfg(feature = "hub")]
 mod hub;
 mod knobs;
 mod lending;
@@ -27,7 +26,6 @@ mod losses;
 mod memory;
 mod pictures;
 mod plan;
-#[cfg(feature = "prometheus")]
 mod prometheus;
 mod queues;
 mod ranks;
@@ -35,7 +33,6 @@ mod recorded_chats;
 mod refusals;
 mod requests;
 mod rules;
-#[cfg(feature = "serve")]
 mod serve;
 mod sessions;
 mod sleeping;

@@ -1,4 +1,4 @@
-//! The ledger with models: rule 1, tenants, and several models.
+//! The ledger with models: grants never exceed the total (rule 1), tenants, and several models.
 
 use bursar_budgets::testing::HostControl;
 use std::sync::{

@@ -39,7 +39,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
         let told = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
         let (flag, to) = (told("flag"), told("value"));
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
-        // Replaces a flag that is already in the arguments, because each flag may appear only once.
+        // Replace a flag that is already in the arguments, because each flag may appear only once.
         let mut place = 0;
         let others = arguments.iter().filter(|argument| {
             let is_said = place == 1 || **argument == flag;

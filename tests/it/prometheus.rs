@@ -64,7 +64,7 @@ fn is_here(program: &str) -> bool {
 
 /// A file in the folder that is shipped with the dashboard.
 fn shipped(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/grafana").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/grafana").join(name)
 }
 
 fn read(path: impl AsRef<Path>) -> String {
@@ -209,7 +209,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
         assert_eq!(json!(events), json!(runtime.recent_events()));
         let of = |name: &str| events.iter().filter(|event| event["event"] == name).count();
         assert!(of("lease_granted") >= ledger.leases.len() && of("ready") == 1, "{events:?}");
-        // Causes a drift and a refused lease, which should raise alerts.
+        // Cause a drift and a refused lease, which should raise alerts.
         device.drifts(Bytes::kib(64));
         let refused = runtime.budget().try_lease(Class::external("too much"), ledger.total * 2).await;
         refused.map(drop).expect_err("there is no such room");
@@ -259,11 +259,11 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
-        // Scrapes from the start, before the model is ready and before any refusal.
+        // Scrape from the start, before the model is ready and before any refusal.
         let loading = runtime.load_with(ModelSource::demo(), small(), |_| {});
         let (model, first) = tokio::join!(loading, async {
             let mut first = String::new();
-            // A scrape may come while the metrics are being registered one after the other.
+            // A scrape may arrive while the metrics are being registered one after the other.
             eventually("every count is there", async || {
                 first = get(metrics.addr(), "/metrics").await.expect("it answers").1;
                 has_every_count(&first)

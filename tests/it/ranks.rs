@@ -42,8 +42,8 @@ impl Ranks {
         backed[0]
     }
 
-    /// Loads the demo model. It has two heads, so for more than two ranks this loads a
-    /// model with four heads.
+    /// Loads the demo model. The demo model has two heads, so for more than two ranks this function
+    /// loads a model with four heads.
     async fn load(&self, options: LoadOptions) -> ModelHandle {
         if self.devices.len() <= 2 {
             return demo(&self.runtime, options).await;

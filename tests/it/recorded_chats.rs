@@ -1,5 +1,5 @@
 //! Recorded chats with pictures and videos through the whole runtime: each family is started,
-//! profiled and served on host memory, and gives the answers of transformers.
+//! profiled and served on host memory, and gives the same answers as transformers.
 
 use std::{fs, path::PathBuf};
 

@@ -161,7 +161,8 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
                 serving = stage.model.serving_after(serving.generation).await.expect("it is ready again");
             }
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
-            // New pictures too, so that both the encoder and decoder steps are needed.
+            // The numbers include new pictures, so that both the encoder and decoder steps are
+            // needed.
             let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
             let mut replies = Vec::new();
             for number in numbers {
@@ -202,8 +203,8 @@ fn both_lanes_may_be_refused_at_once() {
         let [known, new] = replies.map(|reply| tokio::spawn(listen(reply.expect("accepted"))));
         assert_eq!(known.await.expect("no panic").expect("it ends well").text, expected);
         new.await.expect("no panic").expect("it ends well");
-        // The second refusal may be reported while the first is being handled. It then concerns
-        // actors that are gone and is not counted.
+        // The second refusal may be reported while the first is being handled. The second refusal
+        // then concerns actors that are gone, so it is not counted.
         let refusals = stage.model.serving().await.expect("it serves").refusals;
         assert!((1..=2).contains(&refusals), "{refusals}");
         assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;

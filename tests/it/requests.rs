@@ -16,7 +16,8 @@ const NO_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
 
 type Set = fn(Chat, f64) -> Chat;
 
-/// Each parameter with out-of-range values (in addition to those above) and with some valid values.
+/// Each parameter with out-of-range values (in addition to `NO_NUMBERS`) and with some valid
+/// values.
 fn parameters() -> Vec<(&'static str, Set, &'static [f64], &'static [f64])> {
     vec![
         ("temperature", Chat::temperature, &[-1.0, -1e-9, 100.1], &[0.0, 1e-6, 100.0]),
@@ -139,8 +140,8 @@ fn empty_turns_and_endless_words_are_harmless() {
                 }
             }
         }
-        // A prompt longer than the context, and one that is so much longer that only
-        // its beginning is tokenized.
+        // Send a prompt that is longer than the context, and a prompt so much longer that only its
+        // beginning is tokenized.
         for (bytes, more) in [(8_000, false), (17 << 20, true)] {
             let error = ask(&stage.model, text(&"so ".repeat(bytes / 3 + 1))).await.expect_err("too long");
             let ChatError::TooLong { limit: 256, has_more, .. } = error else { panic!("{error:?}") };

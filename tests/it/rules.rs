@@ -155,7 +155,8 @@ async fn answerers() -> Answerers {
 #[test]
 fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
     story(async {
-        // Well below any deadline, so that a result in time is an answer and not a timeout.
+        // This time is well below any deadline, so that a result within it is an answer and not a
+        // timeout.
         let soon = Duration::from_secs(30);
         for ending in ["nothing", "a death", "an error", "a shutdown", "the end"] {
             let world = answerers().await;
@@ -164,8 +165,8 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
             }
             let world = &world;
             let asked = QUESTIONS.iter().map(|question| async move {
-                // Repeated without a pause, so that every kind of death meets
-                // some questions in progress.
+                // Repeat the question without a pause, so that every kind of death meets some
+                // questions in progress.
                 let mut answers = BTreeMap::new();
                 for _ in 0..3 {
                     let answer = tokio::time::timeout(soon, put(question, world)).await;

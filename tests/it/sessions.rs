@@ -136,8 +136,8 @@ fn a_reply_cut_off_by_length_says_so() {
 
 #[test]
 fn an_error_during_a_reply_starts_its_own_line() {
-    // Longer and longer deadlines, until one is long enough for some text of the
-    // reply on this machine.
+    // Try longer and longer deadlines, until a deadline is long enough for some text of the reply
+    // on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();

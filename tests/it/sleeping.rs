@@ -24,7 +24,7 @@ const LEVELS: [SleepLevel; 2] = [SleepLevel::Level1, SleepLevel::Level2];
 /// An intensity that allows any number of deaths.
 const PATIENT: Intensity = Intensity { restarts_max: 1000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 
-/// Longer than any test takes.
+/// A time limit that is longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
 async fn ledger_of(runtime: &Runtime) -> Snapshot {
@@ -39,7 +39,7 @@ async fn assert_free(runtime: &Runtime, device: &HostDevice) -> Snapshot {
     ledger
 }
 
-/// A chat whose reply fills its stream. It runs forever if nobody reads the reply.
+/// A chat whose reply fills its stream. The chat runs forever if no task reads the reply.
 fn endless(number: u32) -> bursar::Chat {
     about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
 }
@@ -427,7 +427,7 @@ async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     let probe = Stage::set(slim("probe")).await;
     let ledger = probe.snapshot().await;
     probe.runtime.shutdown().await;
-    // The model, the canary (a sixteenth), and a small rest.
+    // The capacity covers one model, the canary (a sixteenth), and a small rest.
     let capacity = (ledger.granted + ledger.granted / 8).round_up(probe.device.page());
     assert!(ledger.of_class(&Class::Weights) * 2 > capacity, "their weights exceed the device: {ledger}");
     let device = device_of(capacity);

@@ -3,6 +3,7 @@
 
 use bursar_budgets::testing::HostControl;
 use std::{
+    any::Any,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -21,7 +22,8 @@ use tokio::time::timeout;
 
 use crate::stage::{about, answer, demo, device, eventually, runtime_on, small, story, text};
 
-/// Longer than a start takes. A test that waits longer fails and says where.
+/// Time limit of a wait, longer than a start takes. A test that exceeds the limit fails and says
+/// where.
 const LONG: Duration = Duration::from_secs(30);
 
 /// Waits until the device holds a call.
@@ -107,8 +109,8 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         let backed = device.counts().backed;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         engine.kill_and_wait(Some(LONG)).await.expect("it ends");
-        // The engine's thread still waits in a device call. No successor starts meanwhile, and the
-        // runtime still answers questions.
+        // The engine's thread still waits in a device call. No successor starts before the call
+        // returns, but the runtime still answers questions.
         for _ in 0..20 {
             let engines = runtime.supervised().await.expect("the runtime answers").engines;
             assert_eq!(engines["demo"].get_id(), engine.get_id(), "its successor has to wait");
@@ -146,6 +148,10 @@ impl Device for Watched {
 
     fn page(&self) -> Bytes {
         self.host.page()
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
     }
 
     fn is_host_memory(&self) -> bool {

@@ -22,7 +22,8 @@ use bursar::{
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
-/// Longer than any test takes. A test that runs this long is considered to hang.
+/// Time limit of a test, longer than any test takes. A test that reaches the limit is considered to
+/// hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 thread_local! {
@@ -46,8 +47,8 @@ pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let threads = threads.worker_threads(2).max_blocking_threads(count).enable_all().build().expect("threads");
     threads.block_on(async {
-        // The pinned future outlives the timeout, so that the ledger is still that
-        // of the running test.
+        // The pinned future outlives the timeout, so that the reported ledger is the ledger of the
+        // running test.
         let mut story = std::pin::pin!(story);
         if tokio::time::timeout(PATIENCE, story.as_mut()).await.is_err() {
             let (place, budget) = PLACE.with_borrow(Clone::clone);

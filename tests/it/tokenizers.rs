@@ -53,7 +53,7 @@ fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_i
             "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
         }));
         model.write("tokenizer.json", tokenizer.to_string());
-        // Padding that is also an end token, as in releases of this kind.
+        // Make a padding token an end token too, as releases of this kind do.
         model.set("generation_config.json", &["eos_token_id"], json!([config["eos_token_id"], rows]));
         let runtime = runtime_on(&device()).await;
         let loaded = runtime.load_with(ModelSource::folder(model.0.path()), small(), |_| {}).await.expect("it loads");

@@ -228,8 +228,8 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let (_folder, model) = with_template(&runtime, THINKING).await;
-        // The format keeps this model from ending at once. It applies after the reasoning, which
-        // this model never closes.
+        // The format keeps this model from ending at once. The format applies after the reasoning,
+        // which this model never closes.
         let one = OutputFormat::Choice(vec!["1".into()]);
         let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
         let thinking = hear(&model, chat.clone(), |_| {}).await.expect("it answers");

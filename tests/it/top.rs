@@ -19,21 +19,22 @@ fn said(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// Serves recorded scrapes: the last but one first, and then always the last.
+/// Serves recorded scrapes. The first request for metrics gets the earlier scrape, and all others
+/// get the later scrape.
 fn recorded() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = listener.local_addr().expect("it has one").to_string();
     thread::spawn(move || {
-        let mut metrics = include_str!("../../src/top/recorded/card_before.prom");
+        let mut metrics = include_str!("../../cli/src/top/recorded/card_before.prom");
         for stream in listener.incoming() {
             let mut stream = stream.expect("somebody comes");
             let asked = BufReader::new(stream.try_clone().expect("a second handle"));
             let lines: Vec<_> = asked.lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
             let body = match lines.first().map(String::as_str) {
                 Some("GET /metrics HTTP/1.1") => {
-                    std::mem::replace(&mut metrics, include_str!("../../src/top/recorded/card.prom"))
+                    std::mem::replace(&mut metrics, include_str!("../../cli/src/top/recorded/card.prom"))
                 }
-                Some("GET /events HTTP/1.1") => include_str!("../../src/top/recorded/card_events.json"),
+                Some("GET /events HTTP/1.1") => include_str!("../../cli/src/top/recorded/card_events.json"),
                 other => panic!("somebody asks for {other:?}"),
             };
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());

@@ -535,7 +535,7 @@ fn a_profile_killed_during_a_warm_start_is_measured_anew() {
         let (reached, mut sizing) = tokio::sync::mpsc::channel(1);
         let (told, mut notices) = tokio::sync::mpsc::channel(4);
         let listen = move |progress| match progress {
-            // The first progress report of a warm attempt. All worst cases are still to come.
+            // This is the first progress report of a warm attempt. No worst case has run yet.
             Progress::Profiling { done: 0, .. } => drop(reached.try_send(())),
             Progress::Notice(notice) => drop(told.try_send(notice)),
             _ => {}

@@ -6,7 +6,7 @@
     python3 compare.py --list DECODER FOLDER...                           # also each file that differs
 
 The expected picture is what vLLM 0.33 makes (`vllm/multimodal/image.py`): `exif_transpose`, transparency on white, RGB.
-For 16-bit grey, whose values Pillow clips at 255, expected is the high byte. Good corpora are the folders `Tests/images`
+For 16-bit grey, whose values Pillow clips at 255, the high byte is expected. Good corpora are the folders `Tests/images`
 of Pillow's source and `tests/images` of the crates image and tiff.
 """
 
@@ -33,7 +33,7 @@ def expected(path):
         image.load()
         try:
             image = ImageOps.exif_transpose(image)
-        except Exception:  # vLLM ignores it too
+        except Exception:  # vLLM ignores the error too
             pass
         if image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))

@@ -1,5 +1,6 @@
-// Stories of coding agents, each with all the tools that it offers by itself. They need a server of their own: its
-// template shows the demo model the user's last words alone, since it could make nothing of an agent's 20,000 tokens.
+// Tests with coding agents, each with all the tools that it offers by default. These tests need a separate server. Its
+// chat template shows the demo model only the user's last words, because the demo model cannot use an agent's prompt of
+// 20,000 tokens.
 // needs: @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33
 
 import assert from "node:assert/strict";
@@ -14,7 +15,7 @@ const { BURSAR, BURSAR_PICTURES, PATH } = process.env;
 const room = mkdtempSync(join(tmpdir(), "bursar-agents-"));
 const children = [];
 
-/** A copy of the demo model that is shown the last words of the user, and nothing of tools and instructions. */
+/** A copy of the demo model whose template shows only the user's last words, without tools and instructions. */
 function terse() {
   const folder = join(room, "terse");
   cpSync(join(BURSAR_PICTURES, "../checkpoint"), folder, { recursive: true });
@@ -50,7 +51,10 @@ async function serve() {
   throw new Error(`it is not ready: ${server.told}`);
 }
 
-/** What agents talk to: it passes requests on, notes them with what became of them, and may change a body before. */
+/**
+ * Requests that the agents have sent, with the responses. The agents connect to the proxy below, which records each
+ * request, forwards it to the server, and may change its body first.
+ */
 const heard = [];
 let change = (body) => body;
 const between = http.createServer(async (request, response) => {
@@ -71,7 +75,7 @@ const between = http.createServer(async (request, response) => {
   response.end();
 });
 
-/** Runs an agent in an empty folder with a home of its own, and returns what it prints. */
+/** Runs an agent in an empty folder with a separate home folder, and returns its output. */
 async function run(name, args, home, files, { variables = {}, ends = 0 } = {}) {
   heard.length = 0;
   const workspace = join(room, `${home}-workspace`);
@@ -102,7 +106,7 @@ stream_max_retries = 0
 const runCodex = (home, { more = [], ends = 0 } = {}) =>
   run("codex", ["exec", "--skip-git-repo-check", "-s", "read-only", ...more, "Hello!"], home, { [`${home}/config.toml`]: codex() }, { ends });
 
-/** The first request is made to call this tool. The model may do as it likes with the next. */
+/** Returns a change that forces a call of this tool in the first request, and leaves later requests unchanged. */
 function forcing(choice) {
   let asked = 0;
   return (body) => ((asked += 1) === 1 ? { ...body, tool_choice: choice } : body);
@@ -136,7 +140,7 @@ await tell({
     const name = "wait_agent";
     const force = forcing({ type: "function", namespace: "multi_agent_v1", name });
     change = (body) => {
-      // The demo model would name agents without end.
+      // Without this schema, the demo model would list agents without end.
       const targets = { type: "array", items: { enum: ["ada"] }, minItems: 1, maxItems: 1 };
       const parameters = { type: "object", properties: { targets }, required: ["targets"], additionalProperties: false };
       const within = body.tools.find((tool) => tool.type === "namespace").tools;

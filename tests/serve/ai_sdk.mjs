@@ -1,4 +1,4 @@
-// Stories of Vercel's AI SDK. Arguments: the server's address and a key.
+// Tests with Vercel's AI SDK. Arguments: the server's address and a key.
 // needs: ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.1.12
 
 import assert from "node:assert/strict";

@@ -1,4 +1,4 @@
-// Stories of Anthropic's own client for Node. Arguments: the server's address and a key.
+// Tests with Anthropic's Node client. Arguments: the server's address and a key.
 // needs: @anthropic-ai/sdk@1.12.0
 
 import assert from "node:assert/strict";

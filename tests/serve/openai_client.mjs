@@ -1,4 +1,4 @@
-// Stories of OpenAI's own client for Node. Arguments: the server's address and a key.
+// Tests with OpenAI's Node client. Arguments: the server's address and a key.
 // needs: openai@7.57.0 zod@4.1.12
 
 import assert from "node:assert/strict";

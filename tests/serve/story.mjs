@@ -1,4 +1,4 @@
-// What the stories of Node's clients share: the server's address, its demo pictures, and how a story is told.
+// Shared parts of the Node client tests: the server's address, its demo pictures, and running the tests.
 
 import { readFileSync } from "node:fs";
 
@@ -13,12 +13,12 @@ export const WEATHER = {
   additionalProperties: false,
 };
 
-/** A picture of the demo model, as its bytes. */
+/** Folder of the demo model's pictures. */
 const pictures = process.env.BURSAR_PICTURES ?? new URL("../../model/demo/pictures", import.meta.url).pathname;
 export const picture = (name) => readFileSync(`${pictures}/${name}`);
 export const dataUri = (name) => `data:image/png;base64,${picture(name).toString("base64")}`;
 
-/** Runs all stories, prints a line each, and ends with 1 if one failed. */
+/** Runs all tests, prints a line for each, and exits with 1 if one failed. */
 export async function tell(stories) {
   let failed = 0;
   for (const [name, story] of Object.entries(stories)) {

@@ -62,7 +62,7 @@ impl Load {
         Load { models, known: Vec::new(), random: Random(seed), asked: 0, ends: Ends::default() }
     }
 
-    /// Asks some greedy chats whose replies must stay the same whatever happens. They have
+    /// Asks some greedy chats whose replies must stay the same whatever happens. The chats have
     /// priorities, tenants and pictures, and some are turns of a conversation.
     pub async fn knowing_some(mut self) -> Self {
         let model = self.models[0].clone();
@@ -95,8 +95,8 @@ impl Load {
             while under_way.len() == at_once {
                 let overloaded = self.ends.overloaded;
                 self.note(under_way.join_next().await);
-                // After a request was refused because of the limit, the next is sent only
-                // when another has ended.
+                // After a request was refused because of the limit, the next request is sent only
+                // when another request has ended.
                 if self.ends.overloaded > overloaded && !under_way.is_empty() {
                     self.note(under_way.join_next().await);
                 }
@@ -138,7 +138,7 @@ impl Load {
         match self.random.below(8) {
             0..5 => Patience::ToTheEnd,
             5 => Patience::Events(self.random.below(8)),
-            // Most often early in a reply, sometimes late.
+            // The time is most often early in a reply, and sometimes late.
             _ => Patience::Time(Duration::from_micros(1 << (5 + self.random.below(13)))),
         }
     }
@@ -186,7 +186,7 @@ impl Load {
             }
             _ => {
                 let mut file = drawn(7, ImageFormat::Jpeg);
-                // Damages the Huffman tables, which libjpeg notices while it decodes.
+                // Damage the Huffman tables. libjpeg notices the damage while it decodes.
                 let table = file.windows(2).position(|pair| pair == [0xff, 0xc4]).expect("a JPEG has tables");
                 file[table + 5..table + 21].fill(0xff);
                 about(file)
@@ -195,7 +195,7 @@ impl Load {
     }
 }
 
-/// A picture that no other chat uses. Every second one is a JPEG, the others are PNGs.
+/// A picture that no other chat uses: a PNG for an even number, a JPEG for an odd number.
 fn drawing(number: u32) -> Image {
     Image::from_bytes(drawn(number, if number.is_multiple_of(2) { ImageFormat::Png } else { ImageFormat::Jpeg }))
 }

@@ -10,34 +10,38 @@ use crate::stage::eventually;
 
 static HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator with a count of live bytes. C code bypasses it.
+/// The system's allocator with a count of live bytes. Allocations of C code are not counted.
 pub struct Counting;
 
-// SAFETY: each call is passed to the system's allocator unchanged.
+// SAFETY: each call is passed unchanged to the system's allocator, which keeps the contract of
+// `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is that of `System.alloc`.
+        // SAFETY: the caller keeps the contract of `alloc`, and `System.alloc` has the same
+        // contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc_zeroed`, which
-        // is that of `System.alloc_zeroed`.
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`, and `System.alloc_zeroed` has
+        // the same contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HEAP_BYTES.fetch_sub(layout.size() as u64, Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`, and every pointer came from `System`.
+        // SAFETY: the caller keeps the contract of `dealloc`, and every pointer was allocated by
+        // `System`.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         HEAP_BYTES.fetch_add(size as u64, Relaxed);
         HEAP_BYTES.fetch_sub(layout.size() as u64, Relaxed);
-        // SAFETY: the caller keeps the contract of `realloc`, and every pointer came from `System`.
+        // SAFETY: the caller keeps the contract of `realloc`, and every pointer was allocated by
+        // `System`.
         unsafe { System.realloc(at, layout, size) }
     }
 }

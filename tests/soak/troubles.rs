@@ -22,7 +22,8 @@ use crate::{
 /// the same requests run.
 const DEATHS: usize = 2;
 
-/// If the ledger is still not as before after this many looks, both ledgers are printed.
+/// Number of looks after which both ledgers are printed, if the ledger still differs from the
+/// ledger before.
 const LOOKS: usize = 500;
 
 /// An intensity that no number of deaths uses up.
@@ -199,8 +200,8 @@ impl Troubled {
         for model in &self.models {
             model.wake().await.expect("it wakes up");
         }
-        // On a GPU the driver's own memory use varies by a few MiB. It also backs the memory of
-        // graphs, and backs less if other allocations left it free memory.
+        // On a GPU the driver's own memory use varies by a few MiB. The driver also backs the
+        // memory of graphs, and backs less if other allocations have left it free memory.
         let slack = match self.place {
             Place::Host(_) => Bytes::ZERO,
             Place::Gpu(..) => Bytes::mib(64),

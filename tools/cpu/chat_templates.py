@@ -38,7 +38,8 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def collect(folder):
-    """Downloads source archives of the packages. pip only reports the address, because it would also try to build them."""
+    """Downloads source archives of the packages. pip only reports an archive's address, because pip would also try to
+    build the package."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
         pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--no-binary", ":all:", "-d", folder]
@@ -191,8 +192,8 @@ CHATS = {
 
 
 def recorded(jinja, name, source, chat):
-    """The case of a template: the text, or Jinja2's error. transformers passes a missing `tools` as `None`. If a template
-    fails on that, the expected text is the one without the variable."""
+    """The case of a template: the text, or Jinja2's error. transformers passes a missing `tools` as `None`. If a
+    template fails on `None`, the expected text is the text that it renders without the variable."""
     case = {"template": name, "chat": chat}
     inputs = {"special_tokens": SPECIAL, "tools": None, "documents": None, **CHATS[chat]}
     try:
@@ -208,7 +209,8 @@ def recorded(jinja, name, source, chat):
 
 
 def write(sources, expressions, into):
-    """Writes the cases of templates, each on all chats, and the text of each expression, or `null` for an error."""
+    """Writes a case for each template and chat, and the text of each expression, or `null` if the expression
+    fails."""
     jinja = environment()
     cases = [recorded(jinja, name, source, chat) for name, source in sources.items() for chat in CHATS]
     texts = {source: recorded(jinja, source, source, "plain").get("text") for source in expressions}

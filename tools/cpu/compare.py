@@ -1,6 +1,6 @@
 """Times to the first token with bursar and with transformers in f32, alternating on the same threads: a prompt of 743 new
 tokens, and a picture of 448 x 448 with some text. Prints each wall time and the user and system CPU seconds, then the
-minimum of each. On a machine with other load both are upper bounds, and only their order is meaningful.
+minimum of each. On a machine with other load, all times are upper bounds, and only their order is meaningful.
 
     python3 compare.py BINARY FOLDER [THREADS] [ROUNDS]     # FOLDER of checkpoint.py
 """

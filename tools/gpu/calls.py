@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads the output of tools/gpu/trace.c with BURSAR_TRACE_CALLS: the time of a start, call by call of the driver.
+"""Reads the output of tools/gpu/trace.c with BURSAR_TRACE_CALLS: the time of a start by driver call.
 
     python3 tools/gpu/calls.py trace.txt [MILLISECONDS]
 

@@ -6,15 +6,17 @@
 #                                                              # default: all except share, ranks and soak
 #
 # tests      every GPU test that takes less than a minute
-# drills     another process that takes and frees memory, GPUs with too little memory: 7B's shape on a whole GPU (4 minutes)
+# drills     another process that takes and frees memory, GPUs with too little memory; uses 7B's shape and a whole
+#            GPU (4 minutes)
 # kernels    each kernel against torch in f64, and its times (does not need the programs in FOLDER)
 # sanitizer  the kernels' tests under compute-sanitizer, except the one that measures times
 # seven      a random checkpoint of 7B's shape (16.6 GB in SCRATCH, by default /tmp), computed by transformers and by Bursar
 # products   matrix products with few and with many rows, checked and timed next to cuBLASLt (`tools/gpu/{products,gated}.py`)
-# share      models of that shape that sleep in turns and lend memory, and chats whose history exceeds the GPU (`turns.py`)
+# share      models of 7B's shape that sleep in turns and lend memory, and chats whose history exceeds the GPU
+#            (`turns.py`)
 # ranks      sums over all GPUs, checked and timed (`ranks.py`). The tests of two GPUs are in `tests` and skip on one GPU
 # soak       chats with deaths, memory pressure and sleep for BURSAR_SOAK_SECONDS (300); it needs the GPU exclusively
-# bench      `bursar bench` with that shape
+# bench      `bursar bench` with 7B's shape
 #
 # BURSAR_CUDA_LIB names the folder of cuBLASLt if it is not in a usual place. The last lines list
 # the checks that ran and whether they passed. The script fails if a check failed.

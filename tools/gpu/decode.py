@@ -4,12 +4,14 @@
     python3 tools/gpu/decode.py [--compiled DIR] [--batches 1 16 64 256] [--context 576] [--layers 28]
 
 Run it on a GPU machine with torch. No build is needed: by default `--compiled` is kernels/cuda/compiled of this checkout.
-Weights, cache and rows are random. For each batch it replays the whole step, and the step without one family of kernels
-at a time. It prints milliseconds per step (median of replays) and the time that leaving the family out saves. That is the
-cost of a kernel within the step, including launch and waiting. It also prints the time of attention in a graph without
-other kernels. Then it checks that the kernels give the same bits if no kernel may start early.
+Weights, cache and rows are random. For each batch the script replays the whole step, and the step without one family of
+kernels at a time. It prints milliseconds per step (median of replays) and the time that leaving the family out saves.
+This time is the cost of the family within the step, including launch and waiting. The script also prints the time of
+attention in a graph without other kernels. Then it checks that the kernels give the same bits if no kernel may start
+early.
 
-Products are cuBLASLt's as torch chooses them, not the engine's. Compare steps of this script only with each other.
+Matrix products use the cuBLASLt kernels that torch chooses, not those that the engine chooses. Compare steps of this
+script only with each other.
 """
 
 import argparse
@@ -122,7 +124,8 @@ class Step:
         return graph
 
     def milliseconds(self, left_out, rounds=25):
-        """Median times of steps without each list of families. They alternate, so that all run at the same clocks."""
+        """Median times of steps without each list of families. The steps alternate, so that all run at the same
+        clocks."""
         graphs = [self.captured(without=without) for without in left_out]
         times = [[] for _ in graphs]
         for turn in range(rounds + 3):

@@ -1,7 +1,7 @@
-"""Bursar's machine code on a GPU: loading and launching it, outputs that show what was not written, and times.
+"""Bursar's machine code on a GPU: loading and launching it, outputs that reveal unwritten elements, and times.
 
-Kernels come from the archives in `kernels/cuda/compiled/`, so this needs a Hopper GPU, its driver and torch. The scripts of this
-folder share this module. It prints nothing.
+Kernels come from the archives in `kernels/cuda/compiled/`, so this needs a Hopper GPU, its driver and torch. The
+scripts of this folder share this module, which prints nothing.
 """
 
 import ctypes
@@ -14,7 +14,8 @@ import torch
 
 COMPILED = Path(__file__).resolve().parents[2] / "kernels/cuda/compiled"
 ENDINGS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in the names of kernels
-# One rounding of the type is 1.7e-3 and 2.1e-4. Attention also rounds its weights.
+# Largest relative errors. One rounding to bf16 causes 1.7e-3, one to f16 2.1e-4. Attention also rounds its
+# weights.
 LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
 L2_BYTES = 50 << 20
 
@@ -53,7 +54,7 @@ class _Launch(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """A tensor descriptor of the copy engine (TMA), passed by value."""
+    """A tensor map (TMA descriptor), passed by value."""
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
 
@@ -80,9 +81,9 @@ def tensor_map(tensor, dimensions, strides, box, swizzle):
 
 
 def load_from(folder):
-    """Loads kernels from this folder instead: from archives, or from files as `compile.py --unpack` writes them.
+    """Makes kernels load from `folder`, which has archives, or files as `compile.py --unpack` writes them.
 
-    Call it before the first kernel is loaded."""
+    Must be called before the first kernel is loaded."""
     global COMPILED
     COMPILED = folder
 
@@ -164,7 +165,7 @@ def unsigned(numbers):
 
 
 def error(found, wanted):
-    """||found - wanted|| / ||wanted|| in f64. It is never small if there is a NaN."""
+    """||found - wanted|| / ||wanted|| in f64. The result is never small if there is a NaN."""
     found, wanted = found.double(), wanted.double()
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
 
@@ -199,13 +200,13 @@ class Output:
 
 
 def sets_beyond_l2(set_bytes):
-    """The number of input sets such that none is still in the L2 cache when it is used again."""
+    """The number of input sets such that no set is still in the L2 cache when it is used again."""
     return min(max(divide_up(5 * L2_BYTES, set_bytes), 1), 256)
 
 
 def microseconds(calls, replays=15, least=8):
-    """The time of one of `calls`. They are launched one after the other in a graph, at least `least` launches in all. The
-    result is the median of the graph's replays."""
+    """The time of one of `calls`. The calls are launched one after the other in a graph, at least `least` launches
+    in all. The result is the median of the graph's replays."""
     calls = calls * max(1, least // len(calls))
     calls[0]()
     torch.cuda.synchronize()

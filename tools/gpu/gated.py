@@ -165,7 +165,7 @@ def time(files, shape, all_rows, groups, milliseconds):
         taken = {name: [] for name in versions}
         turns = random.Random(4)
         for _ in range(ROUNDS):
-            # When the GPU's power is the limit, a kernel measured after a low-power one looks
+            # When the GPU's power is the limit, a kernel measured after a low-power kernel looks
             # faster, so the order is random.
             for name in turns.sample(list(graphs), len(graphs)):
                 graph = graphs[name]

@@ -7,14 +7,15 @@
                               [--replies 1,128]
 
 MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sizes that a Qwen vision
-tower takes without resizing, as in `bursar bench`. The method is that of `bursar bench`: text is the faster of two runs,
-decoding is the difference between replies of 129 tokens (one more than --decode-steps) and of one token, pictures are the
-median of three runs after a warm-up. Greedy, no prefix cache, 256 sequences, 8,192 tokens per step (Bursar: 8,448, see
-ADR 12). vLLM takes up to nine tenths of the GPU, its default. Needs vLLM (0.26.0 was measured).
+tower takes without resizing, as in `bursar bench`. The method is the same as in `bursar bench`: text is the faster of
+two runs, decoding is the difference between replies of 129 tokens (one more than --decode-steps) and of one token,
+pictures are the median of three runs after a warm-up. Greedy, no prefix cache, 256 sequences, 8,192 tokens per step
+(Bursar: 8,448, see ADR 12). vLLM takes up to nine tenths of the GPU, its default. Needs vLLM (0.26.0 was measured).
 
---weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not use them for a mixture in FP8, nor
-for a folder whose weights are in FP8: see `draw_weights`. "drawn" are like those of `bursar bench --random`. "files" are the
-folder's, as `seven_billion.py FOLDER --weights-only` writes them. The last figure of a mixture shows how evenly it routes.
+--weights: "dummy" are vLLM's own weights, drawn between -1/1000 and 1/1000. Do not use them for a mixture in FP8, nor
+for a folder whose weights are in FP8: see `draw_weights`. "drawn" are weights like those of `bursar bench --random`.
+"files" are the folder's weights, as `seven_billion.py FOLDER --weights-only` writes them. The last figure of a mixture
+shows how evenly it routes.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import statistics
 import sys
 import time
 
-# Modules of this folder have the same names as modules of the standard library.
+# Modules of this folder have the same names as modules of the standard library, so the folder is removed from the path.
 sys.path.pop(0)
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 # vLLM's symmetric memory would use NVLink multicast.
@@ -65,11 +66,11 @@ EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
 def draw_weights():
     """Replaces vLLM's dummy weights by those of `bursar bench --random`: ones for norms, otherwise mean 0 and deviation 0.02.
 
-    vLLM 0.26.0 draws every tensor below a module when it reaches the module. A mixture's router is below two modules, and
-    the second time it is already quantized. In E4M3 all but one in fifty numbers below 1/1000 are zero, and the scale is
-    drawn too. All logits are therefore within 1e-7 of 0, so in f32 hardly any expert is more probable than another, and
-    rows get the first eight experts. Weights that are in E4M3 from the start are such zeros too, and a GPU at its power
-    limit multiplies zeros faster.
+    vLLM 0.26.0 draws every tensor below a module when it reaches the module. A mixture's router is below two modules,
+    and is already quantized when vLLM draws it the second time. In E4M3 all but one in fifty numbers below 1/1000 are
+    zero, and vLLM also draws the scale. All logits are therefore within 1e-7 of 0, so in f32 hardly any expert is more
+    probable than another, and rows get the first eight experts. Weights that are in E4M3 from the start are also nearly
+    all zero, and a GPU at its power limit multiplies zeros faster.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -85,7 +86,7 @@ def draw_weights():
             weight.data.copy_(wide.clamp_(-448, 448))
 
     def draw_layer(layer, _config):
-        """Draws only the layer's own parameters. Buffers and the scales of the KV cache (scalars) stay as they are."""
+        """Draws only the layer's own parameters. Buffers and the scales of the KV cache (scalars) are not changed."""
         for name, weight in layer.named_parameters(recurse=False):
             if weight.dim() == 1 and name.endswith("weight"):
                 weight.data.fill_(1)
@@ -190,7 +191,7 @@ def main():
             figure = f"{count / seconds:.2f} requests/s"
             tell(f"{count} requests with a picture of {width} x {height}, {tokens} out", figure)
     tell("free at the end", free())
-    # Routing comes last, because the hooks on the routers stay.
+    # Routing is measured last, because the hooks on the routers are not removed.
     if EXPERTS and "routing" in PARTS and ASKED.tensor_parallel_size == 1:
         routing(model)
 

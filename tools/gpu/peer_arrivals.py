@@ -18,7 +18,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-# Modules of this folder have the same names as modules of the standard library.
+# Modules of this folder have the same names as modules of the standard library, so the folder is removed
+# from the path.
 sys.path.pop(0)
 
 PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe.<|im_end|>\n<|im_start|>assistant\n"

@@ -4,7 +4,7 @@
     python3 tools/gpu/peer_distance.py FOLDER [--quantization fp8,fp8_per_channel] [--only text,long_text]
 
 FOLDER is the output of `seven_billion.py`. vLLM loads its checkpoint in bf16, and then with each quantization, applied while
-loading, each time in a separate process. Every prompt runs in a step of its own, without graphs, torch.compile or prefix
+loading, each time in a separate process. Every prompt runs in a separate step, without graphs, torch.compile or prefix
 cache, and the logits of its last 32 tokens are compared with the measures of the Rust test. Logits are bf16 numbers in
 vLLM. Prints a line per prompt as the test does, then the table of `benches/h200.md`. Needs vLLM (0.26.0 was measured).
 """
@@ -18,7 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-# Modules of this folder have the same names as modules of the standard library.
+# Modules of this folder have the same names as modules of the standard library, so the folder is removed from the
+# path.
 sys.path.pop(0)
 
 import numpy as np  # noqa: E402

@@ -4,8 +4,9 @@
     python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]      (Qwen's shapes only)
 
 TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use, because the figures do
-not depend on the text of tokens. The sizes are those of the families' `shape.rs`. FP8 has the formats of released checkpoints:
-blocks of 128 x 128 as Qwen's, channels as in compressed-tensors. Vision towers, routers and output heads are not quantized.
+not depend on the text of tokens. The sizes are the same as in the families' `shape.rs`. FP8 has the formats of
+released checkpoints: blocks of 128 x 128 as in Qwen's checkpoints, channels as in compressed-tensors. Vision towers,
+routers and output heads are not quantized.
 """
 
 import json

@@ -1,15 +1,16 @@
-"""Checks matrix products with few rows, and gated ones with some hundred rows, on a Hopper GPU, and times them next to cuBLASLt's.
+"""Checks matrix products with few rows, and gated products with some hundred rows, on a Hopper GPU, and times them
+next to cuBLASLt's.
 
     python3 tools/gpu/products.py [check] [sanitize] [time] [--rows N ...] [--compiled FOLDER]     default: check and time
 
 check     every kernel of linear_few.cubin and gate_up_middle.cubin at odd sizes in poisoned memory, against float64
-sanitize  a small part of that, to be run under compute-sanitizer
+sanitize  a small part of `check`, to be run under compute-sanitizer
 time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64 and 256 rows, or at the given numbers, with
           different weights for each layer, as graphs of launches: first each product, then the whole step with norms,
           attention over 576 tokens and the gate (no rotary positions). The step is timed with cuBLASLt's products as torch
-          uses them, with Bursar's products for each cut that Bursar can choose, with the fastest cut of each product, and
-          with the fastest kernel of each. Over 64 rows only gate_up has a kernel of Bursar, uncut, and is compared with
-          cuBLASLt's product followed by the gate
+          uses them, with Bursar's products for each cut that Bursar can choose, with the fastest cut of each product,
+          and with the fastest kernel of each product. Over 64 rows only gate_up has a kernel of Bursar, uncut, and is
+          compared with cuBLASLt's product followed by the gate
 
 Needs only torch with CUDA. Bursar's kernels come from kernels/cuda/compiled.
 """
@@ -119,7 +120,7 @@ class Kernels:
         kernel((blocks,), (MIDDLE.THREADS,), *arguments, early=True)
 
 
-# The variants of a product: output type, whether it has a bias, is added to the output, is gated.
+# The variants of a product: output type, and whether the product has a bias, is added to the output, and is gated.
 WAYS = {
     "plain": (None, False, False, False),
     "bias": (None, True, False, False),
@@ -133,8 +134,8 @@ MARGIN = 776.0  # fills the memory next to an output
 
 
 def check(kernels, shapes, rows, grid=None, middle=None):
-    """Checks every variant of every shape [features, in], with the kernels for few rows, or for some hundred if gated. Prints
-    the largest errors, and returns whether all were right."""
+    """Checks every variant of every shape [features, in], with the kernels for few rows, or, for gated products, for
+    some hundred rows. Prints the largest errors, and returns whether all were right."""
     worst, cases, wrong = {}, 0, 0
     for dtype in (torch.bfloat16, torch.float16):
         for features, columns in shapes:
@@ -279,8 +280,8 @@ class Step:
 
 
 def in_turns(ways):
-    """Microseconds of one call of each way: medians of alternating rounds, because a GPU at its power limit slows down as it
-    gets hot, which would favor the first way measured."""
+    """Microseconds of one call of each variant: medians of alternating rounds, because a GPU at its power limit
+    slows down as it gets hot, which would favor the first variant measured."""
     taken = {way: [] for way in ways}
     for _ in range(TURNS):
         for way, calls in ways.items():

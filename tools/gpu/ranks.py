@@ -4,8 +4,8 @@
     tools/gpu/ranks.py [--check] [--without-nccl] [--ranks N]
 
 One process launches on every GPU and maps each GPU's memory on the other GPUs. If there are more ranks than GPUs, ranks
-share GPUs, each with a separate stream. That checks everything except the links. Sums must equal torch's f32 sums in rank
-order bit by bit. A time is that of one exchange among many in a graph on each GPU.
+share GPUs, each with a separate stream. This setup checks everything except the links. Sums must equal torch's f32 sums
+in rank order bit by bit. A time is the mean of many exchanges in a graph on each GPU.
 """
 
 import argparse
@@ -91,10 +91,10 @@ class Group:
                                        ctypes.c_uint64(units), *more, early=early)  # fmt: skip
 
     def launch_norm(self, name, rank, part, residual, weight, out, early=True):
-        """Launches a sum with the norm, for whole units only. `out` is a plain tensor or `Rounded`."""
+        """Launches a sum with the norm, for whole units only. `out` is a tensor of activations or a `Rounded`."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
-        has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as `link.rs` has it
+        has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as in `link.rs`
         form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2",
                 SHARES: "_4" if self.ranks <= 4 else "_8"}  # fmt: skip
         rounded, target = ("_rounded", out.arguments()) if isinstance(out, Rounded) else ("", (out,))
@@ -109,7 +109,7 @@ class Group:
 
 
 def map_on_all(count):
-    """Lets each GPU access the memory of the others."""
+    """Lets each GPU access the memory of the other GPUs."""
     contexts = [ctypes.c_void_p() for _ in range(count)]
     for device, context in enumerate(contexts):
         torch.empty(1, device=f"cuda:{device}")
@@ -160,8 +160,8 @@ def rounds(group, name):
 
 
 def norms(group, rows, columns, kind, gap, seed, name):
-    """The number of wrong elements: of the residual, compared with the sum in rank order; of the norm, compared with f64 within
-    one rounding; or different between ranks. Then the same with the norm rounded to E4M3."""
+    """The number of elements that are wrong or differ between ranks. The residual is compared with the sum in rank
+    order, and the norm with f64 within one rounding. Then both are checked with the norm rounded to E4M3."""
     parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
     weights = group.each(lambda _: wide(1, columns, 0, kind, seed + 98)[0].contiguous())
     residuals = group.each(lambda _: Output((rows, columns), kind, gap))
@@ -302,7 +302,7 @@ def is_pushed(rows, columns):
 
 
 def chain_of_norms(group):
-    """Like `chain`, with all forms in turn. Each exchange reads the output of the previous one."""
+    """Like `chain`, with all forms in turn. Each exchange reads the output of the previous exchange."""
     columns, sizes = 3584, [1, 18, 3, 257, 64, 2, 16, 900, 19, 300]
     rows = max(sizes)
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
@@ -371,7 +371,7 @@ def captured(group, rank, work):
 
 
 def some_milliseconds_late(group, expect):
-    """The last rank starts milliseconds after the others, many times in a row. All ranks must wait for it."""
+    """The last rank starts milliseconds after the other ranks, many times in a row. All ranks must wait for it."""
     shape = (300, 3584)
     parts = group.each(lambda rank: wide(*shape, 0, torch.bfloat16, 70 + rank))
     wanted = parts[0].float()
@@ -388,7 +388,8 @@ def some_milliseconds_late(group, expect):
 
 
 def absent(streams, failures):
-    """If a rank does not take part, the others stop waiting after a time limit, and all of them report that rank."""
+    """If a rank does not take part, the other ranks stop waiting after a time limit, and all of them report that
+    rank."""
     for name in (SUMMED, SUM_OF_PIECES) if len(streams) == 2 else (SUMMED,):
         group = Group(streams, patience=50_000_000)
         parts = group.each(lambda rank: wide(300, 3584, 0, torch.bfloat16, rank))
@@ -429,8 +430,8 @@ def replayed(group, work, calls):
     for _ in range(12):
         events = group.each(lambda rank: between(graphs[rank].replay))
         group.wait()
-        # A rank that was launched earlier waits for the others. The last rank does not wait,
-        # so the minimum counts.
+        # A rank that was launched earlier waits for the other ranks. The last rank does not wait, so the minimum
+        # counts.
         times.append(min(start.elapsed_time(end) for start, end in events) * 1000 / calls)
     return statistics.median(times[2:])
 
@@ -488,7 +489,7 @@ def nccl(rank, ranks, times):
 
 
 def nccl_times(ranks):
-    """NCCL's times, from separate processes. Zeros if they do not end."""
+    """NCCL's times, from separate processes. Zeros if the processes do not end."""
     import torch.multiprocessing as processes
 
     times = processes.get_context("spawn").Array("d", len(SIZES))

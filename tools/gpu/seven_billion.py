@@ -7,10 +7,11 @@
 FOLDER gets 16.6, 17.5 or 62 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
 with a placeholder per picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
 sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny writes the same with few layers, to try the script on a CPU.
---weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU it prints
-the rate of the bus, which is the limit of loading. --layers keeps this many decoder layers. --rounded also writes
-FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the released FP8 formats, with the same prompts
-and results. The last format has activation scales, from the largest activations of the prompts.
+--weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
+script also prints the rate of the bus, which is the upper limit for loading. --layers keeps this many decoder layers.
+--rounded also writes FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the released FP8
+formats, with the same prompts and results. The format of FOLDER-tensor has activation scales, from the largest
+activations of the prompts.
 
 Needs torch, transformers 5.17, numpy and Pillow. The full shapes need a GPU with 60 GB free.
 """
@@ -119,7 +120,7 @@ def settings_of_qwen3_vl(tiny):
 
 
 def settings_of_qwen3_vl_moe(tiny):
-    """The same as Qwen3-VL, with 128 experts, of which each token uses eight."""
+    """Like Qwen3-VL, with 128 experts, of which each token uses eight."""
     config, processor = settings_of_qwen3_vl(tiny)
     text, vision = config["text_config"], config["vision_config"]
     text |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 32 if tiny else 768,
@@ -178,7 +179,7 @@ def released_axes(name, weight):
 
 
 def write_safetensors(path, tensors):
-    """Writes the format directly, because the package copies each shard, and 16 GB are copied often enough here."""
+    """Writes the format directly, because the safetensors package would copy each shard once more, 16 GB in all."""
     header, end = {}, 0
     kinds = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
     for name, tensor in tensors.items():
@@ -212,7 +213,7 @@ def write_weights(folder, model):
 
 
 def watch_activations(model):
-    """The largest number that has entered each projection from now on, by the name of its weight."""
+    """Records the largest number that enters each projection from now on, by the name of its weight."""
     largest = {}
 
     def of(name):

@@ -1,15 +1,17 @@
-// What a device did when: kernels, copies and graph replays of any CUDA program, written as text when it ends.
+// Timeline of a device: kernels, copies and graph replays of any CUDA program, written as text when
+// the program ends.
 //
 //     CUDA=folder with include/cupti.h and lib (a toolkit's targets/x86_64-linux or extras/CUPTI, or the wheel nvidia-cuda-cupti)
 //     gcc -O2 -shared -fPIC -I$CUDA/include -o libtrace.so tools/gpu/trace.c -L$CUDA/lib -l:libcupti.so.13
 //     CUDA_INJECTION64_PATH=$PWD/libtrace.so BURSAR_TRACE=trace.txt [BURSAR_TRACE_GRAPHS=1|BURSAR_TRACE_CALLS=1] bursar bench ...
 //     python3 tools/gpu/trace.py trace.txt
 //
-// The driver loads the library before the program's first call (CUPTI's injection); the program knows nothing of it.
-// A line is "kind start end stream graph name", times in nanoseconds. Tracing each kernel costs a microsecond or so a
-// kernel and keeps kernels from starting early; with BURSAR_TRACE_GRAPHS a replay is one line and runs as it does alone.
-// With BURSAR_TRACE_CALLS the lines are what the host did in the driver instead, "call start end thread 0 name", each call of
-// 20 microseconds or more: where a start's time goes (tools/gpu/calls.py).
+// The driver loads the library before the program's first call (CUPTI's injection); the program
+// needs no change. A line is "kind start end stream graph name", times in nanoseconds. Tracing each
+// kernel costs about a microsecond per kernel and prevents kernels from starting early. With
+// BURSAR_TRACE_GRAPHS a replay is one line and runs as it does without tracing. With
+// BURSAR_TRACE_CALLS the lines are the host's driver calls of 20 microseconds or more, "call start
+// end thread 0 name". They show where the time of a start goes (tools/gpu/calls.py).
 
 #include <cupti.h>
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 
     python3 tools/gpu/trace.py trace.txt [FIRST LAST]
 
-FIRST and LAST (seconds since the first record) select a part of it.
+FIRST and LAST (seconds since the first record) select a part of the trace.
 """
 import collections
 import itertools
@@ -33,7 +33,7 @@ def main():
 
 
 def replays(found):
-    """With one line per replay: the duration of replays, and the gap until the next one."""
+    """With one line per replay: the duration of replays, and the gap until the next replay."""
     graphs = [record for record in found if record[0] == "graph"]
     by_graph = collections.defaultdict(list)
     for this, behind in zip(graphs, graphs[1:]):
@@ -109,8 +109,8 @@ def order(found):
 
 
 def prompts(found):
-    """Steps outside graphs that take more than half as long as the longest of them: their durations, and their kernels by
-    name."""
+    """Steps outside graphs that take more than half as long as the longest such step: their durations, and
+    their kernels by name."""
     steps = [kernels for graph, kernels in stretches(found) if not graph and kernels[0][2].startswith("embed")]
     longest = max(map(milliseconds, steps), default=0)
     long = [kernels for kernels in steps if milliseconds(kernels) * 2 > longest]

@@ -2,7 +2,7 @@
 
     shapes.py FROM DIR NAME      NAME: qwen2.5-vl-3b, -32b, -72b, qwen3-vl-8b, qwen3-vl-30b-a3b, qwen3-8b, qwen3-30b-a3b
 
-vLLM draws weights with load_format="dummy". The numbers are those of the released configurations."""
+vLLM draws weights with load_format="dummy". The numbers are from the released configurations."""
 import json, os, shutil, sys
 
 SOURCE, DIR, NAME = sys.argv[1:4]

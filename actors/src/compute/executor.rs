@@ -22,7 +22,8 @@ use crate::{
     compute::memory::EngineMemory,
 };
 
-/// The target that passes are planned for and run on, for each rank. Clones share it.
+/// Runs the passes of a model, with CPU threads or the loaded kernels of a GPU for each rank.
+/// Passes are planned for the executor's target. Clones share the same kernels.
 #[derive(Clone)]
 pub struct Executor {
     ranks: Arc<[OfRank]>,
@@ -44,8 +45,9 @@ enum OfRank {
 /// How long a rank waits for the other ranks before they count as dead.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a rank that has encoded its own pictures waits for the others. Each picture is encoded
-/// by one rank, so the other ranks may have all the work. The death of a rank is noticed at once.
+/// How long a rank that has encoded its own pictures waits for the other ranks. Each picture is
+/// encoded by one rank, so the other ranks may have all the work. The death of a rank is noticed at
+/// once.
 const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
 
 /// The loaded kernels of a GPU.
@@ -78,7 +80,8 @@ impl Drop for Loaded {
 }
 
 impl Executor {
-    /// The target for `device` with its best data types. Ranks on a CPU share its threads.
+    /// Returns the target for `device` with the best data types of that device. Ranks on a CPU
+    /// share its threads.
     ///
     /// # Errors
     /// A GPU cannot be queried.
@@ -126,19 +129,21 @@ impl Executor {
         }
     }
 
-    /// The loaded libraries with their versions. `None` on a CPU.
+    /// Returns the loaded libraries with their versions. `None` on a CPU.
     pub fn library(&self) -> Option<String> {
         let products = self.kernels().next().map(|kernels| kernels.library())?;
         let exchanges = self.nccl.as_ref().map(|nccl| format!(", NCCL {}", nccl.version()));
         Some(products + &exchanges.unwrap_or_default())
     }
 
-    /// The fastest algorithm measured for each GEMM. `None` on a CPU, which has no choice.
+    /// Returns the fastest algorithm measured for each GEMM. `None` on a CPU, which has only one
+    /// algorithm.
     pub fn tuning(&self) -> Option<Tuning> {
         self.kernels().next().map(|kernels| kernels.tuning())
     }
 
-    /// Replaces the measured algorithms, on all ranks or on none. Does nothing on a CPU.
+    /// Replaces the measured algorithms on all ranks. If `tuning` does not apply to one of the
+    /// ranks, all ranks forget their measured algorithms instead. Does nothing on a CPU.
     pub fn tune(&self, tuning: &Tuning) {
         let (all, none) = (self.kernels().all(|kernels| kernels.takes(tuning)), Tuning::default());
         self.kernels().for_each(|kernels| kernels.tune(if all { tuning } else { &none }));
@@ -203,8 +208,9 @@ impl Executor {
                     cuda = cuda.with_copies()?;
                 }
                 if ranks_of_a_device(devices(device_of_all)) > 1 {
-                    // To load one of its kernels, cuBLASLt waits for running kernels, which may in
-                    // turn wait for this rank.
+                    // cuBLASLt is not used here: before it loads a kernel, it waits for running
+                    // kernels. The running kernels may in turn wait for this rank, which would be a
+                    // deadlock.
                     cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                 }
                 let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
@@ -214,8 +220,8 @@ impl Executor {
         Ok(Lane::of_ranks(name, on_gpus))
     }
 
-    /// Creates a link between GPUs for steps, one end per rank. No lane over an earlier
-    /// link may be left.
+    /// Creates the link that GPUs use for the collectives of steps, and returns one end per rank.
+    /// No lane that uses an earlier link may still exist.
     fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<RankLink>, OpenError> {
         let exchange = memory.exchange.as_ref().expect("GPUs of several ranks have memory to exchange in");
         let addresses = exchange.addresses(self.ranks.len());
@@ -229,21 +235,21 @@ impl Executor {
         }
         for (kernels, address) in self.kernels().zip(&addresses) {
             let cuda = Cuda::new(kernels)?;
-            // SAFETY: the memory is backed for exchanges of `largest` bytes, and no
-            // lane uses it yet.
+            // SAFETY: `address` points to memory that is backed for exchanges of `largest` bytes.
+            // No lane uses that memory yet, so no other access races with the clear.
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
         let Target::Cuda(CudaTarget { sms, .. }) = self.target() else { unreachable!("these are GPUs") };
         let sharing = ranks_of_a_device(devices(device));
-        // SAFETY: the memory is open to all ranks and cleared, and the runners of all ranks keep it
-        // alive until their work has ended.
+        // SAFETY: the memory is mapped for all ranks and was cleared above, and the runners of all
+        // ranks keep it alive until their work has ended.
         let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, sms, sharing) };
         Ok(links.into_iter().map(RankLink::from).collect())
     }
 
     /// Copies each rank's part of a checkpoint's weights into `segment`, on all ranks at the same
     /// time; see [`Model::load`]. `progress` is called by every rank and decides whether that rank
-    /// continues. Only the first rank passes its bytes, done and total.
+    /// continues. Only the first rank passes numbers: the bytes done and the total bytes.
     ///
     /// # Errors
     /// The same as for [`Model::load`].
@@ -293,13 +299,13 @@ impl OfRank {
     }
 }
 
-/// A loaded model, with one part for each rank. Clones share it. Values that are equal on all ranks
-/// are read from the first.
+/// A loaded model: one [`Model`] per rank, with the weights of that rank. Clones share the weights.
+/// Values that are equal on all ranks are read from the first rank.
 #[derive(Clone)]
 pub struct Models(Arc<[Arc<Model>]>);
 
 impl Models {
-    /// The part of the first rank, which also has all data other than weights.
+    /// Returns the model of the first rank, which also has all data other than weights.
     pub fn of_first_rank(&self) -> Arc<Model> {
         self.0[0].clone()
     }
@@ -348,8 +354,8 @@ fn why_nccl(gpus: &[Arc<CudaDevice>], target: Target, is_wanted: bool) -> Result
     Ok((!is_hopper).then(|| format!("{} has no kernels for collectives", Target::Cuda(target).name())))
 }
 
-/// The largest number of ranks that share a device. It is one except in tests on a
-/// machine with one GPU.
+/// The largest number of ranks that share a device. The number is 1 except in tests on a machine
+/// with one GPU.
 fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
     let sharers = |one: &Arc<dyn Device>| devices.iter().filter(|other| other.label() == one.label()).count();
     devices.iter().map(sharers).max().unwrap_or(1)

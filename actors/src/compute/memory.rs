@@ -1,4 +1,4 @@
-//! The memory that an engine serves from. The profile leases it, and the lanes use it.
+//! The memory that an engine serves from, leased by the profile and used by the lanes.
 
 use std::{
     ops::Deref,
@@ -165,7 +165,7 @@ impl ExchangeMemory {
     /// that can reach it.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver refuses to map the memory.
     pub fn over(segment: Segment, largest: Bytes) -> Result<Self, DeviceError> {
         segment.open_to_ranks()?;
         Ok(ExchangeMemory { segment, largest })
@@ -304,9 +304,9 @@ impl KvMemory {
     }
 
     /// One view per layer of a rank, over all reserved blocks, backed or not. Graphs use these
-    /// views, because a graph stores the number of blocks at capture and stays valid when the
-    /// cache grows or shrinks. The host passes only backed blocks to a graph, as to any step. Any
-    /// other block would fault.
+    /// views, because a graph stores the number of blocks at capture and stays valid when the cache
+    /// grows or shrinks. The host passes only backed blocks to a graph, as to any step. An access
+    /// to any other block would fault.
     pub fn layers_reserved(&self, rank: Rank) -> Vec<KvLayer> {
         self.layers_of(self.reserved_blocks(), rank)
     }
@@ -357,7 +357,7 @@ impl HostKv {
         self.slots
     }
 
-    /// The slots of one rank, each with its part of a block.
+    /// The slots of one rank, each with that rank's part of a block.
     pub fn slots(&self, rank: Rank) -> HostBlocks {
         // SAFETY: the memory has this length and outlives every lane, because lanes keep it alive.
         // Only the step lane copies from and to it.

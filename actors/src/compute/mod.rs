@@ -13,6 +13,6 @@ pub mod memory;
 pub use executor::{Executor, Loaded, Models};
 
 /// Vision encoder batches in flight: one on the device and one queued after it, so that the device
-/// never waits for the host to pack and copy pictures. They run in order on one lane and share its
-/// workspace, so both fit a workspace that was stress-tested with one.
+/// never waits for the host to pack and copy pictures. The batches run in order on one lane and
+/// share its workspace, so both fit a workspace that was stress-tested with one batch.
 pub const LAUNCHES: usize = 2;

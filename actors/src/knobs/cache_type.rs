@@ -20,7 +20,7 @@ pub enum KvCacheType {
     Float16,
     /// f32. Requires activations in f32.
     Float32,
-    /// FP8 (E4M3), with the checkpoint's scales, or a scale of 1 if it has none.
+    /// FP8 (E4M3), with the checkpoint's scales, or a scale of 1 if the checkpoint has no scales.
     Fp8,
 }
 

@@ -49,7 +49,7 @@ pub(super) fn replace<'k>(object: &mut Value, keys: impl Iterator<Item = &'k str
     }
 }
 
-/// Returns the object that a value is, or that its text contains.
+/// Returns the value as an object. Text is parsed first, as JSON or as `name=count` pairs.
 ///
 /// # Errors
 /// The value is not an object.

@@ -35,7 +35,7 @@ pub struct LoadOptions {
     pub tokenizer: Option<PathBuf>,
     /// A Jinja template, instead of the tokenizer's.
     pub chat_template: Option<String>,
-    /// How `generation_config.json` determines the sampling of requests that set nothing.
+    /// How `generation_config.json` determines the sampling of requests that set no parameters.
     pub sampling_defaults: SamplingDefaults,
     /// Limits on a picture before it is decoded.
     pub image_limits: ImageLimits,
@@ -45,14 +45,15 @@ pub struct LoadOptions {
     /// GPU memory for other purposes, or to load a second model.
     pub memory_fraction: Option<f64>,
     /// The size of the KV cache in tokens (whole blocks of 16), instead of a fraction. The minimum
-    /// is what the profile needs to run the largest inputs: as many tokens as all sequences can
-    /// have, up to 8,192 and one block each.
+    /// is the size that the profile needs to run the largest inputs: enough for the largest request
+    /// and the largest step, and at least 8,192 tokens if all sequences together can have that
+    /// many.
     pub kv_tokens: Option<usize>,
     /// The fraction of the whole device that Bursar may use, including weights, workspaces and
     /// overhead; above 0 and up to 1, instead of `memory_fraction`. Memory of other processes does
     /// not count toward this fraction, so a busy device may have less memory available.
     pub device_fraction: Option<f64>,
-    /// The size of the KV cache in bytes, instead of `kv_tokens`. Rounded down to whole
+    /// The size of the KV cache in bytes, instead of `kv_tokens`. The size is rounded down to whole
     /// pages for each layer.
     pub kv_bytes: Option<Bytes>,
     /// Host memory per device to which evicted KV blocks are copied, and from which they are
@@ -69,7 +70,7 @@ pub struct LoadOptions {
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
     pub token_interval: Option<Duration>,
-    /// The deadlines of requests that set none. Default: no deadlines.
+    /// The deadlines of requests that set no deadlines. Default: no deadlines.
     pub deadlines: Deadlines,
     /// The relative shares of tenants that wait at the same time. Default: equal shares.
     pub tenant_weights: TenantWeights,
@@ -78,7 +79,7 @@ pub struct LoadOptions {
     pub requests: Option<usize>,
     /// Puts the model to sleep when it has had no request for this long: at level 1 if enough host
     /// memory is left for its weights, otherwise at level 2. The next request wakes it. Default:
-    /// `None`, so that the model sleeps only on a call.
+    /// `None`, so that the model sleeps only after an explicit call.
     pub sleep_after: Option<Duration>,
     /// How long a request waits for a sleeping model to wake up before it
     /// fails. Default: two minutes.
@@ -108,7 +109,7 @@ pub struct LoadOptions {
     /// fewer devices refuses the model. Default: any number.
     pub ranks: Option<NonZeroUsize>,
     /// The number of restarts of vision and scheduler that are tolerated, and the time within which
-    /// they count. More restarts are a crash loop.
+    /// they count. More restarts count as a crash loop.
     pub intensity: Intensity,
     /// The number of engine restarts that are tolerated, and the time within which they count. Each
     /// engine restart runs the stress tests again.
@@ -180,23 +181,23 @@ impl LoadOptions {
         LoadOptions { envelope: Some(Envelope::small()), requests: Some(16), ..LoadOptions::default() }
     }
 
-    /// The options that determine the size of the KV cache.
+    /// Returns the options that determine the size of the KV cache.
     pub fn kv(&self) -> KvChoice {
         let LoadOptions { memory_fraction, device_fraction, kv_tokens, kv_bytes, .. } = *self;
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
-    /// The same options, but the KV cache takes all memory left on the device instead of a
-    /// fraction. Used when the size of the cache is already decided.
+    /// Returns the same options, but the KV cache takes all memory left on the device instead of a
+    /// fraction. This is used when the size of the cache is already decided.
     pub(crate) fn with_all_memory(self) -> Self {
         LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
     }
 
-    /// Maximum number of requests that run or wait, on a host device if `is_host`, otherwise on a
-    /// GPU. This is [`requests`](Self::requests) if set. By default it is the larger of 1,024 and
-    /// four times the sequences of a step, so that a burst fills every step. If the prompts of this
-    /// number of requests could take more than a quarter of the host memory that is left, the
-    /// number is lower, but at least the number of sequences.
+    /// Returns the maximum number of requests that run or wait, on a host device if `is_host`,
+    /// otherwise on a GPU. This is [`requests`](Self::requests) if set. By default it is the larger
+    /// of 1,024 and four times the sequences of a step, so that a burst fills every step. If the
+    /// prompts of this number of requests could take more than a quarter of the host memory that is
+    /// left, the number is lower, but at least the number of sequences.
     pub fn requests_for(&self, is_host: bool) -> usize {
         /// Bytes of host memory per token of a waiting prompt: its id, positions,
         /// block keys and text.
@@ -214,7 +215,7 @@ impl LoadOptions {
         wanted.min(fit).max(sequences)
     }
 
-    /// The default envelope on a host device if `is_host`, otherwise on a GPU.
+    /// Returns the default envelope of a host device if `is_host`, otherwise of a GPU.
     pub fn envelope_for(is_host: bool) -> Envelope {
         if is_host { Envelope::default() } else { Envelope::gpu() }
     }

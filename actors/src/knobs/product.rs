@@ -2,8 +2,8 @@
 
 /// Multiplies whole numbers that are separated by `*`. A single number is valid too, and digits may
 /// be separated by `_` or `,`. A number may end in `k`, `m` or `g` for thousands, millions and
-/// billions, and may then have a decimal point. It may also end in `K`, `M` or `G` for powers of
-/// 1,024, as in vLLM. Returns `None` for anything else, or if the product exceeds a `u64`.
+/// billions, and may then have a decimal point. A number may also end in `K`, `M` or `G` for powers
+/// of 1,024, as in vLLM. Returns `None` for anything else, or if the product exceeds a `u64`.
 pub(super) fn product(typed: &str) -> Option<u64> {
     typed.split('*').try_fold(1u64, |product, factor| product.checked_mul(number(factor.trim())?))
 }

@@ -23,19 +23,19 @@ struct Said {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     pub name: String,
-    /// The value. An object if the name sets several knobs.
+    /// The value, which is an object if the name sets several knobs.
     pub value: Value,
 }
 
 impl Names {
-    /// Returns the name by which the user set this knob, or the path if it was set inside an
-    /// object, such as `limit_mm_per_prompt.image`. `None` if it was not set.
+    /// Returns the name by which the user set this knob, or the path if the knob was set inside an
+    /// object, such as `limit_mm_per_prompt.image`. `None` if the knob was not set.
     pub fn of(&self, knob: &str) -> Option<&str> {
         self.0.get(knob).map(|said| said.name.as_str())
     }
 
-    /// Returns the setting that sets this knob to `value` instead, by the same name and with the
-    /// rest of its object.
+    /// Returns the setting that sets this knob to `value`, by the name that the user used. If the
+    /// knob was set inside an object, the rest of that object is kept.
     pub fn setting(&self, knob: &str, value: Value) -> Setting {
         match self.0.get(knob) {
             None => Setting { name: knob.to_owned(), value },
@@ -143,7 +143,7 @@ impl Knobs {
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 
-    /// The host memory per device to which KV blocks may be copied, if set.
+    /// Returns the host memory per device to which KV blocks may be copied, if set.
     pub fn swap_bytes(&self) -> Option<Bytes> {
         self.swap_space.map(|gibibytes| Bytes((gibibytes * Bytes::gib(1).0 as f64) as u64))
     }

@@ -34,7 +34,7 @@ pub enum Kind {
     Format,
     /// Names, each with a weight.
     Weights,
-    /// Yes or no. As a flag it takes no value.
+    /// Yes or no. On the command line, the flag takes no value.
     Switch,
 }
 
@@ -75,7 +75,7 @@ impl Kind {
     }
 }
 
-/// The server that a name comes from.
+/// The server that uses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// <https://docs.vllm.ai>
@@ -100,7 +100,7 @@ pub struct Knob {
     /// The effect of the knob, in sentences.
     pub meaning: &'static str,
     pub kind: Kind,
-    /// Its names in other servers.
+    /// The knob's names in other servers.
     pub aliases: &'static [Alias],
 }
 
@@ -202,9 +202,9 @@ macro_rules! knobs {
     ($($(#[doc = $meaning:literal])+ $name:ident: $type:ty, $kind:expr, [$($peer:ident $alias:ident),*];)*) => {
         /// Knobs that a user has set. Knobs that are not set depend on the device.
         ///
-        /// The JSON form is an object. Reading accepts Bursar's names and those of other servers
-        /// (see [`TABLE`]), and writing uses Bursar's names. Two names of one knob may both be
-        /// given if their values are equal.
+        /// The JSON form is an object. Reading accepts Bursar's names and the names of other
+        /// servers (see [`TABLE`]), and writing uses Bursar's names. Two names of one knob may both
+        /// be given if their values are equal.
         ///
         /// ```
         /// use bursar_actors::knobs::Knobs;
@@ -340,7 +340,7 @@ knobs! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
     pub name: &'static str,
-    /// The servers that use it.
+    /// The servers that use this name.
     pub of: &'static [Peer],
     /// The possible contents of the object.
     pub meaning: &'static str,

@@ -40,7 +40,7 @@ pub enum SleepError {
         /// The time allowed: `wake_within`.
         within: Duration,
     },
-    /// The model has ended, or is about to.
+    /// The model has ended, or is about to end.
     #[error("the model has stopped: {reason}")]
     Stopped { reason: Arc<str> },
     /// The runtime did not answer.

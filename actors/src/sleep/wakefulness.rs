@@ -12,7 +12,7 @@ use super::{NotWoken, SleepLevel};
 pub enum Rest {
     /// New requests are admitted.
     Awake,
-    /// Active requests continue to their ends, and no new ones are admitted.
+    /// Active requests continue to their ends, and no new requests are admitted.
     Draining,
     /// The model holds no device memory.
     Asleep(SleepLevel),
@@ -32,10 +32,11 @@ struct State {
     inside: usize,
     /// Callers that wait to be admitted.
     waiting: usize,
-    /// Since when there are neither active requests nor waiting callers.
+    /// The time since when there has been no active request and no waiting caller.
     idle_since: Instant,
-    /// How many wakes have failed, and the last failure.
+    /// How many wakes have failed.
     failures: u64,
+    /// The error of the last failed wake.
     failure: Option<NotWoken>,
 }
 
@@ -86,7 +87,8 @@ impl Wakefulness {
         self.0.borrow().waiting > 0
     }
 
-    /// How long there has been no active request and no waiting caller. `None` if there is one.
+    /// How long there has been no active request and no waiting caller. `None` if there is an
+    /// active request or a waiting caller.
     pub fn idle_for(&self) -> Option<Duration> {
         let state = self.0.borrow();
         state.is_idle().then(|| state.idle_since.elapsed())
@@ -117,7 +119,7 @@ impl Wakefulness {
     }
 
     /// Waits until the model is awake, then admits a request. `wake` is called when the model
-    /// sleeps or is about to.
+    /// sleeps or is about to sleep.
     ///
     /// # Errors
     /// A wake that was in progress or was requested has failed.

@@ -90,7 +90,7 @@ pub struct Request {
     pub produced: Vec<u32>,
     pub end: Option<Finish>,
     pub cancelled: bool,
-    /// The request was dropped, because it missed a deadline.
+    /// `true` if the request was dropped because it missed a deadline.
     pub is_late: bool,
     /// The absolute times by which events must have happened, set at the first admission.
     pub due: Option<Deadlines>,
@@ -102,8 +102,8 @@ pub struct Request {
     pub ticket: Option<Ticket>,
     /// Tokens of the prompt that were scored since the last admission.
     pub scored: usize,
-    /// The number of first pictures that need no cache rows in this admission, because KV blocks
-    /// hold their tokens. It is 0 after an admission that missed such blocks.
+    /// The number of leading pictures that need no cache rows in this admission, because KV blocks
+    /// hold their tokens. The number is 0 after an admission that missed such blocks.
     pub computed: usize,
     pub missed: bool,
 }
@@ -158,7 +158,7 @@ impl Request {
     }
 
     /// Placeholders for the pictures. The first `computed` pictures have no rows, and `rows` are
-    /// the rows of the others.
+    /// the rows of the remaining pictures.
     pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<Placeholder> {
         let mut rows = rows.iter().cloned();
         let mut start = 0;
@@ -175,9 +175,9 @@ impl Request {
         self.cancelled || self.is_late || self.end.is_some()
     }
 
-    /// Deadlines relative to the first admission. One request in eight has a queue deadline as
-    /// long as a few steps. One in sixteen has a deadline for its first token, and one in sixteen
-    /// for its whole reply.
+    /// Deadlines relative to the first admission. One request in eight has a queue deadline as long
+    /// as a few steps. One request in sixteen has a deadline for its first token, and one in
+    /// sixteen has a deadline for its whole reply.
     pub fn deadlines(&self) -> Deadlines {
         let waits = Duration::from_millis(20 * (1 + self.number % 5));
         let of = |kind| (self.number % 16 == kind).then_some(waits * 3);
@@ -251,7 +251,7 @@ pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
     sequence.tokens.iter().chain(unseen).enumerate().map(of_token).collect()
 }
 
-/// The weights of tenants. Every third seed has some.
+/// The weights of tenants. Every third seed has weights.
 pub fn weights(seed: u64) -> TenantWeights {
     let weights = TenantWeights::of([("even", 5), ("rare", 2)]).filter(|_| seed % 3 == 1);
     weights.unwrap_or_default()

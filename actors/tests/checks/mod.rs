@@ -4,7 +4,8 @@
 use super::*;
 
 impl World {
-    /// Checks rule 4, and that a step accesses only the memory of its own sequences.
+    /// Checks that a step stays within the permits (rule 4: concurrency never exceeds what was
+    /// stressed), and that the step accesses only the memory of its own sequences.
     pub(super) fn check_plan(&mut self, plan: Box<StepPlan>) {
         self.copies_before_a_step();
         let ahead = self.under_way.len();

@@ -30,7 +30,8 @@ impl World {
         }
     }
 
-    /// Restarts each request that must return. It requests its pictures again, as its driver does.
+    /// Restarts each request that must return. Such a request asks for its pictures again, as its
+    /// driver would.
     pub(super) fn return_all(&mut self) {
         while let Some((number, id)) = self.returning.pop_front() {
             let request = self.requests.get_mut(&number).expect("it is remembered");

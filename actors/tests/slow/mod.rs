@@ -17,10 +17,11 @@ pub struct Clock {
 
 #[derive(Default)]
 pub struct State {
-    /// Downloads that have begun. `past` is the number of downloads that the device may complete.
+    /// The number of downloads that have begun.
     launched: usize,
+    /// The number of downloads that the device may complete.
     past: usize,
-    /// Refuse the next download, after all other work of its job was launched.
+    /// `true` if the next download is refused, after all other work of its job was launched.
     refuses: bool,
     /// The number of waits for the completion of all work on the device.
     pub waits: usize,
@@ -132,7 +133,8 @@ impl Backend for Slow {
 
     fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError> {
         let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
-        // SAFETY: the op layer has checked that this many logits were computed, in host memory.
+        // SAFETY: the op layer has checked that the tensor has `count` computed `f32` elements. The
+        // CPU backend keeps them in host memory, and nothing writes to them during this call.
         let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
         self.clock.state.lock().expect("no holder panicked").logits.push(row);
         self.cpu.sample(call)

@@ -36,12 +36,13 @@ pub struct HostMemory {
     pub under_way: VecDeque<usize>,
     /// The number of copies in unanswered jobs that have run.
     run: usize,
-    /// The numbers of jobs begun and answered. `waited_for` is the number of jobs begun up to
-    /// the last job that the next step waits for. `before_steps` has that number for each
-    /// step on the lane.
+    /// The number of jobs that were begun.
     begun: usize,
+    /// The number of jobs that were answered.
     ended: usize,
+    /// The number of jobs that were begun up to the last job that the next step waits for.
     waited_for: usize,
+    /// The value of `waited_for` for each step on the lane, the oldest step first.
     before_steps: VecDeque<usize>,
     /// Blocks copied back to the device.
     pub fetched: usize,

@@ -1,11 +1,20 @@
 //! A wrapper that injects faults into a device.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
-use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, HostMemory};
+use super::{
+    address::Address,
+    error::DeviceError,
+    host_copy::HostCopy,
+    host_memory::HostMemory,
+    interface::{Device, DeviceMemory},
+};
 use crate::{Bytes, Fence, Timeline};
 
 /// A device that can be made to refuse memory. Without an injected fault, it behaves
@@ -66,12 +75,8 @@ impl Device for FaultyDevice {
         self.device.is_host_memory()
     }
 
-    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
-        self.device.clone().as_host()
-    }
-
-    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
-        self.device.clone().as_cuda()
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self.device.clone().as_any()
     }
 
     fn ranks(&self) -> &[Arc<dyn Device>] {

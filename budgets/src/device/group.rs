@@ -2,11 +2,17 @@
 //! same amounts of memory.
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, of_another_device};
+use super::{
+    address::Address,
+    error::DeviceError,
+    host_copy::HostCopy,
+    interface::{Device, DeviceMemory},
+};
 use crate::{Bytes, Fence, Timeline};
 
 /// The devices of a model's ranks, combined into one device. Memory is backed on all of them or on
@@ -43,7 +49,7 @@ impl DeviceGroup {
         Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
     }
 
-    /// Calls `change` for each address with the device of the same rank, even after an error.
+    /// Calls `change` for each address and the device of its rank, and continues after an error.
     /// `addresses` may cover only the first ranks. Returns the first error.
     fn on_each(
         &self,
@@ -97,8 +103,11 @@ impl Device for DeviceGroup {
     }
 
     /// The host device of the last rank, so that the faults of a drill affect only one rank.
-    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
-        self.ranks.last()?.clone().as_host()
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        match self.ranks.last().and_then(|last| last.clone().as_host()) {
+            Some(host) => host,
+            None => self,
+        }
     }
 
     fn ranks(&self) -> &[Arc<dyn Device>] {
@@ -188,14 +197,14 @@ impl Device for DeviceGroup {
     fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
         let each = self.numbered().zip(self.addresses(address));
         let copies = each.map(|((rank, device), at)| self.named(rank, device.clone().copy_out(at, bytes)));
-        Ok(HostCopy::OfRanks(copies.collect::<Result<_, _>>()?))
+        Ok(HostCopy::new(copies.collect::<Result<Vec<HostCopy>, _>>()?))
     }
 
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
-        let copies = match copy {
-            HostCopy::OfRanks(copies) if copies.len() == self.ranks.len() => copies,
-            _ => return Err(of_another_device(address)),
-        };
+        let copies: &Vec<HostCopy> = copy.get(address)?;
+        if copies.len() != self.ranks.len() {
+            return Err(HostCopy::by_another_device(address));
+        }
         let mut each = self.numbered().zip(self.addresses(address)).zip(copies);
         each.try_for_each(|(((rank, device), at), copy)| self.named(rank, device.copy_in(copy, at)))
     }

@@ -1,15 +1,23 @@
 //! Host memory that simulates a GPU: real memory with a fixed capacity and scripted faults.
 
+mod control;
 pub mod testing;
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     sync::{Arc, Condvar, Mutex, MutexGuard},
 };
 
 use testing::{HostCounts, Script};
 
-use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, of_another_device, pages};
+use super::{
+    address::Address,
+    error::DeviceError,
+    host_copy::HostCopy,
+    interface::{Device, DeviceMemory},
+    pages,
+};
 use crate::{Bytes, Fence, Timeline, Timelines};
 
 /// Settings of a host device.
@@ -109,7 +117,7 @@ impl HostDevice {
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
-    /// Locks the state after waiting until the call is no longer held.
+    /// Waits until the call is no longer held, and locks the state.
     fn lock_at_length(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.counts.held_calls += 1;
@@ -183,7 +191,7 @@ impl State {
         Ok(stretch)
     }
 
-    /// Applies the faults that are scripted for this call to `back`. Returns whether
+    /// Applies the faults that are scripted for this call to `back`. Returns `true` if
     /// the script refuses it.
     fn run_script(&mut self, config: &HostConfig) -> bool {
         let nth = self.counts.backs;
@@ -223,8 +231,8 @@ impl Device for HostDevice {
         true
     }
 
-    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
-        Some(self)
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
@@ -333,11 +341,11 @@ impl Device for HostDevice {
             std::ptr::copy_nonoverlapping(address.0 as *const u8, copy.as_mut_ptr().cast(), copy.len());
             copy.assume_init()
         };
-        Ok(HostCopy::Pages(copy))
+        Ok(HostCopy::new(copy))
     }
 
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
-        let HostCopy::Pages(copy) = copy else { return Err(of_another_device(address)) };
+        let copy = copy.get::<Box<[u8]>>(address)?;
         let mut state = self.lock_at_length();
         state.check_lost()?;
         state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;

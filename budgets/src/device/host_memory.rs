@@ -1,32 +1,37 @@
 //! Host memory for copies to and from a device, held for as long as a model serves.
 
-use std::mem::MaybeUninit;
+use std::{any::Any, fmt, mem::MaybeUninit};
 
-use super::{DeviceError, Pinned};
+use super::error::DeviceError;
 use crate::Bytes;
 
 /// Uninitialized host memory for copies to and from a device. An owner that has given the address
 /// to the device must keep this memory until the device is past those copies.
-#[derive(Debug)]
-pub struct HostMemory(Kind);
-
-#[derive(Debug)]
-enum Kind {
-    /// For copies of a GPU.
-    Pinned(Pinned),
-    /// For copies of a host device. A raw pointer, because other pointers to the memory
-    /// write to it too.
-    Pages(*mut [MaybeUninit<u8>]),
+pub struct HostMemory {
+    address: *mut u8,
+    bytes: Bytes,
+    /// Frees the memory when it is dropped.
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
+/// Pages of the operating system. A raw pointer, because other pointers to the memory write to it
+/// too.
+struct SystemPages(*mut [MaybeUninit<u8>]);
+
+// SAFETY: the memory is not tied to a thread, and code that uses its address
+// must ensure exclusive access.
 unsafe impl Send for HostMemory {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for HostMemory {}
+// SAFETY: this is plain memory, which is only freed.
+unsafe impl Send for SystemPages {}
+// SAFETY: no method reads or writes the memory, so shared references cannot race.
+unsafe impl Sync for SystemPages {}
 
 impl HostMemory {
-    pub(super) fn pinned(pinned: Pinned) -> Self {
-        HostMemory(Kind::Pinned(pinned))
+    /// Memory that `owner` frees when it is dropped.
+    pub(super) fn of(address: *mut u8, bytes: Bytes, owner: impl Any + Send + Sync) -> Self {
+        HostMemory { address, bytes, _owner: Box::new(owner) }
     }
 
     /// Memory of the operating system, which backs each page when it is first written.
@@ -40,29 +45,28 @@ impl HostMemory {
         reserved.map_err(|error| DeviceError::HostRefused { asked: bytes, said: said(error) })?;
         // SAFETY: the capacity was reserved above. `MaybeUninit` needs no initialization.
         unsafe { pages.set_len(bytes.as_usize()) };
-        Ok(HostMemory(Kind::Pages(Box::into_raw(pages.into_boxed_slice()))))
+        let pages = Box::into_raw(pages.into_boxed_slice());
+        Ok(HostMemory::of(pages.cast(), bytes, SystemPages(pages)))
     }
 
     pub fn address(&self) -> *mut u8 {
-        match &self.0 {
-            Kind::Pinned(pinned) => pinned.address(),
-            Kind::Pages(pages) => pages.cast(),
-        }
+        self.address
     }
 
     pub fn bytes(&self) -> Bytes {
-        match &self.0 {
-            Kind::Pinned(pinned) => Bytes(pinned.len() as u64),
-            Kind::Pages(pages) => Bytes(pages.len() as u64),
-        }
+        self.bytes
     }
 }
 
-impl Drop for HostMemory {
+impl Drop for SystemPages {
     fn drop(&mut self) {
-        if let Kind::Pages(pages) = self.0 {
-            // SAFETY: the pointer came from `Box::into_raw` and is freed only here.
-            drop(unsafe { Box::from_raw(pages) });
-        }
+        // SAFETY: the pointer came from `Box::into_raw` and is freed only here.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of host memory at {:p}", self.bytes, self.address)
     }
 }

@@ -15,8 +15,8 @@ pub fn system_memory_left() -> Option<Bytes> {
     groups.lines().flat_map(groups_of).filter_map(|group| group.left()).chain([system]).min()
 }
 
-/// Makes the allocator return freed memory that it still holds to the system. This takes a few
-/// milliseconds. Does nothing if the allocator is not glibc's.
+/// Makes the allocator return its freed memory to the system. This takes a few milliseconds. Does
+/// nothing if the allocator is not glibc's.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `malloc_trim` returns only free heap pages to the system, and no live allocations.
@@ -30,7 +30,7 @@ pub fn give_back_freed_memory() {
 /// blocks of up to 32 MiB each. Does nothing if the allocator is not glibc's.
 pub fn give_large_blocks_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: `mallopt` takes plain integers and only changes a tuning parameter of the allocator.
+    // SAFETY: `mallopt` takes only integers, and only changes a tuning parameter of the allocator.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 4 << 20);
     }

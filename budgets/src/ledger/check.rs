@@ -4,8 +4,8 @@ use super::{Ledger, Memory, RequestKind, State};
 use crate::Bytes;
 
 impl Ledger {
-    /// Asserts rule 1 and other invariants that take constant time to check, in every build, before
-    /// and after every step.
+    /// Asserts rule 1 (see [`Ledger`]) and the other invariants that take constant time to check.
+    /// All builds do this before and after every step.
     pub(super) fn check_accounts(&self) {
         for memory in [Memory::Device, Memory::Host] {
             let account = self.account(memory);
@@ -20,8 +20,8 @@ impl Ledger {
     }
 
     /// Audits all maps and sums, in time proportional to the number of leases. Debug builds audit
-    /// after every step. Release builds audit once per as many steps as there are leases, so that
-    /// the average cost of a step is constant.
+    /// after every step. Release builds audit about once every N steps, where N is the number of
+    /// leases, so that the average cost of a step is constant.
     pub(super) fn audit_in_turn(&mut self) {
         let between = if cfg!(debug_assertions) { 0 } else { self.leases.len() };
         self.audit_after(between);

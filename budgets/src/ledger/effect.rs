@@ -11,7 +11,7 @@ pub enum Effect {
     Granted(Grant),
     /// The request is refused, possibly after a wait.
     Refused(Refused),
-    /// The request waits. The answer comes in a later step.
+    /// The request waits. A later step answers it.
     Waiting {
         request: RequestId,
         /// The number of requests that are served before this request.
@@ -27,8 +27,9 @@ pub enum Effect {
     Freed { lease: LeaseId, bytes: Bytes },
     /// All leases of a dead owner are freed, so its successor may start.
     OwnerCleared { owner: Owner },
-    /// Growth of foreign or overhead memory has broken rule 1. Nothing is granted until rule 1
-    /// holds again. `GiveUp` effects follow.
+    /// Growth of foreign or overhead memory has broken rule 1,
+    /// `granted + overhead + foreign + canary <= total`. Nothing is granted until rule 1 holds
+    /// again. `GiveUp` effects follow.
     Deficit {
         short_by: Bytes,
         /// The part of the deficit that remains after the owners have followed all `GiveUp` effects
@@ -117,7 +118,7 @@ pub enum Refusal {
         /// The size that the claimant would have held.
         asked: Bytes,
     },
-    /// The owner is dead, and this message came late.
+    /// The owner is dead, and this request arrived after its death.
     #[error("{owner} is dead")]
     OwnerDead { owner: Owner },
     /// An earlier generation of the owner still holds memory.

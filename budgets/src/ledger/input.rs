@@ -68,7 +68,7 @@ pub enum Input {
     },
     /// The bytes that this process holds outside leases now.
     Overhead(Bytes),
-    /// The number of bytes to keep free.
+    /// The new size of the canary: the number of bytes to keep free.
     Canary(Bytes),
     /// Moves a model's gate, when the model becomes READY or stops.
     Gate { model: Label, to: Gate },

@@ -47,15 +47,16 @@ impl LedgerConfig {
 
 /// All leases of one device, and of the host memory that is leased with the device.
 ///
-/// Pure: no I/O, clock or threads. The same inputs produce the same effects. Every step checks rule
-/// 1 (`granted + overhead + foreign + canary <= total`) at its beginning and end, in release builds
-/// too. The sums themselves are recomputed once per as many steps as there are leases, and on every
-/// step in debug builds. Rule 1 can be broken only between a `Deficit` and the next `DeficitOver`,
-/// because other processes take memory without asking.
+/// Pure: no I/O, clock or threads. The same inputs produce the same effects. Every step checks
+/// rule 1 (`granted + overhead + foreign + canary <= total`) at its beginning and end, in release
+/// builds too. The sums themselves are recomputed on every step in debug builds. In release
+/// builds they are recomputed about once every N steps, where N is the number of leases. Rule 1
+/// can be broken only between a `Deficit` and the next `DeficitOver`, because other processes
+/// take memory without asking.
 ///
 /// The canary is an account, not a lease. No owner has to return it, and no owner's death can leak
-/// it: the step that needs the canary's bytes takes them. While part of the canary is missing, no
-/// bytes that it needs are granted, so the canary is restored first.
+/// it: the step that needs the canary's bytes takes them. While part of the canary is missing, the
+/// ledger grants none of the bytes that the canary needs, so the canary is restored first.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -98,12 +99,12 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Held,
-    /// Held, but the tail waits for a fence.
+    /// The lease is held, but its tail waits for a fence.
     Shrinking {
         to: Bytes,
         request: RequestId,
     },
-    /// Ended, and the whole lease waits for a fence.
+    /// The lease has ended, and all of it waits for a fence.
     Revoking,
 }
 
@@ -190,7 +191,7 @@ impl Ledger {
             }
             Input::Foreign(bytes) => {
                 // Another process may take back the memory that it frees now. A size chosen from
-                // the smaller value would then not hold.
+                // the smaller value would then be too large.
                 self.device.foreign = if self.is_profiling() { self.device.foreign.max(bytes) } else { bytes };
             }
             Input::Floor { lease, to } => {
@@ -226,7 +227,7 @@ impl Ledger {
         self.gates.get(model).map_or(Gate::Open, |post| post.gate)
     }
 
-    /// Whether a model is being sized, which is while its gate is open.
+    /// Whether any model is being sized. A model is being sized while its gate is open.
     pub fn is_profiling(&self) -> bool {
         self.profiling() > 0
     }
@@ -458,8 +459,8 @@ impl Ledger {
             return effects.push(Effect::GateStuck(error));
         }
         if post.gate == Gate::Teardown {
-            // The model has returned its last byte. If its gate were left open without a start in
-            // progress, it would count as profiling.
+            // The model has returned its last byte. If its gate were kept as open, the model would
+            // count as profiling although it is not starting.
             self.gates.remove(&model);
             return effects.push(Effect::GateMoved { model, to });
         }

@@ -130,8 +130,8 @@ impl Ledger {
         effects.append(&mut orders);
     }
 
-    /// Repeats which leases must shrink until rule 1 holds, the canary is whole and `ahead` more
-    /// bytes are free. If there is a deficit, it is announced before the orders.
+    /// Repeats the orders to shrink that are needed until rule 1 holds, the canary is whole and
+    /// `ahead` more bytes are free. A deficit is announced before the orders.
     pub(super) fn remind(&self, ahead: Bytes, effects: &mut Vec<Effect>) {
         let (short_by, owed) = (self.device.deficit(), self.device.owed());
         if owed.is_zero() {

@@ -85,7 +85,7 @@ async fn main() -> anyhow::Result<()> {
     let model = worker.model().ok_or_else(|| anyhow::anyhow!("the worker has a model once it started"))?;
     let (mut near, mut far) = (Vec::new(), Vec::new());
     for reply in 0..WARM_UP + REPLIES {
-        // No prompt is used twice, so neither way finds more of it cached.
+        // No prompt is used twice, so neither measurement finds more of its prompt in the cache.
         let prompt = async |number: usize| {
             model.prompt_of(Chat::new().user(format!("Tell me about {number}."))).await.map(|prompt| prompt.token_ids)
         };

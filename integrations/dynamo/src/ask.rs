@@ -42,7 +42,8 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
         chat = chat.image(if min.or(max).is_some() { picture.within_pixels(min, max) } else { picture });
     }
     if let Some(routing) = &request.routing {
-        // In Dynamo a larger priority is more urgent. In vLLM and Bursar a smaller one is.
+        // In Dynamo, a larger priority is more urgent. In vLLM and Bursar, a smaller
+        // priority is more urgent.
         chat = chat.priority(routing.priority.map(i32::saturating_neg));
         chat = routing.cache_namespace.iter().fold(chat, Chat::cache_salt);
     }
@@ -93,12 +94,13 @@ fn sampled(asked: &SamplingOptions, mut chat: Chat) -> Chat {
     chat.seed(asked.seed.map(|seed| seed as u64))
 }
 
-/// The number as the client typed it, instead of the nearest 32-bit number with more digits.
+/// The shortest decimal number for `value`, as the client typed it. A direct conversion to f64
+/// would show more digits of the nearest 32-bit number.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// Sets stop tokens and limits. Stop strings are the task of the frontend, which has the text.
+/// Sets stop tokens and limits. The frontend handles stop strings, because it has the text.
 fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
     chat = chat.max_tokens(asked.max_tokens.map(|most| most as usize));
     chat = chat.min_tokens(asked.min_tokens.map(|least| least as usize));

@@ -1,11 +1,12 @@
 //! Errors for Dynamo's frontend: errors that the client caused, and errors after which
 //! another worker may answer.
 
-use bursar::{ChatError, ErrorKind, Hint, serve::NotRead};
+use bursar::{ChatError, ErrorKind, Hint};
+use bursar_serve::NotRead;
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
-/// An error of this kind. Clients read the message too, so it must contain only sizes of a request,
-/// as Bursar's messages do.
+/// An error of this kind. Clients also read the message, so the message must contain only sizes of
+/// a request, as Bursar's messages do.
 fn told(kind: ErrorType, told: impl std::fmt::Display) -> DynamoError {
     DynamoError::builder().error_type(kind).message(told.to_string()).public_message(told.to_string()).build()
 }
@@ -15,13 +16,13 @@ pub(crate) fn invalid(what: impl std::fmt::Display) -> DynamoError {
     told(ErrorType::Backend(BackendError::InvalidArgument), what)
 }
 
-/// This worker does not answer any more, or not yet. The frontend tries another worker.
+/// This worker no longer answers, or does not answer yet. The frontend tries another worker.
 pub(crate) fn away(why: impl std::fmt::Display) -> DynamoError {
     told(ErrorType::WorkerUnavailable, why)
 }
 
 /// The error of a failed chat. If the worker is full or has lost its state, the frontend migrates
-/// the request. A request that may be what kills its worker is not sent to another worker.
+/// the request. A request that may have killed its worker is not sent to another worker.
 pub(crate) fn of_chat(error: &ChatError) -> DynamoError {
     let kind = match (error.kind(), error) {
         (ErrorKind::Request, _) => ErrorType::Backend(BackendError::InvalidArgument),

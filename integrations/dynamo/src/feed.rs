@@ -31,8 +31,8 @@ impl HitCount {
     }
 }
 
-/// A stored block as the router names it: by Bursar's key for the chain of blocks, and by the
-/// router's hash of the block's tokens, which the frontend also computes from a prompt. For a
+/// A stored block with the names that the router uses: Bursar's key for the chain of blocks, and
+/// the router's hash of the block's tokens, which the frontend also computes from a prompt. For a
 /// picture's blocks the hash includes the picture's content. A frontend cannot know that content,
 /// so it finds only the blocks before the first picture.
 pub fn stored_event(block: &StoredBlock) -> KvCacheEventData {

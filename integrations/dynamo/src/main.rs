@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bursar_dynamo::{BursarWorker, Options};
 use clap::Parser;
 
-/// The number of seconds that Dynamo gives a worker to shut down, including replies. It kills
-/// workers that take longer.
+/// The environment variable for the number of seconds that a worker may need to shut down,
+/// including its replies. Dynamo kills a worker that needs longer.
 const ENDS_WITHIN: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
 fn main() -> anyhow::Result<()> {
-    // Must run before any other thread starts.
+    // This call must run before any other thread starts.
     bursar::keep_multicast_off();
     let options = Options::parse();
     if std::env::var_os(ENDS_WITHIN).is_none() {

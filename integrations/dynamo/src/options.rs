@@ -5,10 +5,8 @@ use std::{
     time::Duration,
 };
 
-use bursar::{
-    BlasSearch, Bytes, DeviceChoice, HubModel, LoadOptions, ModelSource, RuntimeConfig, knobs::Knobs,
-    serve::ServeOptions,
-};
+use bursar::{BlasSearch, Bytes, DeviceChoice, HubModel, LoadOptions, ModelSource, RuntimeConfig, knobs::Knobs};
+use bursar_serve::ServeOptions;
 use clap::Parser;
 use dynamo_backend_common::{CommonArgs, DisaggregationMode, WorkerConfig};
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use bursar::{ChatEvent, FinishReason, Reply, TokenScore, Usage, serve::ReadPictures};
+use bursar::{ChatEvent, FinishReason, Reply, TokenScore, Usage};
+use bursar_serve::ReadPictures;
 use dynamo_backend_common::{
     AsyncEngineContext, CompletionUsage, DynamoError, LLMEngineOutput, LLMEngineOutputExt, PromptTokensDetails,
     StopReason, TopLogprob, chunk,
@@ -19,7 +20,7 @@ pub(crate) struct Telling {
     /// Stop tokens that are part of the reply.
     pub(crate) visible_ends: Vec<u32>,
     pub(crate) hits: Arc<HitCount>,
-    /// Held while the request runs, so that its pictures count toward the worker's limit.
+    /// Kept while the request runs, so that its pictures count toward the worker's limit.
     pub(crate) pictures: Option<ReadPictures>,
 }
 
@@ -61,7 +62,8 @@ pub(crate) fn chunks(mut reply: Reply, telling: Telling) -> BoxStream<'static, R
                     yield Ok(end.with_tokens(shown).with_usage(usage));
                     return;
                 }
-                // Text, and ids next to scores, are skipped. The frontend makes text from tokens.
+                // Text is skipped, because the frontend makes text from tokens. Token ids are
+                // skipped if the same tokens arrive with scores.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     yield Err(of_chat(&error));

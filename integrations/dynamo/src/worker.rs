@@ -10,7 +10,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bursar::{BLOCK_TOKENS, Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, serve::Service};
+use bursar::{BLOCK_TOKENS, Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel};
+use bursar_serve::Service;
 use dynamo_backend_common::{
     DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LLMEngineOutput, LlmRegistration,
     MetricsBindings, MetricsCtx, PreprocessedRequest,
@@ -36,12 +37,13 @@ pub struct BursarWorker {
 struct Running {
     runtime: Runtime,
     model: ModelHandle,
-    /// Reads pictures. It does not listen on a port.
+    /// The service that reads pictures. It does not listen on a port.
     pictures: Service,
     /// KV blocks at READY, the total from which the router subtracts used blocks.
     blocks: u64,
     hits: Arc<HitCount>,
-    /// True if an operator has put the model to sleep. A late request must not wake it then.
+    /// `true` if an operator has put the model to sleep. A late request must not
+    /// wake the model then.
     sleeps: AtomicBool,
     /// The tasks that report to the router.
     feeds: Mutex<Vec<JoinHandle<()>>>,
@@ -97,8 +99,8 @@ impl BursarWorker {
 }
 
 impl BursarWorker {
-    /// Fault injection on host memory that simulates a GPU: from now on another process holds
-    /// `bytes` bytes, or as many as it gets. 0 frees all of them.
+    /// Fault injection on host memory that simulates a GPU: from now on, a simulated process holds
+    /// `bytes` bytes, or as many as are available. 0 frees all of them.
     fn drill(&self, body: &Value) -> Result<Value, DynamoError> {
         let bytes = body.get("bytes").and_then(Value::as_u64);
         let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` is a whole number"))?);

@@ -10,8 +10,8 @@ constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup
-// copies. `SPLIT`: the keys of a tile are split among several jobs. `E4M3`: the cache is in E4M3,
-// and another warpgroup widens it.
+// copies. With `SPLIT`, the keys of a tile are split among several jobs. With `E4M3`, the cache is
+// in E4M3, and another warpgroup converts it to f16.
 template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_, bool SPLIT_, bool E4M3_ = false>
 struct Sizes {
     static constexpr int D = D_;
@@ -27,9 +27,9 @@ struct Sizes {
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
     static constexpr int CHUNKS = WIDE / CHUNK;
     static_assert(!PAGED || WIDE == D, "a block of the cache has no room for zeros");
-    // Bytes from 8 rows to the next 8, and from chunk to chunk. A block of the cache is copied as
-    // one box: 8 rows of all chunks, and then the next 8 rows. Packed rows are copied as one box
-    // per chunk, with all keys of a step.
+    // DOWN: bytes from 8 rows to the next 8 rows. ACROSS: bytes from chunk to chunk. A block of the
+    // cache is copied as one box: 8 rows of all chunks, and then the next 8 rows. Packed rows are
+    // copied as one box per chunk, with all keys of a step.
     static constexpr uint32_t DOWN = PAGED ? 8 * D * 2 : 8 * CHUNK * 2;
     static constexpr uint32_t ACROSS = PAGED ? 8 * CHUNK * 2 : KEYS * CHUNK * 2;
     static constexpr uint32_t QUERY_DOWN = 8 * CHUNK * 2;
@@ -39,12 +39,12 @@ struct Sizes {
     static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
     static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
     static constexpr uint32_t RAW_AT = VALUES_AT + STAGES * STEP_BYTES;
-    static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // of a step's keys or values, as stored
+    static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // a step's keys or values in E4M3
     static constexpr uint32_t SHARED_BYTES = RAW_AT + STAGES * RAW_BYTES;
     static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0,
                   "a swizzle repeats after so many bytes");
     static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
-    // Registers per thread, of the 65,536 that the block has.
+    // Registers per thread. The block has 65,536 registers.
     static constexpr uint32_t HELPER_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
     static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : E4M3 ? 216 : 232;
 };
@@ -86,12 +86,11 @@ struct Arguments {
     uint32_t kv_heads;
     uint32_t blocks;
     uint32_t blocks_max;
-    uint32_t splits;  // parts of a tile's keys; 1 unless `SPLIT`
+    uint32_t splits;  // number of parts of a tile's keys; 1 unless `SPLIT`
     const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
 
-    // Factor from the dot product of a query and a key of this head to the exponent of
-    // a power of two.
+    // Factor that converts the dot product of a query and a key of this head to an exponent of 2.
     __device__ __forceinline__ float factor(uint32_t head) const {
         return scale * LOG2_E * (scales == nullptr ? 1.0f : __ldg(scales + head));
     }
@@ -101,21 +100,21 @@ struct Arguments {
     }
 };
 
-// The work of a thread block in one turn: a tile of query vectors, a head, and some or
-// all steps of keys.
+// One unit of work of a thread block: a tile of query vectors, a head, and some or all steps of
+// keys.
 struct Job {
     uint32_t found;
-    uint32_t slot;         // of its part, if tiles are split
+    uint32_t slot;         // index of its partial result, if tiles are split
     uint32_t first_row;    // of the sequence
     uint32_t rows;         // of the sequence
     uint32_t first_query;  // of the tile
     uint32_t head;         // KV head
     uint32_t sequence;
-    int32_t keys;     // that any row of the tile sees
-    int32_t visible;  // to row 0 of the sequence
+    int32_t keys;     // keys that at least one row of the tile sees
+    int32_t visible;  // keys that row 0 of the sequence sees
     int32_t first_step;
     int32_t last_step;
-    uint32_t torn;  // the last step ends with keys that must not be read
+    uint32_t torn;  // 1 if the last step ends with keys that must not be read
 };
 
 __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
@@ -136,8 +135,8 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
         job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
         job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
-        // Blocks past the keys are zeros, but the last block of the context ends with
-        // whatever was there before.
+        // Blocks past the keys are read as zeros, but the end of the context's last block contains
+        // arbitrary old data.
         job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
     } else {
         job.keys = static_cast<int32_t>(tile.rows);
@@ -147,9 +146,9 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
     return S::SPLIT ? min(arguments.splits, static_cast<uint32_t>(steps)) : 1u;
 }
 
-// The jobs of this thread block, in the order of its turns. Every second round goes through the
-// blocks backwards: a block with the longest tile of one round has the shortest tile of the next
-// round. Used by whole warps.
+// The jobs of this thread block, in the order in which it processes them. Every second round deals
+// out jobs to the blocks in reverse order: the block that has the longest tile of one round has the
+// shortest tile of the next round. Must be used by whole warps.
 template <typename S>
 struct Jobs {
     const Arguments& arguments;
@@ -177,7 +176,7 @@ struct Jobs {
             uint32_t wanted;
             uint32_t part = 0;
             if (S::PAGED) {
-                // Heads vary fastest, so that tiles come in order of decreasing work.
+                // Heads vary fastest, so that tiles are processed in order of decreasing work.
                 const uint32_t splits = S::SPLIT ? arguments.splits : 1u;
                 part = job.slot % splits;
                 job.head = job.slot / splits % arguments.kv_heads;

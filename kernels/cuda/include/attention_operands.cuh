@@ -20,7 +20,7 @@ struct Barriers {
     uint64_t values_full[STAGES];
     uint64_t values_empty[STAGES];
     // Only with a cache in E4M3: barriers for keys and values as stored. The barriers above are
-    // then for the widened ones.
+    // then for keys and values after conversion to f16.
     uint64_t raw_full[STAGES];
     uint64_t raw_empty[STAGES];
     uint32_t raw_is[STAGES];  // RAW_KEYS, RAW_VALUES or RAW_END
@@ -37,8 +37,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     if (lane == 0) {
         fetch_map(map);
     }
-    // Lane i copies block i of a step. A block that does not exist is read past the map's
-    // end, which gives zeros.
+    // Lane i copies block i of a step. For a block that does not exist, the copy reads past the
+    // map's end, which returns zeros.
     const auto block_of = [&](const Job& job, int32_t step) {
         const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
         uint32_t block = arguments.blocks;
@@ -112,8 +112,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     while (job.found) {
         int32_t step = job.last_step;
         copy_keys(job, step, block);
-        // The next job and its first blocks are looked up while the copies of this
-        // one are in progress.
+        // The next job and its first blocks are looked up while the copies of this job are in
+        // progress.
         const Job next = jobs.next();
         const uint32_t first_of_next = block_of(next, next.last_step);
         // Values are copied one step after the keys, in the order in which they are needed.
@@ -203,7 +203,7 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
     constexpr uint32_t ROUND = QUERY_THREADS / PIECES;
     const uint32_t piece = thread % PIECES;
     const uint32_t chunk = piece / (S::CHUNK / 8);
-    const bool is_of_head = piece < S::D / 8;  // otherwise, it is of the zeros after the head
+    const bool is_of_head = piece < S::D / 8;  // otherwise, the piece is zero padding after the head
     const uint32_t round_rows = ROUND / arguments.group;
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);

@@ -1,8 +1,8 @@
 // The rows that a thread block processes, found on the device: the host knows the numbers of rows
 // and sequences, but not where one sequence ends and the next begins.
 //
-// Grouped query heads are packed: for each row, the `group` heads that share a KV head come one
-// after the other. A sequence thus has `rows * group` query vectors to fill tiles with, and a tile
+// Grouped query heads are packed: for each row, the `group` heads that share a KV head are
+// consecutive. A sequence thus has `rows * group` query vectors to fill tiles with, and a tile
 // reads the keys and values once for all of its query vectors. Query vector `q` of a sequence is
 // head `q % group` of its row `q / group`.
 #pragma once

@@ -9,7 +9,7 @@ constexpr uint32_t EVERY_LANE = 0xffffffffu;
 __device__ __forceinline__ uint32_t lane_of_thread() { return threadIdx.x % LANES; }
 __device__ __forceinline__ uint32_t warp_of_thread() { return threadIdx.x / LANES; }
 
-// From sm_80 on, the largest value and the count take one instruction each.
+// From sm_80 on, `warp_largest` and `warp_count` take one instruction each.
 __device__ __forceinline__ uint32_t warp_largest(uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     return __reduce_max_sync(EVERY_LANE, value);
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint32_t warp_count(uint32_t value) {
 #endif
 }
 
-// The order of the additions is fixed, whatever the batch.
+// The order of the additions is fixed, so it does not depend on the batch.
 template <typename Number>
 __device__ __forceinline__ Number warp_sum(Number value) {
 #pragma unroll

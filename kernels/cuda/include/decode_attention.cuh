@@ -34,9 +34,9 @@
 // warp copies its blocks through its own ring in shared memory, so that warps do not wait for
 // each other. Keys are along the 16 rows of the tensor cores' products, query vectors along the 8
 // columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
-// and thread blocks combine theirs in `partials`: the last of the thread blocks that share a run
-// adds up. Which one is last varies, but the order of the additions is fixed: the same inputs
-// give the same bits.
+// and thread blocks combine theirs in `partials`. Of the thread blocks that share a run (see
+// decode_share.cuh), the last one to arrive adds up the results. Which block is last varies, but
+// the order of the additions is fixed: the same inputs give the same bits.
 //
 // With programmatic dependent launch, everything up to the first read of queries and cache runs
 // before the previous kernel has ended, so that kernel must not write query_starts, context_lengths
@@ -64,11 +64,12 @@ using contract::attention_decode::PARTS;
 using contract::attention_decode::PAST_IS_THERE;
 
 // MiB of a layer's keys and values above which they are read with the hint to evict them from the
-// L2 cache first. READ_ONCE_MIB applies if GEMMs read weights with that hint, the other limit if
-// they read weights without it. Smaller amounts partly remain in the cache until the next step,
-// which is worth more. READ_ONCE_MIB is between the measured sizes of 16 sequences of 576 tokens
-// (18 MiB) and of 20. With cuBLASLt's GEMMs, which read weights without the hint, reading keys and
-// values with it cost 1 us per layer at 96 and 128 sequences and saved 3 us at 256.
+// L2 cache first. READ_ONCE_MIB applies if GEMMs read weights with that hint,
+// READ_ONCE_BESIDE_OTHERS_MIB if they read weights without it. Keys and values below the limit
+// partly remain in the cache until the next step, which saves more time than the hint.
+// READ_ONCE_MIB is between the measured sizes of 16 sequences of 576 tokens (18 MiB) and of 20 such
+// sequences. With cuBLASLt's GEMMs, which read weights without the hint, reading keys and values
+// with it cost 1 us per layer at 96 and 128 sequences and saved 3 us at 256.
 constexpr uint32_t READ_ONCE_MIB = 20, READ_ONCE_BESIDE_OTHERS_MIB = 240;
 
 struct DecodeCall {
@@ -88,7 +89,7 @@ struct Segment {
     uint32_t kv_head, first_query;  // of the tile, among the sequence's rows * group query vectors
     uint32_t queries;               // of the tile, at most 8
     uint32_t from, to;              // key blocks
-    float scale, value_scale;       // of scores, and of the weighted sum of values
+    float scale, value_scale;       // factors of scores and of the weighted sum of values
     bool is_read_once;
 };
 
@@ -102,7 +103,8 @@ struct WarpPart {
     float gathered[TILES][4];  // columns: query vectors 2 * pair, + 1; rows: two adjacent elements
     float maximum[2], sum[2];  // of those query vectors; the sum of this lane's keys only
 
-    // The query vector of this lane's column of the tile, or null if the tile has fewer.
+    // The query vector of this lane's column of the tile, or null if the tile has fewer query
+    // vectors.
     static __device__ __forceinline__ const char* query_at(const DecodeCall& call, const Segment& segment, uint32_t lane) {
         const uint32_t vector = segment.first_query + lane / 4, group = call.batch.group;
         if (lane / 4 >= segment.queries) {
@@ -214,7 +216,7 @@ struct WarpPart {
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t key = token + lane / 4 + i / 2 * 8;
             const uint32_t row = (segment.first_query + 2 * (lane % 4) + i % 2) / call.batch.group;
-            // This row sees `context - rows + row + 1` keys, or none if that is negative.
+            // This row sees `context - rows + row + 1` keys, or no keys if that number is negative.
             if (key + segment.sequence.rows > segment.sequence.context + row) {
                 scores[i] = -INFINITY;
             }
@@ -420,8 +422,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
 // (contract::attention_decode). Above 48 KiB, the function's limit must be raised first. Scratch is
 // workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for `counters`; all kernels of
 // a stream may share it. The result is correct with any number of warps from 1 to WARPS_MAX, any
-// number of workers and any piece > 0. The fastest values on an H200 are in the first line that
-// applies with its own number of workers:
+// number of workers and any piece > 0. The fastest values on an H200 are in the first line below
+// whose condition holds for that line's own number of workers:
 //
 //   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8)
 //   workers = multiprocessors * 8 / warps

@@ -19,8 +19,8 @@ constexpr uint32_t PART_FLOATS = contract::attention_decode::PART_NUMBERS<HEAD_D
 __device__ __forceinline__ uint32_t part_row(uint32_t query) { return query % 2 * (TILE_QUERIES / 2) + query / 2; }
 
 // The factor for a part whose weights are relative to the score `highest`, if the common weights
-// are relative to `from`. A part without keys does not count. A part whose sum is NaN must show in
-// the result, whatever its highest score is.
+// are relative to `from`. The factor of a part without keys is 0. A part whose sum is NaN must make
+// the result NaN, whatever its highest score is.
 __device__ __forceinline__ float part_factor(float highest, float sum, float from) {
     return sum == 0.0f ? 0.0f : power_of_two(highest - from);
 }

@@ -151,8 +151,8 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
 // is twice as long.
 constexpr uint32_t PIECES = 3;
 
-// One way to cut the line: the places that this thread's sequences take on it, the places before
-// them, and all places.
+// One way to cut the line: the number of places of this thread's sequences, of the sequences before
+// them, and of all sequences.
 struct DecodeCut {
     uint32_t piece;  // in places; 0 if there is no such cut
     uint32_t own, before, places;

@@ -15,13 +15,13 @@ struct Control {
     // The epoch at which a rank arrived, by barrier within a collective, block and rank. Written
     // by the arriving rank.
     uint32_t arrived[2][BLOCKS_MAX][RANKS_MAX];
-    // Number of finished collectives, blocks that have finished the current one, and 1 + the rank
-    // that did not arrive.
+    // `epoch` is the number of finished collectives, `done` the number of blocks that have finished
+    // the current collective. `failed` is 1 + the rank that did not arrive, or 0.
     uint32_t epoch;
     uint32_t done;
     uint32_t failed;
-    // By block and announcing rank: in the upper half the epoch, in the lower half the number of
-    // the announcing rank's pieces that have arrived.
+    // Indexed by block and announcing rank. The upper half is the epoch, the lower half the number
+    // of pieces of the announcing rank that have arrived.
     uint64_t pieces[BLOCKS_MAX][RANKS_MAX];
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
@@ -43,7 +43,8 @@ struct Exchange {
 // Rows of a tensor.
 struct Place {
     uint8_t* start;
-    // Units per row, and units between the starts of two rows.
+    // `columns` is the number of units per row, `pitch` the number of units from the start of a row
+    // to the start of the next.
     uint32_t columns;
     uint32_t pitch;
 };
@@ -92,7 +93,7 @@ __device__ __forceinline__ void give_up(const Exchange& all, uint32_t missing) {
 // Barrier between this block and the same block of all other ranks. Returns false if a rank did not
 // arrive in time, at this barrier or an earlier one.
 __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint32_t epoch) {
-    // The writes of all threads come before the releases of the first threads.
+    // The writes of all threads happen before the releases of the first threads.
     __threadfence_system();
     __syncthreads();
     bool came = true;

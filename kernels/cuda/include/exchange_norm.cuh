@@ -1,11 +1,11 @@
-// Output rows of a norm that is part of a collective: plain, rounded to E4M3, or both.
+// Output rows of a norm that is part of a collective: unrounded, rounded to E4M3, or both.
 #pragma once
 
 #include "exchange.cuh"
 #include "rounding.cuh"
 
-// For each of several numbers per thread, the largest value over the block. One barrier is enough
-// for all of them, as in block_sums.
+// Replaces each of a thread's COUNT values by the largest such value of the block. One barrier is
+// enough for all COUNT values, as in block_sums.
 template <uint32_t COUNT>
 __device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
@@ -41,8 +41,8 @@ __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, 
     }
 }
 
-// Writes COUNT rows. The block holds all units of the rows, and this thread holds unit `vector` of
-// each. `each(work)` calls `work(i, row)` for the rows that this thread writes; `sum` of the other
+// Writes COUNT rows. The block has all units of the rows, and this thread has unit `vector` of each
+// row. `each(work)` calls `work(i, row)` for the rows that this thread writes; `sum` of the other
 // rows is zero. `squares` has the sum of squares of each row. `partial` may be overwritten, because
 // all threads pass a barrier between two calls.
 template <uint32_t COUNT, typename Element, typename Each>

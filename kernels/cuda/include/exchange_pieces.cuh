@@ -1,4 +1,5 @@
-// Collectives in pieces: ranks write into each other's memory and add up in their own.
+// Collectives in pieces: each rank writes into the other ranks' memory and adds up in its own
+// memory.
 #pragma once
 
 #include "exchange.cuh"
@@ -21,7 +22,7 @@ __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, ui
 }
 
 // Waits until block b of each other rank has announced `pieces` pieces. Returns false if a rank did
-// not do so in time, here or earlier.
+// not do so in time, in this wait or in an earlier one.
 __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     bool came = true;
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
@@ -66,7 +67,7 @@ __device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, u
     }
 }
 
-// The sum of this rank's unit and the other rank's, in the order of ranks, plus the unit at
+// The sum of this rank's unit and the other rank's unit, in the order of ranks, plus the unit at
 // `before` unless it is null.
 template <typename Element>
 __device__ __forceinline__ uint4 add_pair(const Exchange& all, const uint4& own, const uint4& other, const uint4* before) {

@@ -5,13 +5,13 @@
 
 using contract::all_reduce::PUSHED_UNITS;
 
-// A unit with the epoch next to each 4 bytes. 8 bytes arrive as a whole, so a thread that reads the
-// current epoch also reads the current data.
+// A unit with the epoch next to each 4 bytes. The 8 bytes of data and epoch arrive together, so a
+// thread that reads the current epoch also reads the current data.
 struct Pushed {
     uint4 words[2];
 };
-// Units pushed by other ranks lie between a rank's control block and its data, by half and by
-// the rank that pushed.
+// Units pushed by other ranks are stored between a rank's control block and its data, indexed by
+// half and by the pushing rank.
 static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
               "the host leases that much");
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epo
                  : "memory");
 }
 
-// Waits for a unit that rank `from` pushes to this rank. Returns false if it did not arrive in
-// time, here or earlier.
+// Waits for a unit that rank `from` pushes to this rank. Returns false if the unit did not arrive
+// in time, or if an earlier wait has failed.
 __device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
     const Pushed* own = pushed(all, all.rank, from, epoch, at);
     // Checks the clock and for failures only every LOOKS polls, because both take longer than a

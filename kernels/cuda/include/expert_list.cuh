@@ -75,7 +75,7 @@ struct ExpertSums {
 
 // The tiles of all experts, one expert after the other.
 struct Tiles : ExpertSums {
-    // Counts tiles of PLACES places, for callers as in `sum_up`.
+    // Counts tiles of PLACES places. Must be called by the same threads as `sum_up`.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) { return (places + PLACES - 1) / PLACES; });

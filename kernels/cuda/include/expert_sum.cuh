@@ -1,5 +1,5 @@
-// The sum over a row's experts of products that the expert GEMMs have multiplied
-// by the experts' weights.
+// Sum of the outputs of a row's experts. The expert GEMMs have already multiplied the outputs by
+// the routing weights.
 #pragma once
 
 #include "element.cuh"
@@ -7,9 +7,9 @@
 // Products of a row's choices that are loaded at once.
 constexpr uint32_t PRODUCTS_AT_ONCE = 8;
 
-// Adds the products of a row's choices, which are the rows of `products` at `places` `[top]`, in
-// the order of their ranks. `each(step)` calls `step(slot, column)` for each vector of `WIDTH`
-// elements in `sums`. Places for which `is_here` returns false are left out.
+// Adds the products of a row's choices in the order of the choices. The products are the rows of
+// `products` at `places` `[top]`. `each(step)` calls `step(slot, column)` for each vector of
+// `WIDTH` elements in `sums`. Places for which `is_here` returns false are left out.
 template <uint32_t WIDTH, uint32_t SLOTS, typename Element, typename Each, typename IsHere>
 __device__ __forceinline__ void add_products(const Element* products, const uint32_t* places, uint32_t top,
                                              uint32_t columns, const Each& each, const IsHere& is_here,

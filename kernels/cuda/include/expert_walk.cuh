@@ -1,10 +1,10 @@
 // The items of a GEMM with expert weights that a block processes, and their order (Hopper).
 //
 // An item is a tile of the weight's rows times a tile of an expert's places. Most experts have only
-// one tile of places. Their items are laid out along a line, of which each block takes a contiguous
-// range. The weights of an expert with several tiles of places are needed for each of these tiles.
-// Different blocks process these tiles and read the same rows of the weight at the same time: one
-// block reads memory, and the others find the rows in the L2 cache.
+// one tile of places. The items of these experts are laid out along a line, and each block takes a
+// contiguous range of the line. The weights of an expert with several tiles of places are needed
+// for each of these tiles. Different blocks process these tiles and read the same rows of the
+// weight at the same time: one block reads memory, and the others find the rows in the L2 cache.
 //
 // To make this possible, every block processes experts with several tiles first, in rounds. A
 // block's round is a part of the weight's rows that fits into the block's share of items, for one
@@ -22,8 +22,8 @@
 struct Walk : ExpertSums {
     static constexpr uint32_t SHARED = 16;  // first bit of the high half
 
-    // Counts tiles of PLACES places, for callers as in `sum_up`. There must be
-    // less than 65,536 tiles.
+    // Counts tiles of PLACES places. Must be called by the same threads as `sum_up`. There must be
+    // fewer than 65,536 tiles.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) {
@@ -61,7 +61,7 @@ struct Run {
 // A block's items, run by run.
 class Stretch {
     const Walk& walk;
-    const uint32_t experts, across;  // number of tiles of the weight's rows
+    const uint32_t experts, across;  // `across` is the number of tiles of the weight's rows
     uint32_t lone_items;             // items of experts with one tile
     uint32_t now, end;               // this block's range of the line
     // For experts with several tiles: the number of parts per tile of places, and the items of a
@@ -72,8 +72,8 @@ class Stretch {
     uint32_t part = 0;       // part of this block's next round
     uint32_t left_over = 0;  // items before the first part that is not in a round
 
-    // The part with this number. Sets `items_before` to the number of items before it, among those
-    // of experts with several tiles.
+    // The part with this number. Sets `items_before` to the number of items before that part,
+    // counting only items of experts with several tiles.
     __device__ __forceinline__ Run run_of(uint32_t number, uint32_t& items_before) const {
         const uint32_t expert = walk.expert_of(number / parts, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);
@@ -93,7 +93,8 @@ class Stretch {
         return items;
     }
 
-    // The rest of a part, beginning with the given item among those of experts with several tiles.
+    // The rest of a part, from item `item` on. Only items of experts with several tiles are
+    // counted.
     __device__ __forceinline__ Run run_at(uint32_t item) const {
         const uint32_t expert = walk.expert_of(item / across, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);

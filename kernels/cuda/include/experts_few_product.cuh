@@ -5,22 +5,22 @@
 //                                      (SwiGLU, arXiv 2002.05202)
 // experts_few_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_few_e4m3.cu has both with weights and x in E4M3, as in
-// linear_few_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
+// experts_few_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
+// `_e4m3_blocks` and `_e4m3_rows` as in linear_few_e4m3.cu.
 //
 // <type> is bf16 or f16. PLACES is 8, 16, 24 or 32: the places of one expert in a tile. Operands
-// are those of experts.cu, except that the weight is passed as a tensor map, x and its rows start
-// at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in the order
-// of columns, rounded once at the end, so the bits of a row do not depend on other rows. A NaN
-// affects only its row, or the features whose weights contain it.
+// are as in experts.cu, except that the weight is passed as a tensor map, x and its rows start at
+// multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in the order of
+// columns, rounded once at the end, so the bits of a row do not depend on other rows. A NaN affects
+// only its row, or the features whose weights contain it.
 //
 // An item is a tile of places and a tile of 64 rows of the weight (gated: 32 of gate and 32 of up,
-// eight and eight). Blocks take equal numbers of items in the order of expert_walk.cuh, so that
-// most of a block's items have the same tile of places. The block keeps that tile's rows of x in
-// shared memory, with all of their columns. One warp copies weights as far ahead as there are
-// stages, also beyond the end of an item; a warpgroup multiplies. The weight is the tall operand of
-// wgmma, x the narrow one. Weights that only one tile reads are the first to be evicted from the L2
-// cache, so that weights that several tiles read stay there.
+// alternating in groups of eight). Blocks take equal numbers of items in the order of
+// expert_walk.cuh, so that most of a block's items have the same tile of places. The block keeps
+// that tile's rows of x in shared memory, with all of their columns. One warp copies weights as far
+// ahead as there are stages, also beyond the end of an item; a warpgroup multiplies. The weight is
+// the M operand of wgmma, and x is the N operand. Weights that only one tile reads are the first to
+// be evicted from the L2 cache, so that weights that several tiles read stay there.
 
 #pragma once
 
@@ -65,8 +65,8 @@ struct Arguments {
 template <typename Format>
 constexpr uint32_t CHUNK_COLUMNS = ROW_BYTES / sizeof(typename Format::Operand);
 
-// Starts the copies of a tile's rows of x with all columns, chunk by chunk in the layout that the
-// copy engine would use. A thread copies the same piece of each step in every eighth row.
+// Starts the copies of a tile's rows of x with all columns, chunk by chunk in the layout that TMA
+// would use. A thread copies the same piece of each step in every eighth row.
 template <typename Format, uint32_t PLACES, bool GATED>
 __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, const Tile& tile, uint32_t shared,
                                            uint32_t steps) {
@@ -97,8 +97,9 @@ __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, c
     }
 }
 
-// A thread's data on the places of its sums, two in each eight: the factor of their products, and
-// for E4M3 the start of their rows' scales or, without blocks, the scales.
+// A thread's data for the places of its sums, which are two of every eight places. For each place,
+// this is the factor of its product and, for E4M3, the start of its row's scales or, without
+// blocks, its scale.
 template <typename Format, uint32_t PLACES, bool GATED>
 struct Places {
     uint32_t choice[PLACES / 8][2];
@@ -106,13 +107,13 @@ struct Places {
     uint32_t scales_at[PLACES / 8][2];
     float scale[PLACES / 8][2];
 
-    // A place after the last one of the tile is replaced by the last one.
+    // A place past the end of the tile is replaced by the tile's last place.
     static __device__ __forceinline__ uint32_t place(const Tile& tile, uint32_t eight, uint32_t i) {
         return min(tile.first + eight * 8 + threadIdx.x % 4 * 2 + i, tile.end - 1);
     }
 
-    // Loads the choices, on which the other loads depend. They arrive while rows of
-    // x are being requested.
+    // Loads the choices, on which the other loads depend. The choices arrive while the copies of
+    // the rows of x are being started.
     __device__ __forceinline__ void begin(const Arguments<Format>& arguments, const Tile& tile) {
         if constexpr (!GATED || !Format::IS_PLAIN) {
 #pragma unroll
@@ -147,11 +148,12 @@ struct Places {
     }
 };
 
-// The E4M3 scales of one thread's sums of an item: of two rows of the weight, and of its places.
+// The E4M3 scales of one thread's sums of an item: the scales of two rows of the weight, and of the
+// thread's places.
 template <typename Format, uint32_t PLACES, bool GATED>
 struct ExpertScales {
     const Places<Format, PLACES, GATED>& places;
-    const float* of_weight[2];  // the row's first scale, or its only one
+    const float* of_weight[2];  // the row's first scale, or its only scale
 
     __device__ __forceinline__ ExpertScales(const Arguments<Format>& arguments, const Places<Format, PLACES, GATED>& places,
                                             uint32_t expert, uint32_t first_feature, uint32_t warp)
@@ -181,8 +183,8 @@ struct ExpertScales {
 
     __device__ __forceinline__ void load(const typename Format::Scales& scales, uint32_t group, float (&weight)[2],
                                          float (&x)[PLACES / 8][2]) const {
-        // All products of columns past the last are zero, so the scale of any
-        // existing group will do.
+        // All products of columns past the last are zero, so the scale of any existing group can be
+        // used.
         group = min(group, scales.groups - 1);
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
@@ -363,7 +365,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
 
 // Launch: grid (as many blocks as fit at once, at most the largest possible number of items), block
 // (THREADS). Dynamic shared memory: PLACES * (the bytes of a row, rounded up to STEP_BYTES) +
-// stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. All experts together must have less than 65,536
+// stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. All experts together must have fewer than 65,536
 // tiles of places. May be launched with programmatic stream serialization.
 //
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,

@@ -1,25 +1,25 @@
 // GEMMs of many rows with the weights of their experts on Hopper (sm_90a only): prompt steps.
-// Tiles, the ring and the order of warpgroups are those of linear_gated_hopper.cu.
+// Tiles, the ring and the order of warpgroups are as in linear_gated_hopper.cu.
 //
 // gated_experts_many_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                             (SwiGLU, arXiv 2002.05202)
 // experts_many_<type>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_many_e4m3.cu has both with weights and x in E4M3, as in
-// linear_many_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
+// experts_many_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
+// `_e4m3_blocks` and `_e4m3_rows` as in linear_many_e4m3.cu.
 //
-// Operands are those of experts.cu, except that the weight is passed as a tensor map, x, out and
-// their rows start at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are
-// f32 in the order of columns, rounded once at the end, so the bits of a row do not depend on other
-// rows. A NaN affects only its row and column.
+// Operands are as in experts.cu, except that the weight is passed as a tensor map, x, out and their
+// rows start at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in
+// the order of columns, rounded once at the end, so the bits of a row do not depend on other rows.
+// A NaN affects only its row and column.
 //
 // A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 per block, and 256 rows
 // of its weight. Each block loads half of these rows for both blocks. If an expert's last tile has
 // at most 128 places, both blocks take all of these places, and each takes half of the weight's
 // rows, so that the remainder costs half a tile. A warpgroup whose 64 places are past the end
-// multiplies nothing. The rows of x are not contiguous, so the copy engine cannot load them as
-// boxes: 128 threads each copy pieces of 16 bytes (cp.async), and announce that a stage is full two
-// stages later, after their copies have completed.
+// multiplies nothing. The rows of x are not contiguous, so TMA cannot load them as boxes: 128
+// threads each copy pieces of 16 bytes (cp.async), and announce that a stage is full two stages
+// later, after their copies have completed.
 
 #pragma once
 
@@ -86,7 +86,8 @@ struct Arguments {
     }
 };
 
-// The items of a cluster: all tiles of the weight for one tile of places, then those for the next.
+// The items of a cluster: all tiles of the weight for one tile of places, then all tiles of the
+// weight for the next tile of places.
 template <bool GATED>
 struct Items {
     static constexpr uint32_t COLUMNS = GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
@@ -125,7 +126,7 @@ struct Items {
     }
 };
 
-// Waits until all of this thread's groups of copies except the last `LATER` have completed.
+// Waits until all of this thread's groups of copies except the last `LATER` groups have completed.
 template <uint32_t LATER>
 __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
@@ -141,7 +142,7 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
     const uint32_t piece = threadIdx.x % 8, row = threadIdx.x / 8;
     const uint32_t steps = (arguments.in + DEPTH<Format> - 1) / DEPTH<Format>;
     Ring<STAGES> ring;
-    uint32_t under_way = 0, landed = 0;  // stages
+    uint32_t under_way = 0, landed = 0;  // number of stages with unfinished copies, and the first of them
     const auto say = [&] {
         publish_writes();
         barrier_arrive(shared_address(&barriers.full[landed]));
@@ -249,15 +250,15 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
     }
 }
 
-// The E4M3 scales for one thread's sums: of its two rows of x, and of each 64 rows of the weight.
-// There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. LOW: a block of
-// the scales may begin or end within 64 rows.
+// The E4M3 scales for one thread's sums: the scales of its two rows of x, and of each 64 rows of
+// the weight. There are WIDTH rows of the weight or, if gated, WIDTH rows each of gate and up. With
+// LOW, a scale block may begin or end within 64 rows.
 template <bool GATED, uint32_t WIDTH, bool LOW, typename Format>
 struct ManyScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
     const typename Format::Scales& scales;
     const uint32_t features, column, end;  // rows of the weight
-    uint32_t first[2];                     // of the weight: of the features, or of gate and of up
+    uint32_t first[2];                     // first rows of the weight: of the features, or of gate and up
     uint32_t of_x[2];                      // rows of x, or the start of their scales
     uint32_t of_weight[QUARTERS];          // start of the weight's scales
     float x[2], weight[QUARTERS];

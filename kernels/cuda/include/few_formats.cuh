@@ -1,5 +1,4 @@
-// Formats of GEMMs with few rows: the element types of weight and x, those of bias
-// and output, and scales.
+// Formats of GEMMs with few rows: the element types of weight, x, bias and output, and the scales.
 #pragma once
 
 #include "e4m3.cuh"

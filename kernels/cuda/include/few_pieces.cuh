@@ -1,4 +1,4 @@
-// Output of a tile of few_product.cuh: the part that a warp has, with bias or gate, optionally
+// Output of a tile of few_product.cuh: one warp's part of the tile, with bias or gate, optionally
 // added to the previous contents; and loads and stores of sums in shared memory.
 #pragma once
 

@@ -190,7 +190,7 @@ private:
         }
     }
 
-    // The row of a feature's scales, relative to the tile's first.
+    // The row of a feature's scales, relative to the tile's first row of scales.
     __device__ __forceinline__ uint32_t row_of_scales(const Features& tile, uint32_t feature) const {
         if constexpr (Format::BY_BLOCKS) {
             return feature / arguments.scales.height - tile.first / arguments.scales.height;
@@ -282,10 +282,10 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     piece.write(sum);
 }
 
-// Whether the writing warp writes a tile while the other warps continue to multiply, which
-// makes a step of 64 rows 1 % faster. That is done for unquantized tiles that a block has
-// completely, except its last tile. E4M3 tiles are finished twice as fast, and one warp is too
-// slow to write them.
+// True if the writing warp writes a tile while the other warps continue to multiply, which makes a
+// step of 64 rows 1 % faster. The writing warp writes the unquantized tiles that a block computes
+// completely, except the block's last tile. E4M3 tiles are finished twice as fast, and one warp is
+// too slow to write them.
 template <typename Format>
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
     return Format::IS_PLAIN && begin >= first && begin + steps < last;

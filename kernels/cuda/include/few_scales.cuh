@@ -16,8 +16,8 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Scales for a step in which each chunk of columns has its own: their layout in shared memory, and
-// the copies that a warp makes.
+// Scales for a step in which each chunk of columns has its own scales: their layout in shared
+// memory, and the copies that a warp makes.
 template <uint32_t ROWS, uint32_t CHUNKS>
 struct StepScales {
     // Most scales of a tile's rows in one group.
@@ -49,22 +49,23 @@ struct StepScales {
     }
 
 private:
-    // All products of columns past the last are zero, so the scale of any existing group will do.
+    // All products of columns past the last are zero, so the scale of any existing group can be
+    // used.
     template <typename Scales>
     static __device__ __forceinline__ uint32_t existing(const Scales& scales, uint32_t group) {
         return min(group, scales.groups - 1);
     }
 };
 
-// The scales for one thread's sums of a group of columns: of two features, and of two of every
-// eight rows of x.
+// The scales for one thread's sums of a group of columns: the scales of two features, and of two of
+// every eight rows of x.
 template <uint32_t ROWS>
 struct GroupScales {
     float weight[2];
     float2 x[ROWS / 8];
 
     // Reads the scales of chunk `chunk` from the step's scales at `at`. `rows` has the row of
-    // scales of each feature, relative to the tile's first.
+    // scales of each feature, relative to the tile's first row of scales.
     template <uint32_t CHUNKS>
     __device__ __forceinline__ void read(uint32_t at, const uint32_t (&rows)[2], uint32_t chunk) {
         const uint32_t x_at = at + chunk * ROWS * sizeof(float) + threadIdx.x % 4 * sizeof(float2);

@@ -19,12 +19,13 @@ using contract::linear_few::STAGES_MAX;
 using contract::linear_few::TEAM;
 constexpr uint32_t CHUNKS = contract::linear_few::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step
 constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // of a chunk's row
-// Columns of a chunk and of a step. With one-byte elements there are twice as many.
+// CHUNK is the number of columns of a chunk, COLUMNS that of a step. Both are twice as large with
+// one-byte elements.
 template <typename Format>
 constexpr uint32_t CHUNK = ROW_BYTES / sizeof(typename Format::Operand);
 template <typename Format>
 constexpr uint32_t COLUMNS = CHUNKS * CHUNK<Format>;
-constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // of the tallest tile: a wgmma
+constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // half of the tallest tile: the rows of one wgmma
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t COPIER = MULTIPLIERS;  // first thread of the copying warp; one more warp writes
 static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup has one half");
@@ -37,12 +38,12 @@ constexpr uint32_t WRITER_IS_FREE = 3;
 
 // Shared memory: the stages, then the sums that warps pass to each other, barriers, and a word for
 // the whole block. This is more than half of a multiprocessor's 228 KiB, so that no two blocks run
-// on the same multiprocessor. It is not all of it, so that small kernels between two of these
-// launches in the stream fit next to a block.
+// on the same multiprocessor. Some shared memory is left free, so that small kernels between two of
+// these launches in the stream fit next to a block.
 template <uint32_t ROWS>
 struct Shared {
-    // For the sums of a tall tile, or for the sums that three other warpgroups
-    // send to each warpgroup.
+    // Space for the sums of a tall tile, or for the sums that three other warpgroups send to each
+    // warpgroup.
     static constexpr uint32_t TOLD_BYTES = contract::linear_few::TOLD_BYTES<ROWS>;
     static constexpr uint32_t TOLD_AT = contract::linear_few::STAGES_BYTES<ROWS>;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
@@ -62,8 +63,8 @@ struct Shared {
 template <typename Format, uint32_t ROWS>
 constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
 
-// A stage: a step's chunks of a tile's rows of the weight, then those of x. The scales of all
-// stages, if chunks have scales, come after the last stage.
+// Layout of a stage: a step's chunks of a tile's rows of the weight, then its chunks of x. If
+// chunks have scales, the scales of all stages follow the last stage.
 struct Stages {
     uint32_t chunk_bytes;  // of the weight: whole swizzles
     uint32_t weight_bytes;
@@ -79,8 +80,8 @@ struct Stages {
         stages.weight_bytes = CHUNKS * stages.chunk_bytes;
         stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
         stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
-        // wgmma always reads 64 rows, or 128, even if the tile has fewer. For the last stage, these
-        // are bytes of the scales and of the sums that warps pass to each other.
+        // wgmma always reads 64 rows, or 128, even if the tile has fewer. For the last stage, the
+        // excess bytes belong to the scales and to the sums that warps pass to each other.
         static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
         stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
@@ -139,7 +140,7 @@ __device__ __forceinline__ uint32_t first_feature(const Arguments<Format>& argum
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
 }
 
-// The features of a tile. Rows after `end` belong to another tile or to none.
+// The features of a tile. Rows from `end` on belong to another tile or do not exist.
 struct Features {
     uint32_t first;
     uint32_t end;
@@ -150,7 +151,7 @@ __device__ __forceinline__ Features features_of(const Arguments<Format>& argumen
     return {first_feature<Format, GATED>(arguments, tile), first_feature<Format, GATED>(arguments, tile + 1)};
 }
 
-// The position of the copies in the weight. If gated, the tensor map puts eight rows of up after
+// The position in the weight of the next copy. If gated, the tensor map puts eight rows of up after
 // the same eight rows of gate, so that one thread has both sums of a feature.
 template <typename Format, bool GATED>
 struct Place {
@@ -159,7 +160,7 @@ struct Place {
     uint32_t tile;
     uint32_t column;
     uint32_t row;  // gated: group of eight
-    uint32_t scales_row, scales_rows;  // of the tile, if each group of columns has scales
+    uint32_t scales_row, scales_rows;  // the tile's scale rows, if each group of columns has scales
 
     __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
         : weight(weight), arguments(arguments) {

@@ -14,7 +14,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes newly initialized barriers visible to the copy engine.
+// Makes newly initialized barriers visible to TMA.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -23,13 +23,13 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and completes the phase only after `bytes` have been copied, too.
+// Arrives. The phase completes only after `bytes` bytes have also been copied.
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // Waits for the end of the phase with this parity. A new barrier is in phase 0; the phase before
-// that one, with parity 1, counts as ended.
+// phase 0, with parity 1, counts as ended.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -107,8 +107,8 @@ struct RingBarriers {
     uint64_t empty[STAGES];
 };
 
-// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores
-// and the copy engine.
+// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and
+// TMA.
 __device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Synchronizes `threads` threads at the named barrier `name` (1 to 15; 0 is __syncthreads).

@@ -9,7 +9,7 @@
 // next kernel can rely on everything before it in the stream.
 #pragma once
 
-// The next kernel may start once all blocks of this one have called this function or ended.
+// The next kernel may start once all blocks of this kernel have called this function or ended.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -17,7 +17,8 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 
 // Waits until the previous kernel has ended and its writes are visible. Before this call, nothing
-// that the previous kernel writes may be read, and nothing that it reads may be written.
+// that the previous kernel writes may be read, and nothing that the previous kernel reads may be
+// written.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

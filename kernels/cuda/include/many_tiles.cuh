@@ -12,7 +12,7 @@
 using contract::linear_many::BOX;                            // rows and columns of an out box
 using contract::linear_many::TILE_ROWS;                      // rows of x
 using contract::linear_many::TILE_WEIGHTS;                   // rows of the weight
-constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;  // blocks per cluster, one below the other
+constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;  // blocks per cluster, stacked along the rows
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 static_assert(TILE_ROWS == 128 && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
@@ -34,9 +34,10 @@ struct Arguments {
 template <Kind KIND>
 constexpr uint32_t TILE_COLUMNS = KIND == Kind::GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
 
-// The tiles of a cluster, in steps of DEPTH columns of x and weight. All clusters go through the
-// same list, which goes down `group` pairs of row tiles and then on to the next columns. The region
-// that the clusters process at a time is thus about square, and its operands stay in the L2 cache.
+// The tiles of a cluster, in steps of DEPTH columns of x and weight. All clusters share one list of
+// tiles, which covers `group` pairs of row tiles before it continues with the next columns. The
+// region that the clusters process at one time is thus about square, and its operands stay in the
+// L2 cache.
 template <Kind KIND, uint32_t DEPTH>
 struct Tiles {
     static constexpr uint32_t COLUMNS = TILE_COLUMNS<KIND>;
@@ -66,7 +67,7 @@ struct Tiles {
 };
 
 // The biases for the 256 sums per row of a tile, loaded when the tile begins, so that nothing
-// waits for them at its end. Each warp has all of them: lane i has the pairs i, i + 32, i + 64
+// waits for them at its end. Each warp has all 256 biases: lane i has the pairs i, i + 32, i + 64
 // and i + 96.
 template <Kind KIND, typename T>
 struct Biases {
@@ -100,8 +101,8 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Tens
                                           uint32_t row, uint32_t column, uint32_t warpgroup) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
-    // Destination of this lane's row of a quarter. The quarters are the top and bottom ones of
-    // eight columns, then those of the next eight columns.
+    // Destination of this lane's row of a quarter. The quarters are the top and bottom quarter of
+    // eight columns, then the top and bottom quarter of the next eight columns.
     const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t to_piece = lane / 16;
 #pragma unroll
@@ -135,7 +136,7 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Tens
     }
 }
 
-// Two adjacent elements of the previous contents of the output, from two boxes that hold a
+// Two adjacent elements of the previous contents of the output, from two boxes that contain a
 // warpgroup's rows and 128 columns. `tile` selects eight columns, and `half` the upper or lower
 // half of a warp's rows.
 template <typename T>

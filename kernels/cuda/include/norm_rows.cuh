@@ -1,5 +1,5 @@
 // Shared by rms_norm.cu and layer_norm.cu: the arguments of a launch, the vectors of a row that a
-// thread holds, and the prefetch of the next row.
+// thread keeps in registers, and the prefetch of the next row.
 #pragma once
 
 #include "contract.cuh"
@@ -7,7 +7,7 @@
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
-// Most vectors of a row that a thread holds.
+// Most vectors of a row that a thread keeps in registers.
 constexpr uint32_t HELD = 2;
 
 template <typename Element>
@@ -20,7 +20,8 @@ struct Rows {
     Element* out;
 };
 
-// Calls `step(slot, column)` for each vector of `WIDTH` elements that this thread holds of a row.
+// Calls `step(slot, column)` for each vector of `WIDTH` elements of a row that this thread keeps in
+// registers.
 template <uint32_t WIDTH, typename Step>
 __device__ __forceinline__ void each_held(uint32_t vectors, Step step) {
 #pragma unroll
@@ -41,8 +42,8 @@ __device__ __forceinline__ void fetch_row(const Rows<Element>& call, uint32_t ve
     });
 }
 
-// Normalizes rows that are a grid apart, `WIDTH` elements at a time. rms_norm.cu and layer_norm.cu
-// each define this function.
+// Normalizes every gridDim.x-th row, `WIDTH` elements at a time. rms_norm.cu and layer_norm.cu each
+// define this function.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call);
 

@@ -2,9 +2,9 @@
 // 1805.02867): a running maximum, a running sum, and a factor that scales the earlier results down
 // when the maximum grows.
 //
-// A lane holds two rows, in the layout of tensor_core.cuh: scores[j][0..2] are of the first row and
-// scores[j][2..4] of the second, at columns 8 * j + 2 * (lane % 4) and the next one. The four lanes
-// of a quad share their two rows.
+// A lane has two rows, in the layout of tensor_core.cuh: scores[j][0..2] are of the first row and
+// scores[j][2..4] of the second, at column 8 * j + 2 * (lane % 4) and the next column. The four
+// lanes of a quad share their two rows.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 using contract::fp8::BY_GROUPS;
 using contract::fp8::BY_ROWS;
 constexpr uint32_t WIDTH = contract::fp8::VECTOR;
-constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that hold a group
+constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that share a group
 
 template <typename Element>
 struct Target {
@@ -22,8 +22,8 @@ struct Target {
     float* scales;
 };
 
-// Calls `step(slot, vector, is_in_row)` for each vector that this thread holds of a row.
-// `is_in_row` is false for vectors beyond the end of the row.
+// Calls `step(slot, vector, is_in_row)` for each vector of a row that this thread keeps in
+// registers. `is_in_row` is false for vectors beyond the end of the row.
 template <uint32_t HELD, typename Step>
 __device__ __forceinline__ void each_held(uint32_t vectors, const Step& step) {
 #pragma unroll
@@ -42,8 +42,8 @@ __device__ __forceinline__ float largest_of(const float (&values)[WIDTH]) {
     return largest;
 }
 
-// The largest value among the aligned group of `LANES` lanes that contains this lane, returned
-// to each of them.
+// The largest value among the aligned group of `LANES` lanes that contains this lane, returned to
+// each lane of the group.
 template <uint32_t LANES>
 __device__ __forceinline__ float largest_of_lanes(float value) {
 #pragma unroll
@@ -91,8 +91,8 @@ __device__ __forceinline__ auto with_divisor(float scale, const Work& work) {
     return work([&](float value) { return __fdiv_rn(value, scale); });
 }
 
-// On targets without conversion instructions (before sm_89) this code is long, so it is one
-// function instead of being inlined everywhere.
+// On targets without conversion instructions (before sm_89) this code is long, so the function is
+// not inlined there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 __device__ __noinline__
 #else

@@ -24,8 +24,8 @@ __device__ __forceinline__ float value_of(uint32_t order) {
     return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order);
 }
 
-// Chooses experts from a row of up to 32 * OF_LANE experts. Lane `rank` gets the choice of that
-// rank; lanes from `top` on get NO_EXPERT.
+// Chooses experts from a row of up to 32 * OF_LANE experts. Lane k gets the row's k-th choice;
+// lanes from `top` on get NO_EXPERT.
 template <uint32_t OF_LANE>
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
     return own;
 }
 
-// Uses the smallest variant that holds all experts. With the larger variant, each lane would
+// Uses the smallest variant that supports all experts. With the larger variant, each lane would
 // process its share of 512 experts even if the model has only 128.
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
 // Sorts a range of choices within one block. Each warp has a contiguous part of the range.
 struct Sort {
     uint32_t next[EXPERTS_MAX];                // position of the expert's next choice in this block
-    uint32_t of_warp[WARPS][EXPERTS_MAX + 1];  // choices in the warp, later those in earlier warps
+    uint32_t of_warp[WARPS][EXPERTS_MAX + 1];  // choices in the warp; after `sum_warps`, choices in earlier warps
     uint32_t sums[WARPS];
 
     __device__ __forceinline__ void clear() {

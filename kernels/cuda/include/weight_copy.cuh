@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         : "memory");
 }
 
-// In four dimensions.
+// copy_box_once in four dimensions.
 __device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
                                               int32_t y, int32_t z, int32_t u) {
     asm volatile(
@@ -29,7 +29,7 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         : "memory");
 }
 
-// In three dimensions, and in five.
+// copy_box_once in three and in five dimensions.
 __device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
                                               int32_t y, int32_t z) {
     asm volatile(
@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         : "memory");
 }
 
-// In two dimensions, into every block of the cluster whose bit in `blocks` is
-// set, as copy_box_to does.
+// copy_box_once in two dimensions, into every block of the cluster whose bit in `blocks` is set, as
+// copy_box_to does.
 __device__ __forceinline__ void copy_box_once_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
                                                  uint32_t barrier, int32_t x, int32_t y) {
     asm volatile(

@@ -13,7 +13,7 @@
 
 // Layout of a matrix in shared memory: chunks of 64 columns (128 bytes per row) or 16 columns (32
 // bytes per row). The rows of a chunk are consecutive, and the 16-byte pieces of every 8 rows are
-// permuted as the copy engine does it ("swizzle").
+// permuted as TMA permutes them ("swizzle").
 template <int CHUNK>
 struct Swizzle;
 
@@ -116,8 +116,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 
 // C [64, N] = A * B^T, or += if `add`. A [64, DEPTH] and B [N, DEPTH] are in shared memory, and the
 // product runs along their rows. The macro parameters A, B and ADD are the numbers of the operands
-// after those of C. END is the text after the last operand: whether A and B are transposed, which
-// the E4M3 instructions do not take.
+// after those of C. END is the text after the last operand: two flags, whether A and B are
+// transposed. The E4M3 instructions do not take these flags.
 #define BURSAR_MULTIPLY_DEEP(TYPE, DEPTH, END, N, NAMES, A, B, ADD, ...)                                               \
     static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
         asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD                                                     \

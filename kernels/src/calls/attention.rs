@@ -6,15 +6,16 @@ use crate::{KvLayer, Tensor};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PairAxes {
     /// `sections[axis]` consecutive pairs follow each axis, and the sections together cover all
-    /// pairs. There is one entry for positions with one axis.
+    /// pairs. If positions have one axis, there is one entry.
     Sections(Vec<usize>),
-    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, pairs 2, 5, 8, ... below `3 * .1`
-    /// the third, and all other pairs the first (Qwen3-VL, arXiv 2511.21631).
+    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, and pairs 2, 5, 8,
+    /// ... below `3 * .1` follow the third axis. All other pairs follow the first
+    /// axis (Qwen3-VL, arXiv 2511.21631).
     Interleaved(usize, usize),
 }
 
 impl PairAxes {
-    /// Number of axes that a position must have.
+    /// Returns the number of axes that a position must have.
     pub fn count(&self) -> usize {
         match self {
             PairAxes::Sections(sections) => sections.len(),
@@ -22,7 +23,7 @@ impl PairAxes {
         }
     }
 
-    /// The axis of each of `pairs` pairs.
+    /// Returns the axis of each of `pairs` pairs.
     pub fn of_pairs(&self, pairs: usize) -> Vec<usize> {
         match self {
             PairAxes::Sections(sections) => {
@@ -40,7 +41,7 @@ impl PairAxes {
         }
     }
 
-    /// Whether each of `pairs` pairs has an axis, and no further pairs have one.
+    /// Returns `true` if the axes are defined for exactly `pairs` pairs.
     pub(crate) fn fit(&self, pairs: usize) -> bool {
         match self {
             PairAxes::Sections(sections) => sections.iter().sum::<usize>() == pairs,
@@ -65,7 +66,8 @@ pub struct Rotary<'a> {
     pub axes: &'a PairAxes,
 }
 
-/// A slot that is not written, so that a batch's padding leaves the cache unchanged.
+/// The slot number of a row whose keys and values are not written. Padding rows have this slot, so
+/// that they leave the cache unchanged.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// Norms of each query and key head before rotation (RMS, as in Qwen3, arXiv 2505.09388).
@@ -75,7 +77,7 @@ pub struct HeadNorms<'m> {
     pub query: Tensor<'m>,
     /// `[head_dim]`, the type of `query`.
     pub key: Tensor<'m>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
 }
 
@@ -99,31 +101,31 @@ pub struct RotaryKvWrite<'a> {
     /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
     pub slots: Tensor<'a>,
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3. The keys and values of a head are divided by their
-    /// scales and rounded once, to the nearest. Magnitudes that are then above 448 are clamped to
-    /// 448, and NaN stays NaN.
+    /// `[2, kv_heads]` f32 for a layer of E4M3 elements. The keys and values of a head are divided
+    /// by their scales and rounded once, to the nearest. Magnitudes above 448 after the division
+    /// are clamped to 448, and NaN stays NaN.
     pub scales: Option<Tensor<'a>>,
 }
 
-/// Assignment of rows to sequences, and the blocks that hold each sequence's keys and values.
+/// Assignment of rows to sequences, and the blocks that contain each sequence's keys and values.
 #[derive(Debug)]
 pub struct PagedSequences<'m> {
     /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
     /// Together the sequences cover all rows from 0.
     pub query_starts: Tensor<'m>,
     /// `[sequences]` u32: tokens in the cache, including this step's rows. A
-    /// sequence with one row and length 0 is padding. Its output is zeros, and
-    /// it counts towards [`single_rows`](Self::single_rows).
+    /// sequence with one row and length 0 is padding. The output of padding is
+    /// zeros. Padding counts towards [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
     /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
     /// entries are not read.
     pub block_tables: Tensor<'m>,
-    /// Number of leading sequences that have exactly one row, as decoding sequences do.
-    /// Backends with a separate kernel for such sequences use it. A value below the true number
-    /// is slower but correct.
+    /// Number of leading sequences that have exactly one row, as decoding sequences do. Backends
+    /// with a separate kernel for such sequences use it. With a value below the true number, the
+    /// result is correct but slower to compute.
     pub single_rows: usize,
-    /// Number of pairs of a query and a key that the query sees, over all sequences. The arithmetic
-    /// is proportional to it.
+    /// Number of pairs of a query and a key that the query sees, over all sequences. The amount of
+    /// arithmetic is proportional to this number.
     pub query_key_pairs: u64,
 }
 
@@ -137,12 +139,12 @@ pub struct AttentionPaged<'a> {
     pub heads: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// The layer's keys and values, including this step's. If every sequence has one row, the
-    /// tokens before that row may be read before the preceding operation has ended, because they
-    /// were written before this step.
+    /// The layer's keys and values, including those that this step has written. If every sequence
+    /// has one row, the tokens before that row may be read before the preceding operation has
+    /// ended, because they were written before this step.
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3: the scales of the keys and of the
-    /// values of each head.
+    /// `[2, kv_heads]` f32 for a layer of E4M3 elements: the scales of each head's keys, then the
+    /// scales of each head's values.
     pub scales: Option<Tensor<'a>>,
     pub sequences: &'a PagedSequences<'a>,
     /// Scratch declared with [`Target::paged_scratch`](crate::Target::paged_scratch).

@@ -19,7 +19,7 @@ pub struct Upload<'a> {
 #[non_exhaustive]
 pub struct Download<'a> {
     pub source: Tensor<'a>,
-    /// Has the size of `source` in bytes.
+    /// Memory of the same size in bytes as `source`.
     pub out: &'a mut [u8],
 }
 
@@ -30,10 +30,10 @@ pub struct DownloadLater<'a> {
     pub source: Tensor<'a>,
 }
 
-/// A copy to the host that is in progress. The value may be dropped before the copy ends. A write
-/// that is then still in progress must not reach memory that has another use.
+/// A copy to the host that is in progress. The value may be dropped before the copy ends. A copy
+/// that is still in progress at the drop must not write to memory that is reused.
 pub trait Arrival {
-    /// Whether [`wait`](Arrival::wait) would return at once. This method never blocks.
+    /// Returns `true` if [`wait`](Arrival::wait) would return at once. This method never blocks.
     fn has_come(&self) -> bool;
 
     /// Waits until the device has finished the copy, and therefore all earlier work, and fills
@@ -46,13 +46,14 @@ pub trait Arrival {
 
 /// Copies in a fixed order: first all copies to the host, then all copies to the device.
 ///
-/// Passes that start later write only after the copies to the host. Copies to the device are
-/// complete only once the host has learned so, and until then no pass may use their blocks. Data
-/// that is copied to the host must have been written by passes whose end the host has already seen.
-/// Copies that were started earlier run first.
+/// Passes that start later do not write before the copies to the host are done. Copies to the
+/// device are complete only when the host has observed their completion. Until then, no pass may
+/// use the copied blocks. Data that is copied to the host must have been written by passes whose
+/// completion the host has already observed. Copies that were started earlier run first.
 #[non_exhaustive]
 pub struct CopyBlocks<'a> {
-    /// Addresses of blocks and slots: one entry per layer of the cache, or one for a cache of rows.
+    /// Addresses of blocks and slots: one entry per layer of the KV cache, or a single entry for
+    /// a cache of rows.
     pub pieces: &'a [Pieces],
     /// Ranges of blocks to copy to slots.
     pub to_host: Vec<BlockRange>,
@@ -60,7 +61,7 @@ pub struct CopyBlocks<'a> {
     pub to_device: Vec<BlockRange>,
 }
 
-/// The addresses of a layer's blocks and of its slots. Both are contiguous.
+/// The addresses of a layer's blocks and slots. Blocks are contiguous, and so are slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
     /// Address of the first block.
@@ -81,7 +82,7 @@ impl Pieces {
         self.host.wrapping_add(self.bytes(slot).as_usize())
     }
 
-    /// Bytes of `count` adjacent blocks.
+    /// Returns the bytes of `count` adjacent blocks.
     pub(crate) fn bytes(&self, count: u32) -> Bytes {
         self.bytes * u64::from(count)
     }
@@ -98,12 +99,12 @@ pub struct BlockRange {
     pub count: u32,
 }
 
-/// Copies in progress. The value may be dropped before they end.
+/// Copies in progress. The value may be dropped before the copies end.
 pub trait Copying {
-    /// Whether [`wait`](Copying::wait) would return at once. This method never blocks.
+    /// Returns `true` if [`wait`](Copying::wait) would return at once. This method never blocks.
     fn has_come(&self) -> bool;
 
-    /// Waits until all copies are done, and returns how long the device took for them.
+    /// Waits until all copies are done, and returns the time that the device took for the copies.
     ///
     /// # Errors
     /// Any error that the device reports for the copies.

@@ -2,8 +2,8 @@
 
 use crate::{Activations, Rounded, Tensor, Weight};
 
-/// Computes `out = x @ weight^T + bias`, or adds it to `out` if `accumulate` is set.
-/// Sums are in `f32`.
+/// Computes `out = x @ weight^T + bias`, or adds the result to `out` if `accumulate` is set. Sums
+/// are computed in `f32`.
 ///
 /// With an FP8 weight and quantized activations, products of E4M3 numbers are summed in
 /// f32 within each group of columns that has a scale, and each sum is multiplied by the
@@ -17,12 +17,12 @@ pub struct Linear<'a> {
     pub weight: Weight<'a>,
     /// `[out_features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// Add to the contents of `out` instead of replacing them.
+    /// `true` to add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, out_features]` activations. f32 is allowed too unless `accumulate` is set.
+    /// `[rows, out_features]` activations. f32 is also allowed if `accumulate` is not set.
     pub out: Tensor<'a>,
 }
 
@@ -36,8 +36,8 @@ pub struct GatedLinear<'a> {
     pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: space for the
-    /// intermediate product. Undefined afterwards.
+    /// `[rows, 2 * features]` activations: space for the intermediate product. The
+    /// contents are undefined afterwards.
     pub gate_up: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
@@ -96,7 +96,7 @@ pub struct LayerNorm<'a> {
     pub weight: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub bias: Tensor<'a>,
-    /// Added to the variance.
+    /// Constant added to the variance.
     pub epsilon: f32,
     /// `[rows, hidden]` activations.
     pub out: Tensor<'a>,
@@ -104,18 +104,18 @@ pub struct LayerNorm<'a> {
 
 /// For each row and each of its groups, computes `scale = largest magnitude / 448` in f32, at least
 /// the smallest normal number, and `data = x / scale`, rounded to the nearest with ties to even,
-/// and clamped to a magnitude of 448. NaN stays NaN and is ignored for the scale.
+/// and clamped to a magnitude of 448. NaN stays NaN, and the scale ignores NaN.
 #[non_exhaustive]
 pub struct Quantize<'a> {
     /// `[rows, columns]` activations. A gap between rows is allowed.
     pub x: Tensor<'a>,
-    /// `[rows, columns]` and its scales.
+    /// `[rows, columns]` E4M3 and its scales.
     pub out: Rounded<'a>,
 }
 
 /// Memory that a backend may measure in.
 #[non_exhaustive]
 pub struct Measure<'a> {
-    /// `[bytes]` u8 with arbitrary contents: all memory that is left in the workspace.
+    /// `[bytes]` u8 with arbitrary contents: all free memory of the workspace.
     pub memory: Tensor<'a>,
 }

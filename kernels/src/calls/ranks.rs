@@ -4,11 +4,11 @@ use crate::{Activations, Tensor};
 
 /// Computes `out = Σ partial`, or adds the sum to `out` if `accumulate` is set. The partial results
 /// of all ranks are summed in f32 in the order of the ranks' indices, and rounded once. Therefore
-/// every rank gets the same bits, and the same bits every time. With [NCCL](crate::NcclLink) the
-/// library determines the order, and intermediate sums are rounded.
+/// all ranks get the same bits, and repeated calls give the same bits. With [NCCL](crate::NcclLink)
+/// the library determines the order, and intermediate sums are rounded.
 ///
 /// All ranks must call the same collectives with the same shapes in the same order. The collective
-/// ends when all ranks have read this rank's `partial`.
+/// ends on a rank when all ranks have read that rank's `partial`.
 #[non_exhaustive]
 pub struct AllReduce<'a> {
     /// `[rows, columns]` activations: this rank's partial result. A gap between rows is allowed.
@@ -26,7 +26,7 @@ pub struct AllReduce<'a> {
 pub struct AllReduceRmsNorm<'a> {
     /// `[rows, hidden]` activations: this rank's partial result. A gap between rows is allowed.
     pub partial: Tensor<'a>,
-    /// `[rows, hidden]` activations, equal on all ranks and changed in place. A gap
+    /// `[rows, hidden]` activations, equal on all ranks and updated in place. A gap
     /// between rows is allowed.
     pub residual: Tensor<'a>,
     /// `[hidden]`, floating point.

@@ -10,13 +10,13 @@ use crate::{RankShard, Tensor};
 pub struct Embed<'a> {
     /// `[tokens.count, hidden]`, floating point.
     pub table: Tensor<'a>,
-    /// The tokens of the vocabulary whose rows the table holds.
+    /// The tokens of the vocabulary that have a row in the table.
     pub tokens: RankShard,
     /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
     /// a row of `previous`.
     pub ids: Tensor<'a>,
-    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::NO_CHOICE). It is
-    /// empty if no token is unseen.
+    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::NO_CHOICE). The
+    /// tensor is empty if all ids are known.
     pub previous: Tensor<'a>,
     /// `[tokens, hidden]` activations.
     pub out: Tensor<'a>,
@@ -33,7 +33,7 @@ pub struct GatherRows<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes `out[rows[i]] = x[i]`. Each row of `out` is named at most once.
+/// Computes `out[rows[i]] = x[i]`. Each row of `out` occurs at most once in `rows`.
 #[non_exhaustive]
 pub struct ScatterRows<'a> {
     /// `[chosen, columns]` activations.
@@ -44,15 +44,15 @@ pub struct ScatterRows<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` is
-/// named at most once.
+/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` occurs at
+/// most once in `to`.
 #[non_exhaustive]
 pub struct AddRows<'a> {
     /// `[rows, columns]` activations.
     pub x: Tensor<'a>,
-    /// `[chosen]` u32, each below the rows of `x`.
+    /// `[chosen]` u32, each below the number of rows of `x`.
     pub from: Tensor<'a>,
-    /// `[chosen]` u32, each below the rows of `out`.
+    /// `[chosen]` u32, each below the number of rows of `out`.
     pub to: Tensor<'a>,
     /// `[rows, columns]` activations. Rows that are not named keep their contents.
     pub out: Tensor<'a>,

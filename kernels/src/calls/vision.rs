@@ -22,7 +22,7 @@ pub struct PatchSize {
 }
 
 impl PatchSize {
-    /// Values per patch: `channels x frames x side x side`.
+    /// Returns the number of values per patch: `channels x frames x side x side`.
     pub fn values(&self) -> usize {
         CHANNELS * self.frames * self.side * self.side
     }
@@ -46,11 +46,11 @@ pub struct Patchify<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes `out[i]` as the table at
+/// Interpolates `out[i]` from the table at the position
 /// `(row * (side - 1) / (rows - 1), column * (side - 1) / (columns - 1))`: the sum of the four
 /// surrounding points, weighted by nearness. The corners of the picture coincide with the
-/// corners of the grid. The only row of a picture with one row lies on the grid's first row,
-/// and likewise for columns.
+/// corners of the grid. If a picture has only one row, this row lies on the grid's first row.
+/// The same holds for columns.
 ///
 /// Everything is computed in f32 in this order, and then rounded once. On each axis:
 ///

@@ -12,7 +12,8 @@ pub(super) fn add_rows(threads: &Threads, call: AddRows<'_>) {
     let (out, columns) = (Output::of(&call.out), call.out.columns());
     threads.share(to.len(), to.len() * columns, |_, chosen| {
         let added = x.row(from[chosen] as usize);
-        // SAFETY: `assert_places` has checked that no row of `out` is named twice.
+        // SAFETY: `assert_places` has checked that no index occurs twice in `to`, so no two threads
+        // write the same row.
         let sum = unsafe { out.part(to[chosen] as usize, 0, columns) };
         sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
     });

@@ -10,7 +10,8 @@ use crate::calls::{Argmax, NO_CHOICE};
 
 pub(super) fn argmax(_: &Threads, call: Argmax<'_>) {
     let x = Rows::<f32>::of(&call.x);
-    // SAFETY: the op layer took `out` as [rows] u32 for this call.
+    // SAFETY: the op layer allocated `out` as `[rows]` u32 for this call, and nothing else accesses
+    // it during the call.
     let out = unsafe { slice::from_raw_parts_mut(start_of::<u32>(&call.out), call.out.rows()) };
     for (row, out) in out.iter_mut().enumerate() {
         let numbers = x.row(row).iter().enumerate().filter(|(_, value)| !value.is_nan());

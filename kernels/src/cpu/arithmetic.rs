@@ -94,8 +94,9 @@ pub(super) fn largest(numbers: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// `e^x` to within two units in the last place, with `x` clamped to -87..88 so that the result is
-/// never 0 or infinite. NaN gives NaN. The constants are from Cephes' `expf` (Moshier).
+/// `e^x` to within two units in the last place, with `x` clamped to -87..88 so that
+/// the result is never 0 or infinite. For NaN, the result is NaN. The constants are
+/// from Cephes' `expf` (Moshier).
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // 1.5 * 2^23. Adding it puts the nearest integer into the lowest bits of the sum.

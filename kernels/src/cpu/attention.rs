@@ -5,14 +5,14 @@
 use super::arithmetic::{Matrix, exp, largest, multiply, sum};
 use crate::target::{CPU_TILE_KEYS as KEYS, CPU_TILE_QUERIES as QUERIES};
 
-/// One thread's scratch, divided into its parts.
+/// One thread's scratch: the state of a tile of queries, and space for gathered keys and values.
 pub(super) struct Tile<'s> {
     pub(super) running: Running<'s>,
     pub(super) gathered: Gathered<'s>,
 }
 
-/// A tile of queries. Each query has the weighted sum of the values so far, the largest score and
-/// the sum of weights.
+/// A tile of queries. For each query there are the weighted sum of the values so far, the largest
+/// score and the sum of weights.
 pub(super) struct Running<'s> {
     head_dim: usize,
     count: usize,
@@ -32,7 +32,7 @@ pub(super) struct Gathered<'s> {
 /// Vectors of one head, `pitch` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'v> {
-    /// Starts at the first vector's first element.
+    /// The elements from the first vector's first element on.
     pub(super) elements: &'v [f32],
     pub(super) pitch: usize,
 }
@@ -82,7 +82,7 @@ impl Running<'_> {
         self.add(count, values);
     }
 
-    /// The weighted mean of a query's values. A query that saw no keys gives NaN.
+    /// Computes the weighted mean of a query's values, which is NaN if the query saw no keys.
     pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
         let factor = self.weights[query].recip();
         let sums = &self.sums[query * self.head_dim..][..self.head_dim];
@@ -95,8 +95,9 @@ impl Running<'_> {
         assert!(self.count <= QUERIES && count <= KEYS);
         let queries = Matrix { start: self.queries.as_ptr(), strides: [self.head_dim, 1] };
         let keys = Matrix { start: keys.elements.as_ptr(), strides: [1, keys.pitch] };
-        // SAFETY: `scores` holds [count of queries, count], `queries` holds [count of queries,
-        // head_dim], and `keys` holds `count` vectors, as asserted above.
+        // SAFETY: `scores` has `[QUERIES, KEYS]` elements and `queries` has
+        // `[QUERIES, head_dim]`. The assertions above check both counts against these sizes, and
+        // that `keys` contains `count` vectors.
         unsafe { multiply([self.count, self.head_dim, count], (self.scores.as_mut_ptr(), KEYS), false, queries, keys) };
     }
 
@@ -125,8 +126,9 @@ impl Running<'_> {
         let weights = Matrix { start: self.scores.as_ptr(), strides: [KEYS, 1] };
         let values = Matrix { start: values.elements.as_ptr(), strides: [values.pitch, 1] };
         let sums = (self.sums.as_mut_ptr(), self.head_dim);
-        // SAFETY: `scores` holds [count of queries, count], `sums` holds [count of queries,
-        // head_dim], and `values` holds `count` vectors, as asserted above.
+        // SAFETY: `scores` has `[QUERIES, KEYS]` elements and `sums` has `[QUERIES, head_dim]`.
+        // `score` has checked both counts against these sizes, and the assertion above checks that
+        // `values` contains `count` vectors.
         unsafe { multiply([self.count, count, self.head_dim], sums, true, weights, values) };
     }
 }

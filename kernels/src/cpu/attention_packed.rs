@@ -14,7 +14,7 @@ pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
     let (heads, head_dim) = (call.heads, call.head_dim);
     let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
     assert_stretches(starts, call.out.rows());
-    // Each tile of queries: the first row and the end of its stretch, and the tile's first row.
+    // For each tile of queries: the first row and the end of its stretch, and the tile's first row.
     let tiles: Vec<(usize, usize, usize)> = starts
         .windows(2)
         .map(|bounds| (bounds[0] as usize, bounds[1] as usize))
@@ -27,7 +27,8 @@ pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
         let queries = query..end.min(query + CPU_TILE_QUERIES);
         // Column of the head's vector in a row. Part 0 is queries, part 1 keys, part 2 values.
         let place = |part: usize| (part * heads + head) * head_dim;
-        // SAFETY: a worker processes one item at a time.
+        // SAFETY: a worker processes one item at a time, so nothing else
+        // uses this worker's scratch.
         let Tile { mut running, .. } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
         running.start(queries.clone().map(|row| &qkv.row(row)[place(0)..][..head_dim]), call.scale);
         for start in (first..end).step_by(CPU_TILE_KEYS) {
@@ -37,7 +38,8 @@ pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
             running.fold(rows.len(), vectors(1), vectors(2), |_| rows.len());
         }
         for (index, row) in queries.enumerate() {
-            // SAFETY: no other item has these rows and this head.
+            // SAFETY: no other item has these rows and this head, so no other
+            // thread writes these elements.
             running.finish(index, unsafe { out.part(row, head * head_dim, head_dim) });
         }
     });

@@ -1,4 +1,4 @@
-//! Causal attention over the cache's blocks.
+//! Causal attention over the KV cache's blocks.
 
 use super::{
     attention::{Gathered, Tile, Vectors},
@@ -39,7 +39,8 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
         // second, and so on.
         let place = |index: usize| (item.rows.start + index / width, (item.heads.start + index % width) * head_dim);
         let count = item.rows.len() * width;
-        // SAFETY: a worker processes one item at a time.
+        // SAFETY: a worker processes one item at a time, so nothing else
+        // uses this worker's scratch.
         let Tile { mut running, mut gathered } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
         let query = |index| {
             let (row, column) = place(index);
@@ -56,7 +57,8 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
         }
         for index in 0..count {
             let (row, column) = place(index);
-            // SAFETY: no other item has these rows and these heads.
+            // SAFETY: no other item has these rows and these heads, so no other
+            // thread writes these elements.
             running.finish(index, unsafe { out.part(row, column, shape.head_dim) });
         }
     });
@@ -104,12 +106,12 @@ fn fill_padding(call: &AttentionPaged<'_>, out: &Output<'_>) {
     let contexts = indices(&call.sequences.context_lengths);
     let padding = starts.windows(2).zip(contexts).filter(|(_, context)| **context == 0);
     for row in padding.flat_map(|(bounds, _)| bounds[0]..bounds[1]) {
-        // SAFETY: no thread writes the output yet.
+        // SAFETY: no worker has started yet, so nothing else accesses the output.
         unsafe { out.part(row as usize, 0, call.out.columns()) }.fill(0.0);
     }
 }
 
-/// Copies the keys and values of `count` tokens from token `start` on, which is the
+/// Copies the keys and values of `count` tokens. The first token, `start`, must be the
 /// first of a block.
 fn gather(call: &AttentionPaged<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
     let head_dim = call.layer.shape.head_dim;

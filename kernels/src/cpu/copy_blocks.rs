@@ -15,8 +15,8 @@ pub(super) fn copy_blocks(call: CopyBlocks<'_>) -> Result<Box<dyn Copying>, Kern
                 let device = pieces.block(stretch.block).0 as *mut u8;
                 let (host, bytes) = (pieces.slot(stretch.slot), pieces.bytes(stretch.count));
                 let (from, to) = if is_to_host { (device, host) } else { (host, device) };
-                // SAFETY: the makers of both memories vouch for their bytes, the op
-                // layer has checked that blocks and slots are in bounds, and slots do
+                // SAFETY: the code that created the two memories guarantees that their bytes are
+                // valid. The op layer has checked that blocks and slots are in bounds, and slots do
                 // not overlap device segments.
                 unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), to, bytes.as_usize()) };
             }

@@ -18,7 +18,7 @@ use crate::{
 pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // Rows are quantized as a whole, but a panel has only some columns of a row, so quantization
-    // needs the plain rows.
+    // needs the unquantized rows.
     let room;
     let plain = match &call.out.plain {
         Some(plain) => plain,
@@ -40,7 +40,7 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
         parts: 2,
     };
     panels.multiply(threads, &call.routing, of_row, |place, columns, [gate, up]| {
-        // SAFETY: `multiply` processes each pair of place and panel once, so no other
+        // SAFETY: `multiply` processes each pair of sorted position and panel once, so no other
         // thread writes these elements.
         let out = unsafe { out.part(place, columns.start, columns.len()) };
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
@@ -49,8 +49,8 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     });
     if let Some(rounded) = &call.out.rounded {
         let plain = Rows::<f32>::of(plain);
-        // Rows of experts that this rank does not hold still have the contents of an earlier
-        // operation. They are quantized too, although nothing reads them.
+        // Rows for experts of other ranks still have the contents of an earlier operation. They are
+        // quantized too, although nothing reads them.
         round_rows(threads, rounded, |row| plain.row(row));
     }
 }
@@ -69,7 +69,7 @@ pub(super) fn add_experts(threads: &Threads, call: calls::AddExperts<'_>) {
         &call.routing,
         |place| place,
         |place, columns, [product, _]| {
-            // SAFETY: `multiply` processes each pair of place and panel once, so no other
+            // SAFETY: `multiply` processes each pair of sorted position and panel once, so no other
             // thread writes these elements.
             unsafe { products.part(place, columns.start, columns.len()) }.copy_from_slice(product);
         },
@@ -78,7 +78,7 @@ pub(super) fn add_experts(threads: &Threads, call: calls::AddExperts<'_>) {
     let (places, top, sum) = (indices(&call.routing.places), call.routing.top, Output::of(&call.sum));
     let here = places_here(&call.routing);
     threads.share(call.sum.rows(), call.products.shape().elements(), |_, row| {
-        // SAFETY: each row is one work item, so no other thread writes it.
+        // SAFETY: each row is one work item, so no other thread writes this row.
         let sum = unsafe { sum.part(row, 0, features) };
         if !call.accumulate {
             sum.fill(0.0);
@@ -93,12 +93,12 @@ pub(super) fn add_experts(threads: &Threads, call: calls::AddExperts<'_>) {
     });
 }
 
-/// The places of an expert's choices in the sorted order.
+/// The range of positions of an expert's choices in the order sorted by expert.
 fn places_of(expert: usize, starts: &[u32]) -> Range<usize> {
     starts[expert] as usize..starts[expert + 1] as usize
 }
 
-/// The places of the choices of all experts that this rank holds.
+/// The range of sorted positions of the choices of all experts that this rank holds.
 fn places_here(routing: &Routing<'_>) -> Range<usize> {
     let (starts, held) = (indices(&routing.starts), routing.held.range());
     starts[held.start] as usize..starts[held.end] as usize
@@ -135,14 +135,15 @@ struct Panels<'a> {
     weight: &'a Weight<'a>,
     scratch: &'a Tensor<'a>,
     out_features: usize,
-    /// Number of parts of an expert's rows. A panel has the same rows of each part: 2 for gate
-    /// and up, otherwise 1.
+    /// Number of equal parts of an expert's rows: 2 for gate and up, otherwise 1. A panel has the
+    /// same rows of each part.
     parts: usize,
 }
 
 impl Panels<'_> {
-    /// Calls `write(place, columns, products)` for each place and each panel's columns of a part,
-    /// with the products of each part. The row of a place in `x` is `row(place)`.
+    /// Calls `write(place, columns, products)` for each pair of sorted position `place` and panel.
+    /// `columns` are the panel's columns within each part, and `products` has the products of each
+    /// part. The row of `x` that is multiplied is `row(place)`.
     #[inline(always)]
     fn multiply(
         &self,
@@ -166,7 +167,8 @@ impl Panels<'_> {
                 return;
             }
             let columns = panel * step..features.min((panel + 1) * step);
-            // SAFETY: a worker processes one item at a time.
+            // SAFETY: a worker processes one item at a time, so nothing else
+            // uses this worker's scratch.
             let scratch = unsafe { scratch.of_worker(worker) };
             let (side_by_side, scratch) = scratch.split_at_mut(CPU_EXPERT_ROWS * in_features);
             let (products, widened) = scratch.split_at_mut(CPU_EXPERT_ROWS * CPU_PANEL_ROWS.min(self.out_features));
@@ -215,8 +217,8 @@ impl Panels<'_> {
         }
     }
 
-    /// The rows of both parts as `f32`: the weight itself, or a copy widened into `room`. If there
-    /// is only one part, both entries of the result are that part.
+    /// Returns the rows of both parts as `f32`: the weight itself, or a copy widened into `room`.
+    /// If there is only one part, both entries of the result are that part.
     #[inline(always)]
     fn panel<'p>(&'p self, first: [usize; 2], rows: usize, room: &'p mut [f32]) -> [&'p [f32]; 2] {
         if self.weight.dtype() == DType::F32 {

@@ -29,8 +29,8 @@ fn draw<E: Element>(threads: &Threads, call: &FillRandom<'_>, narrow: impl Fn(f3
     threads.share(count.div_ceil(PIECE), count, |_, piece| {
         let first = piece * PIECE;
         let length = PIECE.min(count - first);
-        // SAFETY: the op layer borrows `out` exclusively and without gaps, and each piece of
-        // it is one item.
+        // SAFETY: the op layer borrows `out` exclusively, and `out` is contiguous. Each piece is
+        // one item, so no two threads write the same element.
         let out = unsafe { slice::from_raw_parts_mut((start as *mut E).add(first), length) };
         for (index, out) in out.iter_mut().enumerate() {
             let at = first + index;

@@ -19,7 +19,8 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     let (bias, out) = (call.bias.as_ref().map(widened), Output::of(&call.out));
     threads.share(features.div_ceil(CPU_PANEL_ROWS), (rows + 1) * features * in_features, |worker, panel| {
         let columns = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
-        // SAFETY: a worker processes one panel at a time.
+        // SAFETY: a worker processes one panel at a time, so nothing else
+        // uses this worker's scratch.
         let (room, panel) = unsafe { scratch.of_worker(worker) }.split_at_mut(in_features);
         let panel = &mut panel[..columns.len() * in_features];
         for (feature, wide) in columns.clone().zip(panel.chunks_exact_mut(in_features)) {
@@ -27,7 +28,7 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
         }
         for row in 0..rows {
             x.widen(row, room);
-            // SAFETY: no other panel writes these columns.
+            // SAFETY: no other panel has these columns, so no other thread writes these elements.
             let out = unsafe { out.part(row, columns.start, columns.len()) };
             for ((feature, out), wide) in columns.clone().zip(out).zip(panel.chunks_exact(in_features)) {
                 let product = weight.product(feature, wide, room, x.scales(row));
@@ -74,7 +75,7 @@ impl<'a> RoundedRows<'a> {
     }
 }
 
-/// An FP8 weight, read-only.
+/// Read access to the rows of an FP8 weight.
 pub(super) struct WeightRows<'a> {
     data: Rows<'a, E4m3>,
     scales: &'a WeightScales<'a>,
@@ -95,8 +96,8 @@ impl<'a> WeightRows<'a> {
         out.iter_mut().zip(self.data.row(feature)).for_each(|(out, number)| *out = number.to_f32());
     }
 
-    /// The product of the weight's row `feature`, widened in `wide`, and a widened row of
-    /// activations `x` with its scales.
+    /// Computes the scaled dot product of the weight's row `feature`, already widened in `wide`,
+    /// and a widened row `x` of activations with the scales `x_scales`.
     #[inline(always)]
     pub(super) fn product(&self, feature: usize, wide: &[f32], x: &[f32], x_scales: &[f32]) -> f32 {
         let scales = match self.scales {

@@ -14,8 +14,8 @@ use crate::{
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
-/// Largest number of rows of `x` for which the product is computed as dot products. For this few
-/// rows, packing would not pay off.
+/// Largest number of rows of `x` for which the product is computed as dot products. With so few
+/// rows, packing the operands for `gemm` would cost more than it saves.
 const FEW_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
@@ -29,7 +29,8 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     threads.share(features.div_ceil(CPU_PANEL_ROWS), cost, |worker, panel| {
         let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
         let panel = call.weight.data.row_range(rows.clone());
-        // SAFETY: a worker processes one panel at a time.
+        // SAFETY: a worker processes one panel at a time, so nothing else
+        // uses this worker's scratch.
         let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= FEW_ROWS {
             multiply_few(&call, rows.clone(), weight);
@@ -70,12 +71,12 @@ fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     }
 }
 
-/// Like `multiply_many`, by dot products.
+/// Does the same as `multiply_many`, with dot products.
 #[inline(always)]
 fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(call.x.plain()), Output::of(&call.out));
     for row in 0..call.x.rows() {
-        // SAFETY: no other panel writes these columns.
+        // SAFETY: no other panel has these columns, so no other thread writes these elements.
         let out = unsafe { out.part(row, columns.start, columns.len()) };
         for (out, weight) in out.iter_mut().zip(weight.chunks_exact(call.weight.columns())) {
             let product = dot(x.row(row), weight);
@@ -89,7 +90,7 @@ fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
 fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);
     for row in 0..call.x.rows() {
-        // SAFETY: no other panel writes these columns.
+        // SAFETY: no other panel has these columns, so no other thread writes these elements.
         let out = unsafe { out.part(row, columns.start, columns.len()) };
         out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
     }

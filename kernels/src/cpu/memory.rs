@@ -10,14 +10,15 @@ use crate::{DType, Element, Tensor};
 /// End of host addresses on current machines. A dry workspace returns addresses far above it.
 const HOST_ADDRESSES_END: u64 = 1 << 56;
 
-/// The first element of `tensor`. Panics if `tensor` is not in host memory or
-/// has another element type.
+/// Returns the address of the first element of `tensor`. Panics if `tensor` is not in host memory
+/// or has another element type.
 pub(super) fn start_of<E: Element>(tensor: &Tensor<'_>) -> *mut E {
     assert_eq!(tensor.dtype(), E::DTYPE, "a view of another type");
     host_bytes(tensor).cast()
 }
 
-/// The first byte of `tensor`, whatever its type. Panics if `tensor` is not in host memory.
+/// Returns the address of the first byte of `tensor`, for any element type. Panics if `tensor` is
+/// not in host memory.
 pub(super) fn host_bytes(tensor: &Tensor<'_>) -> *mut u8 {
     let address = tensor.address().0;
     assert!(address < HOST_ADDRESSES_END, "a view that a plan has made, on no memory");
@@ -39,7 +40,7 @@ unsafe impl<E: Element> Send for Rows<'_, E> {}
 unsafe impl<E: Element> Sync for Rows<'_, E> {}
 
 impl<'a, E: Element> Rows<'a, E> {
-    /// Reads `tensor`. Panics if it has another element type.
+    /// Creates a view of `tensor`. Panics if the tensor has another element type.
     pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
         Rows {
             start: start_of(tensor),
@@ -50,40 +51,41 @@ impl<'a, E: Element> Rows<'a, E> {
         }
     }
 
-    /// Row `row`. Panics if it is out of bounds, most likely because of a bad index in an operand.
+    /// Returns row `row`. Panics if `row` is out of bounds, most likely because of a bad
+    /// index in an operand.
     pub(super) fn row(&self, row: usize) -> &'a [E] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: the tensor's maker vouches for all its rows, the row is in bounds, and nothing
-        // writes an operand while the operation runs.
+        // SAFETY: the tensor's creator guarantees that all its rows are valid, the row is in
+        // bounds, and nothing writes an operand while the operation runs.
         unsafe { slice::from_raw_parts(self.start.add(row * self.pitch), self.columns) }
     }
 
-    /// The elements from column `column` of the first of `rows` to column `column + length` of the
-    /// last, including the columns between them.
+    /// Returns the elements from column `column` of the first row in `rows` to column
+    /// `column + length` of the last row, including all columns in between.
     pub(super) fn span(&self, rows: Range<usize>, column: usize, length: usize) -> &'a [E] {
         assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "a span outside");
         let elements = (rows.len() - 1) * self.pitch + length;
-        // SAFETY: the span starts and ends in rows that the tensor's maker vouches for. The
-        // elements between the columns belong to the tensor that this view was made from, and
-        // nothing writes them during the operation either.
+        // SAFETY: the span starts and ends in rows that the tensor's creator guarantees to be
+        // valid. The elements between two rows of this view belong to the larger tensor that the
+        // view was cut from, and nothing writes them during the operation either.
         unsafe { slice::from_raw_parts(self.start.add(rows.start * self.pitch + column), elements) }
     }
 
-    /// Elements from the start of a row to the start of the next.
+    /// Number of elements from the start of a row to the start of the next.
     pub(super) fn pitch(&self) -> usize {
         self.pitch
     }
 
-    /// All elements of a tensor without gaps.
+    /// Returns all elements. Panics if there are gaps between the rows.
     pub(super) fn all(&self) -> &'a [E] {
         assert!(self.pitch == self.columns || self.rows <= 1, "the rows have gaps between them");
-        // SAFETY: the tensor's maker vouches for all its rows, the rows are adjacent, and nothing
-        // writes an operand while the operation runs.
+        // SAFETY: the tensor's creator guarantees that all its rows are valid, the rows are
+        // adjacent, and nothing writes an operand while the operation runs.
         unsafe { slice::from_raw_parts(self.start, self.rows * self.columns) }
     }
 }
 
-/// Indices `[n]`, read-only.
+/// Returns a tensor of indices `[n]` as a slice.
 pub(super) fn indices<'a>(tensor: &'a Tensor<'_>) -> &'a [u32] {
     Rows::of(tensor).all()
 }
@@ -107,11 +109,12 @@ pub(super) struct Output<'a, E = f32> {
     memory: PhantomData<&'a [E]>,
 }
 
-// SAFETY: each part is given to one thread (see `part`), and the elements are Send.
+// SAFETY: callers of `part` keep the slices of different threads disjoint, and
+// the elements are Send.
 unsafe impl<E: Element> Sync for Output<'_, E> {}
 
 impl<'a> Output<'a> {
-    /// Writes `tensor` of activations, which the op layer took for this
+    /// Creates an output for a tensor of activations, which the op layer has allocated for this
     /// operation or borrows exclusively.
     pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
         Output::of_type(tensor)
@@ -130,15 +133,15 @@ impl<'a, E: Element> Output<'a, E> {
         }
     }
 
-    /// `length` elements of a row, starting at `column`.
+    /// Returns `length` elements of a row, starting at `column`.
     ///
     /// # Safety
     /// No other slice overlaps the returned slice while it is alive.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [E] {
         assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
-        // SAFETY: the tensor's maker vouches for its rows, the part is inside one row, and the
-        // caller keeps parts disjoint.
+        // SAFETY: the tensor's creator guarantees that its rows are valid, the part is inside one
+        // row, and the caller keeps parts disjoint.
         unsafe { slice::from_raw_parts_mut(self.start.add(row * self.pitch + column), length) }
     }
 }
@@ -151,16 +154,17 @@ pub(super) struct Scratch<'a> {
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: each part belongs to one worker, and floats are Send.
+// SAFETY: callers of `of_worker` give each part to one worker at a time, and floats are Send.
 unsafe impl Sync for Scratch<'_> {}
 
 impl<'a> Scratch<'a> {
-    /// Parts of `share` elements of `tensor`, which the op layer took for this operation.
+    /// Divides `tensor`, which the op layer has allocated for this operation, into
+    /// parts of `share` elements.
     pub(super) fn of(tensor: &'a Tensor<'_>, share: usize) -> Self {
         Scratch { start: start_of(tensor), elements: tensor.shape().elements(), share, memory: PhantomData }
     }
 
-    /// The part of `worker`. Panics if there are more workers than declared.
+    /// Returns the part of `worker`. Panics if there are more workers than declared.
     ///
     /// # Safety
     /// The worker has no other such slice while this one is alive.
@@ -177,7 +181,7 @@ impl<'a> Scratch<'a> {
 pub(super) fn write_rows(threads: &Threads, out: &Tensor<'_>, cost: usize, write: impl Fn(usize, &mut [f32]) + Sync) {
     let (output, rows, columns) = (Output::of(out), out.rows(), out.columns());
     threads.share(rows, rows * columns * cost, |_, row| {
-        // SAFETY: each row is one item, so no two slices overlap.
+        // SAFETY: each row is one item, so no two threads write the same row.
         write(row, unsafe { output.part(row, 0, columns) });
     });
 }

@@ -1,5 +1,5 @@
 //! The CPU backend, which computes on leased host memory with `f32` activations. It is the
-//! reference for the other backends: plain loops, one file per operation, checked against candle.
+//! reference for the other backends: simple loops, one file per operation, checked against candle.
 
 mod add_rows;
 mod argmax;
@@ -37,8 +37,9 @@ use crate::{Backend, HostLink, KernelError, Rank, Target, calls};
 
 /// Computes on host memory with the calling thread and a separate thread pool.
 ///
-/// Every view passed to this backend must be in *host* memory: taken by a [`Scope`](crate::Scope)
-/// from a workspace over a host segment, or persistent and vouched for by its maker.
+/// Every view passed to this backend must be in *host* memory: either allocated by a
+/// [`Scope`](crate::Scope) from a workspace over a host segment, or persistent memory whose
+/// validity its creator guarantees.
 pub struct Cpu {
     target: Target,
     threads: Threads,
@@ -46,7 +47,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend that divides each operation among `threads` threads (at least one),
+    /// Creates a backend that divides each operation among `threads` threads (at least one),
     /// including the calling thread.
     ///
     /// # Panics

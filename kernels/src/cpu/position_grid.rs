@@ -1,4 +1,4 @@
-//! Learned positions on a square grid, interpolated between its points.
+//! Learned position embeddings of a square grid, interpolated between its points.
 
 use super::{
     memory::{Rows, add_widened, write_rows},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::calls::PositionGrid;
 
-/// Cost per element in multiply-adds: four points, widened.
+/// Cost per element in multiply-adds: four points, which are also widened to `f32`.
 const ELEMENT_COST: usize = 8;
 
 pub(super) fn position_grid(threads: &Threads, call: PositionGrid<'_>) {

@@ -17,14 +17,14 @@ pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(
     let out = RoundedOutput::of(out);
     threads.share(rows, 4 * rows * columns, |_, at| {
         let x = row(at);
-        // SAFETY: each row is one item.
+        // SAFETY: each row is one item, so no two threads write the same row.
         unsafe { out.write(at, |first, part| part.copy_from_slice(&x[first..][..part.len()])) };
     });
 }
 
 /// Writes each row of `out` in all its formats. `prepared(row)` returns a function that writes the
-/// row's numbers from a column on. This function may be called more than once for the same numbers.
-/// `cost` is the number of multiply-adds per number.
+/// row's numbers from a column on. The returned function may be called more than once for the same
+/// numbers. `cost` is the work per number, in multiply-adds.
 pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
     threads: &Threads,
     out: &Activations<'_>,
@@ -37,11 +37,11 @@ pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
     threads.share(rows, rows * columns * cost, |_, row| {
         let write = prepared(row);
         if let Some(plain) = &plain {
-            // SAFETY: each row is one item.
+            // SAFETY: each row is one item, so no two threads write the same row.
             write(0, unsafe { plain.part(row, 0, columns) });
         }
         if let Some(rounded) = &rounded {
-            // SAFETY: each row is one item.
+            // SAFETY: each row is one item, so no two threads write the same row.
             unsafe { rounded.write(row, &write) };
         }
     });

@@ -30,7 +30,7 @@ pub(super) fn all_reduce(
                 let mut total = [0.0; AT_ONCE];
                 let total = &mut total[..out.len()];
                 for (rank, brought) in all.iter().enumerate() {
-                    // SAFETY: this closure runs during the meeting, so every rank's rows
+                    // SAFETY: this closure runs during the ranks' meeting, so every rank's rows
                     // are valid and unchanged.
                     let other = &unsafe { row_of(brought, row) }[part * AT_ONCE..][..out.len()];
                     match rank {
@@ -58,7 +58,7 @@ pub(super) fn all_gather(
     let gather = |all: &[Brought]| {
         write_rows(threads, &call.out, 1, |row, out| {
             for (out, part) in out.chunks_exact_mut(columns.max(1)).zip(all) {
-                // SAFETY: this closure runs during the meeting, so every rank's rows
+                // SAFETY: this closure runs during the ranks' meeting, so every rank's rows
                 // are valid and unchanged.
                 out.copy_from_slice(unsafe { row_of(part, row) });
             }
@@ -69,7 +69,8 @@ pub(super) fn all_gather(
 
 pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
     let x = Rows::<f32>::of(&call.x);
-    // SAFETY: the op layer took `out` as [rows] u32 for this call.
+    // SAFETY: the op layer allocated `out` as `[rows]` u32 for this call, and nothing else accesses
+    // it during the call.
     let out = unsafe { slice::from_raw_parts_mut(start_of::<u32>(&call.out), call.out.rows()) };
     // For each row, a value and the bits of its index among all columns.
     let found = out.iter().enumerate().flat_map(|(row, place)| match *place {
@@ -79,7 +80,7 @@ pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_
     let own: Vec<f32> = found.collect();
     let pick = |all: &[Brought]| {
         for (row, out) in out.iter_mut().enumerate() {
-            // SAFETY: this closure runs during the meeting, so every rank's rows
+            // SAFETY: this closure runs during the ranks' meeting, so every rank's rows
             // are valid and unchanged.
             let found = all.iter().map(|brought| unsafe { row_of(brought, row) }).map(|row| (row[0], row[1].to_bits()));
             let numbers = found.filter(|(_, place)| *place != NO_CHOICE);
@@ -90,7 +91,8 @@ pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_
     meet(link, Brought::rows("best_of_ranks", &own, 2), pick)
 }
 
-/// Without a link there is one rank, which reads its own data.
+/// Calls `read` with the data of all ranks. Without a link there is one rank, which
+/// reads its own data.
 fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
     match link {
         Some(link) => link.meet(own, read),
@@ -101,21 +103,21 @@ fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) ->
     }
 }
 
-/// A tensor of f32 in host memory, as data for a meeting.
+/// Prepares an f32 tensor in host memory for a meeting.
 fn brought(op: &'static str, tensor: &Tensor<'_>) -> Brought {
-    // Panics if the view has another type or is not in host memory.
+    // This call panics if the tensor has another type or is not in host memory.
     start_of::<f32>(tensor);
     Brought::of(op, tensor)
 }
 
-/// Row `row` of the data that a rank has brought.
+/// Returns row `row` of the data that a rank brought to a meeting.
 ///
 /// # Safety
-/// The meeting to which the data was brought is not over.
+/// The meeting to which the data was brought must not be over while the slice is alive.
 unsafe fn row_of(brought: &Brought, row: usize) -> &[f32] {
     let [rows, columns] = brought.shape;
     assert!(row < rows && brought.dtype == DType::F32, "row {row} of {rows}");
-    // SAFETY: the rank that brought the data vouches for its rows, and neither frees nor writes
-    // them during the meeting.
+    // SAFETY: the rank that brought the data guarantees that its rows are valid, and it neither
+    // frees nor writes them during the meeting.
     unsafe { std::slice::from_raw_parts((brought.start.0 as *const f32).add(row * brought.pitch), columns) }
 }

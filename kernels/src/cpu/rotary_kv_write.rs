@@ -1,4 +1,4 @@
-//! Rotation of queries and keys, and the write of keys and values into blocks.
+//! Rotary embedding of queries and keys, and the write of keys and values into KV cache blocks.
 
 use std::slice;
 
@@ -27,8 +27,8 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: RotaryKvWrite<'_>) {
     }
 }
 
-/// Writes keys and values to their slots. The first argument of `stored` is the head, counted over
-/// the heads of keys and then those of values.
+/// Writes keys and values to their slots. `stored(head, x)` converts a number for storage. Heads
+/// are numbered over all key heads, followed by all value heads.
 fn write<E: Element>(call: &RotaryKvWrite<'_>, stored: impl Fn(usize, f32) -> E) {
     let shape = call.layer.shape;
     let rows = Rows::<f32>::of(&call.qkv);
@@ -38,8 +38,8 @@ fn write<E: Element>(call: &RotaryKvWrite<'_>, stored: impl Fn(usize, f32) -> E)
         let keys_values = &rows.row(row)[call.heads * shape.head_dim..];
         for (half, source) in keys_values.chunks_exact(columns).enumerate() {
             for (head, vector) in source.chunks_exact(shape.head_dim).enumerate() {
-                // SAFETY: the layer's maker guarantees that only this lane uses the layer, and this
-                // code runs on the lane.
+                // SAFETY: the layer's creator guarantees that only this lane uses the layer, and
+                // this code runs on the lane.
                 let vectors = unsafe {
                     slice::from_raw_parts_mut(place::<E>(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
                 };
@@ -64,18 +64,18 @@ fn normalise(threads: &Threads, call: &RotaryKvWrite<'_>, norms: &HeadNorms<'_>)
     });
 }
 
-/// The sixteen keys (half 0) or values (half 1) of one head in a block.
+/// Returns the sixteen keys (half 0) or values (half 1) of one head in a block.
 ///
 /// # Safety
 /// Nothing writes the layer while the slice is alive.
 pub(super) unsafe fn cached<E: Element>(layer: &KvLayer, block: usize, half: usize, head: usize) -> &[E] {
-    // SAFETY: the layer's maker vouches for its memory, and the caller ensures
+    // SAFETY: the layer's creator guarantees that its memory is valid, and the caller guarantees
     // that nothing writes it.
     unsafe { slice::from_raw_parts(place::<E>(layer, block, half, head), BLOCK_TOKENS * layer.shape.head_dim) }
 }
 
-/// Address of the sixteen keys (half 0) or values (half 1) of one head in a block. Panics
-/// if out of bounds.
+/// Returns the address of the sixteen keys (half 0) or values (half 1) of one head in a block.
+/// Panics if an index is out of bounds.
 fn place<E: Element>(layer: &KvLayer, block: usize, half: usize, head: usize) -> *mut E {
     let shape = layer.shape;
     assert!(block < layer.blocks, "block {block} of a layer of {} blocks", layer.blocks);

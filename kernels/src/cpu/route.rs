@@ -13,7 +13,7 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
     let by_row = call.out.places.reshape([rows, top]);
     let chosen = Output::<u32>::of_type(&by_row);
     threads.share(rows, rows * experts * top, |_, row| {
-        // SAFETY: each row is one item.
+        // SAFETY: each row is one item, so no two threads write the same row.
         let (chosen, weights) = unsafe { (chosen.part(row, 0, top), weights.part(row, 0, top)) };
         choose(logits.row(row), chosen, weights, call.renormalised);
     });
@@ -23,7 +23,8 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
         lists.each_ref().map(|list| unsafe { Output::<u32>::of_type(list).part(0, 0, list.columns()) });
     sort(choices, places, starts);
     let loads = call.loads.reshape([1, experts]);
-    // SAFETY: the op layer has checked that `loads` is not a shared view.
+    // SAFETY: the op layer has checked that `loads` is an exclusive view, so
+    // nothing else accesses it.
     let loads = unsafe { Output::<u32>::of_type(&loads).part(0, 0, experts) };
     let slots = call.slots.as_ref().map(indices);
     let counts = |choice: &u32| slots.is_none_or(|slots| slots[*choice as usize / top] != NO_SLOT);
@@ -33,7 +34,7 @@ pub(super) fn route(threads: &Threads, call: Route<'_>) {
     }
 }
 
-/// Chooses the experts of one row, likeliest first, and computes their weights.
+/// Chooses the experts of one row, in descending order of their logits, and computes their weights.
 #[inline(always)]
 fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised: bool) {
     let of = |expert: usize| if logits[expert].is_nan() { f32::NEG_INFINITY } else { logits[expert] };
@@ -48,12 +49,13 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised:
     weights.iter_mut().for_each(|weight| *weight /= total);
 }
 
-/// Sorts the choices. On entry, `places` has each choice's expert; afterwards it
-/// has each choice's place.
+/// Sorts the choices. On entry, `places` has each choice's expert. On return, `places` has each
+/// choice's position in the sorted order.
 fn sort(choices: &mut [u32], places: &mut [u32], starts: &mut [u32]) {
     starts.fill(0);
-    // `next[expert]` is the next free place of an expert, stored where the expert's end belongs.
-    // After all choices are placed, it is the start of the following expert.
+    // `next[expert]` is the next free position of an expert. It is stored in the element of
+    // `starts` that finally has the expert's end, which is also the start of the following expert.
+    // After the last choice of the expert, it has that value.
     let next = &mut starts[1..];
     places.iter().for_each(|expert| next[*expert as usize] += 1);
     let mut start = 0;

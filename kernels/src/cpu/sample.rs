@@ -19,7 +19,7 @@ use crate::{
 /// Cost per logit in multiply-adds. Each logit is read several times.
 const COST: usize = 8;
 
-/// The result for one row.
+/// The result for one row of logits.
 struct Answer {
     chosen: Result<u32, Fault>,
     log_probability: f32,
@@ -37,7 +37,7 @@ pub(super) fn sample(threads: &Threads, call: Sample<'_>) {
     let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_ROOM * vocabulary));
     let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
     threads.share(rows, rows * vocabulary * COST, |worker, row| {
-        // SAFETY: a worker processes one row at a time.
+        // SAFETY: a worker processes one row at a time, so nothing else uses this worker's scratch.
         let buffers = activation_scratch(unsafe { scratch.of_worker(worker) }, vocabulary);
         let answer = asked.answer(logits.row(row), row, buffers);
         assert!(answers[row].set(answer).is_ok(), "each row is worked on once");
@@ -74,7 +74,7 @@ fn activation_scratch(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_>
     }
 }
 
-/// A packed batch as it was uploaded.
+/// A packed batch, in the layout in which it was uploaded.
 struct Asked<'a> {
     words: &'a [u32],
     layout: SampleLayout,
@@ -119,13 +119,14 @@ impl Asked<'_> {
         }
     }
 
-    /// The list of one kind that belongs to row `at`.
+    /// Returns row `at`'s list of kind `list`.
     fn listed(&self, list: SampleList, at: usize) -> &[u32] {
         let starts = &self.words[self.layout.starts(list)];
         &self.words[starts[at] as usize..starts[at + 1] as usize]
     }
 
-    /// Replaces tokens that the host did not know yet with the previous step's choices.
+    /// Replaces tokens that the host did not know when it packed the batch with
+    /// the previous step's choices.
     fn seen<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
         let token = |code: &u32| InputToken::of_code(*code);
         if tokens.iter().all(|code| matches!(token(code), InputToken::Known(_))) {

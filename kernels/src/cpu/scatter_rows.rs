@@ -11,7 +11,8 @@ pub(super) fn scatter_rows(threads: &Threads, call: ScatterRows<'_>) {
     assert_places(rows, call.out.rows());
     let out = Output::of(&call.out);
     threads.share(rows.len(), rows.len() * columns, |_, source| {
-        // SAFETY: `assert_places` has checked that no row of `out` is named twice.
+        // SAFETY: `assert_places` has checked that no index occurs twice in `rows`, so no two
+        // threads write the same row.
         unsafe { out.part(rows[source] as usize, 0, columns) }.copy_from_slice(x.row(source));
     });
 }

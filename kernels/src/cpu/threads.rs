@@ -1,4 +1,4 @@
-//! The threads that share an operation: the calling thread and a pool.
+//! Threads that divide an operation: the calling thread and a pool.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,12 +9,12 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 /// thread and waiting for it costs about ten microseconds.
 const COST_PER_THREAD: usize = 1 << 16;
 
-/// Pieces of work per thread, so that a thread that starts late leaves less work undone. With 4,
+/// Pieces of work per thread, so that a thread that starts late delays the operation less. With 4,
 /// two threads split the 14 panels of a small model's product as 8 and 6.
 const PIECES_PER_THREAD: usize = 16;
 
 pub(super) struct Threads {
-    /// The pool, without the calling thread.
+    /// The threads of the pool, which do not include the calling thread.
     others: Option<ThreadPool>,
     count: usize,
 }

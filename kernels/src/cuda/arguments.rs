@@ -14,13 +14,14 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// A grid of `blocks` blocks in x, with `threads` threads per block.
+    /// Returns an extent of `blocks` thread blocks in x, with `threads` threads per block.
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
         Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
 }
 
-/// A type that kernels take by value. Its layout is what the device compiler expects.
+/// A type that kernels take by value. The type must have the memory layout that
+/// the device compiler expects.
 pub(super) trait Argument: Copy {}
 impl Argument for u32 {}
 impl Argument for u64 {}
@@ -49,8 +50,8 @@ impl Arguments {
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
         assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
-        // SAFETY: the assertion leaves room for the argument, and its alignment is no
-        // stricter than a word's.
+        // SAFETY: the assertion has checked that the argument fits after the words in use, and that
+        // a word's alignment suffices for the argument.
         unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
         self.places[self.count] = self.used;
         self.used += words;
@@ -70,10 +71,10 @@ impl Arguments {
         self
     }
 
-    /// The address of each argument, in the form that the driver expects.
+    /// Returns the address of each argument, in the form that the driver expects.
     pub(super) fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
         let words = self.words.as_mut_ptr();
-        // SAFETY: each place is the index of one of the words.
+        // SAFETY: each entry of `places` is an index into `words`.
         self.places.map(|place| unsafe { words.add(place).cast() })
     }
 }
@@ -84,8 +85,8 @@ macro_rules! arguments {
 }
 pub(super) use arguments;
 
-/// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit,
-/// which the op layer has ruled out.
+/// Converts a count or a pitch to the type that kernels take. Panics if the number does not fit.
+/// The op layer has already refused such shapes.
 pub(super) fn count(number: usize) -> u32 {
     u32::try_from(number).expect("kernels count in 32 bits, and no shape here is larger")
 }

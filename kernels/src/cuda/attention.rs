@@ -1,4 +1,5 @@
-//! Launches of attention: many rows on tensor cores, and single rows split along their contexts.
+//! Attention launches: many rows per sequence on tensor cores, and single rows
+//! split along their contexts.
 
 use super::{
     arguments::{Arguments, Extent, arguments, count},
@@ -13,8 +14,9 @@ use super::{
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
 
-/// The extent of Hopper's attention over the KV cache: at most as many thread blocks as the device
-/// runs at once. Each thread block takes one job after another.
+/// The extent of the Hopper kernel for attention over the KV cache. The kernel is persistent: it
+/// has at most as many thread blocks as the device runs at once, and each thread block processes
+/// one job after another.
 fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
     use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
     let (threads, shared) =
@@ -22,8 +24,9 @@ fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
     Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
-/// The extent of Hopper's attention within packed sequences: at most as many thread blocks as the
-/// device runs at once. Each thread block takes one job after another.
+/// The extent of the Hopper kernel for attention within packed sequences. The kernel is persistent:
+/// it has at most as many thread blocks as the device runs at once, and each thread block processes
+/// one job after another.
 fn packed_extent(head_dim: PackedHeadDim, jobs: usize, sms: usize) -> Extent {
     let (threads, shared) =
         (attention_hopper::packed_threads(head_dim), attention_hopper::packed_shared_bytes(head_dim));
@@ -102,7 +105,7 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
     unsafe { cuda.launch(kernels[head_dim], extent, arguments) }
 }
 
-/// Computes the sequences from `first_sequence` on.
+/// Computes attention for the sequences from `first_sequence` on.
 fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize) -> Result<(), KernelError> {
     let (shape, sms) = (call.layer.shape, cuda.kernels.target.sms);
     let sequences = call.sequences.context_lengths.rows();
@@ -164,7 +167,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
     }
 }
 
-/// Merges the parts of split tiles.
+/// Merges the partial results of split tiles.
 fn combine(
     cuda: &Cuda,
     hopper: &HopperEntryPoints<Function>,
@@ -195,7 +198,8 @@ fn combine(
     unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
 }
 
-/// Tensor map of the KV cache. One piece is the keys or the values of sixteen tokens of one head.
+/// Tensor map of the KV cache. One piece contains the keys or the values of sixteen
+/// tokens of one head.
 fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
@@ -250,12 +254,13 @@ pub(super) fn packed(cuda: &Cuda, call: calls::AttentionPacked<'_>) -> Result<()
     unsafe { cuda.launch(kernel, extent, places(arguments)) }
 }
 
-/// Tensor map of packed rows. One copy transfers some columns of the keys of a step, of one head.
-/// Columns past a head's last column are read as zeros, not as the next head's columns.
+/// Tensor map of packed rows. One copy transfers some columns of one head, for all keys of
+/// one step of the kernel's loop. Columns past a head's last column are read as zeros, not as
+/// the next head's columns.
 fn packed_map(qkv: &Tensor<'_>, heads: usize, head_dim: PackedHeadDim) -> Result<TensorMap, KernelError> {
     let (columns, chunk) = (head_dim.elements() as u64, attention_hopper::packed_chunk(head_dim));
     let layout = Layout {
-        // Columns of a head, rows, heads of queries, keys and values.
+        // Dimensions: columns of a head, rows, heads of queries, keys and values.
         dimensions: &[columns, qkv.rows() as u64, 3 * heads as u64],
         strides: &[2 * qkv.pitch() as u64, 2 * columns],
         cube: &[count(chunk), count(attention_hopper::packed_keys(head_dim)), 1],

@@ -17,31 +17,32 @@ use super::{
 use crate::{Backend, DType, KernelError, Tensor, backend::all_reduce_then_rms_norm, calls, ops::transfer};
 
 /// Minimum size at which, with more than two ranks, the two-shot all-reduce (each rank sums its
-/// share and reads the others' shares) is faster than the one-shot all-reduce. On four H200s of
-/// one host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB they take 19.6 us
-/// and 18.4 us (`tools/gpu/ranks.py`).
+/// share and reads the sums of the other ranks) is faster than the one-shot all-reduce. On four
+/// H200s of one host, two-shot takes 23.1 us and one-shot 25.9 us for 1.75 MiB; for 1 MiB, two-shot
+/// takes 19.6 us and one-shot 18.4 us (`tools/gpu/ranks.py`).
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
 
 /// Minimum size at which, with more than two ranks, the all-reduce with a norm is faster in shares
-/// (ranks write their shares into each other's memory) than in one shot. In shares it takes 17.6 us
-/// and in one shot 19.6 us for 1 MiB; for 448 KiB, 13.4 us and 12.4 us.
+/// (ranks write their shares into each other's memory) than in one shot. For 1 MiB, shares take
+/// 17.6 us and one shot takes 19.6 us. For 448 KiB, shares take 13.4 us and one shot takes 12.4 us.
 const SHARES_FROM: Bytes = Bytes::kib(768);
 
 /// Minimum size of each collective if rows in shares are split over several collectives. Each of
-/// these takes 10 us longer than a one-shot collective of the same part.
+/// these collectives takes 10 us longer than a one-shot collective of the same size.
 const SEVERAL_SHARES_FROM: Bytes = Bytes::mib(3);
 
-/// Maximum size that is pushed at once to more than two ranks. For 7 KiB pushing takes 6.5 us and
-/// reading 6.8 us; for 16 KiB, 10.0 us and 7.8 us.
+/// Maximum size that is pushed at once to more than two ranks. For 7 KiB, pushing takes 6.5 us and
+/// reading takes 6.8 us. For 16 KiB, pushing takes 10.0 us and reading takes 7.8 us.
 const PUSHED_TO_MANY_MAX: Bytes = Bytes::kib(8);
 
-/// Maximum threads of a norm whose pieces have four rows; with more threads, pieces have two rows.
-/// In both cases a piece is at most 32 KiB. The kernel for four rows uses all registers of an SM,
-/// so it is used only for thread blocks that have more than two rows: with fewer rows a step is
-/// short, and the next GEMM begins to read its weights on the same SM meanwhile.
+/// Maximum threads of a norm whose pieces have four rows. With more threads, pieces have two
+/// rows. In both cases a piece is at most 32 KiB. The kernel for four rows uses all registers
+/// of an SM, so it is used only for thread blocks that have more than two rows. With fewer rows
+/// a step is short, and free registers let the next GEMM begin to read its weights on the same
+/// SM during the norm.
 const PIECES_OF_4_THREADS_MAX: usize = NORM_THREADS_MAX / 2;
 
-/// Bytes per row that a rank contributes to the maximum over all ranks: a number and its index.
+/// Bytes per row that a rank contributes to `best_of_ranks`: a number and its index.
 const BEST_BYTES: usize = 8;
 
 /// Address, columns and pitch of rows. Columns and pitch are counted in units.
@@ -103,7 +104,8 @@ impl CudaLink {
     /// The copy fails.
     ///
     /// # Safety
-    /// The memory has [`bytes`](CudaLink::bytes) that are backed, and nothing else uses them yet.
+    /// The memory must have the size that [`bytes`](CudaLink::bytes) returns and must be backed,
+    /// and nothing else may use it yet.
     pub unsafe fn clear(cuda: &Cuda, memory: Address) -> Result<(), KernelError> {
         // SAFETY: the caller guarantees that the memory is backed and that nothing else uses it.
         let mut control = unsafe { Tensor::persistent(memory, [DATA_AT], DType::U8) };
@@ -111,16 +113,16 @@ impl CudaLink {
         cuda.wait()
     }
 
-    /// Number of rows of `row` bytes each that exchange memory holds at once.
+    /// Returns the number of rows of `row` bytes that fit in exchange memory at once.
     fn at_once(&self, row: usize) -> usize {
         self.exchange.half as usize / row.max(1)
     }
 
-    /// Number of rows per collective if `rows` rows are exchanged in shares, in collectives of
-    /// equal size. `None` if there are only two ranks, or if the collectives would be too small.
-    /// With N ranks, exchange memory then holds the sums of all rows of a collective and, from each
-    /// other rank, its partial rows of this rank's share: at most 1/N of the rows, plus one row for
-    /// each thread block. See `all_reduce.cu`.
+    /// Returns the number of rows per collective if `rows` rows are exchanged in shares, in
+    /// collectives of equal size. Returns `None` if there are only two ranks, or if the collectives
+    /// would be too small. Exchange memory must hold the sums of all rows of a collective. In
+    /// addition, it must hold the partial sums that each other rank has for this rank's share: with
+    /// N ranks, at most 1/N of the rows, plus one row for each thread block. See `all_reduce.cu`.
     fn at_once_in_shares(&self, rows: usize, row: usize) -> Option<usize> {
         let of = self.rank().of();
         let most = self.at_once(row).saturating_sub((of - 1) * self.blocks) * of / (2 * of - 1);
@@ -129,9 +131,9 @@ impl CudaLink {
         (of > 2 && most > 0 && at_once * row >= least.as_usize()).then_some(at_once)
     }
 
-    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as
-    /// exchange memory holds. `whole` is the kernel for units of 16 bytes, `odd` the kernel
-    /// for units of 2 bytes.
+    /// Launches a kernel over the rows of `part` and `out`, as many rows at a time as fit in
+    /// exchange memory. `whole` is the kernel for units of 16 bytes, `odd` the kernel for
+    /// units of 2 bytes.
     fn launch(
         &self,
         cuda: &Cuda,
@@ -151,8 +153,8 @@ impl CudaLink {
                 Some(accumulate) => arguments.with(u32::from(accumulate)),
                 None => arguments,
             };
-            // SAFETY: these are the kernel's parameters, the op layer has checked the shapes, and
-            // the creator of the link guarantees that its memory is valid.
+            // SAFETY: the arguments match the kernel's parameters, the op layer has checked the
+            // shapes, and the creator of the link guarantees that its memory is valid.
             unsafe { cuda.launch(if unit == UNIT { whole } else { odd }, extent, arguments)? };
         }
         Ok(())
@@ -261,7 +263,7 @@ impl CudaLink {
     }
 }
 
-/// Splits the rows into ranges of `at_once` rows. `None` if `at_once` is 0.
+/// Splits the rows into ranges of `at_once` rows. Returns `None` if `at_once` is 0.
 fn in_turns(rows: usize, at_once: usize) -> Option<impl Iterator<Item = Range<usize>>> {
     (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
 }
@@ -270,8 +272,8 @@ fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
     part.dtype().bytes(part.columns()).as_usize()
 }
 
-/// Bytes of a unit. A row of either tensor must be a whole number of units and begin on a
-/// multiple of the unit.
+/// Returns the bytes of a unit. In both tensors, each row must be a whole number of units and begin
+/// on a multiple of a unit.
 fn unit(tensors: [&Tensor<'_>; 2]) -> usize {
     let is_whole = |tensor: &Tensor<'_>| {
         let [pitch, columns] = [tensor.pitch(), tensor.columns()].map(|count| tensor.dtype().bytes(count).as_usize());

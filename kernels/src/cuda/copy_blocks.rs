@@ -25,17 +25,17 @@ const BATCH: usize = 256;
 /// The stream, events and clocks for copies of blocks on one device.
 pub(super) struct CopyStream {
     stream: Overhead<Stream>,
-    /// Recorded after copies to the host, so that later passes can wait for them.
+    /// Event recorded after copies to the host, so that later passes can wait for these copies.
     left: Event,
     clocks: Clocks,
-    /// The driver accepts many pieces in one call, as drivers of CUDA 12.8 and later do.
+    /// `true` if the driver accepts many pieces in one call, as drivers of CUDA 12.8 and later do.
     takes_many: bool,
 }
 
 /// Source address, destination address, and number of bytes.
 type Piece = (sys::CUdeviceptr, sys::CUdeviceptr, usize);
 
-/// The device address, host address and length of a contiguous range in one layer.
+/// Returns the device address, host address and length of a contiguous range in one layer.
 fn sides(pieces: &Pieces, stretch: &BlockRange) -> Piece {
     let host = pieces.slot(stretch.slot).addr() as sys::CUdeviceptr;
     (pieces.block(stretch.block).0, host, pieces.bytes(stretch.count).as_usize())
@@ -60,8 +60,8 @@ impl CopyStream {
     }
 
     /// # Safety
-    /// Until a piece is copied, the memory of its source and destination is valid, and the memory
-    /// on the host is page-locked.
+    /// Until a piece is copied, the memory of its source and destination must stay valid, and the
+    /// memory on the host must be page-locked.
     unsafe fn copy(&self, pieces: &[Piece]) -> Result<(), DeviceError> {
         if !self.takes_many {
             return pieces.iter().try_for_each(|(from, to, bytes)| {
@@ -112,7 +112,8 @@ impl CopyStream {
         call: CopyBlocks<'_>,
     ) -> Result<Box<dyn Copying>, DeviceError> {
         let clock = self.clocks.take(device)?;
-        // Returns its clock even if a copy is refused; the lane waits for the copies that have started.
+        // `Running` returns its clock when it is dropped, even if a copy is refused. The lane waits for
+        // the copies that have started.
         let copying = Box::new(Running { clock: Some(clock), clocks: self.clocks.clone() });
         let clock = copying.clock.as_ref().expect("it is there until it drops");
         let each = |stretches: &[BlockRange]| -> Vec<Piece> {

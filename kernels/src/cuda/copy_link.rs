@@ -13,9 +13,9 @@ use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Brough
 /// A rank's end of a link between GPU ranks that meet on the host, as host
 /// ranks do; see [`HostLink`].
 ///
-/// The link gathers and does not sum. A rank joins the meeting when its device has completed all
-/// earlier work, and leaves it when its copies are done, so the host waits for the device in each
-/// operation. The operation cannot be captured in a graph.
+/// The link supports gathering, but not sums. A rank joins the meeting when its device has
+/// completed all earlier work, and leaves the meeting when its copies are done. The host therefore
+/// waits for the device in each operation, and the operation cannot be captured in a graph.
 pub struct CopyLink {
     host: HostLink,
     own: Context,
@@ -27,7 +27,8 @@ pub struct CopyLink {
 #[derive(Clone, Copy)]
 struct Context(sys::CUcontext);
 
-// SAFETY: any thread may name a context; here the backends of its rank keep the context alive.
+// SAFETY: any thread may use a context handle, and the backends of the context's rank
+// keep the context alive.
 unsafe impl Send for Context {}
 
 /// Rows of bytes on a device.
@@ -43,18 +44,18 @@ impl ByteRows {
         ByteRows { start: tensor.address(), pitch: bytes(tensor.dtype(), tensor.pitch()) }
     }
 
-    /// The same rows without the first `byte` bytes of each row.
+    /// Returns the same rows without the first `byte` bytes of each row.
     pub(super) fn at_byte(self, byte: usize) -> Self {
         ByteRows { start: self.start.offset(Bytes(byte as u64)), ..self }
     }
 
-    /// The same rows without the first `row` rows.
+    /// Returns the same rows without the first `row` rows.
     pub(super) fn at_row(self, row: usize) -> Self {
         ByteRows { start: self.start.offset(Bytes((row * self.pitch) as u64)), ..self }
     }
 }
 
-/// Bytes of `elements` elements.
+/// Returns the bytes of `elements` elements.
 pub(super) fn bytes(dtype: DType, elements: usize) -> usize {
     dtype.bytes(elements).as_usize()
 }
@@ -102,10 +103,10 @@ pub(super) fn copy_rows(
 
 impl CopyLink {
     /// Creates the ends of a link between ranks on these devices, in the order of their indices. In
-    /// each operation a rank waits up to `patience` for the others.
+    /// each operation a rank waits up to `patience` for the other ranks.
     ///
     /// The memory of the tensors that ranks contribute must be [open](CudaDevice::open_to) to the
-    /// devices that can reach it. To all other devices it is copied through the driver, row by row.
+    /// devices that can reach it. For all other devices, the driver copies the tensors row by row.
     ///
     /// # Errors
     /// A device is lost.
@@ -121,8 +122,8 @@ impl CopyLink {
         ends.map(end).collect()
     }
 
-    /// Returns the end that this rank would have if no GPU could reach another, for tests
-    /// on GPUs that can.
+    /// Returns the end that this rank would have if no GPU could access another GPU's memory, for
+    /// tests on GPUs that can.
     ///
     /// # Errors
     /// A device is lost.
@@ -132,7 +133,7 @@ impl CopyLink {
         Ok(CopyLink { beyond_reach, ..self })
     }
 
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         self.host.rank()
     }
@@ -146,8 +147,8 @@ impl CopyLink {
         Ok(copied?)
     }
 
-    /// Copies the rows of each rank to that rank's columns, and waits: after the meeting the other
-    /// ranks may overwrite their rows.
+    /// Copies the rows of each rank to that rank's columns, and waits for the copies, because the
+    /// other ranks may overwrite their rows after the meeting.
     fn copy_all(&self, stream: &Stream, all: &[Brought], out: &Tensor<'_>) -> Result<(), DeviceError> {
         for (rank, brought) in all.iter().enumerate() {
             let ([rows, columns], dtype) = (brought.shape, brought.dtype);

@@ -2,10 +2,10 @@
 //! that runs of keys are cut into.
 //!
 //! A run is the keys of one sequence and one head of the KV cache. If the number of runs is close
-//! to the number of thread blocks of eight, four, two or one warps that the device holds, each
-//! thread block takes a whole run and nothing is merged between thread blocks. If there are few
-//! runs, each run is cut into short pieces. Otherwise thread blocks of four warps get equal shares.
-//! The thresholds were measured on an H200 (`benches/h200.md`).
+//! to the number of thread blocks of eight, four, two or one warps that fit on the device, each
+//! thread block processes a whole run, and no results are merged between thread blocks. If there
+//! are few runs, each run is cut into short pieces. Otherwise the runs are split into equal shares
+//! for thread blocks of four warps. The thresholds were measured on an H200 (`benches/h200.md`).
 
 use super::contract::{HeadDim, attention_decode};
 
@@ -19,8 +19,9 @@ const SHARED_WARPS: usize = 4;
 /// full, and latency dominates.
 const FEW_RUNS: usize = 32;
 
-/// Minimum length of a piece, in cache blocks, with few runs and with many.
+/// Minimum length of a piece, in cache blocks, if there are few runs.
 const SHORT_PIECE: u32 = 8;
+/// Minimum length of a piece, in cache blocks, if there are many runs.
 const PIECE: u32 = 20;
 
 /// The thread blocks of one launch, and how they split runs.
@@ -35,7 +36,7 @@ pub(super) struct DecodeLaunch {
 }
 
 impl DecodeLaunch {
-    /// The launch for `sequences` sequences of one row each, on a device with Hopper's
+    /// Returns the launch for `sequences` sequences of one row each, on a device with Hopper's
     /// shared memory per SM.
     pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, sms: usize) -> Self {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
@@ -56,18 +57,20 @@ impl DecodeLaunch {
         of_warps(whole.map_or(SHARED_WARPS, |(warps, _)| warps), PIECE)
     }
 
-    /// The same launch within `shared` bytes of shared memory per thread block, for rings of `ring`
-    /// bytes: with fewer warps, and with one thread block per SM.
+    /// Limits this launch to `shared` bytes of shared memory per thread block, if the ring
+    /// of a warp has `ring` bytes. A launch that does not fit gets fewer warps, and one
+    /// thread block per SM.
     pub(super) fn within(self, shared: usize, ring: usize, sms: usize) -> Self {
         if WARPS * ring <= shared {
             return self;
         }
-        // With one thread block per SM, there are not enough thread blocks for each run to have
-        // one, so thread blocks have at least as many warps as for equal shares.
+        // One thread block per SM is not enough for each run to have a thread block, so thread
+        // blocks have at least as many warps as for equal shares.
         DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: sms, piece: self.piece }
     }
 
-    /// f32 numbers of the partial results that thread blocks leave for one another.
+    /// Returns the number of f32 numbers of all partial results that thread blocks leave for other
+    /// thread blocks to merge.
     pub(super) fn part_numbers(&self, head_dim: HeadDim) -> usize {
         self.workers * attention_decode::PARTS * attention_decode::part_numbers(head_dim)
     }

@@ -13,10 +13,10 @@ use super::{
 };
 use crate::{KernelError, Tensor, calls::Arrival};
 
-/// Free places: page-locked buffers, each with an event. A lane has two steps in flight, so
-/// there are only ever a few places, two of them long. The stress before READY makes the long
-/// places as long as the envelope can require, because a worst case downloads every token's
-/// scores for two steps at once.
+/// Free staging buffers: page-locked memory, each buffer with an event. A lane has two steps in
+/// flight, so there are never more than a few buffers, two of them long. After the stress before
+/// READY, the long buffers are as long as the envelope can require, because a worst case downloads
+/// every token's scores for two steps at once.
 #[derive(Clone)]
 pub(super) struct StagingPool(Arc<Mutex<Vec<StagingBuffer>>>);
 
@@ -25,25 +25,25 @@ struct StagingBuffer {
     come: Event,
 }
 
-/// The minimum length of a place. Most downloads are a few tokens; the reports of 1,524 sequences
-/// with all of their likeliest tokens fit as well. Longer places are a multiple of this length: the
+/// The minimum length of a buffer. Most downloads are a few tokens. The reports of 1,524 sequences
+/// with all of their likeliest tokens also fit. Longer buffers are a multiple of this length: the
 /// logits of 256 sequences with a large vocabulary are 149 MiB, and rounding up to a power of two
-/// would lock 107 MiB more for nothing.
+/// would lock 107 MiB that are never used.
 const SHORTEST: Bytes = Bytes::kib(256);
 
-/// The place that a copy writes to.
+/// The buffer that a copy writes to.
 #[derive(Debug, PartialEq, Eq)]
 enum Find {
-    /// The free place with this index.
+    /// The free buffer with this index.
     Free(usize),
-    /// A new place of this many bytes. The free place with this index, if any, is now too
+    /// A new buffer of this many bytes. The free buffer with this index, if any, is too
     /// short and is dropped.
     New(Bytes, Option<usize>),
 }
 
-/// The shortest of the `free` places (given as lengths) that holds `bytes`, or a new place.
-/// Making a long place discards the longest place that was too short, so there are never more
-/// long places than concurrent copies.
+/// Finds the shortest free buffer of at least `bytes` bytes, or asks for a new buffer. `free` has
+/// the lengths of the free buffers. A new buffer replaces the longest of the long buffers that were
+/// too short, so there are never more long buffers than concurrent copies.
 fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
     let fits = free.clone().enumerate().filter(|(_, length)| *length >= bytes);
     if let Some((index, _)) = fits.min_by_key(|(_, length)| *length) {
@@ -58,8 +58,7 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
 pub(super) struct Download {
     buffer: Option<StagingBuffer>,
     bytes: usize,
-    /// The witness of the link that the bytes depend on. If it is a note, the note is
-    /// copied after the bytes.
+    /// The witness of the link that the bytes depend on. A note is copied after the bytes.
     witness: Option<Witness>,
     free: StagingPool,
 }
@@ -75,8 +74,8 @@ impl Download {
         let bytes = source.bytes().as_usize();
         let buffer = free.take(bytes + witness.as_ref().map_or(0, |_| CudaLink::NOTE), device)?;
         let copy = |at: usize, from: Address, bytes: usize| {
-            // SAFETY: the place is long enough and nothing else uses it; the creators of the tensor
-            // and of the link guarantee that their memory is valid.
+            // SAFETY: the buffer is long enough, and nothing else uses it. The creators of the
+            // tensor and of the link guarantee that their memory is valid.
             let copied = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(buffer.memory.address().add(at).cast(), from.0, bytes, stream.raw())
             };
@@ -94,14 +93,14 @@ impl Download {
 }
 
 impl StagingPool {
-    /// Starts with two short places, one for each step in flight, so that small copies leave
-    /// the long places free.
+    /// Creates a pool with two short buffers, one for each step in flight, so that small copies
+    /// leave the long buffers free.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let buffer = |_| Ok(StagingBuffer { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
         Ok(StagingPool(Arc::new(Mutex::new((0..2).map(buffer).collect::<Result<_, DeviceError>>()?))))
     }
 
-    /// Takes the shortest free place that is long enough, or makes a new one.
+    /// Takes the shortest free buffer that is long enough, or creates a new buffer.
     fn take(&self, bytes: usize, device: &Arc<CudaDevice>) -> Result<StagingBuffer, DeviceError> {
         let (length, outgrown) = {
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,7 +110,7 @@ impl StagingPool {
             }
         };
         if let Some(buffer) = outgrown {
-            // The last copy into the dropped place may still be running.
+            // The last copy into the dropped buffer may still be running.
             buffer.come.wait()?;
         }
         Ok(StagingBuffer { memory: device.pinned(length)?, come: Event::new(device)? })
@@ -128,7 +127,7 @@ impl Arrival for Download {
         assert_eq!(out.len(), self.bytes, "as many bytes as are coming");
         buffer.come.wait()?;
         let read = |at: usize, out: &mut [u8]| {
-            // SAFETY: the copy is done, and the place is long enough.
+            // SAFETY: the copy is done, and the buffer is long enough.
             unsafe { std::ptr::copy_nonoverlapping(buffer.memory.address().add(at), out.as_mut_ptr(), out.len()) };
         };
         if let Some(Witness::Note(_)) = self.witness {
@@ -143,7 +142,8 @@ impl Arrival for Download {
 }
 
 impl Drop for Download {
-    /// The place may be reused at once: the next copy is later in the same stream.
+    /// Returns the buffer to the pool. The buffer may be reused at once, because the next copy is
+    /// later in the same stream.
     fn drop(&mut self) {
         let mut free = self.free.0.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(self.buffer.take());
@@ -156,8 +156,8 @@ mod tests {
 
     const ROW: usize = 152_064 * 4;
 
-    /// Runs the copies one after another from an engine's initial places; returns the lengths
-    /// of all places afterwards.
+    /// Runs the copies one after another from an engine's initial buffers. Returns the lengths
+    /// of all buffers afterwards.
     fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut places = vec![SHORTEST.as_usize(); 2];
         for bytes in copies {

@@ -5,7 +5,7 @@ use bursar_budgets::Address;
 use super::{contract::E4m3Cache, functions::Function, lane::Cuda};
 use crate::{DType, KernelError, KvLayer, Tensor};
 
-/// The entry points for an E4M3 cache; `None` if the cache has the activation type.
+/// Returns the entry points for an E4M3 cache, or `None` if the cache has the activation type.
 pub(super) fn e4m3_cache<'c>(
     cuda: &'c Cuda,
     op: &'static str,
@@ -20,7 +20,8 @@ pub(super) fn e4m3_cache<'c>(
     hopper.map(|hopper| Some(&hopper.e4m3_cache)).ok_or(KernelError::Type { op, what: "layer", expected, found })
 }
 
-/// Address of the scales of an E4M3 cache. For other caches it is 0, and kernels do not read it.
+/// Returns the address of the scales of an E4M3 cache. For other caches the address is 0, and
+/// kernels do not read it.
 pub(super) fn scales_address(scales: &Option<Tensor<'_>>) -> Address {
     scales.as_ref().map_or(Address(0), Tensor::address)
 }

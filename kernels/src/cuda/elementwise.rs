@@ -1,5 +1,5 @@
-//! Launches of the operations that read each row once. Each kernel has a file in `kernels/cuda/`,
-//! which ends with a description of the launch that it expects.
+//! Launches of the operations that read each row once. The file of each kernel in `kernels/cuda/`
+//! ends with a description of the launch that the kernel expects.
 
 use super::{
     arguments::{Arguments, Extent, arguments, count},
@@ -36,8 +36,8 @@ pub(super) fn fill_random(cuda: &Cuda, call: calls::FillRandom<'_>) -> Result<()
         DType::F8E4M3 => kernels.fill_random_e4m3,
         _ => kernels.fill_random,
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked that the output
-    // has this many elements.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked that the
+    // output has this many elements.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
@@ -59,7 +59,7 @@ pub(super) fn patchify(cuda: &Cuda, call: calls::Patchify<'_>) -> Result<(), Ker
         count(call.size.frames),
         call.out.address(),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().patchify, extent, arguments) }
 }
 
@@ -81,7 +81,7 @@ pub(super) fn position_grid(cuda: &Cuda, call: calls::PositionGrid<'_>) -> Resul
         call.out.address(),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().position_grid, extent, arguments) }
 }
 
@@ -98,16 +98,17 @@ pub(super) fn embed(cuda: &Cuda, call: calls::Embed<'_>) -> Result<(), KernelErr
         count(call.previous.rows()),
         call.out.address(),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().embed, extent, arguments) }
 }
 
-/// Threads per thread block for the norm of rows with `columns` columns.
+/// Returns the threads per thread block for the norm of rows with `columns` columns.
 pub(super) fn norm_threads(columns: usize) -> usize {
     columns.div_ceil(16).next_multiple_of(32).clamp(32, norm::THREADS_MAX)
 }
 
-/// Launches a norm of the rows of `x` `[rows, hidden]`, with a weight and for some norms a bias.
+/// Launches a norm of the rows of `x` `[rows, hidden]`. `weights` has the weight and, for
+/// some norms, the bias.
 fn normalise(
     cuda: &Cuda,
     kernel: Function,
@@ -121,7 +122,7 @@ fn normalise(
     let arguments = Arguments::default().with(x.address()).with(pitch(x));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
-    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
@@ -139,8 +140,8 @@ pub(super) fn layer_norm(cuda: &Cuda, call: calls::LayerNorm<'_>) -> Result<(), 
     normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
-/// In x, one thread block per row. In y, enough thread blocks to cover the columns; with few rows
-/// each thread block takes fewer columns.
+/// Returns an extent with one thread block per row in x, and enough thread blocks in y to cover the
+/// columns. With few rows, each thread block covers fewer columns.
 fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
@@ -153,7 +154,7 @@ pub(super) fn silu_mul(cuda: &Cuda, call: calls::SiluMul<'_>) -> Result<(), Kern
     let out = call.out.plain();
     let extent = over_columns(out.rows(), out.columns());
     let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().silu_mul, extent, arguments) }
 }
 
@@ -166,7 +167,7 @@ pub(super) fn gelu(cuda: &Cuda, call: calls::ApplyGelu<'_>) -> Result<(), Kernel
         Gelu::Tanh => kernels.gelu_tanh,
         Gelu::Quick => kernels.gelu_quick,
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
@@ -181,7 +182,7 @@ pub(super) fn gather_rows(cuda: &Cuda, call: calls::GatherRows<'_>) -> Result<()
         call.out.address(),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe {
         cuda.launch(cuda.entry_points().gather_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
     }
@@ -198,7 +199,7 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: calls::ScatterRows<'_>) -> Result<
         count(call.out.rows()),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe {
         cuda.launch(cuda.entry_points().scatter_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
     }
@@ -216,7 +217,7 @@ pub(super) fn add_rows(cuda: &Cuda, call: calls::AddRows<'_>) -> Result<(), Kern
         count(call.out.rows()),
         pitch(&call.out),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_rows, Extent::line(call.to.rows(), copy_rows::THREADS), arguments) }
 }
 
@@ -226,6 +227,6 @@ pub(super) fn argmax(cuda: &Cuda, call: calls::Argmax<'_>) -> Result<(), KernelE
     // In Hopper's machine code, a cluster of thread blocks shares a row.
     let blocks = if cuda.kernels.functions.is_machine_code() { argmax_numbers::CLUSTER } else { 1 };
     let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), call.out.address()];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, Extent::line(call.x.rows() * blocks, argmax_numbers::THREADS), arguments) }
 }

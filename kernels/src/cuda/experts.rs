@@ -1,5 +1,5 @@
-//! Launches for mixtures of experts. The sources (`route.cu`, `experts.cu` and others) end with a
-//! description of the launches that they expect.
+//! Launches for mixtures of experts. The kernels' sources (`route.cu`, `experts.cu` and others) end
+//! with a description of the launches that they expect.
 
 use bursar_budgets::{Address, DeviceError};
 
@@ -37,8 +37,8 @@ pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelErr
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
     if rows <= routing::FEW_ROWS {
         let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted).with(slots);
-        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes
-        // and taken the scratch.
+        // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the
+        // shapes and allocated the scratch.
         return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
     }
     let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
@@ -53,15 +53,15 @@ pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelErr
         if is_sorted_by_one { (1, rows * top) } else { (rows.div_ceil(block_rows), block_rows * top) };
     let sort = arguments![out.places.address(), count(rows * top), count(experts), count(block_choices), counts]
         .followed_by(sorted);
-    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes
-    // and taken the scratch.
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes
+    // and allocated the scratch.
     unsafe {
         cuda.launch(kernels.route_choose, Extent::line(rows.div_ceil(block_rows), threads), choose)?;
         cuda.launch(kernels.route_sort, Extent::line(sorters, routing::THREADS), sort)
     }
 }
 
-/// Address of the rows' cache slots, or 0 if the call has no slots.
+/// Returns the address of the rows' cache slots, or 0 if the call has no slots.
 fn slots_of(call: &calls::Route<'_>) -> Address {
     call.slots.as_ref().map_or(Address(0), Tensor::address)
 }
@@ -100,8 +100,8 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
     unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
 }
 
-/// Whether the kernel's single cluster can process all rows, and the operands are aligned as
-/// its 16-byte accesses require.
+/// Returns `true` if the kernel's single cluster can process all rows, and the operands are aligned
+/// as its 16-byte accesses require.
 fn is_few(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
@@ -117,7 +117,7 @@ fn is_few(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
 pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Result<(), KernelError> {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // A row can be rounded only when the whole row is computed, so gated outputs are first written
-    // here in the activation type.
+    // to this scratch in the activation type.
     let scratch = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
     let out = call.out.plain.as_ref().unwrap_or(&scratch);
     let op = "gated_experts";
@@ -209,7 +209,7 @@ fn products(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError
     ExpertGemm { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)
 }
 
-/// Address of the first entry of `starts` for the experts on this rank.
+/// Returns the address of the first entry of `starts` for the experts on this rank.
 fn starts_of(routing: &Routing<'_>) -> Address {
     routing.starts.address().offset(DType::U32.bytes(routing.held.first))
 }
@@ -252,8 +252,8 @@ impl ExpertGemm<'_> {
             (kernels.experts, scheme::TILE_ROWS)
         };
         let (choices, experts) = (self.choices(), self.routing.held.count);
-        // The maximum number of tiles of places: each chosen expert may have one tile
-        // that is not full.
+        // The maximum number of tiles of places (sorted positions): each chosen expert may have one
+        // tile that is not full.
         let places = choices.div_ceil(scheme::TILE_PLACES) + experts.min(choices);
         let extent = Extent { grid: [self.features.div_ceil(tile), places, 1], block: [scheme::THREADS, 1], shared: 0 };
         let operands = arguments![self.of.weight.address()].followed_by(operands);
@@ -270,7 +270,7 @@ impl ExpertGemm<'_> {
         })
     }
 
-    /// The last arguments of Hopper's kernels: the scales of E4M3 operands.
+    /// Returns the last arguments of Hopper's kernels: the scales of E4M3 operands.
     fn scales(&self) -> Arguments {
         let (groups, height) = match self.of.scheme {
             QuantScheme::Unquantized => return arguments![],
@@ -284,12 +284,13 @@ impl ExpertGemm<'_> {
         self.routing.rows() * self.routing.top
     }
 
-    /// Average number of choices per chosen expert, rounded up.
+    /// Returns the average number of choices per expert, rounded up, if the choices are spread over
+    /// as many experts as possible.
     fn of_expert(&self) -> usize {
         self.choices().div_ceil(self.routing.experts().min(self.choices()).max(1))
     }
 
-    /// Whether the operands are aligned as TMA and 16-byte accesses require.
+    /// Returns `true` if the operands are aligned as TMA and 16-byte accesses require.
     fn is_aligned(&self) -> bool {
         let starts = [self.of.weight.address().0 as usize, self.of.x.address().0 as usize];
         let size = self.of.weight.dtype().size();
@@ -297,7 +298,8 @@ impl ExpertGemm<'_> {
         starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(16))
     }
 
-    /// The weight and the extent for Hopper's kernel for many rows, if it supports the GEMM.
+    /// Returns the weight's tensor map and the extent for Hopper's kernel for many rows, if the
+    /// kernel supports the GEMM.
     fn many(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
         if self.choices() == 0 || !self.is_aligned() {
             return Ok(None);
@@ -326,8 +328,8 @@ struct Few {
     extent: Extent,
 }
 
-/// For each of [`PLACES`], the maximum average number of choices per expert for which it is used.
-/// Tiles that are not full cost less than an additional tile.
+/// For each tile size in [`PLACES`], the maximum average number of choices per expert for which
+/// this tile size is used. Tiles that are not full cost less than an additional tile.
 const PLACES_FOR: [usize; 4] = [4, 10, 17, 24];
 
 /// Bytes of static shared memory per thread block: lists and barriers.
@@ -336,13 +338,13 @@ const STATIC_BYTES: usize = 4 * 1024;
 /// Bytes of dynamic shared memory per thread block if two thread blocks share an SM.
 const HALF_BYTES: usize = 110 * 1024;
 
-/// Minimum number of stages of a thread block that shares its SM, and of a thread
-/// block that does not.
+/// Minimum number of stages of a thread block that shares its SM.
 const STAGES_OF_HALF: usize = 4;
+/// Minimum number of stages of a thread block that has an SM to itself.
 const STAGES_OF_ALL: usize = 5;
 
 impl Few {
-    /// `None` if the kernel does not support the GEMM.
+    /// Returns the launch, or `None` if the kernel does not support the GEMM.
     fn of(cuda: &Cuda, product: &ExpertGemm<'_>) -> Result<Option<Few>, DeviceError> {
         let &ExpertGemm { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.held.count);
@@ -373,8 +375,8 @@ impl Few {
     }
 }
 
-/// Tensor map of the experts' weights. In a gated GEMM, each eight rows of the gate are followed by
-/// the same eight rows of up.
+/// Tensor map of the experts' weights. In a gated GEMM, groups of eight gate rows alternate with
+/// the corresponding eight up rows.
 fn weight_map(product: &ExpertGemm<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();

@@ -19,25 +19,26 @@ pub(super) struct Functions {
     modules: Modules,
 }
 
-/// A kernel, and how it is launched.
+/// A loaded kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Function {
     pub(super) raw: sys::CUfunction,
-    /// The kernel may start before the preceding kernel has ended, and waits for it on the device.
+    /// `true` if the kernel may start before the preceding kernel has ended. Such a kernel waits
+    /// for the preceding kernel on the device.
     pub(super) waits: bool,
 }
 
 // SAFETY: modules and functions belong to the context, and any thread that has entered the
 // context may use them.
 unsafe impl Send for Functions {}
-// SAFETY: nothing in it changes after loading, and any thread that has entered the context
+// SAFETY: nothing in `Functions` changes after loading, and any thread that has entered the context
 // may use the functions.
 unsafe impl Sync for Functions {}
 
 impl Functions {
-    /// Loads `images` and every kernel in them immediately. Otherwise the driver would load each
-    /// kernel, and allocate memory for it, at its first launch. `activation` is the type of
-    /// activations of all launches.
+    /// Loads `images`, including every kernel in them. Without this, the driver would load each
+    /// kernel, and allocate memory for it, at its first launch. `activation` is the activation
+    /// type of all launches.
     pub(super) fn load(device: &Arc<CudaDevice>, images: &ModuleImages, activation: DType) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -64,12 +65,12 @@ impl Functions {
         &self.entry_points
     }
 
-    /// Maximum bytes of shared memory per thread block.
+    /// Returns the maximum bytes of shared memory per thread block.
     pub(super) fn shared_most(&self) -> usize {
         self.shared_most
     }
 
-    /// Address of the variable `name` in the module of the source file `file`.
+    /// Returns the address of the variable `name` in the module of the source file `file`.
     pub(super) fn variable(&self, file: &'static str, name: &CStr) -> Result<Address, OpenError> {
         // Search only this module: tools that watch the driver's calls would report each
         // unsuccessful search as an error.
@@ -82,14 +83,14 @@ impl Functions {
         Ok(Address(address))
     }
 
-    /// Whether this is Hopper's machine code rather than PTX that the driver
-    /// compiled. Some launches differ.
+    /// Returns `true` if the loaded code is Hopper's machine code, or `false` if the driver
+    /// compiled it from PTX. Some launches differ between the two.
     pub(super) fn is_machine_code(&self) -> bool {
         self.entry_points.hopper.is_some()
     }
 }
 
-/// The loaded modules with the names of their source files. Dropping this unloads them.
+/// The loaded modules with the names of their source files. The modules are unloaded on drop.
 struct Modules {
     device: Arc<CudaDevice>,
     loaded: Vec<(String, sys::CUmodule)>,
@@ -115,8 +116,8 @@ impl Drop for Modules {
         // If the context is lost, the modules are gone with it.
         if self.device.enter().is_ok() {
             for (_, module) in &self.loaded {
-                // SAFETY: each module was loaded once, and none of its kernels is running,
-                // because lanes end first.
+                // SAFETY: each module is unloaded only here, and none of its kernels is running,
+                // because all lanes have ended.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }

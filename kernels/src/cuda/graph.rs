@@ -1,5 +1,5 @@
-//! CUDA graphs: launches that are captured once and replayed as a unit. A decode step then takes
-//! one host call instead of about three hundred.
+//! CUDA graphs: launches that are captured once and replayed as a unit. A captured decode step
+//! takes one host call instead of about three hundred.
 
 use std::{ptr, sync::Arc};
 
@@ -14,15 +14,15 @@ pub(super) struct Captured {
     ready: Ready,
     bytes: Bytes,
     stream: Arc<Overhead<Stream>>,
-    /// Counts the collectives through NCCL that each replay launches.
+    /// With NCCL: the link's watch, and the number of collectives that each replay launches.
     exchanges: Option<(Watch, u64)>,
-    /// Keeps loaded the modules that the captured kernels belong to.
+    /// Keeps the modules of the captured kernels loaded.
     kernels: Arc<CudaKernels>,
 }
 
 impl Captured {
-    /// Captures the launches of `run`. The graph is instantiated and uploaded here, so that
-    /// a replay allocates nothing.
+    /// Captures the launches of `run`. This function also instantiates and uploads the graph, so
+    /// that a replay allocates nothing.
     pub(super) fn of(cuda: &Cuda, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Captured, KernelError> {
         cuda.enter()?;
         let (stream, kernels) = (&cuda.stream, &cuda.kernels);
@@ -53,7 +53,7 @@ impl Captured {
 }
 
 impl Cuda {
-    /// Number of collectives through NCCL that were captured so far.
+    /// Returns the number of NCCL collectives that were captured so far.
     fn captured_exchanges(&self) -> u64 {
         match &self.link {
             Some(RankLink::Nccl(link)) => link.captured(),
@@ -82,13 +82,14 @@ impl Graph for Captured {
     }
 }
 
-/// A stream that records instead of executing. Dropping this always returns
-/// the stream to executing.
+/// A stream that records instead of executing. Dropping a `Capture` always makes
+/// the stream execute again.
 struct Capture<'c>(&'c Cuda);
 
 impl<'c> Capture<'c> {
     fn begin(cuda: &'c Cuda) -> Result<Self, DeviceError> {
-        // Other lanes may make any driver call meanwhile; only forbidden calls on this thread fail.
+        // During the capture, other lanes may make any driver call. Only forbidden calls
+        // on this thread fail.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
@@ -127,7 +128,8 @@ struct Recorded(sys::CUgraph);
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: the graph was created once, and the instantiated graph does not need it.
+            // SAFETY: this is the last use of the recorded graph, and the instantiated graph
+            // does not need it.
             drop(CudaDevice::said("cuGraphDestroy", unsafe { sys::cuGraphDestroy(self.0) }));
         }
     }
@@ -161,8 +163,8 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: the graph was created once, and this is its last use; the driver keeps it
-            // until pending work is done.
+            // SAFETY: this is the last use of the graph. The driver keeps the graph until
+            // pending replays are done.
             let destroyed = self.device.in_turn(|| unsafe { sys::cuGraphExecDestroy(self.raw) });
             drop(CudaDevice::said("cuGraphExecDestroy", destroyed));
         }

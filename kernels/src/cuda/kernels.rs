@@ -63,7 +63,7 @@ impl CudaKernels {
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
             // Decompress the modules before the memory measurement starts, because other models
-            // wait for their turn to be measured.
+            // must wait until the measurement ends.
             images.modules();
             functions = device.with_overhead("kernels", || Functions::load(device, images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
@@ -78,7 +78,7 @@ impl CudaKernels {
         Ok(Arc::new(CudaKernels { functions, blas, tuned, decode_counters, counter_sets, target, device }))
     }
 
-    /// The target that memory plans for these kernels must be made for.
+    /// Returns the target for which memory plans for these kernels must be made.
     pub fn target(&self) -> Target {
         Target::Cuda(self.target)
     }

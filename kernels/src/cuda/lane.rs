@@ -26,15 +26,15 @@ use super::{
 };
 use crate::{KernelError, Target};
 
-/// Computes on a GPU in a separate stream. It belongs to one lane's thread.
+/// The backend of one lane on a GPU, with a separate stream. A `Cuda` belongs to the lane's thread.
 ///
-/// Every view passed to it must refer to memory of its device.
+/// Every view passed to a `Cuda` must refer to memory of its device.
 pub struct Cuda {
     pub(super) target: Target,
     /// Declared before the stream and the staging memory because its drop waits for the stream,
     /// whose work still uses both.
     pub(super) gemm: GemmLane,
-    /// Shared with the graphs that were captured in it.
+    /// The lane's stream, shared with the graphs that were captured in it.
     pub(super) stream: Arc<Overhead<Stream>>,
     pub(super) stage: RefCell<Overhead<Stage>>,
     pub(super) arrivals: StagingPool,
@@ -47,8 +47,8 @@ pub struct Cuda {
     pub(super) entered: Cell<Option<ThreadId>>,
     /// Link to the other ranks, if there are any.
     pub(super) link: Option<RankLink>,
-    /// Must be the last field: dropping the last reference unloads the modules, and by then the
-    /// stream's work must have ended.
+    /// This must be the last field: dropping the last reference unloads the modules, and by then
+    /// the stream's work must have ended.
     pub(super) kernels: Arc<CudaKernels>,
 }
 
@@ -94,9 +94,9 @@ impl Cuda {
         self
     }
 
-    /// Number of GEMMs met for the first time outside autotuning. Each took cuBLASLt's
-    /// first proposal and may have loaded one of cuBLASLt's kernels. The number is
-    /// zero after complete autotuning.
+    /// Returns the number of GEMMs that were first called outside autotuning. Each of these used
+    /// cuBLASLt's first proposal and may have loaded one of cuBLASLt's kernels. The number is zero
+    /// if autotuning was complete.
     pub fn guesses(&self) -> usize {
         self.gemm.guesses()
     }
@@ -114,8 +114,8 @@ impl Cuda {
         self.check_link()
     }
 
-    /// Checks that all ranks joined the collectives launched so far. If the device keeps the note
-    /// of a missing rank, this waits for the device to copy it.
+    /// Checks that all ranks joined the collectives launched so far. If the note of a missing rank
+    /// is in device memory, this function waits for a copy of the note.
     pub(super) fn check_link(&self) -> Result<(), KernelError> {
         let Some(witness) = self.link.as_ref().and_then(RankLink::witness) else { return Ok(()) };
         if let Witness::Note(failed_at) = witness {
@@ -136,8 +136,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// Like [`enter`](Cuda::enter), for a copy between host and device, which a
-    /// graph must not contain.
+    /// Does the same as [`enter`](Cuda::enter), for a copy between host and device. During a
+    /// capture it returns an error, because a graph must not contain such a copy.
     pub(super) fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
             let said = "a copy between host and device cannot be part of a graph".to_owned();
@@ -146,7 +146,7 @@ impl Cuda {
         self.enter()
     }
 
-    /// The kernels for this target's activation type.
+    /// Returns the kernels for this target's activation type.
     pub(super) fn entry_points(&self) -> &EntryPoints<Function> {
         self.kernels.functions.entry_points()
     }
@@ -155,8 +155,8 @@ impl Cuda {
     /// empty grid launches nothing.
     ///
     /// # Safety
-    /// The arguments match the kernel's parameters in order and type, and all addresses
-    /// among them are valid.
+    /// The arguments must match the kernel's parameters in order and type, and all addresses among
+    /// them must be valid.
     pub(super) unsafe fn launch(
         &self,
         kernel: Function,
@@ -182,16 +182,16 @@ impl Cuda {
             numAttrs: u32::from(kernel.waits),
         };
         let mut pointers = arguments.pointers();
-        // SAFETY: the caller guarantees that the arguments match; the driver copies
-        // them before it returns.
+        // SAFETY: the caller guarantees that the arguments match the kernel's parameters. The
+        // driver copies the arguments before it returns.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
         Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
     }
 }
 
-/// The launch attribute that lets a kernel that waits on the device start before the preceding
-/// kernel has ended (programmatic dependent launch). This hides the launch latency.
+/// Returns the launch attribute for programmatic dependent launch: a kernel that waits on the
+/// device may start before the preceding kernel has ended. This hides the launch latency.
 fn early_start() -> sys::CUlaunchAttribute {
     // SAFETY: the struct consists of numbers, for which zero is valid.
     let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -14,8 +14,8 @@ use crate::Rank;
 /// A rank's end of the link between the GPU ranks of a group.
 ///
 /// All ranks must launch the same operations in the same order. A rank that does not join in time
-/// breaks the link: the results of the other ranks are undefined from then on, and they get
-/// [`DeviceError::Lost`] when they next wait for results.
+/// breaks the link: the results of the other ranks are undefined from then on, and the other ranks
+/// get [`DeviceError::Lost`] when they next wait for results.
 pub struct CudaLink {
     pub(super) exchange: Exchange,
     /// Maximum number of thread blocks of a launch.
@@ -42,21 +42,21 @@ impl CudaLink {
     /// Bytes of the note that names a rank that did not join.
     pub(super) const NOTE: usize = 4;
 
-    /// Bytes of exchange memory that each rank leases for collectives of up to `largest` at once.
-    /// Larger operations are split into several collectives.
+    /// Returns the bytes of exchange memory that each rank leases for collectives of up to
+    /// `largest` bytes. Larger operations are split into several collectives.
     pub fn bytes(largest: Bytes) -> Bytes {
         Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
     }
 
     /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
     /// rank's exchange memory, of [`bytes`](CudaLink::bytes) of `largest`,
-    /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the others.
-    /// `sms` is the number of SMs of a device, and `sharing` is the number of ranks on one
-    /// device. Each of these ranks uses an equal part of the SMs, so that all thread blocks that
-    /// wait for other ranks can run at once.
+    /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the other
+    /// ranks. `sms` is the number of SMs of a device, and `sharing` is the number of ranks
+    /// on one device. Each of these ranks uses an equal part of the SMs, so that all thread blocks
+    /// that wait for other ranks can run at once.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so
+    /// Each memory must begin on a page, and must be backed and mapped by the devices of all ranks
     /// until all work of all ranks has ended.
     ///
     /// # Panics
@@ -83,17 +83,17 @@ impl CudaLink {
         Rank::all(memory.len()).map(end).collect()
     }
 
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         Rank::new(self.exchange.rank as usize, self.exchange.ranks as usize)
     }
 
-    /// Address at which the device notes the rank that did not join.
+    /// Returns the address of the note, where the device records the rank that did not join.
     pub(super) fn failed_at(&self) -> Address {
         Address(self.exchange.control[self.rank().index()]).offset(Bytes(FAILED_AT as u64))
     }
 
-    /// Returns the error of a link whose note is `failed`.
+    /// Returns an error if the note `failed` names a rank that did not join.
     pub(super) fn check(failed: [u8; CudaLink::NOTE]) -> Result<(), DeviceError> {
         match u32::from_le_bytes(failed).checked_sub(1) {
             None => Ok(()),

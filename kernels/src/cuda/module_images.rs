@@ -15,7 +15,8 @@ pub(super) struct ModuleImage {
 
 /// All modules for one GPU generation, compressed until they are first needed.
 pub(super) struct ModuleImages {
-    /// A module in a later archive replaces the module of the same name in an earlier one.
+    /// Archives of modules. A module in a later archive replaces the module of the same name
+    /// in an earlier archive.
     archives: &'static [&'static [u8]],
     /// True for cubins, false for PTX.
     pub is_machine_code: bool,
@@ -42,7 +43,7 @@ impl ModuleImages {
         ModuleImages { archives, is_machine_code, unpacked: OnceLock::new() }
     }
 
-    /// The modules, sorted by name. The first call decompresses them.
+    /// Returns the modules, sorted by name. The first call decompresses them.
     pub(super) fn modules(&self) -> &[ModuleImage] {
         self.unpacked.get_or_init(|| {
             let files: BTreeMap<String, Vec<u8>> = self.archives.iter().flat_map(|archive| files_of(archive)).collect();
@@ -57,7 +58,7 @@ impl ModuleImages {
     }
 }
 
-/// The files of an archive: source file names without extensions, and contents.
+/// Returns the files of an archive: source file names without extensions, and contents.
 pub(super) fn files_of(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     const INTACT: &str = "an embedded archive of device code is intact";
     let mut archive = tar::Archive::new(XzReader::new(archive, false));
@@ -72,8 +73,8 @@ pub(super) fn files_of(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
     files.collect()
 }
 
-/// The images for a GPU with this compute capability, best first. A driver that is older than the
-/// compiler may refuse machine code and still compile PTX.
+/// Returns the images for a GPU with this compute capability, best first. A driver that is older
+/// than the compiler may refuse machine code but accept PTX.
 pub(super) fn images_for(capability: (u32, u32)) -> Vec<ModuleImages> {
     let sm_89: &[&[u8]] = &[SM_80, SM_89];
     match capability {

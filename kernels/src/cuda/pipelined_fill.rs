@@ -9,7 +9,7 @@ use std::{
 
 use rayon::ThreadPool;
 
-/// Pieces that are filled at once, while others are copied.
+/// Number of pieces that are filled at the same time, while earlier pieces are copied.
 pub(super) const AHEAD: usize = 2;
 
 /// Bytes that one thread fills at a time.
@@ -27,7 +27,7 @@ pub(super) fn fill_pipelined<'m, E>(
     mut memory: impl FnMut(usize) -> Result<&'m mut [MaybeUninit<u8>], E>,
     mut copy: impl FnMut(usize, usize) -> Result<(), E>,
 ) -> Result<(), E> {
-    // If this returns early, the scope waits for the fillers that have started.
+    // If the closure returns early, the scope waits for the fillers that have started.
     fillers.in_place_scope(|scope| {
         let mut filling: VecDeque<(usize, usize, Countdown)> = VecDeque::with_capacity(AHEAD);
         let mut send = |(part, length, left): (usize, usize, Countdown)| {
@@ -43,8 +43,8 @@ pub(super) fn fill_pipelined<'m, E>(
             for (source, place) in source.chunks(FILLED_AT_ONCE).zip(memory.chunks_mut(FILLED_AT_ONCE)) {
                 let one = One(left.clone());
                 scope.spawn(move |_| {
-                    // Counts down on a panic too, so that nothing waits forever for this part; the
-                    // scope propagates the panic.
+                    // Dropping `_one` counts down even on a panic, so that the caller does not wait
+                    // forever for this part. The scope propagates the panic.
                     let _one = one;
                     assert_eq!(source.len(), place.len());
                     // SAFETY: source and destination have the same length, and the

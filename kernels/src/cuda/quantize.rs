@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{Activations, KernelError, Quantization, Rounded, Tensor, calls};
 
-/// Whether rows of `columns` columns can be rounded.
+/// Returns `true` if rows of `columns` columns can be rounded.
 pub(super) fn serves(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(VECTOR)
 }
@@ -79,24 +79,24 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// One thread block per row.
+    /// Creates a launch with one thread block per row.
     fn row_each(function: Function, rows: usize, columns: usize) -> Self {
         Kernel { function, blocks: rows, threads: threads(columns / VECTOR) }
     }
 
-    /// One cluster per row.
+    /// Creates a launch with one cluster per row.
     fn cluster_each(function: Function, rows: usize, columns: usize) -> Self {
         Kernel { function, blocks: rows * GATE_BLOCKS, threads: threads((columns / VECTOR).div_ceil(GATE_BLOCKS)) }
     }
 
-    /// One thread block of `threads` threads per row, for long rows.
+    /// Creates a launch with one thread block of `threads` threads per row, for long rows.
     fn long(by_threads: [Function; 2], rows: usize, threads: usize) -> Self {
         let function = by_threads[usize::from(threads > LONG_THREADS_MAX)];
         Kernel { function, blocks: rows, threads }
     }
 
-    /// As many thread blocks as run at once; each processes many rows
-    /// of `x`. See `quantize_many.cu`.
+    /// Creates a launch with as many thread blocks as the device runs at once. Each thread block
+    /// processes many rows of `x`. See `quantize_many.cu`.
     fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
@@ -109,18 +109,18 @@ fn threads(vectors: usize) -> usize {
     vectors.next_multiple_of(32).clamp(32, THREADS_MAX)
 }
 
-/// Hopper's kernels for many rows, and the number of vectors of a row that a thread keeps. `None`
-/// if there are no more rows of `x` than SMs, or if the kernels do not support these rows.
+/// Returns Hopper's kernels for many rows, and the number of vectors of a row that a thread keeps.
+/// Returns `None` if `x` has at most one row per SM, or if the kernels do not support these rows.
 fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
     let hopper = cuda.entry_points().hopper.as_ref()?;
     let held = (columns / VECTOR).div_ceil(THREADS_MAX);
     ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.sms && is_whole(x)).then_some((hopper, held))
 }
 
-/// Threads per thread block for the kernels that keep a long row of `x` in registers until its
-/// scale is known. `None` if there are few rows, if rows are short enough for the other
-/// kernels to keep, or if the scales are not by rows: other scales are known earlier, so
-/// keeping the row gains nothing.
+/// Returns the threads per thread block for the kernels that keep a long row of `x` in registers
+/// until its scale is known. Returns `None` if there are few rows, if rows are short enough for the
+/// other kernels to keep, or if the scales are not by rows. Other scales are known earlier, so
+/// keeping the row would save no time.
 fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
@@ -129,7 +129,7 @@ fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     is_kept.then(|| vectors.div_ceil(LONG_HELD).next_multiple_of(32))
 }
 
-/// Whether all rows are aligned for 16-byte reads.
+/// Returns `true` if all rows are aligned for 16-byte reads.
 fn is_whole(x: &Tensor<'_>) -> bool {
     starts_whole(x) && x.pitch().is_multiple_of(VECTOR)
 }
@@ -138,7 +138,7 @@ fn starts_whole(x: &Tensor<'_>) -> bool {
     x.address().0.is_multiple_of(16)
 }
 
-/// Appends to `before` the arguments for the rounded output, and for the plain output if
+/// Appends to `before` the arguments for the rounded output, and for the unquantized output if
 /// it is also requested.
 pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
     let (kind, fixed) = match out.quantization {
@@ -175,6 +175,6 @@ fn launch(
         return Ok(());
     }
     let arguments = with_target(before.with(count(columns)), plain, out);
-    // SAFETY: these are the kernels' parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel.function, Extent::line(kernel.blocks, kernel.threads), arguments) }
 }

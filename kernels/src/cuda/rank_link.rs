@@ -38,7 +38,7 @@ impl From<NcclLink> for RankLink {
 }
 
 impl RankLink {
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         match self {
             RankLink::Kernels(link) => link.rank(),
@@ -47,28 +47,29 @@ impl RankLink {
         }
     }
 
-    /// How the host finds out whether all ranks joined a collective, once the
-    /// device has completed it.
+    /// Returns the means by which the host detects that a rank did not join a collective, once the
+    /// device has completed the collective. Returns `None` if the host does not have to check.
     pub(super) fn witness(&self) -> Option<Witness> {
         match self {
             RankLink::Kernels(link) => Some(Witness::Note(link.failed_at())),
             RankLink::Nccl(link) => Some(Witness::Watch(link.watch().clone())),
-            // These ranks have met on the host before anything was launched.
+            // These ranks meet on the host before they launch copies.
             RankLink::Copies(_) => None,
         }
     }
 }
 
-/// Source of the information whether all ranks joined the collectives so far.
+/// The means by which the host detects that a rank did not join a collective.
 pub(super) enum Witness {
-    /// The device has written a [note](CudaLink::check) at this address.
+    /// The device writes a [note](CudaLink::check) at this address if a rank does not join.
     Note(Address),
-    /// The host counts the collectives.
+    /// The host counts the collectives that each rank has launched.
     Watch(Watch),
 }
 
 impl Witness {
-    /// Returns an error if the link is broken, as far as the host knows.
+    /// Returns an error if the host knows that the link is broken. Notes
+    /// must be checked separately.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         match self {
             Witness::Note(_) => Ok(()),

@@ -11,7 +11,7 @@ use crate::{
     calls::{self, HeadNorms, PairAxes},
 };
 
-/// The position axis of each pair of elements, as the kernel takes it by value.
+/// The position axis of each pair of elements, in the layout of the kernel's parameter.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Sections {
@@ -22,7 +22,7 @@ pub(super) struct Sections {
 impl Argument for Sections {}
 
 impl Sections {
-    /// Panics on more axes than the kernels support; no model has that many.
+    /// Panics if there are more axes than the kernels support, which is more than any model has.
     fn of(axes: &PairAxes) -> Self {
         assert!(axes.count() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", axes.count());
         let mut pairs = [0; AXES_MAX];
@@ -36,7 +36,7 @@ impl Sections {
     }
 }
 
-/// One thread block per token and one thread per sixteen elements.
+/// Returns an extent with one thread block per token and one thread per sixteen elements.
 fn extent(tokens: usize, elements: usize) -> Extent {
     Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, THREADS_MAX))
 }
@@ -53,7 +53,7 @@ pub(super) fn rotary(cuda: &Cuda, call: calls::Rotary<'_>) -> Result<(), KernelE
         call.frequencies.address(),
         Sections::of(call.axes),
     ];
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
@@ -88,6 +88,6 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
             (normed, arguments)
         }
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(entry_point, extent(call.qkv.rows(), elements), arguments) }
 }

@@ -25,7 +25,7 @@ pub(super) fn sample(cuda: &Cuda, call: Sample<'_>) -> Result<(), KernelError> {
         let arguments = arguments![call.chosen.address(), count(sequences), previous];
         let threads = scheme::PREVIOUS_THREADS;
         let extent = Extent::line(sequences.div_ceil(threads), threads);
-        // SAFETY: these are the kernel's parameters, and the scratch has space
+        // SAFETY: the arguments match the kernel's parameters, and the scratch has space
         // for the copied tokens.
         unsafe { cuda.launch(cuda.entry_points().sample_previous, extent, arguments)? };
     }
@@ -77,7 +77,7 @@ fn some_rows(cuda: &Cuda, call: &Sample<'_>, first: usize, previous: Address) ->
     let plan_arguments = arguments![count(vocabulary), requests, scratch];
     let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
     let kernels = cuda.entry_points();
-    // SAFETY: these are the kernels' parameters. The op layer has checked the shapes, and
+    // SAFETY: the arguments match the kernels' parameters. The op layer has checked the shapes, and
     // `SampleBatch::pack` made the indices.
     unsafe {
         cuda.launch(kernels.sample_slices, by_slice, slices_arguments)?;

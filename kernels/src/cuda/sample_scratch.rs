@@ -8,19 +8,21 @@ use crate::DType;
 /// Rows per group. 64 rows fill every GPU; more rows would only need more scratch.
 pub(super) const ROWS: usize = 64;
 
-/// Bytes of scratch through which the kernels pass on data, for a row of `slices` slices.
+/// Returns the bytes of scratch in which the kernels pass data to each other, for a
+/// row of `slices` slices.
 fn row_bytes(slices: usize) -> usize {
     (scheme::ROW_BYTES + scheme::SLICE_BYTES * slices).next_multiple_of(scheme::ROW_ALIGNMENT)
 }
 
-/// Elements from the start of one changed row to the start of the next. Rows are
-/// aligned to 16 bytes.
+/// Returns the number of elements from the start of one changed row to the start of the next. Rows
+/// are aligned to 16 bytes.
 pub(super) fn changed_pitch(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(4)
 }
 
-/// Byte offsets of the parts of the scratch: the data that kernels pass on, the changed rows, and
-/// the tokens chosen by the previous step. The last entry is the end of the scratch.
+/// Returns the byte offsets of the parts of the scratch: the data that the kernels pass to each
+/// other, the changed rows, and the tokens chosen by the previous step. The last entry is the
+/// end of the scratch.
 pub(super) fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
     let at_once = rows.min(ROWS);
     let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(scheme::SLICE))) as u64);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// File names of cuBLASLt, newest version first. The few functions used here are the
+/// File names of cuBLASLt, newest version first. The few functions that this project uses are the
 /// same in all versions.
 pub(super) const BLAS_NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
@@ -17,7 +17,7 @@ pub struct BlasSearch {
 }
 
 impl BlasSearch {
-    /// The CUDA toolkit's usual folders and the system's Python packages.
+    /// Returns the CUDA toolkit's usual folders and the folders of the system's Python packages.
     pub fn usual() -> Self {
         let mut search = BlasSearch::default();
         for toolkit in ["/usr/local/cuda", "/opt/cuda"] {
@@ -29,7 +29,7 @@ impl BlasSearch {
         search
     }
 
-    /// Adds a folder that is searched before all others.
+    /// Adds a folder that is searched before all other folders.
     pub fn first_in(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folders.insert(0, folder.into());
         self
@@ -65,13 +65,13 @@ impl BlasSearch {
         &self.folders
     }
 
-    /// Files to try for cuBLASLt, in order.
+    /// Returns the files to try for cuBLASLt, in order.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
         self.files(&BLAS_NAMES)
     }
 
-    /// Files to try, in order: first the files with these names in the folders, then the bare
-    /// names, for which the system searches.
+    /// Returns the files to try, in order: first the files with these names in the folders, then
+    /// the bare names, which the operating system looks up in its own folders.
     pub(super) fn files(&self, names: &[&'static str]) -> Vec<PathBuf> {
         let in_folders = self.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         let in_folders = in_folders.filter(|file| file.is_file());

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bursar_budgets::{CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
-/// An ordered stream of work. It waits for no other stream, not even the default stream.
+/// An ordered stream of work. A stream does not wait for other streams, not even
+/// for the default stream.
 pub(super) struct Stream {
     raw: sys::CUstream,
     device: Arc<CudaDevice>,
@@ -41,9 +42,9 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // Wait first: unfinished work still uses memory that will be reused.
+            // Wait first, because unfinished work still uses memory that will be reused.
             drop(self.wait());
-            // SAFETY: the stream was created once, and this is its last use.
+            // SAFETY: the stream is destroyed only here, and this is its last use.
             drop(CudaDevice::said("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
         }
     }
@@ -98,15 +99,15 @@ impl Event {
         CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the device has passed the event. Also true on a lost device; `wait`
-    /// then returns the error.
+    /// Returns `true` if the device has passed the event, and also if the device is lost. If the
+    /// device is lost, `wait` returns the error.
     pub(super) fn is_past(&self) -> bool {
         // SAFETY: the event is alive.
         unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }
     }
 
-    /// Milliseconds from `before` to this event. Both events must be timed, and the device
-    /// must have passed them.
+    /// Returns the milliseconds from `before` to this event. Both events must be timed, and the
+    /// device must have passed them.
     pub(super) fn milliseconds_since(&self, before: &Event) -> Result<f32, DeviceError> {
         let mut milliseconds = 0.0;
         // SAFETY: the number is writable, and both events are alive.
@@ -136,7 +137,7 @@ impl Clock {
         self.behind.record(stream)
     }
 
-    /// Whether the device has completed the timed work.
+    /// Returns `true` if the device has completed the timed work.
     pub(super) fn is_past(&self) -> bool {
         self.behind.is_past()
     }
@@ -147,8 +148,8 @@ impl Clock {
         self.behind.milliseconds_since(&self.before)
     }
 
-    /// Milliseconds that the device takes for the work that `run` submits to the stream. Returns
-    /// once that work is done.
+    /// Waits for the work that `run` submits to the stream, and returns the milliseconds that the
+    /// device took for it.
     pub(super) fn time<E: From<DeviceError>>(
         &self,
         stream: &Stream,
@@ -164,8 +165,8 @@ impl Clock {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: the event was created once, and this is its last use; the driver keeps it
-            // until pending work is done.
+            // SAFETY: the event is destroyed only here, and this is its last use. The driver keeps
+            // the event until pending work is done.
             drop(CudaDevice::said("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
         }
     }

@@ -16,8 +16,8 @@ pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 /// Minimum number of features that a tile of a GEMM covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
 
-/// Bytes of scratch for choosing among `experts` experts for `rows` rows: each thread block's
-/// number of choices per expert.
+/// Returns the bytes of scratch for choosing among `experts` experts for `rows` rows. The scratch
+/// has each thread block's number of choices per expert.
 pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
     DType::U32.bytes(rows.div_ceil(contract::route::BLOCK_ROWS) * experts)
 }
@@ -29,13 +29,13 @@ pub struct CudaTarget {
     pub capability: (u32, u32),
     /// Number of SMs (streaming multiprocessors).
     pub sms: usize,
-    /// The type of activations, weights and the KV cache: bf16 where the tensor cores support it
-    /// (from compute capability 8.0 on), otherwise f16. It is f16 on every GPU if requested.
+    /// The type of activations, weights and the KV cache: bf16 if the tensor cores support it (from
+    /// compute capability 8.0 on), otherwise f16. Any GPU can be set to f16.
     pub activation: DType,
 }
 
 impl CudaTarget {
-    /// The target for `device`, with bf16 if the device supports it.
+    /// Returns the target for `device`, with bf16 if the device supports it.
     ///
     /// # Errors
     /// The driver does not answer.
@@ -50,12 +50,13 @@ impl CudaTarget {
         Ok(CudaTarget { capability, sms, activation })
     }
 
-    /// Bytes of scratch for the partial results that attention stores before it merges them: for
-    /// each query vector, a weighted sum, the maximum score and the sum of weights. Decoding has
-    /// two parts of eight query vectors per worker (thread block). The number of workers is the
-    /// number of thread blocks that the device runs at once; it does not depend on the context
-    /// lengths, because a captured graph keeps it. A few rows over a long context are split into at
-    /// most one part of a tile per SM, if there is a kernel that splits them.
+    /// Returns the bytes of scratch for the partial results that attention stores before it
+    /// merges them: for each query vector, a weighted sum, the maximum score and the sum of
+    /// weights. Decoding has two parts of eight query vectors per worker (thread block). The
+    /// number of workers is the number of thread blocks that the device runs at once. This number
+    /// must not depend on the context lengths, because it is fixed in a captured graph. A few
+    /// rows over a long context are split into at most one part of a tile per SM, if there is a
+    /// kernel that splits them.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.sms);
@@ -66,30 +67,30 @@ impl CudaTarget {
         DType::F32.bytes(decoding.max(split))
     }
 
-    /// Whether FP8 weights of this shape can be used. Every supported generation has E4M3
+    /// Returns `true` if FP8 weights of this shape can be used. Every supported generation has E4M3
     /// kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
-    /// columns at a time. Kernels of other generations read 16 bytes at once; all other
+    /// columns at a time. Kernels of other generations read 16 bytes at once, and their other
     /// requirements are the same.
     pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
         self.capability >= (7, 5) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
-    /// Whether FP8 experts of this shape can be used. Only Hopper has kernels for experts in
-    /// E4M3. Their TMA copies read and write every row, gated or not, so `out_features` must be
-    /// a multiple of 16.
+    /// Returns `true` if FP8 experts of this shape can be used. Only Hopper has kernels for experts
+    /// in E4M3. Rows of their output must be a multiple of 16 bytes. A gate halves the row, so
+    /// `out_features` must be a multiple of 16.
     pub(crate) fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         self.capability == (9, 0)
             && self.has_fp8([out_features, in_features], block_rows)
             && out_features.is_multiple_of(16)
     }
 
-    /// Whether the KV cache may be E4M3. Only Hopper has kernels for that.
+    /// Returns `true` if the KV cache may be E4M3. Only Hopper has kernels for E4M3 caches.
     pub(crate) fn has_fp8_cache(&self) -> bool {
         self.capability == (9, 0)
     }
 
-    /// The architecture's name in tables and fingerprints.
+    /// Returns the architecture's name in tables and fingerprints.
     pub(crate) fn name(&self) -> &'static str {
         match self.capability {
             (7, _) => "cuda sm_75",

@@ -13,7 +13,7 @@ pub(super) struct TensorMap([u64; 16]);
 
 impl Argument for TensorMap {}
 
-/// How the rows of a box are distributed over the banks of shared memory.
+/// The pattern by which the rows of a box are distributed over the banks of shared memory.
 #[derive(Clone, Copy)]
 pub(super) enum Swizzle {
     None,
@@ -53,7 +53,7 @@ impl TensorMap {
         TensorMap::new(Address(address), dtype, &layout)
     }
 
-    /// Creates a map of the tensor at `address`. The driver computes it on the
+    /// Creates a map of the tensor at `address`. The driver computes the map on the
     /// host, without the device.
     pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
         use sys::{
@@ -61,7 +61,7 @@ impl TensorMap {
             CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
             CUtensorMapSwizzle_enum as Pattern,
         };
-        /// The driver requires an alignment of 64 bytes.
+        /// A tensor map with the alignment that the driver requires, 64 bytes.
         #[repr(C, align(64))]
         struct Aligned(sys::CUtensorMap);
         let rank = layout.dimensions.len();

@@ -14,6 +14,8 @@ use super::{
 
 /// Bytes per piece. A larger copy goes through several pieces.
 const PIECE: Bytes = Bytes::mib(8);
+
+/// Number of pieces in the ring.
 const PIECES: usize = 4;
 const _: () = assert!(PIECES > AHEAD, "some cross the bus while others are filled");
 
@@ -37,7 +39,7 @@ pub(super) struct Stage {
 
 struct Piece {
     memory: Pinned,
-    /// Recorded after the last copy out of the piece.
+    /// Event recorded after the last copy out of the piece.
     read: Event,
 }
 
@@ -76,7 +78,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Like `upload`, with all filler threads, starting with the next piece.
+    /// Does the same as `upload` with all filler threads, starting with the next piece.
     fn upload_together(&mut self, stream: &Stream, source: &[u8], to: Address) -> Result<(), DeviceError> {
         self.turn(stream)?;
         let (pieces, first) = (&self.pieces, self.current);
@@ -117,18 +119,19 @@ impl Stage {
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), from.0, out.len(), stream.raw()) };
             CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
             stream.wait()?;
-            // SAFETY: the copy is done.
+            // SAFETY: the copy into the piece is done, and `out` is no longer than the piece.
             unsafe { std::ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };
             from = from.offset(Bytes(out.len() as u64));
         }
         Ok(())
     }
 
-    /// Moves on to the next piece once the device has finished with it.
+    /// Makes the next piece current, and waits until the device has finished the last
+    /// copy out of it.
     fn turn(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         self.pieces[self.current].read.record(stream)?;
         self.current = (self.current + 1) % PIECES;
-        // The piece counts as full until the device is known to have finished with it.
+        // The piece counts as full until the wait below has succeeded.
         self.used = PIECE.as_usize();
         self.pieces[self.current].read.wait()?;
         self.used = 0;
@@ -136,7 +139,8 @@ impl Stage {
     }
 }
 
-/// Starts the filler threads. `None` if the host cannot start threads; loads are slower then.
+/// Starts the filler threads. Returns `None` if the host cannot start threads, in which
+/// case loads are slower.
 fn fillers() -> Option<ThreadPool> {
     let count = thread::available_parallelism().map_or(1, usize::from).min(FILLERS);
     let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|index| format!("bursar-fill-{index}"));

@@ -11,7 +11,7 @@ impl<B: Backend> Scope<'_, B> {
     /// experts to `sum` `[rows, out_features]`.
     ///
     /// Space for all products is taken from the workspace even if the backend does not need it,
-    /// because a plan does not know what autotuning chose.
+    /// because a plan does not know which algorithm autotuning will choose.
     pub fn add_experts<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -37,7 +37,8 @@ impl<B: Backend> Scope<'_, B> {
         self.sum_of_experts((x.into(), weight.into()), routing, false, sum, |call| self.backend.add_experts(call))
     }
 
-    /// Checks the arguments, takes space, counts the work, and passes the call to `launch`.
+    /// Checks the arguments, allocates space from the workspace, counts the work, and passes
+    /// the call to `launch`.
     pub(super) fn sum_of_experts(
         &self,
         (x, weight): (Activations<'_>, Weight<'_>),

@@ -1,5 +1,5 @@
-//! The second half of a mixture, followed by the norm at the start of the next layer. The operation
-//! that computes the rows of the residual stream also normalizes them.
+//! The second half of a mixture of gated MLPs, fused with the norm at the start of the next layer.
+//! The operation that computes the rows of the residual stream also normalizes these rows.
 
 use super::{check, rms_norm::RmsNorm, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
@@ -13,7 +13,7 @@ impl<B: Backend> Scope<'_, B> {
     /// [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Panics
-    /// If this rank does not hold all experts: `sum` would then be only a partial sum.
+    /// If this rank does not have all experts, because `sum` would be only a partial sum.
     pub fn add_experts_rms_norm<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -28,7 +28,8 @@ impl<B: Backend> Scope<'_, B> {
         norm.check(OP, sum, out, self.target())?;
         check::writable(OP, "sum", sum);
         self.sum_of_experts((x.into(), weight.into()), routing, true, sum, |experts| {
-            // `sum_of_experts` counts the bytes of the sum, which is not read again.
+            // `sum_of_experts` has counted the bytes of `sum`, which is not read
+            // again for the norm.
             let mut work = Work::over(4 * experts.sum.shape().elements() as u64, &[norm.weight]);
             work.bytes += out.bytes();
             self.count(work);

@@ -1,13 +1,14 @@
-//! Addition of rows at given indices: it adds features of a vision encoder's middle layers to the
-//! picture tokens in the first layers of the language model.
+//! Addition of rows at given indices. Models use this operation to add features of a vision
+//! encoder's middle layers to the picture tokens in the first layers of the language model.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the rows of `x` `[n, columns]` that `from` `[chosen]` names to the rows of `out`
-    /// `[rows, columns]` that `to` `[chosen]` names. Both may have gaps between their rows.
+    /// Adds the rows of `x` `[n, columns]` at the indices `from` `[chosen]` to the rows
+    /// of `out` `[rows, columns]` at the indices `to` `[chosen]`. `x` and `out` may have
+    /// gaps between their rows.
     pub fn add_rows(
         &self,
         x: &Tensor<'_>,

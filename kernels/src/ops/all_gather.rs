@@ -1,12 +1,12 @@
-//! All-gather: the concatenated columns of all ranks, on each rank. It combines the logits of an
-//! output projection whose rows are divided among the ranks.
+//! All-gather: the concatenated columns of all ranks, on each rank. This collective combines the
+//! logits of an output projection whose rows are divided among the ranks.
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Writes all ranks' `part` `[rows, columns]` side by side to `out` `[rows, ranks * columns]`,
-    /// in the order of the ranks' indices. Both hold activations, or f32, as logits do.
+    /// in the order of the ranks' indices. Both tensors contain activations, or f32 such as logits.
     ///
     /// # Errors
     /// The shapes disagree, or the device is lost because a rank did not join in time.

@@ -4,8 +4,9 @@ use super::{check, rms_norm::RmsNorm};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]`, and
-    /// writes its rows to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
+    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual`
+    /// `[rows, hidden]`, and writes the rows of the sum to `out`,
+    /// normalized as in [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
     /// The shapes disagree, or the device is lost because a rank did not join in time.

@@ -1,4 +1,4 @@
-//! Argmax: the index of each row's largest element, for a greedy choice without copying the
+//! Argmax: the index of each row's largest element, for greedy decoding without copying the
 //! logits to the host.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
@@ -8,8 +8,8 @@ use super::check;
 pub use crate::calls::NO_CHOICE;
 
 impl<B: Backend> Scope<'_, B> {
-    /// The first index of the largest element in each row of `x`
-    /// `[rows, columns]`; returns `[rows]` u32.
+    /// Returns the first index of the largest element in each row of `x`
+    /// `[rows, columns]`, as `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([x.rows()], DType::U32)?;
         self.argmax_into(x, &mut out)?;

@@ -1,5 +1,5 @@
-//! Bidirectional attention within packed ranges of rows ("stretches"), each a picture or one window
-//! of it. No score matrix is ever stored (online softmax, Milakov and Gimelshein 2018, arXiv
+//! Bidirectional attention within packed ranges of rows ("stretches"), each a picture or a window
+//! of a picture. No score matrix is ever stored (online softmax, Milakov and Gimelshein 2018, arXiv
 //! 1805.02867; FlashAttention, arXiv 2205.14135).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
@@ -15,13 +15,13 @@ pub struct Stretches<'m> {
     /// An upper bound on the rows of a stretch. Backends with a kernel for short stretches use that
     /// kernel if all stretches are short.
     pub longest: usize,
-    /// Sum of the squared stretch lengths. The arithmetic is proportional to it.
+    /// Sum of the squared stretch lengths. The amount of arithmetic is proportional to this number.
     pub query_key_pairs: u64,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled by
-    /// `head_dim^-0.5`; returns `[rows, heads * head_dim]`.
+    /// Computes attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled
+    /// by `head_dim^-0.5`. Returns `[rows, heads * head_dim]`.
     pub fn attention_packed(
         &self,
         qkv: &Tensor<'_>,

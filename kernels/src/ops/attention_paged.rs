@@ -11,9 +11,9 @@ use super::check;
 pub use crate::calls::PagedSequences;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`, where each
-    /// row sees the tokens of its sequence up to itself. Scores are multiplied by `scale`, usually
-    /// `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
+    /// Computes attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`.
+    /// Each row sees the tokens of its sequence up to and including its own token. Scores are
+    /// multiplied by `scale`, usually `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
     pub fn attention_paged<'a>(
         &self,
         queries: &Tensor<'_>,
@@ -73,10 +73,10 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// The cost of a call. The context lengths are on the device, so the number of keys to read is
-/// derived from the pairs. The result is exact if all sequences have equally many rows (`n` rows
-/// over a context of `c` see `n * c - n * (n - 1) / 2` keys), as in a decoding step or one prefill.
-/// In a mixed step it is an estimate.
+/// Returns the work of a call. The context lengths are on the device, so the number of keys to read
+/// is derived from `query_key_pairs`. The result is exact if all sequences have equally many rows
+/// (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2` keys), as in a decoding step or
+/// one prefill. In a mixed step it is an estimate.
 fn work(sequences: &PagedSequences<'_>, cache: ScaledLayer<'_>, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
     let (count, rows) = (sequences.context_lengths.rows() as u64, queries.rows() as u64);
     let keys = (count * sequences.query_key_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count) / 2;

@@ -1,17 +1,18 @@
-//! The index of each row's largest element among the columns of all ranks, for a greedy
-//! choice without gathering logits.
+//! The index of each row's largest element among the columns of all ranks, for greedy
+//! decoding without gathering logits.
 
 use super::check;
 use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
-    /// Whether there are several ranks and each needs only its own columns to choose.
+    /// Returns `true` if there are several ranks, and each rank needs only its
+    /// own columns to choose.
     pub fn chooses_among_ranks(&self) -> bool {
         !self.rank().is_alone() && self.backend.chooses_among_ranks()
     }
 
-    /// The first index of the largest element in each row of all ranks' concatenated columns, into
-    /// `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x`
+    /// Writes the first index of the largest element in each row of all ranks' concatenated columns
+    /// to `out` `[rows]` u32. If the ranks [choose](Scope::chooses_among_ranks) together, `x`
     /// `[rows, columns.count]` f32 has this rank's columns, and the ranks exchange 8 bytes per row.
     /// Otherwise `x` has the columns of all ranks.
     ///

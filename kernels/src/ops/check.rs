@@ -2,7 +2,7 @@
 
 use crate::{DType, KernelError, ScaledLayer, Shape, Target, Tensor};
 
-/// `found` must have the shape `expected`.
+/// Checks that `found` has the shape `expected`.
 pub(super) fn shape(
     op: &'static str,
     what: &'static str,
@@ -30,7 +30,7 @@ pub(super) fn holds(
     Err(KernelError::Shape { op, what, expected: expected.to_owned(), found: found.shape() })
 }
 
-/// `found` must hold activations.
+/// Checks that `found` contains activations.
 pub(super) fn activation(
     op: &'static str,
     what: &'static str,
@@ -43,7 +43,8 @@ pub(super) fn activation(
     Err(KernelError::Type { op, what, expected: "the target's activations", found: found.dtype() })
 }
 
-/// `found` must hold floating-point numbers of the type in which the target stores weights.
+/// Checks that `found` contains floating-point numbers of the type in which
+/// the target stores weights.
 pub(super) fn weight(
     op: &'static str,
     what: &'static str,
@@ -59,7 +60,7 @@ pub(super) fn weight(
     Ok(())
 }
 
-/// `found` must be a weight with one element per column of `x`.
+/// Checks that `found` is a weight with one element per column of `x`.
 pub(super) fn column_weight(
     op: &'static str,
     what: &'static str,
@@ -71,7 +72,8 @@ pub(super) fn column_weight(
     shape(op, what, found, [x.columns()])
 }
 
-/// `x` must have the type and shape of `residual`, which must be writable.
+/// Checks that `x` and `residual` have the activation type and equal shapes, and
+/// that `residual` is writable.
 pub(super) fn added(
     op: &'static str,
     x: &Tensor<'_>,
@@ -85,7 +87,7 @@ pub(super) fn added(
     Ok(())
 }
 
-/// `found` must hold activations, or the f32 that logits use.
+/// Checks that `found` contains activations or f32, the type of logits.
 pub(super) fn activation_or_f32(
     op: &'static str,
     what: &'static str,
@@ -98,7 +100,7 @@ pub(super) fn activation_or_f32(
     }
 }
 
-/// `found` must hold f32.
+/// Checks that `found` contains f32.
 pub(super) fn f32(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
     match found.dtype() {
         DType::F32 => Ok(()),
@@ -106,7 +108,8 @@ pub(super) fn f32(op: &'static str, what: &'static str, found: &Tensor<'_>) -> R
     }
 }
 
-/// `head_dim` must be one of the `sizes` that the target's kernels support. `None` means all sizes.
+/// Checks that `head_dim` is one of the `sizes` that the target's kernels support.
+/// `None` means all sizes.
 pub(super) fn head_dim(
     op: &'static str,
     what: &'static str,
@@ -126,7 +129,7 @@ pub(super) fn head_dim(
     })
 }
 
-/// `found` must hold u32 indices.
+/// Checks that `found` contains u32 indices.
 pub(super) fn indices(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
     if found.dtype() == DType::U32 {
         return Ok(());
@@ -134,14 +137,14 @@ pub(super) fn indices(op: &'static str, what: &'static str, found: &Tensor<'_>) 
     Err(KernelError::Type { op, what, expected: "u32 indices", found: found.dtype() })
 }
 
-/// `found` must be a one-dimensional list of indices.
+/// Checks that `found` is a one-dimensional list of indices.
 pub(super) fn index_list(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
     indices(op, what, found)?;
     shape(op, what, found, [found.rows()])
 }
 
-/// A layer of the cache must hold the type of activations, or E4M3 with one scale for the keys and
-/// one for the values of each head.
+/// Checks that a layer of the cache has the activation type, or E4M3 with a scale for the keys and
+/// a scale for the values of each head.
 pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType) -> Result<(), KernelError> {
     let found = cache.layer.shape;
     match (found.dtype, cache.scales) {
@@ -158,8 +161,8 @@ pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType)
     }
 }
 
-/// A tensor that an operation changes in place must be borrowed exclusively. The type system
-/// ensures that for a tensor, and this check for a view.
+/// Panics unless `found`, which an operation changes in place, is borrowed exclusively. The type
+/// system ensures this for an owned tensor, but not for a view.
 pub(super) fn writable(op: &'static str, what: &'static str, found: &Tensor<'_>) {
     assert!(found.is_writable(), "{op}: {what} is a view that others may have too; make it with a `_mut` method");
 }

@@ -53,7 +53,7 @@ pub fn copy_blocks<B: Backend>(
 /// The same as for [`copy_blocks`].
 ///
 /// # Panics
-/// If the length of a row is not that of a slot, or a row or slot is out of bounds.
+/// If rows and slots differ in length, or a row or slot is out of bounds.
 pub fn copy_rows<B: Backend>(
     backend: &B,
     cache: &Tensor<'_>,

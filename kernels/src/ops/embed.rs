@@ -5,7 +5,7 @@ use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, calls, input_t
 use super::check;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. The
+    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`. Returns `[tokens, hidden]`. The
     /// ids of unseen tokens are read from `previous` `[rows]`.
     pub fn embed(
         &self,
@@ -16,8 +16,8 @@ impl<B: Backend> Scope<'_, B> {
         self.embed_share(table, RankShard::all(table.rows()), ids, previous)
     }
 
-    /// Like [`embed`](Scope::embed), where `table` `[tokens.count, hidden]` holds only a share of
-    /// the vocabulary. The rows of other tokens are zeros.
+    /// Like [`embed`](Scope::embed), but `table` `[tokens.count, hidden]` has only a share of the
+    /// vocabulary. The rows of all other tokens are zeros.
     pub fn embed_share(
         &self,
         table: &Tensor<'_>,

@@ -1,5 +1,5 @@
-//! Random numbers in place: weights for a model whose values do not matter, without a file
-//! or a host copy.
+//! Random numbers in place. The operation makes weights for a model whose values do not matter,
+//! without a file or a copy from the host.
 //!
 //! Every backend draws the same bits from the same seed. In wrapping 64-bit integers, element `i`,
 //! counted from 0, is
@@ -13,8 +13,8 @@
 //! value = round(float(sum) * float(deviation / 37837.227237))        (one product in f32, then to the type, ties to even)
 //! ```
 //!
-//! Part of a matrix gets the same numbers that it would have in the whole matrix:
-//! element `[row, column]` of `out` is number `row * pitch + column`, counted from
+//! A part of a matrix gets the same numbers that it would get if the whole matrix were
+//! filled: element `[row, column]` of `out` is number `row * pitch + column`, counted from
 //! the part's first element.
 //!
 //! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable
@@ -36,8 +36,8 @@ const SUM_DEVIATION: f64 = 37_837.227_237;
 /// The largest number that can be drawn, in standard deviations.
 pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 
-/// Fills `out` with numbers of mean zero and standard deviation `deviation`. It is called outside
-/// any pass, to load random weights.
+/// Fills `out` with numbers of mean zero and standard deviation `deviation`. This function is
+/// called outside any pass, to load random weights.
 ///
 /// # Errors
 /// `out` does not have the type in which the target stores weights, or has gaps between its rows.
@@ -62,7 +62,7 @@ pub struct MatrixSlice {
     pub pitch: usize,
 }
 
-/// Like [`fill_random`], where `out` is part of a matrix.
+/// Like [`fill_random`], but `out` is a part of a matrix.
 ///
 /// # Errors
 /// The same as for [`fill_random`].
@@ -79,7 +79,7 @@ pub fn fill_random_part<B: Backend>(
     }
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
     let factor = (f64::from(deviation) / SUM_DEVIATION) as f32;
-    // Equivalent to starting `part.first` steps later.
+    // This is equivalent to starting the generator `part.first` steps later.
     let seed = part.seed.wrapping_add(part.first.wrapping_mul(STEP));
     backend.fill_random(calls::FillRandom { seed, pitch: part.pitch, factor, out: out.view() })
 }

@@ -19,7 +19,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(self.gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// Like [`gated_experts`](Scope::gated_experts), in `format`.
+    /// Like [`gated_experts`](Scope::gated_experts), but returns the result in `format`.
     pub fn gated_experts_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

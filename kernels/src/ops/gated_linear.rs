@@ -10,13 +10,13 @@ use super::check;
 const OP: &str = "gated_linear";
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of `x @ weight^T + bias` times the second half, with
-    /// `x` `[rows, in_features]`, `weight` `[2 * features, in_features]` and
-    /// `bias` `[2 * features]`; returns `[rows, features]`.
+    /// Computes `x @ weight^T + bias`, and multiplies the SiLU of the first half of the columns by
+    /// the second half. `x` is `[rows, in_features]`, `weight` is `[2 * features, in_features]` and
+    /// `bias` is `[2 * features]`. Returns `[rows, features]`.
     ///
-    /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). The
-    /// intermediate product is taken from the workspace even if the backend does not need it,
-    /// because a plan does not know what autotuning chose.
+    /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). Space for
+    /// the intermediate product is taken from the workspace even if the backend does not need it,
+    /// because a plan does not know which algorithm autotuning will choose.
     pub fn gated_linear<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -27,7 +27,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out.plain.expect("it was asked for"))
     }
 
-    /// Like [`gated_linear`](Scope::gated_linear), in `format`.
+    /// Like [`gated_linear`](Scope::gated_linear), but returns the result in `format`.
     pub fn gated_linear_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,

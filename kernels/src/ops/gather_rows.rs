@@ -1,13 +1,13 @@
-//! Gather: copies of rows at given indices, for example of the rows of a window or of the last
-//! token of each sequence.
+//! Gather: copies rows at given indices, for example the rows of a window or the row of
+//! each sequence's last token.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Copies the rows of `x` that `rows` `[chosen]` names, in that
-    /// order; returns `[chosen, columns]`.
+    /// Copies the rows of `x` at the indices `rows` `[chosen]`, in
+    /// that order. Returns `[chosen, columns]`.
     pub fn gather_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.empty([rows.rows(), x.columns()])?;
         self.gather_rows_into(x, rows, &mut out)?;

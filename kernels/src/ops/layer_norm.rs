@@ -6,7 +6,7 @@ use super::check;
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by
-    /// `weight` `[hidden]` and shifts them by `bias` `[hidden]`; returns `[rows, hidden]`.
+    /// `weight` `[hidden]` and shifts them by `bias` `[hidden]`. Returns `[rows, hidden]`.
     pub fn layer_norm(
         &self,
         x: &Tensor<'_>,

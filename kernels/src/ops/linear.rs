@@ -15,8 +15,8 @@ struct Operands<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`,
-    /// `bias` `[out_features]`; returns `[rows, out_features]`.
+    /// Computes `x @ weight^T + bias` for `x` `[rows, in_features]`, `weight`
+    /// `[out_features, in_features]` and `bias` `[out_features]`. Returns `[rows, out_features]`.
     pub fn linear<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -31,7 +31,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Like [`linear`](Scope::linear), but writes to `out` `[rows, out_features]`, which belongs to
-    /// an outer scope. `out` holds activations, or f32 for logits.
+    /// an outer scope. `out` contains activations, or f32 for logits.
     pub fn linear_into<'a>(
         &self,
         x: impl Into<Activations<'a>>,
@@ -64,8 +64,8 @@ impl<B: Backend> Scope<'_, B> {
         self.launch(operands, true, sum)
     }
 
-    /// Quantizes activations if the weight wants it, takes scratch, counts the work and calls the
-    /// backend. Arguments are already checked.
+    /// Quantizes activations if the weight requires this, allocates scratch, counts the work and
+    /// calls the backend. Arguments are already checked.
     fn launch(&self, operands: Operands<'_>, accumulate: bool, out: &Tensor<'_>) -> Result<(), KernelError> {
         let Operands { x, weight, bias } = operands;
         let (out_features, in_features) = (weight.rows(), weight.columns());

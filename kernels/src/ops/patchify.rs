@@ -1,4 +1,4 @@
-//! Patches: picture bytes, cut into the rows that a vision encoder reads, and normalized.
+//! Patches: picture bytes, cut into the rows that a vision encoder reads and normalized.
 //! Uploading bytes moves an eighth of the data that f32 patches would take, and the frame of a
 //! still picture is uploaded once.
 
@@ -8,8 +8,8 @@ use super::check;
 
 pub use crate::calls::{CHANNELS, LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize};
 
-/// The pictures of one launch, and the patch that each row of the output holds. A time step of a
-/// video is a picture of several frames.
+/// The pictures of one launch, and the patch of each output row. A time step of a video is a
+/// picture of several frames.
 #[derive(Debug)]
 pub struct Pixels<'m> {
     /// `[bytes]` u8, fewer than 2^32. From the innermost: red, green and blue of a pixel, pixels of
@@ -25,8 +25,8 @@ pub struct Pixels<'m> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Cuts `pixels` into `out` `[patches, size.values()]`. The caller owns `out`, so that it can
-    /// free the bytes before the patches are read.
+    /// Cuts `pixels` into `out` `[patches, size.values()]`. `out` is a parameter, so that the
+    /// caller can free the bytes before the patches are read.
     pub fn patchify(&self, pixels: &Pixels<'_>, size: PatchSize, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "patchify";
         let Pixels { bytes, layout, levels, places } = pixels;

@@ -1,4 +1,4 @@
-//! Learned positions on a square grid, interpolated between its points: the position embeddings
+//! Learned position embeddings of a square grid, interpolated between its points: the embeddings
 //! that Qwen3-VL's vision encoder adds to its patches (transformers 5.17,
 //! `vision_utils.py::get_vision_interpolation_indices_and_weights`, bilinear, corners aligned).
 

@@ -1,4 +1,4 @@
-//! Checks that all products share, and conversion to the format of activations
+//! Checks that all products share, and the conversion of activations to the format
 //! that a product reads.
 
 use super::check;
@@ -6,7 +6,7 @@ use crate::{
     ActivationFormat, Activations, Backend, DType, FP8_BLOCK, KernelError, Scope, Target, Tensor, Weight, WeightScales,
 };
 
-/// `weight` must hold the type in which the target stores weights, or E4M3 with scales
+/// Checks that `weight` has the type in which the target stores weights, or is E4M3 with scales
 /// that fit its shape.
 pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Target) -> Result<(), KernelError> {
     let data = &weight.data;
@@ -30,7 +30,7 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     }
 }
 
-/// `x` must hold activations, quantized or plain.
+/// Checks that `x` contains activations, quantized or unquantized.
 fn check_activations(op: &'static str, x: &Activations<'_>, target: &Target) -> Result<(), KernelError> {
     if let Some(plain) = &x.plain {
         check::activation(op, "x", plain, target.activation())?;
@@ -57,7 +57,8 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(op, "bias", bias, [weight.rows()])
     }
 
-    /// Takes space for the format of `x` that `weight` wants, if `x` does not have that format.
+    /// Takes space from the workspace for the format of `x` that `weight` wants, if `x` does
+    /// not have that format.
     pub(super) fn quant_scratch_for(
         &self,
         x: &Activations<'_>,
@@ -70,12 +71,12 @@ impl<B: Backend> Scope<'_, B> {
         Ok(QuantScratch(Some(self.empty_in(ActivationFormat::of(wanted), x.rows(), x.columns())?)))
     }
 
-    /// The format of `x` that `weight` wants: from `x` if it has the format,
-    /// otherwise quantized into `quant_scratch`.
+    /// Returns `x` in the format that `weight` wants. If `x` does not have this format, `x`
+    /// is quantized into `quant_scratch`.
     ///
     /// # Panics
-    /// If `x` is quantized in another way and has no plain rows: the model's code asked
-    /// for the wrong format.
+    /// If `x` has neither the wanted format nor unquantized rows, because the model's code
+    /// requested the wrong format.
     pub(super) fn wanted<'a>(
         &self,
         x: &'a Activations<'_>,

@@ -1,5 +1,6 @@
-//! Quantization of activations to E4M3, where the operation that computes them cannot do it: the
-//! output of attention, and plain activations that are passed to an FP8 weight.
+//! Quantization of activations to E4M3, for activations that were not quantized by the operation
+//! that computed them: the output of attention, and unquantized activations that are multiplied
+//! by an FP8 weight.
 
 use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Scope, Tensor, Work, calls};
 
@@ -14,7 +15,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Like [`quantize`](Scope::quantize), but writes to `out`, which was taken for the result.
+    /// Like [`quantize`](Scope::quantize), but writes to `out`, which was allocated for the result.
     /// Does nothing if `out` has no quantized format.
     pub(super) fn round(&self, x: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
         let Some(out) = &out.rounded else { return Ok(()) };

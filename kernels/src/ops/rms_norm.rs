@@ -8,12 +8,13 @@ use super::check;
 pub struct RmsNorm<'a> {
     /// `[hidden]`, floating point.
     pub weight: &'a Tensor<'a>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
 }
 
 impl RmsNorm<'_> {
-    /// The weight must fit the rows of `x`, and `out` must have the shape of `x`.
+    /// Checks that the weight fits the rows of `x`, and that `out` has the shape of
+    /// `x` and is writable.
     pub(super) fn check(
         &self,
         op: &'static str,
@@ -37,13 +38,13 @@ impl RmsNorm<'_> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalizes the rows of `x` `[rows, hidden]` and scales them by `weight`
-    /// `[hidden]`; returns `[rows, hidden]`.
+    /// Normalizes the rows of `x` `[rows, hidden]` and scales them by
+    /// `weight` `[hidden]`. Returns `[rows, hidden]`.
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
         Ok(self.rms_norm_as(x, weight, epsilon, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// Like [`rms_norm`](Scope::rms_norm), in `format`.
+    /// Like [`rms_norm`](Scope::rms_norm), but returns the result in `format`.
     pub fn rms_norm_as(
         &self,
         x: &Tensor<'_>,

@@ -1,4 +1,4 @@
-//! The operations before a mixture's experts: the norm of the residual stream, the router's
+//! The operations before the experts of a mixture: the norm of the residual stream, the router's
 //! logits, and the routing.
 
 use super::{check, rms_norm::RmsNorm, route::Routing};
@@ -8,15 +8,16 @@ use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, call
 pub struct Router<'a> {
     /// `[experts, hidden]`, contiguous.
     pub weight: &'a Tensor<'a>,
-    /// Experts of a row.
+    /// Number of experts per row.
     pub top: usize,
-    /// Whether a row's weights are scaled to add up to 1.
+    /// `true` if a row's weights are scaled to add up to 1.
     pub renormalised: bool,
-    /// `[experts]` u32: the number of each expert's choices is added to it, and wraps.
+    /// `[experts]` u32 counters, to which the number of each expert's choices
+    /// is added, with wrapping.
     pub loads: &'a Tensor<'a>,
-    /// `[rows]` u32. The choices of a row without a slot
-    /// ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)), which is padding in a captured
-    /// step, are not counted.
+    /// `[rows]` u32: the KV cache slot of each row. Rows without a slot
+    /// ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)) are padding of a captured step, and their
+    /// choices are not counted.
     pub slots: Option<&'a Tensor<'a>>,
 }
 
@@ -30,7 +31,7 @@ impl<B: Backend> Scope<'_, B> {
     /// [`linear_into`](Scope::linear_into).
     ///
     /// # Panics
-    /// If `normed` has no plain rows.
+    /// If `normed` has no unquantized rows.
     pub fn rms_norm_route(
         &self,
         x: &Tensor<'_>,

@@ -44,7 +44,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// `positions` and `rope` must fit the rows of `x`.
+/// Checks that `positions` and `rope` fit the rows of `x`.
 pub(super) fn check_rope(
     op: &'static str,
     x: &Tensor<'_>,
@@ -69,8 +69,9 @@ mod tests {
 
     #[test]
     fn interleaved_axes_are_those_of_qwen3_vl() {
-        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: first all
-        // pairs follow time, then every third pair follows height, and every third width.
+        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: at
+        // first all pairs follow time. Then every third pair is changed to height, and every
+        // third pair to width.
         for (pairs, [_, second, third]) in [(64, [24, 20, 20]), (16, [6, 5, 5]), (64, [64, 0, 0])] {
             let mut expected = vec![0; pairs];
             (1..3 * second).step_by(3).for_each(|pair| expected[pair] = 1);

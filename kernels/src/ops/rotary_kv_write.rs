@@ -1,5 +1,5 @@
-//! Rotation of queries and keys together with the write of keys and values into the cache's blocks.
-//! Each element is read once.
+//! Rotary embedding of queries and keys, fused with the write of keys and values into KV cache
+//! blocks. Each element is read once.
 
 use bursar_budgets::Bytes;
 
@@ -15,7 +15,7 @@ pub use crate::calls::{HeadNorms, NO_SLOT};
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes each query and key head if there are `norms`, rotates the queries and keys of
     /// `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and
-    /// writes keys and values into `cache` at `slots` `[tokens]`. Afterwards only the queries
+    /// writes keys and values into `cache` at `slots` `[tokens]`. After the call, only the queries
     /// in `qkv` are valid.
     #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
     pub fn rotary_kv_write<'a>(

@@ -1,9 +1,9 @@
-//! Routing of tokens to experts: softmax over the router's logits, the largest `top` of them
-//! (Shazeer et al. 2017, arXiv 1701.06538), and all choices sorted by expert, so that each
+//! Routing of tokens to experts: softmax over the router's logits, the choice of the `top` largest
+//! (Shazeer et al. 2017, arXiv 1701.06538), and a sort of all choices by expert, so that each
 //! expert's rows are contiguous.
 //!
-//! All tensors have the size of the step's tokens times `top`, whatever is chosen, so a
-//! plan needs no guess.
+//! The sizes of all tensors depend only on the numbers of tokens and experts and on `top`, not on
+//! the choices, so a plan computes them exactly.
 
 use bursar_budgets::Bytes;
 
@@ -13,7 +13,8 @@ use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work, calls}
 pub use crate::calls::{EXPERTS_MAX, Routing, TOP_MAX};
 
 impl Routing<'_> {
-    /// Bytes of an expert-wise weight that a pass reads, as estimated before rows are routed.
+    /// Returns the bytes of the experts' weight that a pass reads, which is an estimate because the
+    /// rows are not routed yet.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
         let chosen = self.held.count as f64 * share_chosen(self.experts(), self.top, self.rows());
         let each = weight.bytes().0 as f64 / self.held.count as f64;
@@ -21,15 +22,15 @@ impl Routing<'_> {
     }
 }
 
-/// The expected share of experts that at least one of `rows` rows chooses, if each row
-/// independently chooses any `top`.
+/// Returns the expected share of experts that at least one of `rows` rows chooses, if each row
+/// independently chooses `top` experts at random.
 fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
     1.0 - (1.0 - top as f64 / experts as f64).powf(rows as f64)
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and counts the choices
-    /// in `loads` `[experts]` u32, which wraps.
+    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and adds the number of
+    /// each expert's choices to `loads` `[experts]` u32, with wrapping.
     ///
     /// # Errors
     /// The shapes disagree, there are more than [`EXPERTS_MAX`] experts, or
@@ -56,7 +57,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Checks the arguments, takes space for the choices, and counts the work.
+    /// Checks the arguments, allocates space for the choices, and counts the work.
     pub(super) fn routing(
         &self,
         logits: &Tensor<'_>,

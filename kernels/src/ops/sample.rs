@@ -25,9 +25,10 @@ pub struct Outcome {
     pub top: Vec<(u32, f32)>,
 }
 
-/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into); returns
-/// one outcome per row. The likeliest tokens are empty if `report` ends before them. Panics if
-/// `report` has any other length, or if `chosen` has fewer entries than there are rows.
+/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into),
+/// and returns one outcome per row. If `report` ends before the likeliest tokens, their
+/// lists are empty. Panics if `report` has any other length, or if `chosen` has fewer
+/// entries than there are rows.
 pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Outcome> {
     let [faults, own, ids, logarithms] = layout.report_parts();
     let has_top = report.len() == layout.report_words();
@@ -56,10 +57,10 @@ impl<B: Backend> Scope<'_, B> {
     /// keep them at fixed addresses.
     ///
     /// A row may have a [given](crate::sampling::SampleRow::given) token, such as the next token of
-    /// a prompt. Then nothing is chosen, and only the row's report is computed.
+    /// a prompt. In that case no token is chosen, and only the row's report is computed.
     ///
-    /// Before the call, `chosen` still holds the previous step's tokens. Produced tokens that the
-    /// host does not know yet are read from there.
+    /// Before the call, `chosen` must still contain the previous step's tokens. Produced tokens
+    /// that the host does not know yet are read from `chosen`.
     ///
     /// [`SampleBatch::pack`]: crate::sampling::SampleBatch::pack
     pub fn sample_into(

@@ -1,13 +1,13 @@
-//! Scatter: writes rows to given indices, for example picture embeddings into the prompt's
-//! placeholders, or windows back in order.
+//! Scatter: writes rows to given indices, for example picture embeddings to the prompt's
+//! placeholders, or rows of windows back to their original order.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
 impl<B: Backend> Scope<'_, B> {
-    /// Writes the rows of `x` `[chosen, columns]` to the rows of `out`
-    /// that `rows` `[chosen]` names.
+    /// Writes the rows of `x` `[chosen, columns]` to the rows of `out` at
+    /// the indices `rows` `[chosen]`.
     pub fn scatter_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "scatter_rows";
         check::activation(OP, "x", x, self.target().activation())?;

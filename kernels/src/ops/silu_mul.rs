@@ -5,13 +5,13 @@ use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, 
 use super::check;
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` times the second
-    /// half; returns `[rows, features]`.
+    /// Multiplies the SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` by the
+    /// second half. Returns `[rows, features]`.
     pub fn silu_mul(&self, gate_up: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         Ok(self.silu_mul_as(gate_up, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// Like [`silu_mul`](Scope::silu_mul), in `format`.
+    /// Like [`silu_mul`](Scope::silu_mul), but returns the result in `format`.
     pub fn silu_mul_as(&self, gate_up: &Tensor<'_>, format: ActivationFormat) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "silu_mul";
         check::activation(OP, "gate_up", gate_up, self.target().activation())?;

@@ -1,5 +1,4 @@
-//! Copies between host and device. All such copies except those of blocks and rows
-//! in `copy_blocks` are here.
+//! Copies between host and device, except copies of blocks and rows (`copy_blocks`).
 
 use std::{fmt, marker::PhantomData};
 
@@ -21,7 +20,7 @@ pub struct Later<E> {
 }
 
 impl<E: Element> Later<E> {
-    /// Whether [`wait`](Later::wait) would return at once.
+    /// Returns `true` if [`wait`](Later::wait) would return at once.
     pub fn has_come(&self) -> bool {
         self.arrival.has_come()
     }
@@ -46,8 +45,8 @@ impl<E> fmt::Debug for Later<E> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Copies `elements` to the device as a tensor of `shape`. Panics if their number differs
-    /// from that of `shape`.
+    /// Copies `elements` to the device as a tensor of `shape`. Panics if the number of elements
+    /// does not match `shape`.
     pub fn upload<E: Element>(&self, shape: impl Into<Shape>, elements: &[E]) -> Result<Tensor<'_>, KernelError> {
         let shape = shape.into();
         assert_eq!(shape.elements(), elements.len(), "upload of {} elements as {shape}", elements.len());
@@ -57,15 +56,14 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Copies `elements` to `out`, which outlives the pass; see [`fill_elements`]. The
-    /// copy is not counted as work, because the amount depends on more than shapes, and a
-    /// plan knows only shapes.
+    /// Copies `elements` to `out`, which outlives the pass; see [`fill_elements`]. The copy is not
+    /// counted as work, because its size depends on more than shapes, and a plan knows only shapes.
     pub fn upload_into<E: Element>(&self, elements: &[E], out: &mut Tensor<'_>) -> Result<(), KernelError> {
         fill_elements(self.backend, elements, out)
     }
 
-    /// Copies `parts` to the device one after another, as `[elements of all]`. The host need
-    /// not join them first.
+    /// Copies `parts` to the device one after another, as `[elements of all parts]`, so that the
+    /// host does not have to join them first.
     pub fn upload_parts<E: Element>(&self, parts: &[&[E]]) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([parts.iter().map(|part| part.len()).sum()], E::DTYPE)?;
         self.count(Work::over(0, &[&out]));
@@ -88,8 +86,8 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Starts copying a contiguous tensor of `E` to the host, ordered after all earlier work, and
-    /// returns without waiting. Later calls may overwrite `source` and its scope may end, because
-    /// the copy is ordered before them.
+    /// returns without waiting. Later calls may overwrite `source`, and its scope may end, because
+    /// the copy is ordered before all later work.
     pub fn download_later<E: Element>(&self, source: &Tensor<'_>) -> Result<Later<E>, KernelError> {
         check_source::<E>("download_later", source)?;
         self.count(Work::over(0, &[source]));
@@ -97,7 +95,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(Later { arrival, elements: source.shape().elements(), host: PhantomData })
     }
 
-    /// An arrival without elements that marks the end of all earlier work.
+    /// Returns an arrival without elements that marks the end of all earlier work.
     pub fn moment(&self) -> Result<Later<u32>, KernelError> {
         let nothing = self.take([0], DType::U32)?;
         self.download_later(&nothing)
@@ -111,8 +109,8 @@ fn check_source<E: Element>(op: &'static str, source: &Tensor<'_>) -> Result<(),
     check::holds(source.is_contiguous(), op, "source", source, "contiguous rows")
 }
 
-/// Copies `source`, the bytes of `out`'s elements row by row, into `out`. It is called outside any
-/// pass, to load weights.
+/// Copies `source`, the bytes of `out`'s elements row by row, into `out`. This function is called
+/// outside any pass, to load weights.
 pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Result<(), KernelError> {
     const OP: &str = "fill";
     check::writable(OP, "out", out);
@@ -121,8 +119,8 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     backend.upload(calls::Upload { source, out: out.view() })
 }
 
-/// Copies `elements` to `out`, which must hold as many elements of the same type. It updates the
-/// inputs of captured work, whose addresses are fixed.
+/// Copies `elements` to `out`, which must have the same number and type of elements. This function
+/// updates the inputs of captured graphs, whose addresses are fixed.
 ///
 /// # Errors
 /// The same as for [`fill`], and if the types differ.
@@ -142,8 +140,8 @@ pub fn fill_elements<B: Backend, E: Element>(
     fill(backend, as_bytes(elements), out)
 }
 
-/// Waits until the device has finished all work that `backend` was given. Call it before freeing
-/// memory that the device may still write.
+/// Waits until the device has finished all work that `backend` was given. Call this function before
+/// freeing memory that the device may still write.
 ///
 /// # Errors
 /// Any error that the device reports for that work.

@@ -36,7 +36,7 @@ impl Ragged {
 }
 
 impl SampleBatch {
-    /// An empty batch for logits of `vocabulary` tokens.
+    /// Creates an empty batch for logits of `vocabulary` tokens.
     pub fn new(vocabulary: usize) -> Self {
         SampleBatch { vocabulary, ..SampleBatch::default() }
     }
@@ -45,7 +45,7 @@ impl SampleBatch {
         self.rows.len()
     }
 
-    /// Whether any row requests the likeliest tokens.
+    /// Returns `true` if any row requests the likeliest tokens.
     pub fn wants_top(&self) -> bool {
         self.rows.iter().any(|(row, _)| row.top != NO_REPORT && row.top > 0)
     }
@@ -83,13 +83,13 @@ impl SampleBatch {
         self.push(&row, &Wishes::default());
     }
 
-    /// Adds a padding row, from which nothing is chosen.
+    /// Adds a padding row, from which no token is chosen.
     pub fn push_ignored(&mut self) {
         self.push(&SampleRow { ignored: true, ..SampleRow::default() }, &Wishes::default());
     }
 
-    /// Packs the batch into `words`, replacing their contents, for a launch over `rows` rows. Rows
-    /// after the rows of the batch are ignored. Rows come first in `words` because they need an
+    /// Packs the batch into `words`, replacing their contents, for a launch over `rows` rows. The
+    /// rows after the batch's own rows are padding. Rows come first in `words` because they need an
     /// alignment of 8 bytes. Panics if the batch has more than `rows` rows.
     pub fn pack(&self, rows: usize, words: &mut Vec<u32>) -> SampleLayout {
         let layout = SampleLayout { rows, vocabulary: self.vocabulary };
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::sampling::ROW_WORDS;
 
-    /// Three rows, the last one ignored, packed for a launch over five.
+    /// Three rows, of which the last is ignored, packed for a launch over five rows.
     fn packed() -> (Vec<u32>, SampleLayout) {
         let mut batch = SampleBatch::new(40);
         let row = SampleRow { presence: 1.0, top: 3, ..SampleRow::default() };

@@ -3,10 +3,11 @@
 
 use super::{philox, row::SampleRow};
 
-/// Number of tokens that top-p sorts first, and the factor by which it then increases
-/// that number. A nucleus is usually small, and sorting a vocabulary of 150,000 takes
-/// longer than everything else.
+/// Number of tokens that top-p sorts at first. A nucleus is usually small, and sorting a vocabulary
+/// of 150,000 takes longer than everything else.
 const NUCLEUS_FIRST: usize = 256;
+
+/// Factor by which top-p increases the number of tokens to sort if the nucleus is larger.
 const NUCLEUS_GROWTH: usize = 8;
 
 /// A token that may be drawn.
@@ -19,10 +20,10 @@ pub struct Candidate {
 
 /// Draws one of the tokens that `row` keeps of `logits`. At least one logit must be finite.
 ///
-/// The rules are those of transformers 5.17 (`generation/logits_process.py`): temperature,
+/// The rules are the same as in transformers 5.17 (`generation/logits_process.py`): temperature,
 /// top-k (ties with the last kept token stay), top-p (the token that crosses the threshold
-/// stays), min-p. The order is that of vLLM 0.33, where top-p is a share of the tokens that
-/// min-p has kept (`v1/sample/sampler.py`).
+/// stays), min-p. The order is the same as in vLLM 0.33, where top-p is a share of the tokens
+/// that min-p has kept (`v1/sample/sampler.py`).
 pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate], weights: &mut [f64]) -> u32 {
     let mut count = 0;
     for (&logit, id) in logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite()) {
@@ -52,7 +53,7 @@ pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate]
     candidates[pick(&weights[..count], philox::uniform(row.seed, row.position))].id
 }
 
-/// Moves the candidates that `wanted` accepts to the front, in order; returns their number.
+/// Moves the candidates that `wanted` accepts to the front, in order. Returns their number.
 fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> usize {
     let mut count = 0;
     for at in 0..candidates.len() {
@@ -64,18 +65,19 @@ fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> us
     count
 }
 
-/// Keeps the `top_k` likeliest candidates and ties with the last kept one, sorted by likelihood and
-/// then by id. Without top-k, candidates stay in vocabulary order.
+/// Keeps the `top_k` likeliest candidates and all ties with the last of them, sorted by
+/// likelihood and then by id. Returns the number of kept candidates. Without top-k, candidates
+/// stay in vocabulary order.
 fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
     let (_, &mut Candidate { logit: least, .. }, _) = candidates.select_nth_unstable_by(top_k - 1, likelier);
     let count = keep(candidates, |candidate| candidate.logit >= least);
-    // Selection reorders tokens; sorting makes the order unique again.
+    // Selection leaves the tokens in an unspecified order. Sorting makes the order unique.
     candidates[..count].sort_unstable_by(likelier);
     count
 }
 
-/// Keeps the likeliest tokens that together reach `top_p`, sorted by likelihood (Holtzman et
-/// al. 2019, arXiv 1904.09751).
+/// Keeps the likeliest tokens that together reach `top_p`, sorted by likelihood (Holtzman et al.
+/// 2019, arXiv 1904.09751). Returns the number of kept tokens.
 fn keep_top_p(candidates: &mut [Candidate], top_p: f64, weight: impl Fn(f32) -> f64) -> usize {
     let threshold = top_p * candidates.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
     let (mut sorted, mut reached) = (0, 0.0);
@@ -105,7 +107,7 @@ fn likelier(one: &Candidate, other: &Candidate) -> std::cmp::Ordering {
     other.logit.total_cmp(&one.logit).then(one.id.cmp(&other.id))
 }
 
-/// Inverse of the cumulative distribution at `uniform` in [0, 1).
+/// Returns the index at which the cumulative distribution exceeds `uniform`, a number in [0, 1).
 fn pick(weights: &[f64], uniform: f64) -> usize {
     let mut rest = uniform * weights.iter().sum::<f64>();
     for (index, &weight) in weights.iter().enumerate() {
@@ -114,6 +116,7 @@ fn pick(weights: &[f64], uniform: f64) -> usize {
         }
         rest -= weight;
     }
-    // Rounding can leave a small remainder, which goes to the last token with any weight.
+    // Rounding can leave a small remainder. In that case the last token with a weight
+    // above 0 is chosen.
     weights.iter().rposition(|&weight| weight > 0.0).unwrap_or(0)
 }

@@ -53,7 +53,7 @@ fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally:
     for id in known(prompt).chain(known(wishes.produced)) {
         let count = std::mem::take(&mut tally[id]);
         if count == 0 {
-            continue; // met before
+            continue; // the token was already handled
         }
         let logit = logits[id];
         let repeated = if logit < 0.0 { logit * row.repetition } else { logit / row.repetition };
@@ -64,7 +64,7 @@ fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally:
     }
 }
 
-/// Keeps a very large logit from becoming +infinity, which has no distribution.
+/// Clamps a very large logit, because logits with +infinity have no distribution.
 /// Forbidden tokens stay forbidden.
 fn bounded(logit: f32) -> f32 {
     if logit == f32::NEG_INFINITY { logit } else { logit.clamp(f32::MIN, f32::MAX) }

@@ -1,4 +1,4 @@
-//! The choice of a token from one row.
+//! The choice of a token from one row of logits.
 
 use super::{
     candidates::{Candidate, draw},
@@ -19,7 +19,7 @@ pub struct ChoiceScratch<'a> {
     pub tally: &'a mut [u32],
 }
 
-/// The fault in the unchanged logits, if there is one.
+/// Returns the fault in the unchanged logits, if there is a fault.
 pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
         return Some(Fault::NotNumbers);
@@ -27,8 +27,8 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }
 
-/// The token for `logits`, which must have no fault according to [`fault_of`]. A given token is
-/// returned unchanged. Equal logits, rows and lists give equal tokens.
+/// Chooses a token from `logits`, which must have no fault according to [`fault_of`]. A given token
+/// is returned unchanged. Equal logits, rows and lists give equal tokens.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if every token is forbidden.
@@ -47,7 +47,7 @@ pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, buffers: Cho
     Ok(if row.is_greedy() { likeliest(allowed) } else { draw(allowed, row, candidates, weights) })
 }
 
-/// The first index of the largest logit, like `argmax` of torch and numpy on a CPU.
+/// Returns the first index of the largest logit, like `argmax` of torch and numpy on a CPU.
 fn likeliest(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, &logit) in logits.iter().enumerate() {

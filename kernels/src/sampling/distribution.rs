@@ -12,7 +12,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The distribution of `logits`, which must have no
+    /// Computes the distribution of `logits`, which must have no
     /// fault according to [`fault_of`](super::fault_of).
     pub fn of(logits: &[f32]) -> Self {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -21,14 +21,14 @@ impl Distribution {
         Distribution { largest, log_total: total.ln() }
     }
 
-    /// The natural logarithm of the probability of a token with this logit.
+    /// Returns the natural logarithm of the probability of a token with this logit.
     pub fn log_probability(&self, logit: f32) -> f32 {
         (f64::from(logit) - f64::from(self.largest) - self.log_total) as f32
     }
 
-    /// The `count` likeliest tokens, largest logit first and ties by id, without impossible
-    /// tokens. It takes one pass, in which nearly every logit is only compared with the smallest
-    /// logit kept so far.
+    /// Returns the `count` likeliest tokens, largest logit first and ties by id, without impossible
+    /// tokens. The search takes one pass, in which nearly every logit is only compared with the
+    /// smallest logit kept so far.
     pub fn likeliest(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
         let mut top: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
         let mut least = f32::NEG_INFINITY;

@@ -31,11 +31,11 @@ impl SampleList {
 ///
 /// 1. [`ROW_WORDS`] for each row;
 /// 2. for each [kind of lists](SampleList) `[rows + 1]`: the first word of each row's list, and the
-///    end of the last;
-/// 3. the lists, and the masks that rows name by their first word, in any order.
+///    end of the last list;
+/// 3. the lists, and the masks, to which rows refer by the first word of a mask, in any order.
 ///
-/// Parts 1 and 2 depend only on the sizes, so a captured step finds the next batch
-/// at the same positions.
+/// Parts 1 and 2 depend only on the sizes, so these parts of the next batch are at the same
+/// positions for a captured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
     pub rows: usize,
@@ -44,13 +44,14 @@ pub struct SampleLayout {
 }
 
 impl SampleLayout {
-    /// The words that hold the starts of the rows' lists of a kind, and the end of the last list.
+    /// Returns the words that contain the starts of the rows' lists of one kind, and the end
+    /// of the last list.
     pub fn starts(&self, list: SampleList) -> Range<usize> {
         let first = self.rows * ROW_WORDS + list as usize * (self.rows + 1);
         first..first + self.rows + 1
     }
 
-    /// The first word of the lists.
+    /// Returns the first word of the lists.
     pub fn lists(&self) -> usize {
         self.starts(SampleList::Produced).end
     }
@@ -59,26 +60,26 @@ impl SampleLayout {
         self.vocabulary.div_ceil(u32::BITS as usize)
     }
 
-    /// Maximum number of words of a batch: every row uses every option, and has a prompt and
-    /// produced tokens of `past_tokens` in total.
+    /// Returns the maximum number of words of a batch. Every row may use every option, and may have
+    /// up to `past_tokens` tokens of prompt and reply together.
     pub fn words_max(&self, past_tokens: usize) -> usize {
         self.lists() + self.rows * (3 * LISTED_MAX + past_tokens + self.mask_words())
     }
 
-    /// Words of a report: [faults](super::Fault) `[rows]`, log-probabilities of the chosen
-    /// tokens `[rows]` f32, the likeliest tokens `[rows, TOP_MAX]` and their
-    /// log-probabilities `[rows, TOP_MAX]` f32. If no row requests the likeliest tokens, the
-    /// words [before them](Self::report_words_without_top) suffice.
+    /// Returns the number of words of a report: [faults](super::Fault) `[rows]`,
+    /// log-probabilities of the chosen tokens `[rows]` f32, the likeliest tokens
+    /// `[rows, TOP_MAX]` and their log-probabilities `[rows, TOP_MAX]` f32. If no row requests
+    /// the likeliest tokens, the words [before them](Self::report_words_without_top) suffice.
     pub fn report_words(&self) -> usize {
         self.rows * (2 + 2 * TOP_MAX)
     }
 
-    /// Words of a report before the likeliest tokens.
+    /// Returns the number of words of a report before the likeliest tokens.
     pub fn report_words_without_top(&self) -> usize {
         2 * self.rows
     }
 
-    /// The first word of each part of a report, in order.
+    /// Returns the first word of each part of a report, in order.
     pub(crate) fn report_parts(&self) -> [usize; 4] {
         let rows = self.rows;
         [0, rows, 2 * rows, (2 + TOP_MAX) * rows]

@@ -4,13 +4,14 @@
 //! The steps follow vLLM's `v1/sample/sampler.py`, and transformers 5.17's
 //! `generation/logits_process.py` for the steps that both have:
 //!
-//! 1. log-probabilities are read before anything is changed; a row whose token is given ends here;
+//! 1. log-probabilities are computed from the unchanged logits; a row with a given token is then
+//!    done;
 //! 2. a grammar's mask forbids tokens that cannot follow;
 //! 3. single tokens are forbidden;
 //! 4. biases are added;
-//! 5. repetition, frequency and presence penalties;
-//! 6. greedy choice; or temperature, top-k, min-p, top-p (as in vLLM; transformers has min-p
-//!    last), and a draw.
+//! 5. repetition, frequency and presence penalties are applied;
+//! 6. the likeliest token is chosen, or temperature, top-k, min-p and top-p are applied and a token
+//!    is drawn. The order is vLLM's; transformers applies min-p last.
 
 mod batch;
 mod candidates;

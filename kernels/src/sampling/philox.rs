@@ -1,14 +1,14 @@
 //! Philox4x32-10: random numbers as a function of a key and a counter.
 //!
-//! Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11. There is no
-//! state to share or save: the number for a position does not depend on the batch or on how
-//! often it is requested.
+//! Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11.
+//! There is no state to share or save: the number for a position does not depend on the
+//! batch or on earlier requests.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// One block of four words.
+/// Returns one block of four random words.
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for round in 0..ROUNDS {
         if round > 0 {
@@ -21,7 +21,7 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// A double in [0, 1) with 53 random bits, for the token at `position` of a
+/// Returns a double in [0, 1) with 53 random bits, for the token at `position` of a
 /// sequence with this `seed`.
 pub fn uniform(seed: u64, position: u64) -> f64 {
     let [a, b, ..] = philox4x32([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);

@@ -20,38 +20,40 @@ pub const ROW_WORDS: usize = 20;
 /// Options for the choice of one row's token. The caller has checked the ranges given here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
-    /// 0 takes the likeliest token; otherwise logits are divided by the temperature. At
-    /// least 0, and finite.
+    /// Temperature, finite and at least 0, by which logits are divided. 0
+    /// chooses the likeliest token.
     pub temperature: f64,
-    /// Keeps the likeliest tokens that together reach this probability. Above 0; 1 means no limit.
+    /// Top-p: the likeliest tokens that together reach this probability are kept. Above 0.
+    /// 1 means no limit.
     pub top_p: f64,
-    /// Natural logarithm of the least probability relative to the likeliest token. At most 0;
-    /// -infinity means no limit.
+    /// Min-p: natural logarithm of the minimum probability, relative to the likeliest token. At
+    /// most 0. -infinity means no limit.
     pub min_p_logarithm: f64,
-    /// Subtracted once from the logit of each token produced so far.
+    /// Presence penalty, subtracted once from the logit of each token produced so far.
     pub presence: f64,
-    /// Subtracted from a token's logit once for each time it was produced.
+    /// Frequency penalty, subtracted from a token's logit once for each time that
+    /// the token was produced.
     pub frequency: f64,
-    /// Determines every random choice, together with the position.
+    /// Seed, which together with `position` determines the random choice.
     pub seed: u64,
-    /// Tokens produced so far.
+    /// Number of tokens produced so far.
     pub position: u64,
-    /// Divides the logits of tokens seen before if they are positive, and multiplies them if they
-    /// are negative. Above 0; 1 changes nothing.
+    /// Repetition penalty, above 0. For tokens of the prompt and the reply, positive logits are
+    /// divided by it and negative logits are multiplied by it. 1 changes nothing.
     pub repetition: f32,
-    /// Keeps this many of the likeliest tokens; 0 means no limit.
+    /// Top-k: this many of the likeliest tokens are kept. 0 means no limit.
     pub top_k: u32,
     /// Number of likeliest tokens to report in addition to the chosen token's log-probability, at
     /// most [`TOP_MAX`]. [`NO_REPORT`] requests no report at all.
     pub top: u32,
-    /// Marks a padding row of a captured batch. Nothing is chosen from it.
+    /// `true` for a padding row of a captured batch, from which no token is chosen.
     pub ignored: bool,
-    /// The token that actually follows. It is returned whatever the other options are, so that the
-    /// row only computes its report.
+    /// The token that follows, if it is already known. This token is returned regardless of the
+    /// other options, and only the row's report is computed.
     pub given: Option<u32>,
 }
 
-/// Greedy choice, without limits, penalties or report.
+/// A greedy choice without limits, penalties or a report.
 impl Default for SampleRow {
     fn default() -> Self {
         SampleRow {
@@ -72,18 +74,18 @@ impl Default for SampleRow {
 }
 
 impl SampleRow {
-    /// Whether the likeliest token is taken without a draw.
+    /// Returns `true` if the likeliest token is chosen without a draw.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    /// Whether any penalty reads the produced tokens.
+    /// Returns `true` if any penalty reads the produced tokens.
     pub fn penalises(&self) -> bool {
         self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
     }
 
-    /// The layout of `SampleRow` in `kernels/cuda/include/sampling/request.cuh`. `mask` is the
-    /// first word of the row's mask.
+    /// Returns the row in the layout of `SampleRow` in `kernels/cuda/include/sampling/request.cuh`.
+    /// `mask` is the first word of the row's mask.
     pub(super) fn to_words(self, mask: u32) -> [u32; ROW_WORDS] {
         let doubles = [self.temperature, self.top_p, self.min_p_logarithm, self.presence, self.frequency];
         let halves = |long: u64| [long as u32, (long >> 32) as u32];
@@ -94,7 +96,7 @@ impl SampleRow {
         std::array::from_fn(|_| words.next().expect("so many were written"))
     }
 
-    /// The row and the first word of its mask; the inverse of `to_words`.
+    /// Returns the row and the first word of its mask. This is the inverse of `to_words`.
     pub(crate) fn from_words(words: &[u32; ROW_WORDS]) -> (Self, u32) {
         let long = |at: usize| u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32;
         let double = |at| f64::from_bits(long(at));
@@ -130,14 +132,15 @@ pub struct Wishes<'a> {
     pub biases: &'a [f32],
     /// The prompt's tokens, read only for a repetition penalty.
     pub prompt: &'a [u32],
-    /// The tokens produced so far that the host has seen. They are read only for penalties.
+    /// The tokens produced so far that the host has seen. This list is read only for penalties.
     pub produced: &'a [u32],
     /// A further produced token, which the previous step chooses.
     pub unseen: Option<UnseenToken>,
 }
 
 impl Wishes<'_> {
-    /// Whether the token is chosen from changed logits instead of the row's original logits.
+    /// Returns `true` if the token is chosen from changed logits instead of
+    /// the row's original logits.
     pub fn changes(&self, row: &SampleRow) -> bool {
         self.allowed.is_some() || !self.forbidden.is_empty() || !self.biased.is_empty() || row.penalises()
     }
@@ -153,7 +156,7 @@ impl fmt::Debug for Wishes<'_> {
     }
 }
 
-/// Reason why nothing was chosen from a row.
+/// Reason why no token was chosen from a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
@@ -166,7 +169,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The fault that the device wrote; `None` for 0.
+    /// Returns the fault that the device wrote, or `None` for 0.
     pub fn from_word(word: u32) -> Option<Self> {
         [Fault::NotNumbers, Fault::NothingAllowed, Fault::Ignored].into_iter().find(|fault| *fault as u32 == word)
     }

@@ -23,8 +23,9 @@ impl Batch {
         Batch { vocabulary, asked, previous }
     }
 
-    /// Returns for each row the token, the fault, the log-probability or 1, and the likeliest
-    /// tokens with their log-probabilities, and then the rest of the previously chosen tokens.
+    /// Returns for each row the token, the fault, the log-probability (1 if there is none), and the
+    /// likeliest tokens with their log-probabilities, and then the rest of the previously chosen
+    /// tokens.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let Batch { vocabulary, ref asked, ref previous } = *self;
         let mut batch = SampleBatch::new(vocabulary);

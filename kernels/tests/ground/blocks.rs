@@ -75,8 +75,8 @@ impl Blocks {
     }
 }
 
-/// Copies blocks to the host, overwrites them at once by later work, and copies them
-/// back to other blocks.
+/// Copies blocks to the host, immediately overwrites them with later work, and copies them back to
+/// other blocks.
 pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let shape = KvShape { layers: 3, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
     let blocks = Blocks::new(device, shape, 9, 5);
@@ -99,8 +99,9 @@ pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     assert_eq!(blocks.read(backend, 1), [0; 3], "the slot has what came last");
 }
 
-/// Copies rows of a picture to the host, overwrites them at once by later work, and copies them
-/// back to other rows, also in the same call in which other rows are copied out of these.
+/// Copies rows of a picture to the host, immediately overwrites them with later work, and copies
+/// them back to other rows. The call that copies them back also copies rows to the host, some of
+/// them from the rows that it overwrites.
 pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let (rows, width, slots) = (11, 5, 7);
     let row_bytes = DType::F32.bytes(width);

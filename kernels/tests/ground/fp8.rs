@@ -29,12 +29,12 @@ pub enum Product {
     Gated {
         bias: bool,
     },
-    /// Gate and up of experts.
+    /// The gate and up product of experts.
     GatedExperts {
         experts: usize,
         top: usize,
     },
-    /// Down of experts.
+    /// The down product of experts.
     AddExperts {
         experts: usize,
         top: usize,
@@ -102,8 +102,8 @@ impl Fp8 {
                 (9, 208, 144, 5, 3),
                 (131, 256, 128, 16, 4),
                 (300, 272, 192, 3, 2),
-                // Most rows choose one expert, which takes several tiles, and
-                // few choose the others.
+                // Most rows choose one expert, which takes several tiles, and few choose the other
+                // experts.
                 (41, 272, 144, LIKED, 2),
                 (70, 144, 80, LIKED, 1),
             ] {
@@ -129,7 +129,7 @@ impl Fp8 {
         }
     }
 
-    /// Whether a sum is multiplied by another.
+    /// Whether the result is a product of two sums, gate and up.
     pub fn is_gated(&self) -> bool {
         matches!(self.product, Product::Gated { .. } | Product::GatedExperts { .. })
     }
@@ -401,7 +401,7 @@ fn nearest(number: f64) -> f64 {
     ((number / unit).round_ties_even() * unit).clamp(-448.0, 448.0)
 }
 
-/// The number of a code, by the format's definition.
+/// The value of an E4M3 code, by the format's definition.
 fn value(code: E4m3) -> f64 {
     let (exponent, mantissa) = (i32::from(code.0 >> 3 & 0xf), f64::from(code.0 & 7));
     let size = match exponent {

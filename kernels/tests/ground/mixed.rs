@@ -10,7 +10,7 @@ use super::{
     widened,
 };
 
-/// A layer of experts and the rows that it computes.
+/// A layer of experts, and the number of rows that pass through it.
 #[derive(Clone, Debug)]
 pub struct Mixed {
     pub rows: usize,
@@ -81,8 +81,8 @@ impl Mixed {
     }
 
     /// Returns the rows' weights, their choices' places, their experts' starts and the loads,
-    /// and then three results: the whole tensor around the sums, the same tensor after two
-    /// ranks have computed it, one with a third of the experts and one with the others, and
+    /// and then three results: the whole tensor that contains the sums, the same tensor after two
+    /// ranks have computed it, one with a third of the experts and one with the other experts, and
     /// sums that are normalized too.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
@@ -90,7 +90,7 @@ impl Mixed {
         let apart: Vec<f32> =
             self.logits(random).chunks(experts.max(1)).flat_map(|row| [row, &[9.0; 3]].concat()).collect();
         let logits = scope.upload([rows, experts + 3], &apart)?;
-        // Counters that wrap.
+        // Counters that are about to wrap.
         let loads = scope.upload([experts], &vec![u32::MAX; experts])?;
         let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?;
         let x = wide(scope, rows, hidden, random)?;
@@ -241,15 +241,15 @@ pub fn normed_sum<B: Backend>(
     Ok(found.into_iter().map(f32::to_bits).collect())
 }
 
-/// A third of the experts, and the others if there are several experts.
+/// The experts of two ranks: a third of the experts, and the other experts if there are any.
 pub(super) fn shares(whole: usize) -> Vec<RankShard> {
     let first = whole.div_ceil(3);
     let all = [RankShard { first: 0, count: first, whole }, RankShard { first, count: whole - first, whole }];
     all.into_iter().filter(|share| share.count > 0).collect()
 }
 
-/// The experts of a row with their weights, likeliest first. Among equal experts, the
-/// first one comes first.
+/// The experts of a row with their weights, likeliest first. Experts with equal logits are in the
+/// order of their indices.
 pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));

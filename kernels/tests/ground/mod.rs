@@ -94,7 +94,8 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     segment
 }
 
-/// The index of the largest number, and the first of equal ones, as `argmax` is defined.
+/// The index of the largest number, and the first such index if several numbers are equal, as
+/// `argmax` is defined.
 pub fn first_largest(numbers: impl Iterator<Item = f32>) -> u32 {
     let numbers = numbers.enumerate().filter(|(_, number)| !number.is_nan());
     let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });

@@ -16,12 +16,12 @@ use super::{
     wide::{Wide, floats, inside, margins},
 };
 
-/// Number of pairs of a row and a token that it sees.
+/// Number of pairs of a row and a token that the row sees.
 fn pairs_of(rows: usize, context: usize) -> u64 {
     (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
 }
 
-/// Sequences over a cache that holds NaN except where the sequences have written.
+/// Sequences over a cache that contains NaN except where the sequences have written.
 pub struct PagedData {
     heads: usize,
     shape: KvShape,

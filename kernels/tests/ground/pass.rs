@@ -54,8 +54,8 @@ pub enum Pass {
     Sample { rows: usize, vocabulary: usize },
 }
 
-/// Every operation, at sizes that are no multiples of tiles or vectors, and at the head
-/// sizes of real models.
+/// Every operation, at sizes that are not multiples of tiles or vectors, and at the head sizes of
+/// real models.
 pub fn passes() -> Vec<Pass> {
     let mut passes = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -93,7 +93,7 @@ pub fn passes() -> Vec<Pass> {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
         }
         // About a hundred rows, for which gated products have a separate kernel: 64 or 128 rows per
-        // block, and last tiles that overlap others.
+        // block, and last tiles that overlap other tiles.
         for (rows, in_features, features) in [(65, 72, 136), (128, 520, 100), (130, 1000, 200), (200, 8, 292)] {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 130 });
         }
@@ -133,7 +133,7 @@ pub fn passes() -> Vec<Pass> {
         let sequences = (0..count).map(|i| (1, if i == 3 { 1501 } else { 37 * i % 90 })).collect();
         passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences });
     }
-    // Only decoding, with contexts cut into pieces that fit the longest.
+    // Only decoding, with contexts cut into pieces whose size is chosen for the longest context.
     let sequences = (0..30).map(|i| (1, 500 + i)).collect();
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 32, sequences });
     // A few rows over a long context, which a GPU splits.
@@ -488,8 +488,8 @@ impl Pass {
     }
 }
 
-/// Ids, of which every third refers to a list of choices, and that list. One of
-/// the choices is `NO_CHOICE`.
+/// Token ids and a list of previous choices. Every third id refers to an entry of that list, and
+/// one entry is `NO_CHOICE`.
 fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut ids, mut previous) = (random.indices(tokens, vocabulary), random.indices(11, vocabulary));
     previous[3] = NO_CHOICE;

@@ -48,7 +48,7 @@ impl PixelData {
     }
 
     /// The expected element of a position at a patch: the sum over all points of the grid, each
-    /// weighted by a hat function around it.
+    /// weighted by a hat function around the point.
     pub(super) fn position(&self, table: &[f64], [side, hidden]: [usize; 2], patch: usize, element: usize) -> f64 {
         let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch]);
         let [_, down, across, _] = self.layout[picture as usize];

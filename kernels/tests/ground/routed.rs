@@ -1,5 +1,5 @@
-//! Rows before a mixture's experts: normalized, and routed by a router, whose expected logits are
-//! computed in `f64` from the rows as they are rounded.
+//! Rows before a mixture's experts, which are normalized and then routed. The router's expected
+//! logits are computed in `f64` from the rounded rows.
 
 use bursar_kernels::{
     ops::{rms_norm::RmsNorm, rms_norm_route::Router, rotary_kv_write::NO_SLOT},
@@ -96,7 +96,7 @@ impl Routed {
     }
 }
 
-/// The slot of a row's keys. Every third row has none.
+/// The slot of a row's keys. Every third row has no slot.
 fn slot(row: usize) -> u32 {
     if row % 3 == 1 { NO_SLOT } else { row as u32 }
 }

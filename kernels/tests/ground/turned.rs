@@ -1,5 +1,5 @@
-//! Queries, keys and values before they are written to the cache: normalized per head or not,
-//! rotated, and written to blocks, in E4M3 or not.
+//! Rotation of queries and keys, with or without a norm per head, and the write of keys and values
+//! to the cache, in E4M3 or the activations' type.
 
 use bursar_kernels::{
     ops::{
@@ -30,7 +30,7 @@ pub struct Turned {
     pub is_fp8: bool,
 }
 
-/// The numbers in addition to the rows, which are drawn after the rows in this order.
+/// Random inputs other than the rows. They are drawn after the rows, in this order.
 struct Numbers {
     positions: Vec<u32>,
     frequencies: Vec<f32>,
@@ -69,7 +69,7 @@ impl Turned {
         }
     }
 
-    /// Returns the queries, then the cache as it is read.
+    /// Returns the queries, then the cache's numbers, widened to `f32` as attention reads them.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let activation = scope.target().activation();
         let dtype = if self.is_fp8 { DType::F8E4M3 } else { activation };
@@ -104,7 +104,7 @@ impl Turned {
         let pitch = row.columns();
         let queries = |row: &[f32]| row[before..][..self.heads * self.head_dim].to_vec();
         let queries: Vec<f32> = floats(scope, &row)?.chunks_exact(pitch).flat_map(queries).collect();
-        // SAFETY: the memory holds this many elements, and nothing else uses it.
+        // SAFETY: the memory has space for this many elements, and nothing else uses it.
         let cache =
             unsafe { Tensor::persistent(memory.address(), [TOKENS * 2 * self.kv_heads * self.head_dim], dtype) };
         let cached = if self.is_fp8 {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::{Random, narrowed, rounded, widened};
 
-/// Columns before and after a view, in the tensor that it is a view of. Attention on a GPU needs
+/// Number of columns before and after a view, in the underlying tensor. Attention on a GPU needs
 /// rows aligned to 16 bytes.
 pub(super) fn margins(dtype: DType) -> (usize, usize) {
     if dtype == DType::F32 { (3, 2) } else { (8, 8) }

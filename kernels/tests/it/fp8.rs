@@ -17,8 +17,8 @@ fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, K
 /// Quantized numbers, and the bits of their scales.
 type Bits = (Vec<E4m3>, Vec<u32>);
 
-/// Checks that an operation quantizes the rows that it would write plain, both with and without
-/// plain rows in addition.
+/// Checks that an operation quantizes the same rows that it would write unquantized, whether or not
+/// it also writes them unquantized.
 fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, ActivationFormat) -> Result<(Vec<f32>, Bits), KernelError>) {
     for way in WAYS {
         let alone = compute(2, |scope| made(scope, ActivationFormat::of(Some(way))));

@@ -1,5 +1,5 @@
 //! Keys and values in E4M3: the contents that are written, the layers that are refused, and the
-//! distance of attention from attention over a plain cache.
+//! distance of attention from attention over an unquantized cache.
 
 use bursar_kernels::{
     ops::{
@@ -47,7 +47,7 @@ fn keys_and_values_become_the_nearest_numbers_of_their_heads_scales() {
     let (tokens, scales) = (19, [0.013f32, 3.0, 0.002, 1.0]);
     let mut qkv = Random::new(3).floats(tokens * COLUMNS);
     // The values of the second head, which are not rotated, contain numbers that are too large,
-    // NaN, and one that is too small.
+    // NaN, and a number that is too small.
     let values = (HEADS + 3) * SHAPE.head_dim;
     qkv[values..][..6].copy_from_slice(&[449.0, -1e9, f32::INFINITY, f32::NAN, 1e-9, -460.0]);
     let codes: Vec<E4m3> = written(&qkv, DType::F8E4M3, scales, |scope, cache, _| {

@@ -16,7 +16,7 @@ use crate::ground::poisoned;
 /// Numbers of type `dtype`, drawn by `threads` threads.
 fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) -> Vec<f32> {
     let (cpu, workspace) = (Cpu::new(threads), poisoned(Bytes::mib(1)));
-    // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
+    // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
     fill_random(&cpu, seed, deviation, &mut out).expect("a contiguous tensor of floats");
     // SAFETY: all bytes of `out` have just been written.
@@ -46,7 +46,7 @@ fn part_of_a_matrix_has_the_numbers_that_it_has_in_the_whole() {
     let whole = drawn(1, rows * columns, DType::F32, seed, 1.0);
     for (rows, of_row) in [(0..rows, 17..53), (3..29, 0..columns), (36..37, 52..53)] {
         let (cpu, workspace) = (Cpu::new(2), poisoned(Bytes::mib(1)));
-        // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
+        // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
         let mut out = unsafe { Tensor::persistent(workspace.address(), [rows.len(), of_row.len()], DType::F32) };
         let part = MatrixSlice { seed, first: (rows.start * columns + of_row.start) as u64, pitch: columns };
         fill_random_part(&cpu, part, 1.0, &mut out).expect("a contiguous tensor of floats");
@@ -87,7 +87,7 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
 #[test]
 fn indices_are_no_weights() {
     let workspace = poisoned(Bytes::kib(64));
-    // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
+    // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut indices = unsafe { Tensor::persistent(workspace.address(), [4], DType::U32) };
     transfer::fill(&Cpu::new(1), &[0; 16], &mut indices).expect("they can be uploaded");
     let refused = fill_random(&Cpu::new(1), 1, 1.0, &mut indices);

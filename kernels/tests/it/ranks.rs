@@ -11,7 +11,7 @@ use bursar_kernels::{
 
 use crate::ground::{PATIENCE, Random, first_largest, on_ranks, poisoned};
 
-/// The numbers that rank `rank` brings.
+/// The numbers that rank `rank` contributes.
 fn numbers(rank: Rank, count: usize) -> Vec<f32> {
     Random::new(31 + rank.index() as u64).floats(count)
 }
@@ -19,8 +19,8 @@ fn numbers(rank: Rank, count: usize) -> Vec<f32> {
 /// Columns before and after a view with gaps.
 const GAP: usize = 3;
 
-/// Sums the numbers of all ranks, once into and once onto tensors with gaps. Returns both tensors
-/// with the columns around the views.
+/// Sums the numbers of all ranks, once overwriting a tensor with gaps and once adding to one.
+/// Returns both tensors with the columns around the views.
 fn sums(scope: &Scope<'_, Cpu>, rows: usize, columns: usize) -> Result<Vec<f32>, KernelError> {
     let wide = columns + 2 * GAP;
     let partial = scope.upload([rows, wide], &numbers(scope.rank(), rows * wide))?;
@@ -96,7 +96,7 @@ fn each_rank_gets_the_columns_of_all_side_by_side() {
 }
 
 /// Few different numbers, so that the largest occurs several times. NaN fills row 0, rank 0's part
-/// of row 1, and one place of row 2. Minus infinity fills row 3.
+/// of row 1, and one element of row 2. Minus infinity fills row 3.
 fn few_numbers(row: usize, column: usize, columns_of_first: usize) -> f32 {
     match (row, column) {
         (0, _) | (2, 1) => f32::NAN,
@@ -108,7 +108,7 @@ fn few_numbers(row: usize, column: usize, columns_of_first: usize) -> f32 {
 
 #[test]
 fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
-    // The last ranks have fewer columns, or none.
+    // The last ranks have fewer columns or no columns.
     for (vocabulary, rows) in [(37, 6), (5, 4), (64, 1), (3, 0)] {
         for of in [1, 2, 3, 4] {
             let of_first = Rank::new(0, of).share_rounded_up(vocabulary).count;
@@ -139,8 +139,8 @@ fn a_thousand_meetings_give_the_same_bits_again() {
                 let inner = scope.scope();
                 let mut partial = inner.empty([2, 33])?;
                 inner.all_reduce_into(&sum, &mut partial)?;
-                // Scales the sum down so that numbers stay finite. The memory of the last meeting
-                // is taken again by the next one.
+                // Scales the sum down so that numbers stay finite. The next collective reuses the
+                // memory of the last collective.
                 let third = inner.upload([33, 33], &third())?;
                 inner.linear_into(&partial, &third, None, &mut sum)?;
             }
@@ -284,7 +284,7 @@ fn experts_on_several_ranks_add_up_to_those_on_one() {
             let gate_up = weight(scope, [held.count * 2 * features, hidden], &gate_up, is_fp8)?;
             let down = weight(scope, [held.count * hidden, features], &part(&down, hidden * features), is_fp8)?;
             let mut partial = scope.empty([rows, hidden])?;
-            // The places of other ranks' experts hold NaN, and are quantized too.
+            // Rows of other ranks' experts contain NaN, and are also quantized.
             let gated = scope.gated_experts_as(&x, &gate_up, &routing, ActivationFormat::of(down.wants()))?;
             scope.experts_into(&gated, &down, &routing, &mut partial)?;
             let mut sum = scope.empty([rows, hidden])?;

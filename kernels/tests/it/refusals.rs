@@ -1,4 +1,4 @@
-//! Mistakes that are caught before memory is touched. Shapes that disagree give a typed error.
+//! Mistakes that are caught before memory is touched. Shapes that disagree return a typed error.
 //! Mistakes that only our own bug can cause fail an assertion.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

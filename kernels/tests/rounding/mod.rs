@@ -1,5 +1,5 @@
-//! Kernels that share their arithmetic give the same bits: many rows as few rows, and one operation
-//! as the two that it combines.
+//! Kernels that share their arithmetic give the same bits: kernels for many rows as kernels for few
+//! rows, and one operation as the two operations that it combines.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::*;

@@ -22,9 +22,8 @@ const CHANGING: [&str; 10] = [
 ];
 const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
 
-/// This key is read by
-/// [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) at
-/// the top level only.
+/// [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) reads this key,
+/// but only at the top level.
 const QUANTIZATION: &str = "quantization_config";
 
 /// Keys with one of the [`CHANGING_PREFIXES`] that [`RopeConfig`](super::rope_config::RopeConfig)

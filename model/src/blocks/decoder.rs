@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl DecoderConfig {
-    /// Claims the counters of expert choices. Returns the whole tensor, and the part of each
+    /// Claims the counters of expert choices. Returns the whole tensor, and one row of it for each
     /// layer that has experts.
     fn loads(
         &self,
@@ -33,7 +33,7 @@ impl DecoderConfig {
     }
 }
 
-/// The part of a decoder's weights that one rank holds.
+/// One rank's shard of a decoder's weights.
 pub struct Decoder {
     config: DecoderConfig,
     share: DecoderShare,
@@ -41,7 +41,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
-    projection: Option<Tensor<'static>>, // [padded own tokens, hidden], if not the embedding
+    projection: Option<Tensor<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
 }
 
@@ -71,14 +71,14 @@ struct LayerPass<'a> {
     inputs: &'a StepInputs<'a>,
 }
 
-/// Results of earlier passes that a step reads. The step writes its own keys and
-/// values there as well.
+/// Results of earlier passes that a step reads. The step also writes its keys
+/// and values to `layers`.
 pub struct StepCaches<'a> {
     /// Keys and values, one entry per layer. A step runs only the first layers, as many
     /// as there are entries.
     pub layers: &'a [KvLayer],
-    /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The width determines
-    /// the number of parts.
+    /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The number of
+    /// DeepStack parts in a row follows from `width`.
     pub pictures: Option<&'a Tensor<'a>>,
     /// `[rows]` u32: the tokens that the previous step sampled, one per row of its logits. Tokens
     /// that the host has not seen yet are read from here; see [`StepBatch::tokens`].
@@ -133,12 +133,12 @@ impl Decoder {
         &self.config
     }
 
-    /// The part of the decoder that this rank holds.
+    /// This rank's shard of the decoder.
     pub fn share(&self) -> &DecoderShare {
         &self.share
     }
 
-    /// Layers and heads of the keys and values that this rank holds, with elements of type `dtype`.
+    /// The shape of this rank's keys and values, with elements of type `dtype`.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         let DecoderConfig { layers, head_dim, .. } = self.config;
         KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
@@ -151,11 +151,11 @@ impl Decoder {
         self.loads.as_ref()
     }
 
-    /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]`
-    /// f32 on every target, or only this rank's columns of them. The tensor has no rows if the
-    /// batch has no logit rows, and there may be gaps between its rows. `score` is called with the
-    /// logits of the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time:
-    /// the logits of a whole prompt would take gigabytes.
+    /// Runs one step and returns the logits of the batch's logit rows: `[logit_rows, vocabulary]`
+    /// f32 on every target, or only this rank's columns. The tensor may have gaps between its rows.
+    /// It has no rows if the batch has no logit rows. `score` is called with the logits of the
+    /// scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits of a
+    /// whole prompt would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -187,10 +187,10 @@ impl Decoder {
         StepLayout::of(batch, self.config.rope_axes.count())
     }
 
-    /// Launches a step whose arrays are in `step_arrays` at the offsets of `layout`, or will
-    /// be there when a CUDA graph of the step is replayed. It uploads nothing and scores
-    /// nothing. Returns `[logit_rows, vocabulary]` f32, or only this rank's columns of it,
-    /// possibly with gaps between rows.
+    /// Launches a step without uploading anything and without scoring. The step's arrays are in
+    /// `step_arrays` at the offsets of `layout`, or will be there when a CUDA graph of the step is
+    /// replayed. Returns `[logit_rows, vocabulary]` f32, or only this rank's columns, possibly
+    /// with gaps between rows.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -209,7 +209,7 @@ impl Decoder {
     /// Runs all layers and returns the rows for which a token is sampled or scored,
     /// `[logit_rows + score_rows, hidden]`. The other rows are read only by the attention of later
     /// tokens, so the last layer computes only their keys and values. For a prompt and the shape of
-    /// a 7B model, that saves a thirtieth of the work.
+    /// a 7B model, this saves one thirtieth of the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -217,11 +217,10 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
-        // The chosen rows are allocated before the layers run, and the last layer runs on only
-        // the chosen rows if they are at most half of all rows. Therefore no step takes more
-        // memory than a step in which every row is scored, and that step is the one that a
-        // profile measures. The cost is 57 MiB less KV cache for the shape of a 7B model and
-        // 8,192 tokens per step.
+        // The chosen rows are allocated before the layers run, and the last layer runs on only the
+        // chosen rows if they are at most half of all rows. Therefore no step uses more memory than
+        // a step that scores every row, and sizing measures such a step. The cost is 57 MiB less KV
+        // cache for the shape of a 7B model and 8,192 tokens per step.
         let chosen = match &inputs.chosen_rows {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,
@@ -260,8 +259,7 @@ impl Decoder {
         self.share.rank.is_alone() || of == LogitsOf::OwnRank && scope.chooses_among_ranks()
     }
 
-    /// Allocates the logits of `rows` rows, including the columns of
-    /// padding, `[rows, padded tokens]`.
+    /// Allocates the logits of `rows` rows, including padding columns, `[rows, padded tokens]`.
     fn empty_logits<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -276,9 +274,9 @@ impl Decoder {
         scope.empty_f32([rows, columns])
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns them
-    /// without the columns of padding: `[rows, vocabulary]` or `[rows, own tokens]`,
-    /// possibly with gaps between rows.
+    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns the logits
+    /// without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly
+    /// with gaps between rows.
     fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -328,19 +326,19 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Number of parts after the embedding in a row of the vision cache; 0 in a
+    /// Number of DeepStack parts after the embedding in a row of the vision cache; 0 in a
     /// step without that cache.
     fn parts(&self, caches: &StepCaches<'_>) -> usize {
         caches.pictures.map_or(0, |pictures| EmbeddingLayout::of_width(pictures.columns(), self.config.hidden).parts)
     }
 
-    /// Whether the step has pictures with a part that is added after layer `layer`.
+    /// Whether the step has pictures with a DeepStack part that is added after layer `layer`.
     fn has_picture_part(&self, layer: usize, inputs: &StepInputs<'_>, caches: &StepCaches<'_>) -> bool {
         inputs.picture_rows.rows() > 0 && layer < self.parts(caches)
     }
 
-    /// Adds the part for layer `layer`, if pictures have one, to the rows of picture tokens
-    /// in `hidden` `[tokens, hidden]`.
+    /// Adds the DeepStack part for layer `layer`, if there is one, to the rows of picture
+    /// tokens in `hidden` `[tokens, hidden]`.
     fn add_picture_part<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -419,8 +417,8 @@ impl Layer {
         [self.attention.qkv.reads(), of_mlp]
     }
 
-    /// Runs the layer on all rows of `stream`, in place. `next` is the layer that takes these rows
-    /// without any change in between; its input norm may be computed here.
+    /// Runs the layer on all rows of `stream`, in place. `next` is the following layer, if nothing
+    /// changes the rows before it. This function may then also compute the input norm of `next`.
     fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -473,8 +471,8 @@ impl Layer {
 
     /// Projects `attended` `[rows, heads * head_dim]` and adds the result to `hidden`
     /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `scratch`. If
-    /// ranks' partial results are summed, that operation computes the norm as well, because it has
-    /// whole rows. A mixture computes its own norm together with its routing.
+    /// the ranks' partial results are summed, the sum operation also computes the norm, because it
+    /// has whole rows. A mixture computes its own norm together with its routing.
     fn add_attended<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -496,9 +494,9 @@ impl Layer {
     }
 
     /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` has what
-    /// [`add_attended`](Layer::add_attended) left there. Returns whether `scratch` has the input
-    /// norm of `next` afterwards: the operations that sum experts or ranks' partial results
-    /// compute it as well.
+    /// [`add_attended`](Layer::add_attended) left there. Returns `true` if `scratch` has the input
+    /// norm of `next` afterwards. The operations that sum the experts or the ranks' partial results
+    /// also compute that norm.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -521,8 +519,8 @@ impl Layer {
                 Ok(true)
             }
             Mlp::Mixture(mixture) => {
-                // The last layer on chosen rows is never captured, so it has no padding rows to
-                // recognize by their slots.
+                // The last layer on chosen rows is never captured in a CUDA graph, so it has no
+                // padding rows, which would be recognized by their slots.
                 let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
                 let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {

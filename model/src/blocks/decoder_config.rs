@@ -22,7 +22,7 @@ pub struct DecoderConfig {
     /// Number of key and value heads. It divides `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Added to the mean square in norms.
+    /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f32,
     pub biases: Biases,
     /// Whether each query and key head is normalized (RMS) before rotation.
@@ -31,7 +31,7 @@ pub struct DecoderConfig {
     pub rope_theta: f64,
     /// The scaling of the rotary frequencies.
     pub rope_scaling: RopeScaling,
-    /// Which position axis each pair of elements follows.
+    /// The position axis with which each pair of elements rotates.
     pub rope_axes: PairAxes,
     /// Tokens of the longest sequence that the model was trained for.
     pub context_tokens: usize,
@@ -39,7 +39,7 @@ pub struct DecoderConfig {
     pub tied_embeddings: bool,
 }
 
-/// Which projections of a layer have biases.
+/// The projections of a layer that have biases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Biases {
     pub qkv: bool,
@@ -76,11 +76,12 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
-/// Greater than the width of any model. Products of a configuration's numbers do not overflow
-/// up to this width.
+/// Limit of a width, greater than the width of any model. Products of a configuration's numbers do
+/// not overflow up to this limit.
 pub const WIDTH_MAX: usize = 1 << 20;
 
-/// Greater than the number of heads, the elements of a head, and the number of layers of any model.
+/// Limit of the number of heads, the elements of a head, and the number of layers. It is greater
+/// than these numbers in any model.
 const HEAD_MAX: usize = 1 << 12;
 
 impl ConfigError {
@@ -102,14 +103,14 @@ pub struct DecoderDefaults {
     pub fields: Value,
     /// Values of `type` or `rope_type` that mean unscaled frequencies in this family.
     pub rope_types: &'static [&'static str],
-    /// Which axes of a position the pairs of a head follow.
+    /// How the pairs of a head are assigned to the axes of a position.
     pub axes: AxesRule,
     /// The biases and norms of its layers.
     pub layer: LayerKind,
 }
 
-/// Which axes of a position the pairs of a head follow. The numbers are the default sections, for a
-/// file that gives none.
+/// How the pairs of a head are assigned to the axes of a position. The numbers in a variant are the
+/// default sections, for a file that has no sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AxesRule {
     /// Positions have one axis.
@@ -126,8 +127,8 @@ pub enum AxesRule {
 pub enum LayerKind {
     /// Qwen2: only queries, keys and values have biases.
     QkvBias,
-    /// Llama: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the
-    /// three of the MLP.
+    /// Llama: `attention_bias` enables the biases of all four attention projections, and `mlp_bias`
+    /// the biases of the three MLP projections.
     ConfiguredBias,
     /// Qwen3: like Llama without `mlp_bias`, and each query and key head
     /// is normalized before rotation.
@@ -156,9 +157,9 @@ struct Fields {
 }
 
 impl DecoderConfig {
-    /// Reads the text fields of a vision model: only from `text_config` if it exists,
-    /// otherwise from the top level, as in releases. `tie_word_embeddings` may be in either
-    /// place (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    /// Reads the text fields of a vision model: only from `text_config` if it exists, otherwise
+    /// from the top level, as in releases. `tie_word_embeddings` may be in `text_config` or at the
+    /// top level (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
     pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         let Some(text) = config_keys::part(config, "text_config")? else {
             return DecoderConfig::read("", config, defaults);
@@ -234,7 +235,7 @@ fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
 }
 
 impl LayerKind {
-    /// Which projections of a layer have a bias.
+    /// The projections of a layer that have a bias.
     fn biases(self, fields: &Fields) -> Biases {
         let has_bias = fields.attention_bias == Some(true);
         match self {

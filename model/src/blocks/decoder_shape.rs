@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::text::byte_level;
 
-/// Text tokens in the released vocabularies.
+/// Number of text tokens in Qwen's released vocabularies.
 const WORDS: usize = 151_643;
 
 pub const CHATML: ShapeText =
@@ -41,7 +41,7 @@ pub struct ShapeText {
     /// Control tokens. Their ids follow those of the text tokens, in this order.
     pub control: &'static [&'static str],
     pub template: &'static str,
-    /// The tokens that end a reply. The first one ends a turn.
+    /// The tokens that end a reply. The first token of the list ends a chat turn.
     pub ends: &'static [&'static str],
 }
 
@@ -65,7 +65,7 @@ pub struct DecoderShape {
     pub head_dim: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Added to the mean square in norms.
+    /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f64,
     /// Maximum number of tokens of a sequence.
     pub context_tokens: usize,

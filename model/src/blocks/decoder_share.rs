@@ -1,11 +1,11 @@
-//! The part of a decoder that one rank holds.
+//! One rank's shard of a decoder.
 
 use bursar_kernels::{Rank, RankShard};
 
 use super::DecoderConfig;
 use crate::weights::RanksError;
 
-/// A rank's share of each dimension that is divided among ranks (Shoeybi et
+/// A rank's shard of each dimension that is divided among ranks (Shoeybi et
 /// al. 2019, arXiv 1909.08053).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderShare {
@@ -27,7 +27,7 @@ pub struct DecoderShare {
 const SUGGESTED_MAX: usize = 8;
 
 impl DecoderConfig {
-    /// The part of the decoder that `rank` holds.
+    /// The shard of the decoder for `rank`.
     ///
     /// # Errors
     /// Heads, columns or experts cannot be divided equally among this many ranks.
@@ -38,8 +38,8 @@ impl DecoderConfig {
         })
     }
 
-    /// Like [`share`](Self::share). The error has the name and the number of
-    /// what cannot be divided.
+    /// Like [`share`](Self::share). The error has the name and the size of the dimension
+    /// that cannot be divided.
     fn try_share(&self, rank: Rank) -> Result<DecoderShare, (&'static str, usize)> {
         let share = |what, count: usize| rank.share(count).ok_or((what, count));
         let experts = self.mixture.as_ref().map(|mixture| share("experts", mixture.experts)).transpose()?;
@@ -60,7 +60,7 @@ impl DecoderConfig {
 }
 
 impl DecoderShare {
-    /// Tokens of each rank, rounded up. The last ranks may have fewer.
+    /// Number of tokens per rank, rounded up. The last ranks may have fewer tokens.
     pub fn tokens_of_each(&self) -> usize {
         self.vocabulary.whole.div_ceil(self.rank.of())
     }

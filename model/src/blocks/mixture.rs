@@ -96,15 +96,15 @@ impl Mixture {
         Ok(Mixture { router, held, gate_up, down, top, renormalised, loads })
     }
 
-    /// The activation format that the experts read without having to round the rows themselves. It
-    /// includes unquantized rows for the router.
+    /// The activation format that the experts read directly, without rounding the rows first. The
+    /// format includes unquantized rows for the router.
     pub fn reads(&self) -> ActivationFormat {
         ActivationFormat::of(self.gate_up.wants()).and_plain()
     }
 
-    /// Normalizes `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row,
-    /// and computes the first half of each expert. `slots` `[rows]` are the KV cache slots of
-    /// the rows, if the rows are all tokens of a step. They mark the padding rows, whose
+    /// Normalizes `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row, and
+    /// computes the first half of each expert. `slots` `[rows]` are the KV cache slots of the
+    /// rows, if the rows are all tokens of a step. The slots identify padding rows, whose
     /// choices are not counted.
     pub fn gate<'s, B: Backend>(
         &self,
@@ -122,8 +122,9 @@ impl Mixture {
         Ok(GatedRows { routing, rows })
     }
 
-    /// Computes the second half of each expert and adds the result to `hidden` `[rows, hidden]`.
-    /// With `next`, the norm of the sum is also written there, `[rows, hidden]`.
+    /// Computes the second half of each expert and adds the result to `hidden`
+    /// `[rows, hidden]`. If `next` is given, the sum is also normalized with this norm and
+    /// written to its tensor `[rows, hidden]`.
     pub fn add<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -17,7 +17,7 @@ pub enum Norm {
     RootMeanSquare {
         /// `[width]`
         weight: Tensor<'static>,
-        /// Added to the mean square.
+        /// Epsilon that is added to the mean square.
         epsilon: f32,
     },
 }

@@ -1,5 +1,5 @@
-//! The rotary position settings of a `config.json`, which has three spellings for
-//! them in two places.
+//! Rotary position settings of a `config.json`: at the top level, in
+//! `rope_scaling` or in `rope_parameters`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -11,9 +11,9 @@ pub struct RopeConfig {
     pub theta: f64,
     /// The scaling of the frequencies.
     pub scaling: RopeScaling,
-    /// Pairs of elements that rotate with each position axis, if the file has them.
+    /// Number of element pairs that rotate with each position axis, if the file has this key.
     pub sections: Option<Vec<usize>>,
-    /// Whether pairs alternate between the axes, if the file says so.
+    /// `true` if pairs alternate between the axes; `None` if the file does not have this key.
     pub interleaved: Option<bool>,
 }
 
@@ -69,11 +69,11 @@ const SCALED: [(&str, &[&str]); 4] = [
 ];
 
 impl RopeConfig {
-    /// Reads `rope_scaling` if it exists, otherwise `rope_parameters`, otherwise neither. The outer
-    /// `rope_theta` is used if they have none. This is the order of transformers 5.17
-    /// (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are the values that mean
-    /// unscaled frequencies, and `more` are the keys that this model reads and others do not.
-    /// `fields` must have `rope_theta`, if only by default.
+    /// Reads `rope_scaling`, or `rope_parameters` if `rope_scaling` is missing or empty. If that
+    /// object has no `rope_theta`, the top-level `rope_theta` is used. This is the order of
+    /// transformers 5.17 (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are
+    /// the values that mean unscaled frequencies. `more` are additional keys that only this model
+    /// reads. `fields` must have `rope_theta`, possibly from the defaults.
     pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str], more: &[&str]) -> Result<Self, ConfigError> {
         let outer: Outer = serde_json::from_value(fields.clone().into())?;
         let is_there = |rope: &Map<String, Value>| !rope.is_empty();
@@ -102,7 +102,7 @@ impl RopeConfig {
 }
 
 impl Inner {
-    /// The scaling type, which must be the same in both spellings. It is empty if the
+    /// The scaling type, which must be the same under both keys. The result is empty if the
     /// type means unscaled frequencies.
     fn kind(&self, place: &str, types: &[&str]) -> Result<&str, ConfigError> {
         let mut kinds = Vec::new();
@@ -128,7 +128,8 @@ impl Inner {
         }
     }
 
-    /// Checks the numbers of this type. `context` is the file's `max_position_embeddings`.
+    /// Checks the numbers that this scaling type uses. `context`
+    /// is the file's `max_position_embeddings`.
     fn scaling(&self, kind: &str, place: &str, context: Option<usize>) -> Result<RopeScaling, ConfigError> {
         let refuse = |key: &str, rule: &str| {
             Err(ConfigError::Contradiction(format!("{place}{key} must be {rule} where the type is {kind}")))
@@ -155,7 +156,7 @@ impl Inner {
                 _ => refuse("high_freq_factor", "greater than low_freq_factor, and that greater than 0,"),
             },
             (_, Some(original_context)) => {
-                // 0 means the default too, as in transformers 5.17 (`_compute_yarn_parameters`).
+                // 0 also means the default, as in transformers 5.17 (`_compute_yarn_parameters`).
                 let or = |given: Option<f64>, default: f64| given.filter(|given| *given != 0.0).unwrap_or(default);
                 let (beta_fast, beta_slow) = (or(self.beta_fast, 32.0), or(self.beta_slow, 1.0));
                 if !(beta_slow > 0.0 && beta_fast >= beta_slow) {

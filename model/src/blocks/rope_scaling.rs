@@ -35,7 +35,7 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Whether the bounds between these groups of pairs are rounded to whole pairs.
         truncates: bool,
-        /// Queries and keys are multiplied by this.
+        /// Factor that queries and keys are multiplied by.
         attention_factor: f64,
         /// Tokens of the original training context.
         original_context: usize,
@@ -86,9 +86,9 @@ impl RopeScaling {
         }
     }
 
-    /// Tokens of the longest context that the model serves, for a file that gives `context_tokens`.
-    /// Files with YaRN may give the original context, so the result is then at least the original
-    /// context times the factor.
+    /// Tokens of the longest context that the model serves. `context_tokens` is the context length
+    /// in the file. With YaRN, that may be the original context, so the result is at least the
+    /// original context times the factor.
     pub fn context_tokens(&self, context_tokens: usize) -> usize {
         match self {
             RopeScaling::Yarn { factor, original_context, .. } => {

@@ -1,12 +1,11 @@
-//! Index arrays of a step on the device, in the form that the layers take: views
-//! of a single upload.
+//! Index arrays of a step on the device, as views of a single upload.
 
 use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
 
 use crate::flow::{StepArray, StepLayout};
 
-/// The arrays of a step. Some are read by all layers, others only before the first layer or
-/// in the last one.
+/// The arrays of a step. Some arrays are read by all layers. All other arrays are read only before
+/// the first layer or in the last layer.
 pub struct StepInputs<'a> {
     /// `[tokens]` u32
     pub tokens: Tensor<'a>,

@@ -1,4 +1,4 @@
-//! The source of a checkpoint's files, and functions that read the small ones.
+//! The source of a checkpoint's files, and functions that read the small files.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::tensors::EXTENSION;
 /// Size limit of a config or vocabulary file in bytes. The largest known tokenizer.json has 33 MB.
 pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
 
-/// A checkpoint in Hugging Face's layout, or one that is converted to this layout.
+/// A checkpoint in Hugging Face's layout, or a checkpoint that is converted to this layout.
 #[derive(Clone, Debug)]
 pub enum CheckpointSource {
     Folder(PathBuf),
@@ -92,8 +92,8 @@ impl CheckpointSource {
         })
     }
 
-    /// The sorted names of a folder's tensor files, without adapter files. The list is empty for
-    /// other sources, which have no names to search.
+    /// The sorted names of a folder's tensor files, without adapter files. The list is empty for a
+    /// source that is not a folder.
     ///
     /// # Errors
     /// [`CheckpointError::Unreadable`].
@@ -139,8 +139,8 @@ fn stored_type(config: &Value) -> Option<DType> {
 
 /// A tokenizer in one file.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
-/// The files that replace a missing tokenizer.json: the vocabulary, the merges, and the added
-/// tokens. A newer `tokenizer_config.json` has the added tokens itself.
+// The files that replace a missing tokenizer.json: the vocabulary, the merges, and the added
+// tokens. A newer `tokenizer_config.json` also contains the added tokens.
 pub(super) const VOCABULARY: [&str; 2] = ["vocab.json", "merges.txt"];
 pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
 /// Small files that a checkpoint may have in addition to `config.json` and its vocabulary.
@@ -166,7 +166,7 @@ pub(super) struct TextFiles {
 
 impl TextFiles {
     /// Reads the files that exist. The tokenizer's files are read from `tokenizer` if it is given.
-    /// The parts of a tokenizer are read only if there is no `tokenizer.json`.
+    /// The files that replace `tokenizer.json` are read only if it is missing.
     ///
     /// # Errors
     /// See [`CheckpointSource::read`].
@@ -226,8 +226,8 @@ impl TextFiles {
         self.named().find(|(known, _)| *known == name)?.1
     }
 
-    /// A part of the tokenizer. If it is missing, the error names tokenizer.json, the
-    /// file that users know.
+    /// The content of a file that replaces `tokenizer.json`. If the file is missing, the error
+    /// names `tokenizer.json`, which users know.
     ///
     /// # Errors
     /// [`CheckpointError::MissingFile`].

@@ -37,7 +37,7 @@ pub struct HubOptions {
     pub revision: Option<String>,
     /// The address of a proxy for all requests.
     pub proxy: Option<String>,
-    /// Whether only the cache is used, and the hub is never asked.
+    /// Whether only the cache is used, without any request to the hub.
     pub is_offline: bool,
 }
 
@@ -55,7 +55,7 @@ impl Default for HubOptions {
     }
 }
 
-/// Never shows the token or the proxy's address, which may hold a password.
+/// Omits the token and the proxy's address, which may contain a password.
 impl std::fmt::Debug for HubOptions {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter

@@ -24,16 +24,16 @@ const TEXT_PARTS: [&str; 2] = ["text_config", "llm_config"];
 
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// All of `config.json`, which each family reads itself. Quantization settings that are
-    /// repeated in a part are removed.
+    /// All of `config.json`, which each family reads itself. Quantization settings that a text
+    /// part repeats are removed.
     pub config: Map<String, Value>,
     /// `generation_config.json`. If it has no end tokens, they are taken from `config.json`, or
     /// else from its text part and from the tokenizer.
     pub generation: GenerationDefaults,
-    /// From `processor_config.json`, or else `preprocessor_config.json`; `None`
+    /// Settings from `processor_config.json`, or else `preprocessor_config.json`; `None`
     /// for models without pictures.
     pub image_processor: Option<ImageProcessor>,
-    /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else
+    /// Settings from `processor_config.json`, or else `video_preprocessor_config.json`, or else
     /// `preprocessor_config.json`, as transformers reads them (5.17, `video_processing_utils.py`);
     /// `None` if none of them has settings for videos.
     pub video_processor: Option<VideoProcessor>,
@@ -43,7 +43,7 @@ pub struct Checkpoint {
     quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
-    has_own_video_processor: bool, // not from the settings of pictures
+    has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
     files: TextFiles,
     fingerprint: CheckpointFingerprint,
@@ -220,9 +220,9 @@ impl Checkpoint {
     }
 }
 
-/// Moves `quantization_config` to the top level from the other places where tools write it: under
-/// its old name in early releases of compressed-tensors, or in a text part, instead of or in
-/// addition to the top level. Returns the path at which it was found.
+/// Moves `quantization_config` to the top level. Early releases of compressed-tensors write it
+/// under an old name, and some tools write it into a text part, instead of the top level or in
+/// addition. Returns the path at which the settings were found.
 fn gather_quantization(config: &mut Map<String, Value>) -> String {
     const EARLY: &str = "compression_config";
     let settings = |fields: &Map<String, Value>, key| {
@@ -331,8 +331,8 @@ impl<'f> TokenizerFiles<'f> {
 }
 
 /// Reads the generation defaults. Older checkpoints have their end tokens only in `config.json`. If
-/// its top level has none, the end tokens of the text model are used, and also the tokenizer's end
-/// token, because it ends the turns of a chat.
+/// the top level of `config.json` has none, the end tokens of the text model are used, and also the
+/// tokenizer's end token, because that token ends the turns of a chat.
 fn generation_defaults(files: &TextFiles, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
     let json = files.get("generation_config.json");
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();

@@ -16,7 +16,7 @@ pub trait FetchWatch {
     /// Reports that `bytes` of the `bytes_total` bytes of `file` have arrived. Called every 4 MiB,
     /// and at the start and the end of a file.
     fn fetched(&self, file: &str, bytes: Bytes, bytes_total: Bytes);
-    /// Whether to stop the fetch; called between pieces of 256 KiB.
+    /// Returns `true` to stop the fetch. Called between pieces of 256 KiB.
     fn is_cancelled(&self) -> bool;
 }
 
@@ -33,12 +33,12 @@ impl FetchWatch for () {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CheckpointOrigin {
-    /// On this machine; nothing is fetched.
+    /// A checkpoint on this machine. Nothing is fetched.
     Local(CheckpointSource),
     /// A GGUF file on this machine.
     /// [`registry::gguf`](crate::registry::gguf) supplies the architectures.
     Gguf(PathBuf, &'static [GgufArchitecture]),
-    /// On the Hugging Face hub.
+    /// A model on the Hugging Face hub.
     #[cfg(feature = "hub")]
     Hub(HubModel),
 }

@@ -1,6 +1,6 @@
-//! An untrained checkpoint: the settings and the vocabulary size of a real one, and
-//! weights drawn at random on the device. It has the speed and the memory of its shape,
-//! but its replies mean nothing.
+//! An untrained checkpoint: the settings and the vocabulary size of a real checkpoint, and
+//! weights drawn at random on the device. It has the speed and the memory of its shape, but
+//! its replies mean nothing.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -43,13 +43,14 @@ impl RandomCheckpoint {
         RandomCheckpoint { name: name.into(), seed, routing_skew: None, folder: None, files }
     }
 
-    /// The checkpoint of `folder` without its weights. `files` replace the files that it lacks.
+    /// The checkpoint of `folder` without its weights. `files` replace the files
+    /// that the folder lacks.
     pub fn over(folder: CheckpointSource, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let name = folder.place();
         RandomCheckpoint { folder: Some(folder), ..RandomCheckpoint::new(name, 0, files) }
     }
 
-    /// The name of its shape.
+    /// The name of the model's shape.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -67,7 +68,7 @@ impl RandomCheckpoint {
         RandomCheckpoint { routing_skew: Some(exponent), ..self }
     }
 
-    /// The exponent of Zipf's law by which experts are chosen, if they are not chosen evenly.
+    /// The exponent of Zipf's law by which experts are chosen; `None` if experts are chosen evenly.
     pub fn routing_skew(&self) -> Option<f32> {
         self.routing_skew
     }

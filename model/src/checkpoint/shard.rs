@@ -15,10 +15,10 @@ use super::error::CheckpointError;
 use super::stored::Stored;
 use super::tensors::{TensorInfo, TensorType};
 
-/// Bytes before the header: its length as a little-endian u64.
+/// Bytes before the header of a safetensors file: the header's length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;
 
-/// The start of a Git LFS pointer, which stands in for a file that was not downloaded.
+/// The start of a Git LFS pointer, which replaces a file that was not downloaded.
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// A shard of a checkpoint's weights. Cloning shares its bytes.
@@ -33,7 +33,8 @@ pub struct Shard {
 /// The location and the storage of a tensor in its file.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
-    /// The storage and the type that it is read as, or the storage that is not supported.
+    /// The storage and the type that the elements are read as, or the name
+    /// of an unsupported storage.
     pub stored: Result<(Stored, TensorType), Unread>,
     pub shape: Vec<usize>,
     /// Number of heads with paired rows, as in [`TensorInfo`].
@@ -58,8 +59,8 @@ pub(super) enum Content {
 }
 
 impl Shard {
-    /// A shard with checked parts. `header` is the range that the fingerprint hashes, and all
-    /// ranges refer to `content`.
+    /// Creates a shard from parts that the caller has checked. `header` is the range that the
+    /// fingerprint hashes, and all ranges refer to `content`.
     pub(super) fn new(
         file: &str,
         content: Content,
@@ -153,7 +154,8 @@ impl Content {
         Ok(content.filter(|content| !content.bytes().starts_with(POINTER)))
     }
 
-    /// Maps the file at `path`. Errors name it `file`. `None` if it does not exist.
+    /// Maps the file at `path`, which errors call `file`. Returns `None` if the
+    /// file does not exist.
     pub(super) fn map(path: &Path, file: &str) -> Result<Option<Self>, CheckpointError> {
         match File::open(path) {
             Ok(opened) => {
@@ -176,6 +178,6 @@ impl Content {
 fn map(file: &File) -> std::io::Result<Mmap> {
     // SAFETY: checkpoint files are written once and not changed while they are mapped, which every
     // safetensors reader relies on. If a file were truncated, the process would get SIGBUS. Copying
-    // 15 GB into memory first is no alternative.
+    // 15 GB into memory first is not an alternative.
     unsafe { Mmap::map(file) }
 }

@@ -1,4 +1,5 @@
-//! Storage formats of a tensor's elements in a file: plain, or ggml's blocks of quantized elements.
+//! Storage formats of a tensor's elements in a file: separate elements, or ggml's
+//! blocks of quantized elements.
 
 use super::tensors::TensorType;
 

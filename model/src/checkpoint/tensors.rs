@@ -18,7 +18,7 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const EXTENSION: &str = ".safetensors";
 /// Limit for the number of shards, more than any checkpoint has.
 const SHARDS_MAX: usize = 10_000;
-/// torch's single file of weights, and torch's index of shards.
+// torch's single file of weights, and torch's index of shards.
 const PYTORCH: &str = "pytorch_model.bin";
 const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
 /// Number of names that an error about a missing tensor lists.
@@ -60,7 +60,7 @@ pub struct TensorInfo<'a> {
     /// Number of heads whose rotary pairs are in adjacent rows; 0 if rows have the
     /// order of the model.
     pub(super) paired_heads: usize,
-    /// Bytes between the end of a row and the start of the next one: columns that other ranks read.
+    /// Bytes between the end of a row and the start of the next row: columns that other ranks read.
     pub(super) gap: usize,
 }
 
@@ -93,7 +93,7 @@ impl<'a> TensorInfo<'a> {
         &self.bytes[self.stored_row(row) * pitch..][..pitch - self.gap]
     }
 
-    /// The number of rows, and the elements of each row. A vector is one row, unless its
+    /// The number of rows, and the number of elements of each row. A vector is one row, unless its
     /// elements are reordered (`paired_heads`).
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
@@ -157,7 +157,7 @@ impl IndexFile {
     ///
     /// # Errors
     /// [`CheckpointError::ShardName`]. The index is not trusted: a shard's name must not point to
-    /// another place on this machine or, as part of a URL, on the hub.
+    /// another folder on this machine or, as part of a URL, on the hub.
     pub fn shards(&self) -> Result<Vec<String>, CheckpointError> {
         let is_plain = |file: &str| {
             !file.is_empty()
@@ -175,7 +175,7 @@ impl IndexFile {
 }
 
 /// The names of all shards, derived from the name of one shard, such as
-/// `model-00001-of-00002.safetensors`. `None` for another name.
+/// `model-00001-of-00002.safetensors`. `None` if the name does not have this form.
 fn every_shard(file: &str) -> Option<Vec<String>> {
     let (before, count) = file.strip_suffix(EXTENSION)?.rsplit_once("-of-")?;
     let (name, number) = before.rsplit_once('-')?;

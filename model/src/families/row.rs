@@ -1,6 +1,7 @@
 //! Interface between a family and the registry. A family implements [`Settings`] for its
-//! `config.json` and [`Weights`] for its model, and is one row of the registry. Forward passes are
-//! generic over the backend, so the registry makes enums of the rows.
+//! `config.json` and [`Weights`] for its model, and is one row of the registry. The registry
+//! generates enums from its rows instead of using trait objects, because forward passes are
+//! generic over the backend.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
 use serde_json::{Map, Value};
@@ -41,8 +42,8 @@ pub struct VisionSettings {
     pub token: u32,
     /// Layout of the vision cache row that the tower writes for each token.
     pub row: EmbeddingLayout,
-    /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0
-    /// if it writes none.
+    /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0 for a
+    /// family without such tokens.
     pub step_text_tokens: usize,
     /// Grid of each picture that the encoder sees, if all are tiles of one size.
     pub tile: Option<Grid>,
@@ -90,7 +91,7 @@ pub trait Settings: Sized {
 
     fn decoder(&self) -> &DecoderConfig;
 
-    /// `None` for a family without pictures.
+    /// The family's vision settings; `None` for a family without pictures.
     fn pictures(&self) -> Option<VisionSettings> {
         None
     }
@@ -133,7 +134,7 @@ pub trait Weights<S: Settings>: Sized {
     fn decoder(&self) -> &Decoder;
 
     /// Packs the pictures of each rank, each with the rows of the vision cache for its embeddings.
-    /// If there is only one entry, every rank encodes its pictures.
+    /// If there is only one entry, every rank encodes the pictures of that entry.
     fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> Self::Batch;
 
     /// Patches of all pictures of a batch.
@@ -152,8 +153,8 @@ pub trait Weights<S: Settings>: Sized {
     ) -> Result<(), KernelError>;
 }
 
-/// Model of a family without pictures: a decoder, whose weights
-/// released checkpoints name `model.*`.
+/// Model of a family without pictures: a decoder. Its weights are named
+/// `model.*` in released checkpoints.
 pub struct TextModel(Decoder);
 
 /// Batch type of a family without pictures.

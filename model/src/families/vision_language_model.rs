@@ -29,7 +29,7 @@ pub trait Tower: Sized {
     /// No pixel is copied.
     ///
     /// # Panics
-    /// The panics of [`PackedImages::push`].
+    /// See [`PackedImages::push`].
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
 
     /// Runs the tower over `batch`, through the layers of `depth`, and writes the
@@ -62,7 +62,7 @@ impl<B: AsRef<PackedImages>> EncodeBatch<B> {
 pub struct VisionLanguageModel<T> {
     /// Encodes pictures to rows of the vision cache.
     tower: T,
-    /// Computes logits from these rows and text.
+    /// Computes logits from rows of the vision cache and text tokens.
     decoder: Decoder,
 }
 

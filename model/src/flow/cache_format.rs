@@ -1,4 +1,4 @@
-//! The format in which the KV cache holds keys and values.
+//! The format in which the KV cache stores keys and values.
 
 use bursar_kernels::{DType, Target};
 

@@ -43,7 +43,7 @@ impl fmt::Display for FileName {
 }
 
 impl EncodedImage {
-    /// Takes encoded bytes. They are first checked by [`probe`](Self::probe) or
+    /// Takes encoded bytes. The bytes are not checked before [`probe`](Self::probe) or
     /// [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
         EncodedImage { bytes: encoded.into(), size: None, name: None, own: ResizeLimits::default() }
@@ -145,7 +145,7 @@ pub struct ImageLimits {
     pub bytes_max: Bytes,
     /// Largest number of pixels in the stored picture, before any resizing.
     pub pixels_max: u64,
-    /// Largest number of host bytes that decoding may take at its peak.
+    /// Largest number of host bytes that decoding may use at its peak.
     pub decode_bytes_max: Bytes,
 }
 

@@ -76,7 +76,7 @@ pub enum ImageError {
         /// Side of a merged patch, in pixels.
         multiple: u32,
     },
-    /// A limit set for this picture is below the least value that any picture could meet.
+    /// A limit set for this picture is below the least value that a picture can meet.
     #[error("the picture's own `{limit}` is {value}; expected at least {least}")]
     OwnLimitTooLow {
         /// `min_pixels`, `max_pixels` or `tiles`.

@@ -1,4 +1,4 @@
-//! Prefix keys: hashes over everything that decides the content of a block of keys and values.
+//! Prefix keys: hashes over everything that determines the content of a block of keys and values.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -30,7 +30,7 @@ impl PrefixKey {
 /// A picture among the tokens of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContentSpan {
-    /// The range of its placeholder tokens.
+    /// The range of the picture's placeholder tokens.
     pub tokens: Range<usize>,
     /// The hash of the pixels and the image processor's settings.
     pub hash: PictureHash,
@@ -54,7 +54,7 @@ impl fmt::Debug for PrefixKeys {
 
 impl PrefixKeys {
     /// Keys for a KV cache of format `cache`, with an optional salt (see [`salted`](Self::salted)).
-    /// Keys of different formats differ, because their blocks hold different numbers.
+    /// Keys of different formats differ, because their blocks contain different numbers.
     pub fn of(cache: CacheFormat, salt: Option<&str>) -> Self {
         let keys = match (cache, salt) {
             (CacheFormat::Plain, None) => PrefixKeys::default(),

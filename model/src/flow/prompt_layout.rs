@@ -1,5 +1,4 @@
-//! A prompt in the form that the decoder takes: tokens, their positions, and the spans
-//! of pictures and videos.
+//! A prompt as input of the decoder: tokens, their positions, and the spans of pictures and videos.
 
 use std::ops::Range;
 

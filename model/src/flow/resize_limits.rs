@@ -8,7 +8,8 @@ pub struct ResizeLimits {
     /// `min_pixels` of transformers' Qwen processors.
     pub pixels_min: Option<u64>,
     /// Largest number of pixels after resizing, in place of the image processor's setting:
-    /// `max_pixels` of transformers' Qwen processors. A picture in tiles has fewer.
+    /// `max_pixels` of transformers' Qwen processors. For a picture in tiles, the number is rounded
+    /// down to whole tiles.
     pub pixels_max: Option<u64>,
     /// Largest number of tiles, not counting a thumbnail:
     /// `max_patches` of transformers' `GotOcr2ImageProcessor`.

@@ -26,7 +26,7 @@ impl Grid {
         self.t as usize * self.h as usize * self.w as usize
     }
 
-    /// Tokens that the picture takes in the prompt.
+    /// Number of tokens of the picture in the prompt.
     pub fn tokens(&self, merge: MergeSize) -> usize {
         merge.tokens(self.patches())
     }
@@ -43,14 +43,14 @@ impl Grid {
 pub struct Levels {
     /// Multiplier of each level.
     pub factor: f32,
-    /// Subtracted after the multiplication, per channel.
+    /// The number that is subtracted after the multiplication, per channel.
     pub shift: [f32; CHANNELS],
     /// The divisor after the subtraction, per channel.
     pub scale: [f32; CHANNELS],
 }
 
 impl Levels {
-    /// Levels unchanged.
+    /// The conversion that leaves levels unchanged.
     pub const PLAIN: Levels = Levels { factor: 1.0, shift: [0.0; CHANNELS], scale: [1.0; CHANNELS] };
 
     /// The numbers in the order that `patchify` reads them: factor, shifts, scales.
@@ -98,7 +98,7 @@ impl fmt::Debug for ResizedImage {
     }
 }
 
-/// BLAKE3 over everything that decides a picture's patches: the resized pixels, the grid
+/// BLAKE3 over everything that determines a picture's patches: the resized pixels, the grid
 /// and the processor's settings.
 ///
 /// Equal hashes mean equal encoder input, so requests share embeddings and prompt prefixes by this

@@ -7,14 +7,14 @@ use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 
 /// Prompt rows whose logits are scored at a time: as many as a GPU's sampler processes at once. On
 /// an H200, a prompt of 8,000 tokens with the shapes of a 7B model took 227 ms, and 34 ms more with
-/// 32 rows, because reading the weights bounds the projection. With more than 64 rows, scoring
-/// would need more memory than sampling does.
+/// 32 rows at a time, because the projection is bound by reading the weights. With more than 64
+/// rows, scoring would need more memory than sampling does.
 pub const SCORE_ROWS: usize = 64;
 
-/// Axes of a position: time, height, width. Text moves along all three at once.
+/// Axes of a position: time, height, width. Text tokens advance on all three axes at once.
 pub const POSITION_AXES: usize = 3;
 
-/// The part of a step that belongs to one sequence.
+/// The input of one sequence in a step.
 #[derive(Clone, Debug, Default)]
 pub struct SequencePart<'a> {
     /// Tokens to run. `tokens` and `unseen` together have at least one token.
@@ -33,7 +33,7 @@ pub struct SequencePart<'a> {
     pub pictures: &'a [EmbeddingRows<'a>],
     /// Whether to return the last token's logits; false in the middle of a prompt.
     pub wants_logits: bool,
-    /// The range of `tokens` at which the logits score the next token.
+    /// The range of `tokens` whose logits score the next token.
     pub scored: Range<usize>,
 }
 
@@ -67,11 +67,11 @@ pub struct StepBatch {
     /// Rows of `tokens` whose logits score the next token, any number per sequence, in the
     /// order of the parts.
     pub score_rows: Vec<u32>,
-    /// Rows of `tokens` that take a picture's embedding.
+    /// Rows of `tokens` whose embedding comes from a picture.
     pub picture_rows: Vec<u32>,
     /// The row of the vision cache for each of `picture_rows`.
     pub picture_cache_rows: Vec<u32>,
-    /// Pairs of a query and a key that it attends to.
+    /// Number of query-key pairs in attention.
     pub query_key_pairs: u64,
 }
 
@@ -127,14 +127,13 @@ impl StepBatch {
         self.context_lengths.len()
     }
 
-    /// The number of sequences before the first one that has more than one token. Decoding
-    /// sequences have one token each.
+    /// Number of leading sequences with exactly one token each, as decoding sequences have.
     pub fn single_rows(&self) -> usize {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
     /// `true` if each sequence has one token and samples the next one, without scores or pictures.
-    /// Such steps are captured in a graph.
+    /// Such steps are captured in a CUDA graph.
     pub fn is_decoding_alone(&self) -> bool {
         let rows = self.token_count();
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();

@@ -23,7 +23,7 @@ pub enum StepArray {
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
-    /// `[logit_rows + score_rows]`: the rows that sample a token, then the rows that score one.
+    /// `[logit_rows + score_rows]`: the rows that sample a token, then the rows that score a token.
     /// Empty if [every row samples](StepLayout::chooses_in_every_row).
     ChosenRows,
     /// `[picture_rows]`
@@ -65,11 +65,11 @@ pub struct StepLayout {
     pub logit_rows: usize,
     /// Rows that score a token.
     pub score_rows: usize,
-    /// Rows that take a picture's embedding.
+    /// Rows whose embedding comes from a picture.
     pub picture_rows: usize,
-    /// The number of sequences before the first one that has more than one row.
+    /// Number of leading sequences with exactly one row each.
     pub single_rows: usize,
-    /// Upper bound on the pairs of a query and a key that it attends to.
+    /// Upper bound on the number of query-key pairs in attention.
     pub query_key_pairs: u64,
 }
 
@@ -113,7 +113,7 @@ impl StepLayout {
         first..first + self.length(array)
     }
 
-    /// `true` if every row samples a token and no row scores one, as when all sequences decode.
+    /// `true` if every row samples a token and no row scores a token, as when all sequences decode.
     pub fn chooses_in_every_row(&self) -> bool {
         // A sequence samples at most once, from its last row. If the number of sampling rows equals
         // the number of rows, they are therefore all rows, in order.
@@ -148,7 +148,7 @@ impl StepLayout {
     }
 
     /// Packs the arrays of `batch` into `words`. The rest of the layout is padding: sequences of
-    /// one row and no context, whose keys and values are not written. The list ends after the last
+    /// one row and no context, whose keys and values are not written. `words` ends after the last
     /// block table that is read.
     ///
     /// # Panics
@@ -170,7 +170,7 @@ impl StepLayout {
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
         let positions = &mut words[self.place(StepArray::Positions)];
-        // A decoder with one position axis takes the first, because the axes of a
+        // A decoder with one position axis uses the first axis, because all axes of a
         // text position are equal.
         for axis in 0..self.axes {
             positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);

@@ -11,9 +11,9 @@ pub struct Token {
     pub log_probabilities: Option<Box<LogProbabilities>>,
 }
 
-/// Log-probabilities of a token and of the likeliest tokens at its position. They come
-/// from the model's unchanged distribution, before temperature, penalties, grammars and
-/// all other sampling parameters.
+/// Log-probabilities of a token and of the likeliest tokens at its position. They
+/// describe the model's unchanged distribution, before temperature, penalties, grammars
+/// and all other sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogProbabilities {
     /// The sampled token or, in a prompt, the actual next token.
@@ -27,6 +27,6 @@ pub struct LogProbabilities {
 pub struct LogProbability {
     /// The token's id in the vocabulary.
     pub id: u32,
-    /// At most 0; -infinity for a token of probability 0.
+    /// The logarithm, at most 0; -infinity for a token of probability 0.
     pub log_probability: f32,
 }

@@ -72,7 +72,7 @@ impl Video {
     }
 }
 
-/// Frames of the animation as displayed. Each is decoded when the iterator reaches it.
+/// Frames of the animation as displayed. A frame is decoded when the iterator reaches it.
 fn open<'a>(encoded: &'a [u8], format: ImageFormat, limits: &ImageLimits) -> Result<Frames<'a>, usize> {
     let reader = Cursor::new(encoded);
     match format {
@@ -90,8 +90,8 @@ fn open<'a>(encoded: &'a [u8], format: ImageFormat, limits: &ImageLimits) -> Res
 /// Collects the wanted frames, at the size at which they are kept.
 struct Keeping<'a> {
     sampling: &'a FrameSampling,
-    /// In increasing order. A frame that is shown at several of the sampled
-    /// times occurs several times.
+    /// Indices of the wanted frames, in increasing order. A frame that is shown at several of the
+    /// sampled times occurs several times.
     wanted: &'a [usize],
     kept: Vec<EncodedImage>,
 }

@@ -2,7 +2,8 @@
 
 use super::header::ImageFormat;
 
-/// A frame with a shorter time is shown for [`USUAL_MS`], as browsers do.
+/// Shortest accepted time of a frame. A frame with a shorter time is shown for
+/// [`USUAL_MS`], as in browsers.
 const LEAST_MS: u64 = 20;
 /// Time for which a frame is shown if its stated time is shorter than [`LEAST_MS`].
 const USUAL_MS: u64 = 100;
@@ -16,7 +17,7 @@ pub(super) struct Animation {
 }
 
 impl Animation {
-    /// Walks over the blocks. `None` if they are cut off or broken, or if a frame
+    /// Walks over the blocks. Returns `None` if the blocks are cut off or broken, or if a frame
     /// extends beyond the screen.
     pub fn read(encoded: &[u8], format: ImageFormat) -> Option<Self> {
         match format {

@@ -4,13 +4,14 @@
 use super::file_decoder::{BROKEN_HEADER, FileDecoder, Held, Refusal};
 use super::levels::rgb_on_white;
 
-/// Values of `biCompression` in Windows' BITMAPINFOHEADER.
+// Values of `biCompression` in Windows' BITMAPINFOHEADER.
 const PLAIN: u32 = 0;
 const RUNS_8: u32 = 1;
 const RUNS_4: u32 = 2;
 const MASKS: u32 = 3;
 const MASKS_WITH_ALPHA: u32 = 6;
-/// OS/2 uses the numbers 3 and 4 for other compressions: a fax, and run lengths of 24-bit pixels.
+/// Run lengths of 24-bit pixels in OS/2 files. OS/2 gives the numbers 3 and 4 another meaning than
+/// Windows; 3 is a fax.
 const OS2_RUNS_24: u32 = 4;
 
 /// A BMP whose header was read.
@@ -20,7 +21,7 @@ pub(super) struct BmpFile<'a> {
     is_upright: bool,
     bits: usize,
     compression: u32,
-    /// Red, green, blue, alpha. The mask of a missing channel is 0.
+    /// Bit masks of red, green, blue and alpha. The mask of a missing channel is 0.
     masks: [u32; 4],
     /// Blue, green and red of each index, in entries of `palette_step` bytes.
     palette: &'a [u8],

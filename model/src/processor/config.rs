@@ -42,7 +42,7 @@ const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_
 /// The video processor whose bounds count the pixels of all frames together.
 const WHOLE_VIDEO_PROCESSOR: &str = "Qwen3VLVideoProcessor";
 
-/// CLIP's means and standard deviations, which transformers assumes if the file has none.
+// CLIP's means and standard deviations, which transformers assumes if the file has none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
 const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
 
@@ -94,8 +94,8 @@ pub enum CountedPixels {
 pub struct ImageProcessorConfig {
     /// Bounds on the pixels of a resized picture.
     pub pixel_bounds: PixelBounds,
-    /// How pictures are cut into tiles. `None` if they are not. With tiling, the pixel bounds limit
-    /// the number of tiles.
+    /// The tiling of pictures. `None` if pictures are not cut into tiles. With tiling, the pixel
+    /// bounds limit the number of tiles.
     pub tiling: Option<Tiling>,
     /// Pixels that the bounds apply to.
     pub counted: CountedPixels,
@@ -308,7 +308,7 @@ impl RawConfig {
 }
 
 impl ImageProcessorConfig {
-    /// How levels are normalized, from `do_rescale`, `rescale_factor`,
+    /// The normalization of levels, from `do_rescale`, `rescale_factor`,
     /// `do_normalize`, `image_mean` and `image_std`.
     ///
     /// transformers fuses rescaling into the mean and the deviation
@@ -419,7 +419,7 @@ impl RawConfig {
     }
 
     /// Applies the tile settings on top of the defaults of `GotOcr2ImageProcessor`. That processor
-    /// has no patch settings, so the patches are those of the only vision tower that is supported:
+    /// has no patch settings, so the patches have the settings of the only supported vision tower:
     /// 14 pixels, merged two by two. `crop_to_patches` is not read, because the models' own
     /// processor (`processing_internvl.py`) sets it for every picture.
     fn tiled(mut self) -> Result<ImageProcessorConfig, ProcessorError> {

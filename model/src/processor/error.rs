@@ -24,7 +24,7 @@ pub enum VideoError {
     /// limit. Nothing was decoded.
     #[error("its first {frames} frames have {pixels} pixels together; the limit is {limit}")]
     TooManyPixels {
-        /// Frames up to the last one that is wanted.
+        /// Number of frames up to the last wanted frame.
         frames: usize,
         /// Pixels of these frames together.
         pixels: u64,

@@ -5,7 +5,7 @@ use image::metadata::Orientation;
 
 use super::tiff_directory::Directory;
 
-/// Tag of the orientation (TIFF 6.0, section 8), and the integer types that Pillow accepts for it.
+// Tag of the orientation (TIFF 6.0, section 8), and the integer types that Pillow accepts for it.
 const ORIENTATION: u16 = 274;
 const WHOLE_NUMBERS: [u16; 4] = [3, 4, 8, 9];
 const PREFIX: &[u8] = b"Exif\0\0";

@@ -1,6 +1,6 @@
 //! Pure: decoding of fax rows (ITU-T T.4 and T.6, TIFF 6.0, sections 10 and 11) to one bit per
-//! pixel, where 1 is black. The code tables come from the crate `fax`, whose own loops support
-//! neither two-dimensional Group 3 nor rows without end-of-line codes.
+//! pixel, where 1 is black. The code tables are from the crate `fax`. That crate's own loops
+//! support neither two-dimensional Group 3 nor rows without end-of-line codes.
 
 use std::convert::Infallible;
 use std::iter::{Chain, Cloned, Map, RepeatN, repeat_n};
@@ -22,17 +22,16 @@ pub(super) enum Coding {
     Group4,
 }
 
-/// Zero bits of an end-of-line code that are checked before its 1. No other code
-/// begins with 8 zeros.
+/// Number of zero bits that identify an end-of-line code. No other code begins with 8 zeros.
 const FILL_BITS: u8 = 8;
-/// Zero bytes after the data, so that the last code can be looked up.
+/// Number of zero bytes that are appended to the data, so that the last code can be looked up.
 const PADDING: usize = 4;
 
 type Bytes<'a> = Map<Chain<Cloned<Iter<'a, u8>>, RepeatN<u8>>, fn(u8) -> Result<u8, Infallible>>;
 
 struct FaxReader<'a> {
     bits: ByteReader<Bytes<'a>>,
-    /// Bits of the data, and the number of bits that were read.
+    // Bits of the data, and the number of bits that were read.
     total: usize,
     read: usize,
     width: u32,
@@ -100,7 +99,7 @@ pub(super) fn decode_fax(encoded: &[u8], coding: Coding, width: u32, rows: &mut 
     Some(())
 }
 
-/// Sets the bits of every second run.
+/// Sets the bits of the black runs. `changes` has the start and the end of each black run in turn.
 fn blacken(changes: &[u32], width: u32, row: &mut [u8]) {
     for run in changes.chunks(2) {
         let end = run.get(1).copied().unwrap_or(width);

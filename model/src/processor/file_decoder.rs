@@ -24,7 +24,7 @@ pub(super) trait FileDecoder {
 /// Host bytes that decoding takes, without the RGB picture.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// Pixels as they are stored, `[height, width, raw_channels]` of 8 bits.
+    /// Channels of the stored pixels, which are `[height, width, raw_channels]` of 8 bits.
     pub raw_channels: u64,
     /// Whether the RGB picture is made next to the stored pixels, and not in place.
     pub is_copied: bool,
@@ -48,5 +48,5 @@ pub(super) enum Refusal {
     Unsupported(&'static str),
 }
 
-/// The header is cut off or contradicts itself.
+/// Refusal of a header that is cut off or contradicts itself.
 pub(super) const BROKEN_HEADER: Refusal = Refusal::Damaged("reading its header");

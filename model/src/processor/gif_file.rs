@@ -11,7 +11,7 @@ pub(super) struct GifFile<'a> {
     top: usize,
     width: usize,
     height: usize,
-    /// Size of the screen, enlarged if the frame extends beyond it.
+    // Size of the screen, enlarged if the frame extends beyond it.
     screen_width: usize,
     screen_height: usize,
     is_interlaced: bool,

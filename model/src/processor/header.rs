@@ -39,7 +39,7 @@ pub enum ImageFormat {
     Pixels,
 }
 
-/// Brands of files with HEVC and AV1 pictures (ISO/IEC 23008-12, annex B; AVIF 1.1, section 6).
+// Brands of files with HEVC and AV1 pictures (ISO/IEC 23008-12, annex B; AVIF 1.1, section 6).
 const HEIC_BRANDS: [&[u8]; 8] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"];
 const AVIF_BRANDS: [&[u8]; 2] = [b"avif", b"avis"];
 /// Number of compatible brands that are examined.

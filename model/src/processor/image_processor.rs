@@ -250,7 +250,7 @@ fn tile(whole: &RgbImage, size: Size, column: u32, row: u32) -> RgbImage {
     let pitch = 3 * whole.width() as usize;
     let (left, wide) = (3 * (column * size.width) as usize, 3 * size.width as usize);
     let rows = whole.data().chunks_exact(pitch).skip((row * size.height) as usize).take(size.height as usize);
-    // Allocates no more bytes than the lease covers.
+    // The exact capacity keeps the allocation within the lease.
     let mut data = Vec::with_capacity(size.rgb_bytes().as_usize());
     rows.for_each(|row| data.extend_from_slice(&row[left..left + wide]));
     RgbImage::new(size.width, size.height, data).expect("tiles fill the picture")

@@ -15,7 +15,7 @@ use super::levels::{narrow, printed};
 /// pixels, but takes only a hundred bytes of the file.
 const SCANS_MAX: u64 = 256;
 
-/// Prefixes of APP1 contents (EXIF 2.3, section 4.7.2; XMP part 3, section 1.1.3).
+// Prefixes of APP1 contents (EXIF 2.3, section 4.7.2; XMP part 3, section 1.1.3).
 const EXIF: &[u8] = b"Exif\0\0";
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 

@@ -3,8 +3,9 @@
 
 /// Blends one level with white by its `alpha`, which is how transformers 5.24
 /// (`image_transforms.py`, `convert_to_rgb`), qwen-vl-utils 0.0.14 (`to_rgb`) and vLLM 0.33
-/// (`multimodal/image.py`, `rgba_to_rgb`) show transparent pixels. They use `Image.alpha_composite`
-/// or `Image.paste` with a mask, which give equal results for all 65,536 pairs of level and alpha.
+/// (`multimodal/image.py`, `rgba_to_rgb`) show transparent pixels. These projects use
+/// `Image.alpha_composite` or `Image.paste` with a mask. Both give equal results for all 65,536
+/// pairs of level and alpha.
 pub(super) fn on_white(level: u8, alpha: u8) -> u8 {
     let (level, alpha) = (u32::from(level), u32::from(alpha));
     let sum = level * alpha + 255 * (255 - alpha) + 128;

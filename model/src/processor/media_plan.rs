@@ -25,9 +25,9 @@ pub struct MediaProcessors {
 
 #[derive(Clone, Copy, Debug)]
 pub struct MediaLimits<'a> {
-    /// Limits the number of pictures and videos, and their patches.
+    /// The envelope, which limits the number of pictures and videos, and their patches.
     pub envelope: &'a Envelope,
-    /// Limits a picture or a frame before it is decoded.
+    /// The limits that a picture or a frame is checked against before it is decoded.
     pub image: &'a ImageLimits,
 }
 
@@ -39,21 +39,21 @@ pub enum MediaPlan {
         plan: ResizePlan,
         /// Host bytes that decoding takes.
         cost: DecodeCost,
-        /// Equal for equal bytes and an equal grid.
+        /// The cache key, equal for equal bytes and an equal grid.
         key: MediaKey,
     },
     Video {
         video: Video,
         /// Sizes of the video after processing.
         plan: VideoPlan,
-        /// Equal for equal frames and an equal grid.
+        /// The cache key, equal for equal frames and an equal grid.
         key: MediaKey,
     },
 }
 
-/// BLAKE3 hash over the user's files or pixels, their grid after resizing, and whether they are a
-/// video. With the same processors, equal keys mean equal encoder inputs, which is known before
-/// anything is decoded. (A [`PictureHash`] also finds equal pictures in different files.)
+/// BLAKE3 hash over the user's files or pixels, the kind of media, and the grid after resizing.
+/// With the same processors, equal keys mean equal encoder inputs. So equal inputs are detected
+/// before anything is decoded. (A [`PictureHash`] also finds equal pictures in different files.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MediaKey {
     file: [u8; 32],
@@ -77,7 +77,8 @@ impl MediaKey {
             hasher.update(&size.to_le_bytes());
         }
         for frame in frames {
-            // The pixel size keeps apart a picture given as pixels and a file with the same bytes.
+            // The pixel size distinguishes a picture given as pixels from a file
+            // with the same bytes.
             let size = frame.pixel_size().map_or([0; 2], |size| [size.width, size.height]);
             for side in size {
                 hasher.update(&side.to_le_bytes());
@@ -113,8 +114,8 @@ impl MediaPlan {
         }
     }
 
-    /// Shares cache entries only with requests of the same salt, so that other requests
-    /// cannot detect this picture.
+    /// Restricts the sharing of cache entries to requests with the same salt, so that other
+    /// requests cannot detect this picture.
     pub fn salted(mut self, salt: &str) -> Self {
         let (MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. }) = &mut self;
         key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());

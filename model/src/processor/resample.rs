@@ -143,7 +143,7 @@ fn gather_columns(band: &[u8], columns: &mut [[u8; BAND_BYTES]]) {
     }
 }
 
-/// Same code as `resize_band`, compiled for wider vectors, because plain x86-64
+/// Same code as `resize_band`, compiled for wider vectors, because baseline x86-64
 /// guarantees only 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]

@@ -37,9 +37,9 @@ pub struct PixelBounds {
 }
 
 impl PixelBounds {
-    /// Maximum number of pixels of an ordinary picture. Enlarging rounds up, so if the minimum is
-    /// close to the maximum, enlarged pictures exceed the maximum, by less than the minimum unless
-    /// they are thin or have few tokens.
+    /// Maximum number of pixels of an ordinary picture. Enlarging rounds up. If the minimum is
+    /// close to the maximum, enlarged pictures therefore exceed the maximum. They exceed it by less
+    /// than the minimum, unless they are thin or have few tokens.
     pub fn reach(self) -> u64 {
         self.max.max(self.min.saturating_mul(2))
     }
@@ -51,7 +51,7 @@ impl PixelBounds {
             return self;
         }
         let max = self.max.min(pixels_max);
-        // The lower minimum leaves enough pixels for rounding up under the limit.
+        // With a lower minimum, enlarged pictures stay within the limit when they are rounded up.
         let min = if self.min > max / 2 { max / 4 } else { self.min };
         PixelBounds { min, max }
     }

@@ -86,7 +86,8 @@ impl Samples {
         let alpha = match (extra, count - colours) {
             (_, 0) => None,
             (Some(1), _) => Some(Alpha::Multiplied),
-            // If nothing is stated, a fourth sample of RGB is alpha. 999 is written by Corel Draw.
+            // A single extra sample without a stated meaning is alpha. Corel Draw
+            // writes 999 for alpha.
             (Some(2 | 999), _) | (None, 1) => Some(Alpha::Plain),
             _ => None,
         };

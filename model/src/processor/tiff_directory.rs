@@ -9,7 +9,7 @@ pub(super) struct Directory<'a> {
     file: &'a [u8],
     is_little: bool,
     is_big: bool,
-    /// Offset of the first entry, and the number of entries.
+    // Offset of the first entry, and the number of entries.
     first: u64,
     entries: u64,
 }

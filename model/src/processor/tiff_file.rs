@@ -13,7 +13,7 @@ use super::tiff_colours::{Samples, Space, YCbCrTables};
 use super::tiff_directory::{Directory, Entry};
 use super::tiff_pieces::{Compression, in_order, undo_differences};
 
-/// Tag numbers (TIFF 6.0, sections 8, 14, 15, 21; supplement 2).
+// Tag numbers (TIFF 6.0, sections 8, 14, 15, 21; supplement 2).
 const WIDTH: u16 = 256;
 const HEIGHT: u16 = 257;
 const COMPRESSION: u16 = 259;
@@ -35,12 +35,12 @@ const OLD_JPEG: u16 = 513;
 const SUBSAMPLING: u16 = 530;
 const XMP: u16 = 700;
 
-/// Longest side, so that products of sides cannot overflow.
+/// Longest accepted side in pixels, so that products of sides cannot overflow.
 const SIDE_MAX: u64 = 1 << 24;
 /// Maximum number of strips or tiles. Real files have at most one strip per row.
 const PIECES_MAX: u64 = 1 << 16;
-/// Limit on the pixels of all tiles including their margins, which are decompressed too:
-/// `MARGIN_FACTOR` times the picture's pixels, plus `MARGIN_PIXELS`.
+// Limit on the pixels of all tiles including their margins, which are decompressed too:
+// `MARGIN_FACTOR` times the picture's pixels, plus `MARGIN_PIXELS`.
 const MARGIN_FACTOR: u64 = 4;
 const MARGIN_PIXELS: u64 = 1 << 20;
 
@@ -52,7 +52,7 @@ pub(super) struct OldJpegTiff<'a> {
 }
 
 impl<'a> OldJpegTiff<'a> {
-    /// Returns `None` for any other TIFF, also for one that has only parts of a JPEG.
+    /// Returns `None` for any other TIFF, including a TIFF that has only parts of a JPEG.
     pub fn find(encoded: &'a [u8]) -> Option<Self> {
         let directory = Directory::read(encoded).filter(|directory| directory.first(COMPRESSION) == Some(6))?;
         let offset = usize::try_from(directory.first(OLD_JPEG)?).ok()?;
@@ -94,7 +94,7 @@ pub(super) struct TiffFile<'a> {
     is_planar: bool,
     /// Luma samples across and down per pair of chroma samples.
     subsampling: (usize, usize),
-    /// Sides of a strip or tile.
+    /// Width and height of a strip or tile, in pixels.
     piece: (usize, usize),
     offsets: Entry,
     lengths: Option<Entry>,
@@ -152,9 +152,8 @@ impl<'a> TiffFile<'a> {
         Ok(file)
     }
 
-    /// Checks that the directory announces no more data than a picture of its size needs,
-    /// and no feature that is not supported. A few bytes can announce a million strips, or
-    /// a tile of gigapixels.
+    /// Checks that the directory announces no more data than a picture of its size needs, and no
+    /// unsupported feature. A few bytes can announce a million strips, or a tile of gigapixels.
     fn check(&self) -> Result<(), Refusal> {
         let (width, height) = (u64::from(self.width), u64::from(self.height));
         if width == 0 || height == 0 {
@@ -204,7 +203,8 @@ impl<'a> TiffFile<'a> {
         if self.jpeg_tables().is_some_and(|tables| tables.len() > JPEG_TABLES_BYTES_MAX) {
             return Err(BROKEN_HEADER);
         }
-        // Pieces may share bytes of the file, but not so often that a small file takes hours.
+        // Pieces may share bytes of the file, but not so often that a small file
+        // takes hours to decode.
         let packed: u64 = self.pieces().map(|piece| self.packed(piece).map_or(0, |packed| packed.len() as u64)).sum();
         if packed > 2 * self.encoded.len() as u64 + MARGIN_PIXELS {
             return Err(BROKEN_HEADER);

@@ -26,8 +26,8 @@ pub(super) enum Compression {
 const COMPRESSION: u16 = 259;
 const FAX_OPTIONS: u16 = 292;
 
-/// Maximum dictionary bytes: for LZMA, the largest dictionary of the `xz` presets with its
-/// overhead; for Zstandard, the largest window that is accepted.
+// Maximum dictionary bytes: for LZMA, the largest dictionary of the `xz` presets with its
+// overhead; for Zstandard, the largest window that is accepted.
 const LZMA_BYTES: u64 = 66 << 20;
 const ZSTD_BYTES: u64 = 64 << 20;
 

@@ -1,6 +1,6 @@
-//! Tiles. The aspect ratio of a picture decides how many tiles of equal size the
-//! picture is stretched over. The whole picture may follow as a thumbnail (InternVL
-//! 1.5, arXiv 2404.16821, section 3.3).
+//! Tiling of pictures. The aspect ratio of a picture decides how many tiles of equal size the
+//! picture is stretched over. The whole picture may follow as a thumbnail (InternVL 1.5,
+//! arXiv 2404.16821, section 3.3).
 
 use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
@@ -31,8 +31,8 @@ impl Tiling {
 
     /// Tiles of a picture of `size`, at most `tiles_max` with the thumbnail. Chooses the
     /// arrangement whose aspect ratio is nearest to the picture's. If several arrangements are
-    /// equally near, a later one is chosen only if the picture has more than half of its pixels.
-    /// Returns one tile if no arrangement is within `tiles_max`.
+    /// equally near, a later arrangement is chosen only if the picture has more than half of that
+    /// arrangement's pixels. Returns one tile if no arrangement is within `tiles_max`.
     ///
     /// Returns the same numbers as `get_optimal_tiled_canvas` in transformers 5.17,
     /// `models/got_ocr2/image_processing_got_ocr2.py`.

@@ -1,4 +1,4 @@
-//! WebP. `image-webp` decodes the pixels; EXIF and XMP come from the chunks.
+//! WebP. `image-webp` decodes the pixels; EXIF and XMP are read from the chunks.
 
 use std::borrow::Cow;
 use std::io::Cursor;
@@ -17,18 +17,19 @@ pub(super) struct WebPFile<'a> {
     width: u32,
     height: u32,
     channels: u64,
-    /// The extended header lacks the alpha flag, but the pixels have alpha.
+    /// `true` if the extended header lacks the alpha flag, but the pixels have alpha.
     /// libwebp follows the pixels.
     hides_alpha: bool,
 }
 
-/// Flags of the extended header, and their offset (RFC 9649, section 2.7.1).
+// Flags of the extended header, and their offset (RFC 9649, section 2.7.1).
 const FLAGS_AT: usize = 20;
 const ANIMATED: u8 = 2;
 const ALPHA: u8 = 16;
 
 impl<'a> WebPFile<'a> {
-    /// A truncated animation may have a complete first frame, but it is refused, as in libwebp.
+    /// Opens a WebP. A truncated animation is refused even if its first frame is
+    /// complete, as in libwebp.
     pub fn open(encoded: &'a [u8]) -> Result<Self, Refusal> {
         let stated = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
         if u64::from(stated) + 8 > encoded.len() as u64 {

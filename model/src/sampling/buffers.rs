@@ -46,8 +46,8 @@ pub struct SamplingBuffers<'a> {
 }
 
 impl<'a> SamplingBuffers<'a> {
-    /// Uses `words` `[words]` u32 as the buffers. Its address must be a multiple of 8, and only
-    /// passes over these buffers may access it, one after the other.
+    /// Uses `words` `[words]` u32 as the buffers. The address of `words` must be a multiple of 8,
+    /// and only passes over these buffers may access it, one after the other.
     ///
     /// # Panics
     /// If `words` does not have [`SamplingShape::words`] words, which is a bug in the caller.
@@ -73,7 +73,7 @@ impl<'a> SamplingBuffers<'a> {
     }
 
     /// Chooses the likeliest token of each row. `own` has this rank's logits `[rows, own tokens]`,
-    /// as a step with [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) leaves them.
+    /// as a step with [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) computes them.
     ///
     /// # Errors
     /// Same as [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).

@@ -17,7 +17,7 @@ pub const TOP_LOG_PROBABILITIES_MAX: usize = TOP_MAX;
 /// likeliest tokens. In a prompt, `token` is the token that actually followed.
 ///
 /// The result is the log-softmax, in f64, of the unchanged logits. It equals vLLM's `raw_logprobs`,
-/// except that it is also taken before a grammar forbids tokens.
+/// except that tokens that a grammar forbids still count here.
 ///
 /// # Errors
 /// [`SamplingError::TooManyLogProbabilities`]; [`SamplingError::UnknownToken`] for a token beyond

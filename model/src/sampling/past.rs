@@ -32,7 +32,7 @@ impl<'a> Past<'a> {
         Past { position: self.position + 1, tokens }
     }
 
-    /// Only the number of tokens produced so far.
+    /// A past with only the number of tokens produced so far.
     pub fn at(position: u64) -> Self {
         Past { position, tokens: None }
     }

@@ -167,7 +167,7 @@ impl Sampler {
     }
 
     /// Adds a row to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), which then
-    /// chooses the token after `past`. On an error, the row that is added is ignored.
+    /// chooses the token after `past`. On an error, the device ignores the added row.
     ///
     /// # Errors
     /// Same as [`sample`](Self::sample), without the errors for bad logits.

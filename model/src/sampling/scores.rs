@@ -16,7 +16,7 @@ use crate::flow::{LogProbabilities, SCORE_ROWS};
 #[derive(Clone, Copy, Debug)]
 pub struct Score {
     pub token: u32,
-    /// How many of the likeliest tokens to report in addition to `token`.
+    /// The number of likeliest tokens to report in addition to `token`.
     pub top: usize,
 }
 

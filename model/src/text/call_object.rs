@@ -1,5 +1,5 @@
-//! A reader for the JSON object of a tool call, one character at a time. It finds the name, and
-//! where the arguments begin and end.
+//! A reader for the JSON object of a tool call, one character at a time. The reader finds the name,
+//! and the positions at which the arguments begin and end.
 
 /// A reader of one object. The reader stores only the name and the current key, and takes the same
 /// time for every character.
@@ -40,7 +40,7 @@ enum Key {
 /// The role of one character in the object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Seen {
-    /// Nothing that the caller has to know.
+    /// A character that requires no action of the caller.
     More,
     /// The last character of the name.
     Name,
@@ -71,7 +71,7 @@ impl CallObject {
         self.name.as_deref()
     }
 
-    /// Takes the next character. Must not be called again after it has returned `End` or `Broken`.
+    /// Reads the next character. Do not call this again after it has returned `End` or `Broken`.
     pub(super) fn feed(&mut self, next: char) -> Seen {
         match self.state {
             ReadState::InKey => self.in_key(next),

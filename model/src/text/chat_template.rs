@@ -99,7 +99,7 @@ impl Default for TemplateInputs {
     }
 }
 
-/// All roles. `User` comes first, because the other roles are tried next to a user message.
+/// All roles. `User` is first, because each other role is tested together with a user message.
 const ROLES: [Role; 4] = [Role::User, Role::System, Role::Assistant, Role::Tool];
 
 /// A checkpoint's compiled chat templates.
@@ -108,9 +108,9 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: TemplateSources,
     limits: TemplateLimits,
-    /// For each template, by name: the form in which it reads the contents of each of [`ROLES`].
+    /// By template name: the form in which the template reads the contents of each of [`ROLES`].
     forms: BTreeMap<String, [ContentForm; ROLES.len()]>,
-    /// Whether a template refuses call ids that do not have nine characters,
+    /// Whether any template refuses call ids that do not have nine characters,
     /// as Mistral's templates do.
     has_short_ids: bool,
 }
@@ -182,7 +182,7 @@ impl ChatTemplate {
         &self.sources
     }
 
-    /// How the model writes reasoning and calls, according to the source of the
+    /// The formats in which the model writes reasoning and calls, according to the source of the
     /// template that `inputs` select.
     ///
     /// # Errors
@@ -217,8 +217,8 @@ impl ChatTemplate {
         })
     }
 
-    /// The form in which the template reads the content of `role`, tried next to user messages in
-    /// the form `user`. `None` if the template shows neither strings nor lists.
+    /// The form in which the template reads the content of `role`, tested together with user
+    /// messages in the form `user`. `None` if the template shows neither strings nor lists.
     fn content_form(&self, name: &str, role: Role, user: ContentForm) -> Option<ContentForm> {
         const TEXTS: [&str; 2] = ["told-first", "told-then"];
         let parts = |texts: &[&str]| {

@@ -1,7 +1,7 @@
 //! Descriptions of tools in the system message, with calls and results as text, for templates that
 //! do not show tools.
 //!
-//! The description and the call format are those of Hermes 2 Pro (Nous Research), on which
+//! The description and the call format are the same as in Hermes 2 Pro (Nous Research), on which
 //! Qwen2.5's template is modeled. Models that were trained on either format follow it, and other
 //! models get an example.
 

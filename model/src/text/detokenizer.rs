@@ -8,7 +8,8 @@ use super::tokenizer::Tokenizer;
 const CONTEXT_TOKENS: usize = 8;
 /// Tokens after which the context is shortened, so that each token of a long reply costs the same.
 const WINDOW_TOKENS: usize = 32;
-/// An unfinished UTF-8 character has at most three bytes, and a decoder may show each as U+FFFD.
+/// Maximum number of U+FFFD characters that are withheld. An unfinished UTF-8 character has at most
+/// three bytes, and a decoder may show each byte as U+FFFD.
 const UNFINISHED_MAX: usize = 3;
 
 /// Turns one reply's tokens into text as they arrive.
@@ -75,8 +76,8 @@ impl Detokenizer {
     }
 
     fn take(&mut self, text: &str, until: usize) -> String {
-        // If a decoder rewrites earlier text (no known decoder does), `get` gives an empty piece,
-        // where slicing would panic.
+        // If a decoder rewrites earlier text (no known decoder does), `get` returns `None` and the
+        // piece is empty. Slicing would panic.
         let piece = text.get(self.emitted_bytes..until).unwrap_or("").to_owned();
         self.emitted_bytes = self.emitted_bytes.max(until);
         piece

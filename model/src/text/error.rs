@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use super::final_turn::ContinueError;
 
-/// Text that could not be turned into tokens, or back.
+/// A text that could not be tokenized, decoded or rendered, or stop strings that were refused.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TextError {
@@ -90,7 +90,7 @@ pub enum TextError {
     /// The last turn cannot be continued.
     #[error(transparent)]
     Continue(#[from] ContinueError),
-    /// The text has too many tokens. The rest of it was not tokenized.
+    /// The text has too many tokens. The rest of the text was not tokenized.
     #[error("the text has more than {limit} tokens")]
     TooManyTokens { limit: usize },
     /// A text to be tokenized is too long.

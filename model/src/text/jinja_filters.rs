@@ -56,8 +56,8 @@ pub(super) const MAKERS: [(&str, Filter); 23] = [
     ("wordwrap", wrapped),
 ];
 
-/// The parameters of a filter that minijinja implements, and how many of them minijinja takes by
-/// position. minijinja takes those only by position and the others only by name.
+/// The parameters of a filter that minijinja implements, and the number of leading parameters that
+/// minijinja takes only by position. minijinja takes the remaining parameters only by name.
 pub(super) fn minijinja_parameters(filter: &str) -> Option<(&'static [&'static str], usize)> {
     Some(match filter {
         "dictsort" => (&["value", "case_sensitive", "by", "reverse"], 1),

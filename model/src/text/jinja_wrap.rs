@@ -9,7 +9,7 @@ use super::python_chars::{is_line_break, is_of_word};
 use super::python_strings::lines;
 use super::python_value::display;
 
-/// The filter `truncate`: the beginning of a text, cut at a blank, and an ending.
+/// The filter `truncate`: returns the beginning of a text, cut at a blank, with an ending.
 pub(super) fn truncated(arguments: &[Value]) -> Result<Value, Error> {
     let [value, length, kill_words, end, leeway] = bind(arguments, ["s", "length", "killwords", "end", "leeway"])?;
     let value = display(&value.ok_or_else(|| Error::from(ErrorKind::MissingArgument))?);

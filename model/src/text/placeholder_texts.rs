@@ -7,9 +7,9 @@ use super::message::{Message, Part};
 pub struct PlaceholderTexts {
     pub image: &'static str,
     pub video: &'static str,
-    /// Written before each placeholder.
+    /// The text before each placeholder.
     pub before: &'static str,
-    /// Written after each placeholder.
+    /// The text after each placeholder.
     pub after: &'static str,
 }
 

@@ -25,7 +25,7 @@ pub struct PromptEncoder {
     tokenizer: Tokenizer,
     template: Arc<ChatTemplate>,
     guard: SpecialGuard,
-    /// Set if the template does not support pictures.
+    /// The placeholder texts, if the template does not support pictures.
     placeholders: Option<PlaceholderTexts>,
 }
 
@@ -131,9 +131,9 @@ impl PromptEncoder {
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))
     }
 
-    /// Finds added tokens as the tokenizers library does (the first to start, then the longest),
-    /// removes the marks from the text between them, and encodes this text as plain text. The
-    /// `lstrip` and `rstrip` settings of added tokens are ignored.
+    /// Finds added tokens as the tokenizers library does (the earliest match, and the longest of
+    /// several at the same position), removes the marks from the text between them, and encodes
+    /// this text as plain text. The `lstrip` and `rstrip` settings of added tokens are ignored.
     fn encode_marked(&self, rendered: &str, mark: char, tokens_max: usize) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut rest = rendered;

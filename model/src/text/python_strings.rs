@@ -126,8 +126,8 @@ fn padded(subject: &str, method: &str, arguments: &[Value]) -> Result<Value, Err
     }))
 }
 
-/// If an odd number of fill characters is missing, CPython puts the extra one on the left only if
-/// the width is odd too.
+/// If an odd number of fill characters is missing, CPython puts the extra character on the left
+/// only if the width is odd too.
 fn centred(subject: &str, missing: usize, width: usize, fill: &str) -> String {
     let left = missing / 2 + (missing & width & 1);
     format!("{}{subject}{}", fill.repeat(left), fill.repeat(missing - left))

@@ -33,8 +33,8 @@ pub(super) fn ascii_repr(value: &Value) -> String {
     ascii_repr_of(&repr(value))
 }
 
-/// Maximum levels of nested containers, because deeper containers would exhaust the stack. They
-/// are printed as `...`.
+/// Maximum levels of nested containers. Deeper containers are printed as `...`, because printing
+/// them would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 fn printed(value: &Value, depth: usize) -> String {

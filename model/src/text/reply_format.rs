@@ -3,10 +3,10 @@
 
 use super::message::Message;
 
-/// The tags around reasoning.
+// The tags around reasoning.
 pub(super) const THINK: &str = "<think>";
 pub(super) const THINK_END: &str = "</think>";
-/// The tags around a call in the Hermes format.
+// The tags around a call in the Hermes format.
 pub(super) const TOOL_CALL: &str = "<tool_call>";
 pub(super) const TOOL_CALL_END: &str = "</tool_call>";
 /// The tag that Llama 3.1 may write before a call.
@@ -34,7 +34,7 @@ pub enum ReasoningFormat {
     #[default]
     None,
     /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3,
-    /// arXiv 2505.09388). The prompt may have opened it already.
+    /// arXiv 2505.09388). The prompt may already contain the opening tag.
     ThinkTags,
 }
 
@@ -44,7 +44,7 @@ pub struct ReplyFormat {
     pub reasoning: ReasoningFormat,
 }
 
-/// Whether a reply may begin with reasoning.
+/// The state of reasoning at the beginning of a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
     /// No reasoning: its tags are plain text.
@@ -79,7 +79,7 @@ impl ReplyFormat {
 }
 
 impl ReasoningFormat {
-    /// How the reply may begin after a prompt that ends with `end`. If thinking is turned off, the
+    /// The state of reasoning after a prompt that ends with `end`. If thinking is turned off, the
     /// template closes the reasoning in the prompt.
     pub fn after(self, end: &str) -> Thinking {
         let end = end.trim_end();
@@ -92,7 +92,7 @@ impl ReasoningFormat {
 }
 
 impl ReasoningFormat {
-    /// How a reply that continues the model's `turn` may begin, after a prompt
+    /// The state of reasoning in a reply that continues the model's `turn`, after a prompt
     /// that ends with `end`.
     pub fn continuing(self, turn: &Message, end: &str) -> Thinking {
         let text: String = turn.texts().collect();

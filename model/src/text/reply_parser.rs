@@ -26,8 +26,8 @@ pub enum ReplyPart {
     Arguments(String),
     /// The call ends. This part has no text.
     CallEnd {
-        /// Whether the arguments are complete. If not, the reply ended within them, or a tag came
-        /// where JSON does not allow one.
+        /// Whether the arguments are complete. If not, the reply ended within them, or contained a
+        /// tag where JSON does not allow one.
         is_closed: bool,
     },
     /// Syntax around the other parts: tags, the name of a call, and line breaks next to tags.
@@ -106,7 +106,7 @@ enum State {
         follows_call: bool,
     },
     Call(Call),
-    /// White space, then the tag that closes a call, which models sometimes forget.
+    /// White space, then the tag that closes a call. Models sometimes omit this tag.
     CallEnd(Tag),
 }
 
@@ -118,8 +118,8 @@ struct Call {
 
 #[derive(Clone)]
 enum Phase {
-    /// The text may still turn out not to be a call. `text` is all of it. `begin` and `end` are the
-    /// byte offsets at which its arguments begin and end, or 0.
+    /// The text may still turn out not to be a call, so all of it is withheld in `text`. `begin`
+    /// and `end` are the byte offsets at which the arguments begin and end, or 0.
     Held { text: String, begin: usize, end: usize },
     /// The arguments are returned as they arrive.
     Arguments,
@@ -290,7 +290,7 @@ impl ReplyParser {
     }
 
     fn before_object(&mut self, mut held: String, is_open: bool, next: char) -> bool {
-        // The first call may come with or without a tag. Each further call must follow a semicolon.
+        // The first call needs no tag before it. Each further call must follow a semicolon.
         let may_begin = is_open || self.calls == 0;
         match next {
             '{' if may_begin => self.state = State::Call(Call::new(held)),
@@ -481,7 +481,7 @@ impl Call {
     }
 }
 
-/// A tag that may come next, after white space.
+/// A tag that may follow, after white space.
 #[derive(Clone)]
 struct Tag {
     tag: &'static str,

@@ -25,22 +25,21 @@ pub(super) enum Seams {
     /// At blanks. The tokenizer puts a blank before every text, which replaces the
     /// blank at the seam.
     BlanksReplaced,
-    /// Texts join only at blanks.
+    /// At blanks. The tokenizer adds no blank.
     Blanks,
-    /// Texts join at no place.
     None,
 }
 
-/// The characters that may follow a letter or digit at a seam. An apostrophe is not one of them,
-/// because "it's" is one match for some tokenizers. An underscore is not one either, because names
-/// of special tokens contain it.
+/// The characters that may follow a letter or digit at a seam. An apostrophe is not a separator,
+/// because "it's" is one match for some tokenizers. An underscore is not a separator either,
+/// because names of special tokens contain it.
 const SEPARATORS: &str = " ,;:\"(<>/-=.|&，。、；：（";
 
 impl Seams {
     /// Finds the seams at which a tokenizer's texts can be cut: the first candidate for which the
-    /// pieces of sample texts have the same tokens as the whole texts. `added` has each added token
-    /// and whether it strips the blank after it. No seam may cut an added token, or separate a
-    /// token that strips from the blank after it.
+    /// pieces of sample texts have the same tokens as the whole texts. `added` has each added
+    /// token, with `true` if the token strips the blank after it. No seam may cut an added token.
+    /// No seam may separate an added token from the blank that it strips.
     pub(super) fn of(inner: &Tokenizer, vocabulary: &HashMap<String, u32>, added: &[(&str, bool)]) -> Self {
         let separated: String =
             SEPARATORS.chars().flat_map(|separator| ['a', separator, 'B', separator, '7']).collect();
@@ -142,7 +141,7 @@ pub(super) struct Pieces<'a, F> {
     bytes: usize,
     /// Size in bytes at which a text without seams is cut.
     bytes_max: usize,
-    /// Moves a cut that would split an added token to a place before that token.
+    /// Moves a cut that would split an added token to a position before that token.
     moved: F,
 }
 

@@ -29,8 +29,8 @@ impl SpecialGuard {
         SpecialGuard::new(self.names.iter().map(String::as_str).chain(more))
     }
 
-    /// Whether `text` contains a special token's name or, ignoring white space, ends with
-    /// the beginning of one.
+    /// Whether `text` contains a special token's name or, ignoring white space, ends with the
+    /// beginning of such a name.
     pub fn finds(&self, text: &str) -> bool {
         !self.cuts(text).is_empty()
     }
@@ -75,7 +75,8 @@ impl SpecialGuard {
         cuts
     }
 
-    /// A character that none of `texts` contains, from the last 254 of the last private-use plane.
+    /// A character that none of `texts` contains, from the last 254 characters of
+    /// the last private-use plane.
     pub fn unused_mark<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
         ('\u{10ff00}'..='\u{10fffd}').rev().find(|&mark| !texts.clone().any(|text| text.contains(mark)))
     }

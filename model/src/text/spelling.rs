@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 
-/// How a tokenizer's tokens spell text, read from its decoder.
+/// The way in which a tokenizer's tokens spell text, read from its decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spelling {
     /// One character per byte (Radford et al. 2019, GPT-2).
@@ -24,7 +24,7 @@ impl Spelling {
     /// The spelling of a tokenizer's vocabulary.
     ///
     /// # Errors
-    /// [`TextError::Spelling`] if there is no decoder, or if it does more than
+    /// [`TextError::Spelling`] if the tokenizer has no decoder, or its decoder does more than
     /// join tokens (WordPiece, CTC).
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let decoder = tokenizer.decoder().and_then(|decoder| serde_json::to_value(decoder).ok());

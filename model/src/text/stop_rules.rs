@@ -25,7 +25,7 @@ impl std::fmt::Debug for StopRules {
     }
 }
 
-/// The rule of a request that ended its reply.
+/// The stop rule that ended a reply.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StopReason {
     /// An end token, which is not part of the reply.
@@ -68,7 +68,7 @@ impl StopRules {
         self.ids.iter().copied()
     }
 
-    /// Whether `token` ends the reply. Its text is not part of the reply.
+    /// Whether `token` ends the reply. The token's text is not part of the reply.
     pub fn stops_at(&self, token: u32) -> bool {
         self.ids.contains(&token)
     }
@@ -94,8 +94,8 @@ impl std::fmt::Debug for StopFilter {
 }
 
 impl StopFilter {
-    /// Returns the text that is safe to show now, and the rule that ended the reply, if one did.
-    /// After the end the text is always empty.
+    /// Returns the text that is safe to show now, and the rule that ended the reply, if a rule did.
+    /// After the end of the reply, the text is always empty.
     pub fn feed(&mut self, piece: &str) -> (String, Option<StopReason>) {
         if let Some(index) = self.stopped {
             return (String::new(), Some(self.reason(index)));
@@ -121,8 +121,9 @@ impl StopFilter {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Finds the stop string that is completed first, so that the reply does not depend on how its
-    /// text is split into pieces. If several end at the same place, the longest one wins.
+    /// Finds the stop string that is completed first, so that the reply does not depend on how
+    /// its text is split into pieces. If several stop strings end at the same position, the
+    /// longest stop string wins.
     fn earliest_stop(&self) -> Option<(usize, usize)> {
         let found = self.strings.iter().enumerate().filter_map(|(index, string)| {
             let at = self.waiting.find(string.as_str())?;

@@ -33,7 +33,7 @@ const DEPTH_MAX: usize = 64;
 pub(super) struct MeterLimits {
     /// Maximum bytes of one value, including nested values.
     pub value_bytes_max: u64,
-    /// Maximum bytes of all values created, including those dropped since.
+    /// Maximum bytes of all values created, including values that were dropped since.
     pub total_bytes_max: u64,
 }
 
@@ -337,7 +337,7 @@ impl MeterLimits {
 }
 
 /// The arguments of a filter in the form that minijinja takes them: some by position,
-/// the others by name.
+/// the rest by name.
 fn in_minijinjas_order(filter: &str, arguments: &[Value]) -> Result<Vec<Value>, Error> {
     let Some((names, positional)) = minijinja_parameters(filter) else { return Ok(arguments.to_vec()) };
     let mut bound: [Option<Value>; 4] = [None, None, None, None];

@@ -3,8 +3,8 @@
 //!
 //! minijinja limits steps, but one step may double a text, and forty such steps exhaust the memory
 //! of any machine. minijinja's operators cannot be hooked, so the source is changed: for example,
-//! `a + b` becomes `(a + b)|meter`. minijinja's parser returns the positions. Text is inserted on
-//! the same line, so that errors keep their line numbers.
+//! `a + b` becomes `(a + b)|meter`. minijinja's parser reports the positions of all expressions.
+//! Text is inserted on the same line, so that errors keep their line numbers.
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Slice, Stmt, UnaryOpKind};
 use minijinja::machinery::{Token, tokenize};
@@ -69,8 +69,7 @@ struct Edit {
 
 struct Metering<'a> {
     source: &'a str,
-    /// Edits of inner expressions come before edits of outer expressions that end
-    /// at the same place.
+    /// Edits of inner expressions precede edits of outer expressions that end at the same offset.
     edits: Vec<Edit>,
     /// Number of enclosing blocks whose text becomes a value.
     captures: usize,
@@ -103,7 +102,7 @@ impl Metering<'_> {
             Expr::IfExpr(choice) => return self.start(&choice.true_expr),
             Expr::BinOp(operation) if is_comparison(&operation.op) => return self.start(&operation.left),
             Expr::UnaryOp(operation) if matches!(operation.op, UnaryOpKind::Not) => {
-                // `a not in b` and `a is not b` have the operator inside.
+                // `a not in b` and `a is not b` have the operator between the operands.
                 return if self.source[own..].starts_with("not") { own } else { self.start(&operation.expr) };
             }
             Expr::Slice(slice) => Some(&slice.expr),
@@ -241,7 +240,7 @@ impl Metering<'_> {
         self.operand(expression, false);
     }
 
-    /// Visits an expression. `is_of_sum` means that it is the left operand of a sum.
+    /// Visits an expression. `is_of_sum` is `true` if the expression is the left operand of a sum.
     fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
         self.depth += 1;
         self.parts(expression);
@@ -348,8 +347,8 @@ impl Metering<'_> {
         }
     }
 
-    /// Replaces the first `sign` after the offset `after`. Only parentheses and blanks may come
-    /// between. Returns the offset after the sign.
+    /// Replaces the first `sign` after the offset `after`. Only parentheses and blanks may precede
+    /// it. Returns the offset after the sign.
     fn replace(&mut self, sign: &str, after: usize, text: String) -> usize {
         let at = after + self.source[after..].find(sign).expect("the sign follows");
         self.edits.push(Edit { at, bytes: sign.len(), text });
@@ -398,8 +397,8 @@ impl Metering<'_> {
         }
     }
 
-    /// If the expression is an optional variable, converts it to `None` at this place
-    /// when it is missing.
+    /// If the expression is an optional variable, converts a missing variable to
+    /// `None` in this expression.
     fn absent(&mut self, expression: &Expr<'_>) {
         if matches!(expression, Expr::Var(variable) if OPTIONAL.contains(&variable.id)) {
             self.filter(expression, ABSENT);

@@ -37,8 +37,8 @@ impl TemplateSources {
     /// in transformers 5.17 (`ProcessorMixin.from_pretrained`).
     ///
     /// # Errors
-    /// [`TextError::TemplateShape`]. It is not an error to have no template;
-    /// [`ChatTemplate::render`](super::ChatTemplate::render) reports that.
+    /// [`TextError::TemplateShape`]. A missing template is not an error here;
+    /// [`ChatTemplate::render`](super::ChatTemplate::render) reports it.
     pub fn read(files: TemplateFiles<'_>) -> Result<Self, TextError> {
         const SETTINGS: &str = "tokenizer_config.json";
         const JSON: &str = "chat_template.json";

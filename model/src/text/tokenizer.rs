@@ -24,7 +24,8 @@ pub struct Tokenizer {
 struct Shared {
     inner: tokenizers::Tokenizer,
     added: Vec<AddedToken>,
-    /// Finds the first added token in a text, and the longest one if several begin there.
+    /// Finds the first added token in a text, and the longest if several tokens begin
+    /// at the same position.
     finder: Option<AhoCorasick>,
     guard: SpecialGuard,
     vocabulary_size: usize,
@@ -39,7 +40,7 @@ struct Shared {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddedToken {
     pub id: u32,
-    /// The text that it matches.
+    /// The text that the token matches.
     pub content: String,
     /// Whether the token is a control token, which users cannot write and decoding can skip.
     pub special: bool,
@@ -227,7 +228,7 @@ impl Tokenizer {
     }
 
     /// The text after the tokenizer's normalizer, which may turn a full-width letter
-    /// into an ASCII one.
+    /// into an ASCII letter.
     pub(super) fn normalized<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let Some(normalizer) = self.shared.inner.get_normalizer() else { return Cow::Borrowed(text) };
         let mut whole = String::with_capacity(text.len());
@@ -259,8 +260,8 @@ impl Tokenizer {
         at
     }
 
-    /// The byte range and id of the first added token in `text`. If several begin at the same
-    /// place, the longest one is returned.
+    /// The byte range and id of the first added token in `text`. If several tokens begin at the
+    /// same position, returns the longest.
     pub(super) fn first_added(&self, text: &str) -> Option<(Range<usize>, u32)> {
         let found = self.shared.finder.as_ref()?.find(text)?;
         Some((found.range(), self.shared.added[found.pattern()].id))

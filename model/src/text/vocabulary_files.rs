@@ -14,7 +14,7 @@ const KNOWN_CLASSES: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 pub(super) const WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Settings with one special token each, and settings with a list of special tokens.
+// Settings with one special token each, and settings with a list of special tokens.
 const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 const LISTED: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 

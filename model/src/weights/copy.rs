@@ -35,8 +35,8 @@ pub struct MadeScales {
     pub to: Address,
     /// The parts of the weight that have separate scales.
     pub by: ScaledBy,
-    /// Rows of a block. For one scale per matrix, the rows of a matrix, since the scale is stored
-    /// once for each row.
+    /// Number of rows of a block. With one scale per matrix, this is the number of rows of a
+    /// matrix, because the scale is stored once for each row.
     pub height: usize,
 }
 
@@ -46,7 +46,8 @@ pub enum WeightSource {
     Tensor(String),
     /// The random checkpoint's tensor with this name.
     Random(String, RandomTensor),
-    /// The random checkpoint's router with this name, drawn from a seed. It prefers some experts.
+    /// The random checkpoint's router with this name, drawn from a seed. The
+    /// router prefers some experts.
     SkewedRouter(String, u64, RoutingSkew),
     /// Numbers that the configuration implies.
     Constant(Vec<f32>),
@@ -54,7 +55,7 @@ pub enum WeightSource {
     Zeros,
     /// The checkpoint's scales of FP8 numbers with this name.
     WeightScales(String, SpreadScales),
-    /// The same number everywhere.
+    /// This number in every element.
     Same(f32),
     /// Scales that are written together with the rows that they scale.
     Made,

@@ -15,7 +15,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The part of a tensor of `shape`; `None` if it is all of it.
+    /// The part of a tensor of `shape`; `None` if the part is the whole tensor.
     pub(super) fn of(rows: RankShard, columns: RankShard, shape: &[usize]) -> Option<Cut> {
         if rows.is_whole() && columns.is_whole() {
             return None;
@@ -34,8 +34,8 @@ impl Cut {
         found.part(self.rows, self.columns, &self.shape)
     }
 
-    /// Number of elements in the whole tensor before the first element of the part, and from the
-    /// start of one row to the start of the next.
+    /// The offset of the part's first element in the whole tensor, and the distance from the start
+    /// of one row to the start of the next row, both in elements.
     pub(crate) fn place(&self) -> (u64, usize) {
         let pitch = self.columns.whole;
         ((self.rows.first * pitch + self.columns.first) as u64, pitch)

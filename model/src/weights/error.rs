@@ -108,7 +108,7 @@ pub enum WeightError {
         expected: DType,
         found: DType,
     },
-    /// A rank's share begins or ends within a group of numbers that cannot be
+    /// A rank's shard begins or ends within a group of numbers that cannot be
     /// separated in the file.
     #[error("tensor {name} would be split at {at}, but its {what} cannot be split within {unit}")]
     Cut {

@@ -77,8 +77,8 @@ impl WeightMap<'_> {
 
     /// Whether a module outside the decoder is unquantized although no list names it:
     /// the file has numbers of a wider type than FP8 and no scale. Lists of ModelOpt
-    /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) takes
-    /// it as unquantized. If the file is not available, this is assumed only for
+    /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) treats
+    /// the tower as unquantized. If the file is not available, this is assumed only for
     /// ModelOpt and after [`expect_plain_tower`](Self::expect_plain_tower).
     fn is_found_plain(&self, module: &str, stored: &StoredFp8) -> bool {
         let weight = format!("{module}.weight");
@@ -134,7 +134,7 @@ impl WeightMap<'_> {
         }
     }
 
-    /// The error for a tensor that is FP8 and should not be, or the other way around.
+    /// The error for a tensor that is FP8 and should not be FP8, or that is not FP8 and should be.
     pub(super) fn other_format(&self, name: &str, is_fp8: bool, found: DType) -> WeightError {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let (name, says_fp8) = (name.to_owned(), "quantization_config says that it is FP8");
@@ -145,8 +145,9 @@ impl WeightMap<'_> {
         }
     }
 
-    /// Claims `module.weight` of modules, each with its number of rows, one after the other. Fixed
-    /// scales of activations are read for `inputs`, which are the same modules or more.
+    /// Claims `module.weight` of the given modules, each with its number of rows, as one
+    /// weight with concatenated rows. Fixed scales of activations are read for `inputs`, which
+    /// has at least these modules.
     pub(super) fn weight(
         &mut self,
         modules: &[(String, RankShard)],
@@ -190,7 +191,7 @@ impl WeightMap<'_> {
         self.scaled(data, fp8, start, height, names.collect())
     }
 
-    /// The weight of `data`: the matrices of the tensor `name`, which must be
+    /// Returns the weight for `data`, the matrices of the tensor `name`. That tensor must be
     /// the most recent claim.
     pub(super) fn scaled_matrices(
         &mut self,
@@ -219,7 +220,7 @@ impl WeightMap<'_> {
         self.scaled(data, fp8, start, height, vec![format!("{name}_input_scale")])
     }
 
-    /// The weight of `data`. Its scales begin at `start` in the segment.
+    /// Returns the weight for `data`. Its scales begin at `start` in the segment.
     fn scaled(
         &mut self,
         data: Tensor<'static>,
@@ -310,8 +311,8 @@ impl WeightMap<'_> {
     }
 
     /// Claims the scales of a layer's cached keys and values, `[2, kv_heads.count]` f32, if the
-    /// cache is FP8. The scales are from the checkpoint, which has one for all heads or one for
-    /// each head. They are 1 for a layer without scales, as in vLLM.
+    /// cache is FP8. The scales are from the checkpoint, which has one scale for all heads or one
+    /// scale for each head. For a layer without scales, the result is 1, as in vLLM.
     pub fn cache_scales(
         &mut self,
         attention: &str,
@@ -329,7 +330,7 @@ impl WeightMap<'_> {
                 format!("{attention}.{part}_proj.{part}_scale"), // of ModelOpt
                 format!("{attention}.{part}_proj.output_scale"), // of both, in early releases
                 format!("{attention}.qkv_proj.{part}_scale"),    // of llm-compressor (vLLM's issue 25047)
-                format!("{attention}.attn.{part}_scale"),        // where vLLM keeps them
+                format!("{attention}.attn.{part}_scale"),        // the name in vLLM
             ]
         });
         let both = format!("{attention}.kv_scale"); // of AutoFP8 and Quark
@@ -384,9 +385,9 @@ impl WeightMap<'_> {
     }
 }
 
-/// Rows of a block. Each part of a weight must begin with a block, so this is the largest
-/// power of two, up to 128, that divides the start of every part. Usually all parts have whole
-/// blocks of 128 rows.
+/// Number of rows of a scale block. Each part of a weight must begin with a block, so the result is
+/// the largest power of two, up to 128, that divides the start of every part. Usually all parts
+/// have whole blocks of 128 rows.
 fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
     if fp8.scheme.weights != ScaledBy::Block {
         return 1;
@@ -427,9 +428,9 @@ enum ScaleOf {
     Activations,
 }
 
-/// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must
-/// be finite in f32. A scale that activations are divided by must be a normal number, or
-/// the quotients become infinite.
+/// Refuses a number that is not a valid scale. The largest E4M3 number times a scale must be finite
+/// in f32. A scale that activations are divided by must be a normal number, because the quotients
+/// would otherwise become infinite.
 fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
     let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && of == ScaleOf::Parts);
     let expected = match of {

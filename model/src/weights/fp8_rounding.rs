@@ -13,8 +13,7 @@ use crate::checkpoint::ScaledBy;
 /// Number of elements that are quantized at a time, as far as the size of blocks allows.
 const AT_ONCE: usize = 1 << 22;
 
-/// Number of elements that are widened at a time, so few that they fit into the cache
-/// of a CPU core.
+/// Number of elements that are widened at a time, few enough to fit into the cache of a CPU core.
 const WIDENED: usize = 1 << 10;
 
 /// Quantizes rows of `columns` numbers of type `found`. `each` receives the FP8 numbers and the

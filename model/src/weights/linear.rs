@@ -10,14 +10,14 @@ pub struct Linear {
     pub weight: Weight<'static>,
     /// `[out_features]`
     pub bias: Option<Tensor<'static>>,
-    /// Whether other ranks hold the rest of `in_features`, so that the result is part of
-    /// a sum over ranks.
+    /// Whether other ranks hold the rest of `in_features`, so that the result is a
+    /// partial sum over ranks.
     pub is_partial: bool,
 }
 
 impl Linear {
-    /// The activation format that the projection reads without having to
-    /// round the activations itself.
+    /// The activation format that the projection reads directly, without
+    /// rounding the activations first.
     pub fn reads(&self) -> ActivationFormat {
         ActivationFormat::of(self.weight.wants())
     }
@@ -66,7 +66,7 @@ impl Linear {
         let scope = scope.scope();
         scope.all_reduce_add(&self.forward(&scope, x)?, sum)
     }
-    /// Like [`forward_add`](Linear::forward_add) for a partial result. It also writes the norm of
+    /// Like [`forward_add`](Linear::forward_add) for a partial result, but also writes the norm of
     /// the sum to `normed` `[rows, out_features]`.
     pub fn forward_add_normed<'a, B: Backend>(
         &'a self,

@@ -68,7 +68,7 @@ pub struct WeightMap<'c> {
 }
 
 impl<'c> WeightMap<'c> {
-    /// A map that only measures. Its tensors are for planning and must never be computed with.
+    /// A map that only measures. Its tensors are for planning, and no computation may access them.
     pub fn dry(checkpoint: &'c Checkpoint, target: Target, formats: WeightFormats) -> Self {
         WeightMap {
             checkpoint,
@@ -115,7 +115,8 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[part], shape, shape.columns().into(), WeightLayout::default())
     }
 
-    /// Claims the router of a mixture, `[experts, hidden]`. It chooses `top` experts for each row.
+    /// Claims the router of a mixture, `[experts, hidden]`, which chooses `top`
+    /// experts for each row.
     pub fn router(&mut self, name: &str, shape: [usize; 2], top: usize) -> Result<Tensor<'static>, WeightError> {
         let router = self.tensor(name, shape)?;
         if let (Some(exponent), Some(copy)) = (self.checkpoint.tensors.routing_skew(), self.copies.last_mut())
@@ -169,9 +170,9 @@ impl<'c> WeightMap<'c> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
-    /// Like [`linear`](Self::linear), for the convolution that embeds patches. Its kernel becomes
-    /// a matrix. It is never quantized: tools quantize only linear layers, and their lists need
-    /// not name other layers.
+    /// Like [`linear`](Self::linear), for the convolution that embeds patches. The kernel becomes a
+    /// matrix. This matrix is never quantized: tools quantize only linear layers, and their lists
+    /// need not name other layers.
     pub fn patch_embedding(
         &mut self,
         name: &str,
@@ -243,11 +244,11 @@ impl<'c> WeightMap<'c> {
     /// `[experts * 2 * intermediate, hidden]`, and down as `[experts * hidden, intermediate]`.
     ///
     /// A checkpoint may have each expert's projections under separate names:
-    /// `name.{expert}.gate_proj.weight` and so on, or `name.gate_proj.{expert}.weight`
-    /// (ModelOpt 0.43, for Qwen3-VL; vLLM's issue 40885). Or it has all experts in
-    /// `name.gate_up_proj` and `name.down_proj`, where the two axes of each matrix may be
-    /// swapped: Qwen3-VL was released as `[experts, in, out]`, and transformers swaps the axes
-    /// if the shape does not match (5.17, `conversion_mapping.py`).
+    /// `name.{expert}.gate_proj.weight` and so on, or `name.gate_proj.{expert}.weight` (ModelOpt
+    /// 0.43, for Qwen3-VL; vLLM's issue 40885). Or a checkpoint has all experts in
+    /// `name.gate_up_proj` and `name.down_proj`, where the two axes of each matrix may be swapped:
+    /// Qwen3-VL was released as `[experts, in, out]`, and transformers swaps the axes if the shape
+    /// does not match (5.17, `conversion_mapping.py`).
     ///
     /// # Errors
     /// A tensor is missing, or has the wrong shape.
@@ -282,7 +283,8 @@ impl<'c> WeightMap<'c> {
         let gate_up = experts.range().flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = experts.range().map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        // All experts, including those of other ranks, quantize their rows with the same scale.
+        // All experts, including the experts of other ranks, quantize their rows
+        // with the same scale.
         let inputs = |parts: &[&str]| -> Vec<String> {
             (0..experts.whole).flat_map(|expert| parts.iter().map(move |part| module(expert, part))).collect()
         };
@@ -292,7 +294,7 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims a share of the matrices `[rows, columns]` of a tensor as one matrix, stacked
-    /// row-wise. With `swapped`, the file has their axes swapped.
+    /// row-wise. If `swapped` is set, the axes of these matrices are swapped in the file.
     fn matrices(
         &mut self,
         (name, rows, columns): &(String, usize, usize),
@@ -322,8 +324,8 @@ impl<'c> WeightMap<'c> {
 
     /// The tensor at an address.
     pub(super) fn tensor_at(&self, to: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
-        // are never computed with.
+        // SAFETY: the caller of `at` guarantees that the segment is backed while its tensors are
+        // used. No computation accesses the tensors of a map that only measures.
         unsafe { Tensor::persistent(to, shape, dtype) }
     }
 
@@ -360,13 +362,13 @@ impl<'c> WeightMap<'c> {
         Ok(Linear { weight, bias, is_partial: !in_features.is_whole() })
     }
 
-    /// Claims memory for `numbers`, which are copied there as f32.
+    /// Claims memory for `numbers`, which are stored as f32.
     pub fn constant(&mut self, numbers: &[f32]) -> Tensor<'static> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
         let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
-        // are never computed with.
+        // SAFETY: the caller of `at` guarantees that the segment is backed while its tensors are
+        // used. No computation accesses the tensors of a map that only measures.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
@@ -376,8 +378,8 @@ impl<'c> WeightMap<'c> {
         self.align();
         let line = DType::U32.bytes(columns);
         let to = self.place(line * rows as u64, (columns, 0), DType::U32, WeightSource::Zeros);
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
-        // are never computed with.
+        // SAFETY: the caller of `at` guarantees that the segment is backed while its tensors are
+        // used. No computation accesses the tensors of a map that only measures.
         let tensor = |to, shape: [usize; 2]| unsafe { Tensor::persistent(to, shape, DType::U32) };
         let each = |row: usize| tensor(to.offset(line * row as u64), [1, columns]).into_shape([columns]);
         (tensor(to, [rows, columns]), (0..rows).map(each).collect())
@@ -395,9 +397,9 @@ impl<'c> WeightMap<'c> {
         self.twins.push((name.to_owned(), twin.to_owned()));
     }
 
-    /// Compares each tensor that a tie leaves out with the tensor that replaces it, byte
-    /// by byte. Call this after the last claim. If the file has both and they differ,
-    /// the file or the configuration is wrong; transformers 5.17 does not tie them in
+    /// Compares each tensor that is not read because of a tie with the tensor that replaces
+    /// it, byte by byte. Call this after the last claim. If the file has both and they
+    /// differ, the file or the configuration is wrong; transformers 5.17 does not tie them in
     /// this case (`modeling_utils.py`, `tie_weights`).
     ///
     /// # Errors
@@ -508,8 +510,8 @@ impl<'c> WeightMap<'c> {
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
-        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors
-        // are never computed with.
+        // SAFETY: the caller of `at` guarantees that the segment is backed while its tensors are
+        // used. No computation accesses the tensors of a map that only measures.
         let whole = unsafe {
             let dtype = place.kept.unwrap_or_else(|| self.target.weight(dtype));
             match (place.rows, place.columns) {

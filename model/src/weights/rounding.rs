@@ -8,8 +8,8 @@ use rayon::prelude::*;
 /// Numbers per thread at a time.
 const BY_A_THREAD: usize = 1 << 16;
 
-/// Number of elements that are widened and then rounded at a time, so few that they fit into the
-/// cache of a CPU core.
+/// Number of elements that are widened and then rounded at a time, few enough to fit into the cache
+/// of a CPU core.
 const AT_ONCE: usize = 1 << 10;
 
 /// Rounds the numbers of a file (little-endian, of type `found`) to the nearest numbers of type

@@ -11,8 +11,8 @@ pub struct RoutingSkew {
     pub exponent: f32,
 }
 
-/// The largest share of all rows that an expert gets. A logit that is above its mean as
-/// often as below it exceeds any higher threshold in less than half of all rows, however
+/// The largest fraction of rows that can choose one expert. If a logit is above its mean as often
+/// as below its mean, it exceeds any higher threshold in less than half of all rows, however
 /// large its deviation is.
 const LARGEST_SHARE: f64 = 0.45;
 

@@ -19,7 +19,7 @@ const BY_A_THREAD: usize = 1 << 14;
 /// Calls `each` with the bytes of the rows of `found` as f32, in order. Each row is multiplied by
 /// its element of `scale`. The rows of a one-dimensional `found` have one element. `buffer` grows
 /// to 32 MiB, or to one row if a row is larger. A tensor that has to be unpacked needs a second
-/// buffer of the same limit.
+/// buffer with the same limit.
 ///
 /// # Panics
 /// If the number of rows differs from the number of elements of `scale`. The weight map has already

@@ -14,11 +14,11 @@ const SIDE: usize = 32;
 const TOGETHER: usize = 64 << 20;
 
 /// Calls `each` with the matrices of `found` `[count, columns, rows]`, some at a time, as
-/// `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A tensor that is
-/// not stored in place takes the memory of the whole tensor in addition.
+/// `[rows, columns]` of its `dtype`. `buffer` grows to the size of these matrices. A tensor whose
+/// elements cannot be read in place needs additional memory for the whole tensor.
 ///
 /// # Panics
-/// If `found` does not have three axes. The map has checked this.
+/// If `found` does not have three axes. The weight map has already checked this.
 pub(crate) fn swapped_parts<E>(
     found: &TensorInfo<'_>,
     buffer: &mut Vec<u8>,

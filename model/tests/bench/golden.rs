@@ -22,11 +22,11 @@ pub struct Case {
     /// family writes no such text.
     pub written: Option<String>,
     pub pictures: Vec<String>,
-    /// Grids of the pictures and videos of the placeholders, in order.
+    /// Grid of the picture or video of each placeholder, in order.
     pub visuals: Vec<MediaGrid>,
     /// Names of these pictures and videos, each with its range in `images`.
     pub shown: Vec<(String, Range<usize>)>,
-    /// One per picture, tile and time step of a video, in order.
+    /// Resized images, one per picture, tile and time step of a video, in order.
     pub images: Vec<ResizedImage>,
     recorded: Vec<u8>,
 }
@@ -114,14 +114,14 @@ impl Case {
             .expect("the prompt is encoded")
     }
 
-    /// Asserts that the prompt's text, its tokens and their positions equal the recorded ones.
+    /// Asserts that the prompt's text, its tokens and their positions equal the recording.
     pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
         let rendered = checkpoint.template.render(&self.messages, &TemplateInputs::default());
         assert_eq!(rendered.expect("it renders"), self.prompt, "{}", self.name);
         self.assert_tokens_and_positions(checkpoint);
     }
 
-    /// Asserts that the prompt's tokens and their positions equal the recorded ones.
+    /// Asserts that the prompt's tokens and their positions equal the recording.
     pub fn assert_tokens_and_positions(&self, checkpoint: &Checkpoint) {
         let name = &self.name;
         let config = FamilyConfig::of(checkpoint).expect("a family serves it");

@@ -52,7 +52,7 @@ fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
     CudaKernels::load(device, target, &search).expect("its kernels load")
 }
 
-/// How long a rank waits for the other ranks.
+/// Time that a rank waits for the other ranks.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gpu {
@@ -66,9 +66,9 @@ impl Gpu {
     }
 
     /// Runs `story` on each of `of` ranks of a checkpoint, on separate GPUs if there are enough,
-    /// and returns the results in rank order. All ranks finish loading before the first one
-    /// starts `story`, because mapping memory on a device may wait for a running kernel that
-    /// itself waits for another rank.
+    /// and returns the results in rank order. All ranks finish loading before any rank starts
+    /// `story`, because mapping memory on a device may wait for a running kernel that itself
+    /// waits for another rank.
     pub fn on_ranks<T: Send>(
         &self,
         of: usize,

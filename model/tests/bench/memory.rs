@@ -52,7 +52,7 @@ impl Memory {
     }
 }
 
-/// The content of memory that nothing was computed into.
+/// The content of memory that no computation has written.
 static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
 
 /// Fills the first `bytes` of a segment with a pattern that is NaN in every floating-point type and
@@ -62,7 +62,7 @@ pub fn poison(backend: &impl Backend, segment: &Segment, bytes: Bytes) {
     let whole = POISON.len() as u64;
     for start in (0..bytes.0).step_by(POISON.len()) {
         let part = &POISON[..whole.min(bytes.0 - start) as usize];
-        // SAFETY: these bytes are backed, and a test has one thread.
+        // SAFETY: these bytes are backed, and only the test's thread accesses them.
         let mut out = unsafe { Tensor::persistent(segment.address().offset(Bytes(start)), [part.len()], DType::U8) };
         transfer::fill(backend, part, &mut out).expect("the poison is copied");
     }

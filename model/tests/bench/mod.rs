@@ -1,5 +1,5 @@
-//! Bench that model tests run on: a checkpoint loaded into leased memory of a device. Its caches
-//! and workspaces hold only NaN until something is computed into them.
+//! Bench that model tests run on: a checkpoint loaded into leased memory of a device. Caches and
+//! workspaces contain only NaN until a computation writes them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
 mod cut;
@@ -33,23 +33,24 @@ pub use sequence::{Sequence, Share};
 /// Memory limits of a bench.
 #[derive(Clone, Copy)]
 pub struct Room {
-    /// Bytes of everything, including the weights.
+    /// Total bytes of device memory, including the weights.
     pub capacity: Bytes,
     /// Blocks of the KV caches.
     pub blocks: usize,
     /// Rows of the cache of picture embeddings.
     pub cache_rows: usize,
-    /// Maximum bytes that one pass takes.
+    /// Maximum workspace bytes of one pass.
     pub workspace: Bytes,
-    /// Maximum bytes that GPU ranks exchange in one launch. Must hold at least a row of logits.
+    /// Maximum bytes that GPU ranks exchange in one launch. This must be at least the size of
+    /// a row of logits.
     pub at_once: Bytes,
 }
 
-/// Less than a prompt's residual stream, so that some collectives take several launches.
+/// A size below that of a prompt's residual stream, so that some collectives need several launches.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
 impl Room {
-    /// More than the largest recorded case takes.
+    /// Limits above the needs of the largest recorded case.
     pub const GOLDEN: Room =
         Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48), at_once: AT_ONCE };
 
@@ -161,14 +162,16 @@ impl<B: Backend> Bench<B> {
     /// One view of the keys and values per layer.
     pub fn layers(&self) -> Vec<KvLayer> {
         let shape = self.model.kv_shape(self.backend.target());
-        // SAFETY: the blocks are backed for as long as the bench lives, and a test has one thread.
+        // SAFETY: the blocks are backed for as long as the bench lives, and only the
+        // test's thread accesses them.
         self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect()
     }
 
     /// `[cache rows, hidden]`
     pub fn cache(&self) -> Tensor<'static> {
         let shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
-        // SAFETY: the rows are backed for as long as the bench lives, and a test has one thread.
+        // SAFETY: the rows are backed for as long as the bench lives, and only the
+        // test's thread accesses them.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }
     }
 
@@ -307,12 +310,12 @@ impl<B: Backend> Bench<B> {
 
     fn poison_workspace(&self) {
         let segment = self.workspace.segment().expect("this workspace has memory");
-        // Only the part that earlier passes wrote. The rest is still poisoned.
+        // Only the bytes that earlier passes wrote are poisoned again. The rest is still poisoned.
         memory::poison(&self.backend, segment, self.workspace.high_water());
     }
 }
 
-/// A tensor of a narrow type on the host.
+/// Downloads a tensor of a narrow type and widens it to f32.
 fn widened<B: Backend, E: Element>(
     scope: &Scope<'_, B>,
     found: &Tensor<'_>,
@@ -321,7 +324,7 @@ fn widened<B: Backend, E: Element>(
     Ok(scope.download::<E>(found)?.into_iter().map(widen).collect())
 }
 
-/// Rows of logits, which may have gaps between them on a device.
+/// Downloads rows of logits, which may have gaps between them on a device.
 fn downloaded<B: Backend>(scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<Vec<f32>, KernelError> {
     let row = |row: usize| scope.download::<f32>(&logits.row_range(row..row + 1));
     Ok((0..logits.rows()).map(row).collect::<Result<Vec<_>, _>>()?.concat())

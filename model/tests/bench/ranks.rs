@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bursar_kernels::{Cpu, HostLink};
 
-/// Longer than any thread of a busy machine is delayed.
+/// A timeout that is longer than the delay of any thread on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs `story` on the backend of each of `of` ranks, and returns the results in rank order.

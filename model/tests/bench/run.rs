@@ -60,7 +60,7 @@ pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &
 }
 
 /// Runs all cases in shared steps, adding one case every few steps. Each step takes a chunk of
-/// every prompt, of a size that the seed decides, and one token of each answer. The order in the
+/// every prompt, of a size that the seed determines, and one token of each answer. The order in the
 /// batch changes from step to step.
 pub fn together(
     bench: &Bench<impl Backend>,
@@ -116,8 +116,8 @@ pub fn together(
 const CHUNK: usize = 24;
 
 /// Runs a prompt in chunks with all of its tokens scored, and again with some or no tokens scored.
-/// If most tokens need no logits, the last layer runs only for the rest. Returns the largest
-/// difference of logits, including the prompt's last logits.
+/// If most tokens need no logits, the last layer runs only for the tokens that need logits. Returns
+/// the largest difference of logits, including the prompt's last logits.
 pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]) -> f32 {
     let (all, last) = scored(bench, case, picture_rows, CHUNK, true);
     let mut worst = 0.0f32;
@@ -166,7 +166,7 @@ pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) 
     worst
 }
 
-/// Asserts that the tokens, and the logits at the recorded steps, equal the recorded ones.
+/// Asserts that the tokens, and the logits at the recorded steps, equal the recording.
 /// Returns the largest error.
 fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
     assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);

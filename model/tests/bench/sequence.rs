@@ -18,7 +18,7 @@ pub struct Sequence {
     cached: usize,
 }
 
-/// Part of one step that belongs to a sequence.
+/// The tokens of a sequence that run in one step.
 pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
@@ -55,7 +55,7 @@ impl Sequence {
         self.tokens.push(token);
     }
 
-    /// The next `count` tokens, with the logits of the last one.
+    /// The next `count` tokens, with the logits of the last token.
     pub fn share(&mut self, count: usize) -> Share<'_> {
         Share { sequence: self, count, wants_logits: true, scored: 0 }
     }

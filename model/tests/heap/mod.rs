@@ -1,4 +1,4 @@
-//! Counter of the bytes that a test program holds. Including this module
+//! Counter of the bytes that a test program has allocated. Including this module
 //! sets the program's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -29,7 +29,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes held at one time during `work`, beyond the bytes held before.
+/// The peak number of allocated bytes during `work`, beyond the bytes allocated before.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);

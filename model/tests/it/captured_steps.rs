@@ -72,7 +72,7 @@ fn padded_decoding_is_decoding(folder: &str) {
         let layout = StepLayout::decode(rows, axes, CONTEXT);
         // Words that the step does not write are NaN and invalid block numbers.
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
-        // SAFETY: the segment is backed for the layout, and a test has one thread.
+        // SAFETY: the segment is backed for the layout, and only the test's thread accesses it.
         let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };
         let mut words = Vec::new();
         layout.pack(&decoding, &mut words);

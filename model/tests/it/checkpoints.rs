@@ -1,4 +1,4 @@
-//! Checkpoints: good ones, and every way in which a download can be bad.
+//! Checkpoints: intact checkpoints, and downloads that are damaged in every way.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
 //! Keys and values in FP8: their memory, their scales, and the distance of the logits from logits
-//! with a plain cache.
+//! with an unquantized cache.
 
 use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};

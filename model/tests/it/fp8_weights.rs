@@ -1,5 +1,5 @@
-//! FP8 checkpoints that contradict themselves or need unsupported features, and plain checkpoints
-//! that are rounded while they load.
+//! FP8 checkpoints that contradict themselves or need unsupported features, and unquantized
+//! checkpoints that are quantized while they load.
 
 use std::sync::Arc;
 
@@ -143,7 +143,7 @@ fn retold(folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
 fn tensors_that_are_not_what_the_settings_say_are_named() {
     let weight = format!("{UP}.weight");
     let scale = format!("{UP}.weight_scale_inv");
-    // Plain numbers have twice the bytes.
+    // Unquantized numbers have twice the bytes.
     let halve = |entry: &mut Value| {
         entry["dtype"] = json!("BF16");
         entry["shape"][1] = json!(128);
@@ -159,7 +159,7 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
          quantized"
     );
     assert!(matches!(unknown, LoadError::Weights(WeightError::Format { found: DType::F8E4M3, .. })), "{unknown:?}");
-    // `down_proj` is plain in the file, but this list no longer contains it.
+    // `down_proj` is unquantized in the file, but this list no longer contains it.
     let list = ["quantization_config", "modules_to_not_convert"];
     let listed = Copy::of(BLOCK).set(CONFIG, &list, json!(["lm_head", "layers.1.self_attn"])).error();
     assert_eq!(
@@ -217,7 +217,7 @@ fn what_is_always_plain_here_says_so() {
     let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers must not be quantized";
     assert_eq!(head.to_string(), words);
     assert!(head.hint().starts_with("load a release in which it is not quantized"), "{}", head.hint());
-    // InternVL's tower has layer scales. Without the file, the tower is assumed to be plain.
+    // InternVL's tower has layer scales. Without the file, the tower is assumed to be unquantized.
     let plan = |ignored: Value| {
         let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
         settings["ignore"] = ignored;
@@ -229,8 +229,8 @@ fn what_is_always_plain_here_says_so() {
     let tower = json!(["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]);
     let ((of_listed, _), (silent, copy)) = (plan(tower), plan(json!(["lm_head"])));
     assert_eq!(silent, of_listed);
-    // All tensors in the file are bf16. A weight scale for a tower module says that the module
-    // should not be plain.
+    // All tensors in the file are bf16. A weight scale for a tower module means that the
+    // module should be FP8.
     let module = "vision_tower.encoder.layer.0.attention.projection_layer";
     let error = copy.add(FILE, &format!("{module}.weight_scale")).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::ScaledFp8 { name, .. }) if name == module), "{error}");
@@ -331,7 +331,7 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
     Model::plan(&checkpoint, &older).expect("it is planned");
     let experts = |target| {
         let formats = checkpoint.weight_formats().expect("it is served");
-        // SAFETY: nothing is computed with the claimed tensors.
+        // SAFETY: the claimed tensors are never accessed, so their address need not be backed.
         let mut map = unsafe { WeightMap::at(&checkpoint, target, formats, Address(4096)) };
         map.set_in_decoder(true);
         let (experts, hidden, intermediate) = (4, 144, 128);
@@ -347,10 +347,10 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
     );
 }
 
-/// Claims a projection of the decoder in GPU memory that nothing is written to.
+/// Claims a projection of the decoder at an address that is never accessed.
 fn claimed(checkpoint: &Checkpoint, target: Target) -> Result<(), WeightError> {
     let formats = checkpoint.weight_formats().expect("it is served");
-    // SAFETY: nothing is computed with the claimed tensors.
+    // SAFETY: the claimed tensors are never accessed, so their address need not be backed.
     let mut map = unsafe { WeightMap::at(checkpoint, target, formats, Address(4096)) };
     map.set_in_decoder(true);
     let config = registry::FamilyConfig::of(checkpoint).expect("a family serves it").decoder().clone();
@@ -365,7 +365,7 @@ pub fn logits(bench: &Bench, folder: &str) -> Vec<f32> {
     alone(bench, &case, &rows, &[usize::MAX]).logits.remove(0)
 }
 
-/// A plain checkpoint that is rounded while it loads.
+/// An unquantized checkpoint that is quantized while it loads.
 fn rounded(folder: &str, quantization: WeightQuantization) -> Checkpoint {
     open(folder).with_quantization(Some(quantization))
 }
@@ -453,7 +453,7 @@ pub fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
 }
 
 /// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and declares
-/// it in the configuration.
+/// this quantization in the configuration.
 fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -> Copy {
     let mut copy = Copy::of(folder);
     let index = "model.safetensors.index.json";
@@ -515,7 +515,7 @@ fn a_model_with_pictures_has_fp8_in_its_decoder_and_in_its_tower_too() {
     }
     assert_ne!(one, two);
     assert!(both.model.weight_bytes() < decoder.model.weight_bytes());
-    // The same numbers as when the plain checkpoint is rounded while it loads.
+    // The numbers are the same as when the unquantized checkpoint is quantized while it loads.
     let rounded = Bench::of(rounded(QWEN2_5_VL, WeightQuantization::Fp8PerChannel), 2);
     assert_eq!(answer(&rounded), one);
 }

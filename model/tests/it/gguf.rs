@@ -1,5 +1,5 @@
-//! GGUF files: three golden checkpoints written again by the Python package `gguf`, and every way
-//! in which a file can be bad.
+//! GGUF files: three golden checkpoints written again by the Python package `gguf`, and files that
+//! are damaged in every way.
 
 use std::{
     path::PathBuf,
@@ -163,8 +163,8 @@ fn a_file_answers_as_the_checkpoint_it_was_made_of() {
             assert_eq!(case.prompt_ids(&other.checkpoint), case.prompt_ids(&one.checkpoint), "{name}");
             assert_recorded(&other, &case, &[], 1e-4);
             let [ours, theirs] = [&other, &one].map(|bench| alone(bench, &case, &[], &[usize::MAX]));
-            // The first two files store each weight in the type of the folder. The weights of qwen3
-            // are widened to f32.
+            // The first two files store each weight in the type that the checkpoint folder has. The
+            // weights of qwen3 are widened to f32.
             let tolerance = if name == "qwen3" { 1e-6 } else { 0.0 };
             println!("{name} {}: {:.1e}", case.name, assert_same_run(name, &ours, &theirs, tolerance));
         }

@@ -3,7 +3,7 @@
 //!
 //! No activation of these cases is so near the midpoint between two E4M3 numbers that a sum in f32
 //! could round it to the other number (`tests/golden/recording/fp8.py`). Therefore all rows agree
-//! as closely as with plain weights.
+//! as closely as with unquantized weights.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 

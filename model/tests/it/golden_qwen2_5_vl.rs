@@ -11,11 +11,12 @@ use crate::bench::{
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 6] = ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
 
-/// Relative to the largest recorded number (`tests/golden/README.md`). f32 differs from f64
-/// by up to 8e-6.
+/// Largest error relative to the largest recorded number (`tests/golden/README.md`). f32 differs
+/// from f64 by up to 8e-6.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 
-/// Between two ways to compute the same logits with this code, with different tiles and sums.
+/// Largest error between two ways to compute the same logits with this code, with
+/// different tiles and sums.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 fn bench() -> Bench {
@@ -87,7 +88,8 @@ fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
             launch.iter().zip(&rows).map(|(index, rows)| relative_error(&bench.embeddings(rows), &alone[*index]));
         let worst = errors.fold(0.0, f32::max);
         println!("launch of {launch:?}: {worst:.1e}");
-        // Not bit-identical, because the tiles of a GEMM depend on its rows.
+        // The results are not bit-identical, because the tiles of a GEMM depend on
+        // its number of rows.
         assert!(worst <= NOISE_TOLERANCE, "launch of {launch:?}: {worst:e}");
         bench.forget(rows);
     };
@@ -111,7 +113,7 @@ fn a_prompt_in_chunks_is_answered_as_a_whole_one() {
         let rows = encode(&bench, &case);
         let whole = alone(&bench, &case, &rows, &[usize::MAX]);
         // The last list of sizes has chunks that begin and end in the middle of pictures and cross
-        // the border of two.
+        // the border between two pictures.
         for sizes in [&[1][..], &[7], &[16], &[33], &[17, 1, 29, 5]] {
             let chunked = alone(&bench, &case, &rows, sizes);
             let what = format!("{} in chunks of {sizes:?}", case.name);

@@ -1,7 +1,7 @@
 //! Families without pictures compared with results of transformers: ids, logits and answers, with
 //! whole prompts, in chunks, and batched with others. The cases are Qwen3 with plain frequencies
-//! and with YaRN, Llama with Llama 3.1's frequencies and with linear ones and biases everywhere,
-//! and mixtures of experts in all layers and in some layers.
+//! and with YaRN, Llama with Llama 3.1's frequencies and with linearly scaled frequencies and
+//! biases everywhere, and mixtures of experts in all layers and in some layers.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
@@ -17,7 +17,7 @@ const FOLDERS: [&str; 8] = [
 ];
 const CASES: [&str; 2] = ["short", "long"];
 
-/// The same tolerances as for Qwen2.5-VL.
+// The same tolerances as for Qwen2.5-VL.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
@@ -67,7 +67,7 @@ fn chunks_and_neighbours_change_nothing() {
                 println!("{what}: {:.1e}", assert_same_run(&what, &chunked, whole, NOISE_TOLERANCE));
             }
         }
-        // Each case twice, so that a sequence is in the batch at two positions.
+        // Each case runs twice, so that a sequence is in the batch at two positions.
         let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
         for (steps_between, seed) in [(0, 1), (3, 2), (9, 3)] {
             let runs = together(&bench, &company, steps_between, seed);

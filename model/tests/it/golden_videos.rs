@@ -16,10 +16,10 @@ const CASES: [&str; 5] = ["video_even", "video_odd_slow", "video_fraction", "vid
 /// Cases with the recorded embeddings and pixels of a video, and the name of the video.
 const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow", "odd"), ("video_fraction", "long")];
 
-/// Relative to the largest recorded number, as for pictures.
+/// Largest error relative to the largest recorded number, as for pictures.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 
-/// Between two ways to compute the same logits with this code, as for pictures.
+/// Largest error between two ways to compute the same logits with this code, as for pictures.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 fn bench() -> Bench {

@@ -63,7 +63,7 @@ const FOLDERS: [(&str, &[&str]); 6] = [
 /// Videos, each with the case that has its recorded rows and pixels.
 const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow", "odd"), ("video_fraction", "long")];
 
-/// The same tolerances as for Qwen2.5-VL.
+// The same tolerances as for Qwen2.5-VL.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
@@ -180,8 +180,8 @@ fn chunks_and_neighbours_change_nothing() {
         let whole: Vec<_> =
             cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
         for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
-            // Chunks that begin and end in the middle of pictures and of steps, and cross
-            // the borders of two.
+            // Chunks that begin and end in the middle of pictures and of steps, and cross the
+            // border between two of them.
             for sizes in [&[1][..], &[16], &[17, 1, 29, 5]] {
                 let chunked = alone(&bench, case, rows, sizes);
                 assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);

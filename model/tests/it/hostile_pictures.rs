@@ -306,8 +306,8 @@ fn an_envelope_lowers_the_pixels_of_a_picture() {
     let before = own.plan(1920, 1080).expect("a plan").resized.pixels();
     let after = small.plan(1920, 1080).expect("a plan").resized.pixels();
     assert!(before > 900_000 && after <= 50_000, "{before} {after}");
-    // A limit below one merge group is raised to the merge group. A limit above the
-    // processor's own changes nothing.
+    // A limit below one merge group is raised to the merge group. A limit above the processor's
+    // own limit changes nothing.
     assert!(own.limited(1).expect("a valid limit").plan(640, 480).is_ok());
     assert_eq!(own.config(), own.limited(u64::MAX).expect("a valid limit").config());
 }

@@ -1,5 +1,5 @@
-//! Weights written by `torch.save`: two golden checkpoints again, and every way in which such a
-//! file can be bad.
+//! Weights written by `torch.save`: two golden checkpoints in this format, and files that are
+//! damaged in every way.
 
 use bursar_model::{checkpoint::Checkpoint, error::CheckpointError};
 
@@ -17,7 +17,7 @@ fn recorded(name: &str) -> Vec<u8> {
     golden_bytes(&format!("pytorch/{name}"))
 }
 
-/// The golden checkpoint `name` with `files` in place of its weights.
+/// The golden checkpoint `name` with `files` instead of its weights.
 fn with(name: &str, files: &[(&str, Vec<u8>)]) -> Copy {
     let copy = Copy::of(&format!("tests/golden/{name}"));
     std::fs::remove_file(copy.0.join("model.safetensors")).expect("it was there");

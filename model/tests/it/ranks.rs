@@ -28,7 +28,7 @@ const CPU: Target = Target::Cpu { threads: 1 };
 
 /// The same tolerance as for one rank.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
-/// Sums of two halves instead of one.
+/// Largest error between the sum of two halves and a single sum.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 /// Checkpoints with the maximum number of ranks that divides their heads.
@@ -279,7 +279,7 @@ fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
     }
 }
 
-/// A checkpoint whose FP8 blocks divide among four ranks: like `folder`, with larger
+/// A checkpoint whose FP8 blocks divide among four ranks: like `qwen3_fp8`, with larger
 /// projections and other numbers.
 fn wide_fp8() -> Copy {
     const HIDDEN: usize = 256;
@@ -307,7 +307,7 @@ fn wide_fp8() -> Copy {
             for _ in 0..shape[0] * shape[1] {
                 let number = 0.5 + random.below(1000) as f32 / 1000.0;
                 match dtype.as_str() {
-                    // No code that is NaN.
+                    // No code is NaN.
                     "F8_E4M3" => data.push((random.below(0x70) + 0x80 * random.below(2)) as u8),
                     "F32" => data.extend((number * 2e-4).to_le_bytes()),
                     "BF16" => data.extend(half::bf16::from_f32(number).to_le_bytes()),
@@ -358,7 +358,7 @@ fn blocks_of_fp8_are_not_cut_within_one() {
 #[test]
 fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
     // With a fixed activation scale, all ranks round alike. With a scale per row, each rank rounds
-    // by its own part of the row.
+    // with a scale for its part of the row.
     for (folder, tolerance) in
         [("tests/golden/qwen3_fp8_modelopt", NOISE_TOLERANCE), ("tests/golden/qwen3_fp8_dynamic", 0.1)]
     {

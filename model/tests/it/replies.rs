@@ -73,7 +73,7 @@ proptest! {
         stops in prop::collection::vec("[abc\u{e9}]{1,4}", 0..4),
         cuts in prop::collection::vec(0usize..40, 0..10),
     ) {
-        // The plain reference: add one character at a time and check whether the text now ends
+        // The simple reference: add one character at a time and check whether the text now ends
         // with a stop string.
         let mut expected = (text.clone(), false);
         'text: for (at, char) in text.char_indices() {

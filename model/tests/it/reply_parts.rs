@@ -200,7 +200,7 @@ const FRAGMENTS: [&str; 24] = [
 ];
 
 prop_compose! {
-    /// A reply, and its pieces for a random way to cut it.
+    /// A reply, and the pieces of the same reply cut at random positions.
     fn reply_in_pieces()(
         fragments in prop::collection::vec(prop::sample::select(FRAGMENTS.as_slice()), 0..24),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),

@@ -1,5 +1,5 @@
 //! Rule 5: for every worst case, the plan equals the measurement to the byte, and no pass within
-//! the envelope takes more than the worst cases.
+//! the envelope uses more memory than the worst cases.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -26,8 +26,8 @@ use crate::{
 
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2_VL: &str = "tests/golden/qwen2_vl";
-/// Tower heads of 64 and four layers; heads of 72 and no layer after the layers that DeepStack
-/// parts are added to.
+/// The first has tower heads of 64 and four layers. The second has tower heads of 72 and no layer
+/// after the layers that DeepStack parts are added to.
 const QWEN3_VL: [&str; 2] = ["tests/golden/qwen3_vl", "tests/golden/qwen3_vl_72"];
 const INTERNVL: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_chat"];
 const QWEN2: &str = "tests/golden/qwen2";
@@ -49,8 +49,8 @@ const DEMO: &str = "model/demo/checkpoint";
 /// Maximum sequences of the envelopes below.
 const SEQUENCES: usize = 7;
 
-/// Envelopes with sizes that divide nothing: encode batches smaller and larger than a picture,
-/// steps with more sequences than tokens, contexts shorter than a sequence's share.
+/// Envelopes with sizes that do not divide each other: encode batches smaller and larger than a
+/// picture, steps with more sequences than tokens, contexts shorter than a sequence's share.
 fn envelopes() -> Vec<Envelope> {
     let envelope = |context_tokens, sequences, step_tokens, picture_patches, launch_patches| Envelope {
         context_tokens,
@@ -81,7 +81,7 @@ struct Machine {
     sampling: SamplingShape,
     /// Memory of the sampling buffers.
     chosen: Segment,
-    /// Larger than any pass. Tests add ballast until a pass barely fits.
+    /// A workspace that is larger than any pass needs. Tests add ballast until a pass barely fits.
     workspace: Workspace,
 }
 
@@ -114,12 +114,13 @@ impl Machine {
         self.workspace.reset_high_water();
         let below = self.workspace.used();
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: the machine's segments are backed for these blocks and rows, and a
-        // test has one thread.
+        // SAFETY: the machine's segments are backed for these blocks and rows, and only the
+        // test's thread accesses them.
         let layers: Vec<KvLayer> =
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
         let cache_shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
-        // SAFETY: the cache segment is backed for these rows, and a test has one thread.
+        // SAFETY: the cache segment is backed for these rows, and only the
+        // test's thread accesses them.
         let mut cache =
             unsafe { Tensor::persistent(self.cache.address(), cache_shape, self.cpu.target().activation()) };
         let sequences = match pass {
@@ -127,8 +128,8 @@ impl Machine {
             Pass::Encode(_) => SEQUENCES,
         };
         let sampling = SamplingShape { sequences, ..self.sampling };
-        // SAFETY: the backed segment is at least as large as these words, and a
-        // test has one thread.
+        // SAFETY: the backed segment is at least as large as these words, and only the
+        // test's thread accesses it.
         let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
         let mut buffers = SamplingBuffers::over(words, sampling);
         let counter = WorkCounter::default();
@@ -163,7 +164,8 @@ fn every_worst_case(folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &
 
 /// Same as [`every_worst_case`], on one backend.
 fn every_worst_case_on(cpu: Cpu, folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
-    // Fewer blocks than the longest context takes, so worst cases use some blocks several times.
+    // There are fewer blocks than the longest context needs, so worst cases use
+    // some blocks several times.
     let room = CacheCapacity { blocks: 11, cache_rows: 130 };
     let machine = Machine::on(cpu, bench::open(folder).with_cache(cache), room);
     let (target, rank) = (*machine.cpu.target(), machine.cpu.rank());
@@ -236,7 +238,7 @@ fn every_worst_case_over_an_fp8_cache_takes_what_its_plan_says() {
 #[test]
 fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
     let target = Target::Cpu { threads: 2 };
-    // The experts are so wide that they take more than anything else in a layer.
+    // The experts are so wide that they need more memory than anything else in a layer.
     let copy = Copy::of("tests/golden/qwen3_moe_sparse").set("config.json", &["moe_intermediate_size"], 2048.into());
     let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
     let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
@@ -298,7 +300,7 @@ struct Within<'m> {
 
 impl Within<'_> {
     fn up_to(&mut self, most: usize) -> usize {
-        // Often exactly at the limit, where plans break.
+        // The result is often exactly the limit, where plans break.
         if self.random.below(3) == 0 { most } else { 1 + self.random.below(most) }
     }
 
@@ -324,8 +326,8 @@ impl Within<'_> {
             .iter()
             .map(|(.., shown, _)| [EmbeddingRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
-        // All, none, or a random percentage: the last layer ends early if at most half of
-        // the rows are wanted.
+        // All rows, no rows, or a random percentage of rows are scored: the last layer ends early
+        // if at most half of the rows are wanted.
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
@@ -345,7 +347,8 @@ impl Within<'_> {
         let launch = self.envelope.launch_patches.min(merge.patches(self.room.cache_rows));
         let most = merge.tokens(launch.min(self.envelope.picture_patches));
         let mut left = merge.tokens(launch);
-        // Many small pictures or a few large ones, in a full or partial encode batch.
+        // The pass has many small pictures or a few large pictures, in a full
+        // or partial encode batch.
         let most = if self.random.below(2) == 0 { 1 } else { most };
         let full = self.random.below(2) == 0;
         let mut pictures = Vec::new();

@@ -280,7 +280,7 @@ proptest! {
         let token = sampler.sample(&row, past, &mut scratch).expect("a token");
         prop_assert!(row[token.id as usize].is_finite());
         prop_assert_eq!(produced.len() as u64, token.position);
-        // The buffers keep nothing of a row.
+        // The buffers keep no state of a row.
         prop_assert_eq!(&token, &sampler.sample(&row, past, &mut scratch).expect("again"));
         let log = token.log_probabilities.expect("asked for");
         prop_assert!(log.chosen.log_probability <= 0.0 && log.top.len() <= top);

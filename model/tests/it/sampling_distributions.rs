@@ -70,7 +70,8 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
     weights.into_iter().map(|weight| weight / total).collect()
 }
 
-/// How often each token is drawn, with one seed per draw, at the position of the past.
+/// Counts how often each token is drawn after the past of `case`, with a different
+/// seed for each draw.
 fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     let mut scratch = SamplerScratch::default();
     let mut counts = vec![0; logits.len()];

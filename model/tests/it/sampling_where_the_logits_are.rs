@@ -60,7 +60,7 @@ fn chosen(
     }
     let shape = SamplingShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
     let buffers = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
-    // SAFETY: these words are backed, and a test has one thread.
+    // SAFETY: these words are backed, and only the test's thread accesses them.
     let words = unsafe { Tensor::persistent(buffers.address(), [shape.words()], DType::U32) };
     let mut buffers = SamplingBuffers::over(words, shape);
     let mut words = Vec::new();

@@ -198,7 +198,7 @@ fn a_release_without_end_tokens_of_its_own_ends_with_its_tokenizers() {
 #[test]
 fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
     for folder in [INTERNVL, INTERNVL_CHAT] {
-        // As transformers 4.52 wrote it, without settings that equal the default.
+        // The configuration as transformers 4.52 wrote it, without settings that equal the default.
         let copy = Copy::of(folder).set(CONFIG, &["tie_word_embeddings"], Value::Null);
         let loaded = Model::plan(&copy.open(), &Target::Cpu { threads: 1 }).expect("it is planned");
         for file in ["model.safetensors", "preprocessor_config.json", "video_preprocessor_config.json"] {
@@ -221,7 +221,7 @@ fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
 #[test]
 fn internvls_defaults_are_those_that_transformers_has() {
     let recorded = &golden_json("config_defaults.json")["internvl"];
-    // The processors must make tiles of the class's size.
+    // The processors must make tiles of the class's default size.
     let tiles = json!({ "height": 448, "width": 448 });
     let copy = ["preprocessor_config.json", "video_preprocessor_config.json"]
         .into_iter()
@@ -359,7 +359,8 @@ fn processors_in_processor_config_json_alone_are_followed_and_win() {
     assert_eq!((image(&alone), video(&alone)), (image(&full), video(&full)));
     assert_ne!(alone.fingerprint(), full.fingerprint(), "other files");
     Model::plan(&alone, &Target::Cpu { threads: 2 }).expect("it takes pictures");
-    // If both files are present, the older file is read only if the newer one lacks the part.
+    // If both files are present, the older file is read only if the newer
+    // file lacks these settings.
     let mut other = settings.clone();
     other["max_pixels"] = json!(200_704);
     let copy = copy.write(file, other.to_string());
@@ -430,7 +431,7 @@ fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
         let error = refused(folder, field, value);
         assert!(error.contains(words), "{field:?} does not say '{words}': {error}");
     }
-    // Keys in `text_config` are refused too, and the error names it.
+    // Keys in `text_config` are refused too, and the error names `text_config`.
     let bare = "tests/golden/qwen2_5_vl_bare";
     let gate = refused(bare, &["text_config", "attn_output_gate"], json!(true));
     assert!(gate.contains("text_config.attn_output_gate is true"), "{gate}");
@@ -447,7 +448,7 @@ fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
     }
 }
 
-/// Replaces `tokenizer.json` with the files of a release without it.
+/// Replaces `tokenizer.json` with the files of a release without `tokenizer.json`.
 fn in_parts(copy: Copy, tokenizer: &Value) -> Copy {
     let merges = tokenizer["model"]["merges"].as_array().expect("merges").iter().map(|merge| match merge {
         Value::String(pair) => pair.clone(),

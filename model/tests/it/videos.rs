@@ -255,10 +255,12 @@ fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
         let plan = processor.plan(&film(frames, 400, 400), &limits(), usize::MAX).expect("a plan");
         plan.step.grid.patches()
     };
-    // 60 tokens over all frames: 25 of 30 in two, 9 of 15 in four, 4 of 7.5 in eight.
+    // A limit of 60 tokens over all frames leaves 30 tokens for each of two frames, 15 for
+    // each of four, and 7.5 for each of eight. The largest squares within these limits have
+    // 25, 9 and 4 tokens.
     let free = whole_video(None);
     assert_eq!([2, 4, 8].map(|frames| patches(&free, frames)), [4 * 25, 4 * 9, 4 * 4]);
-    // A limit per frame, which never goes below the minimum pixels of a video.
+    // A limit per frame never reduces a video below its minimum pixels.
     assert_eq!([2, 8].map(|frames| patches(&whole_video(Some(16)), frames)), [4 * 16, 4 * 4]);
     assert_eq!(patches(&whole_video(Some(1)), 2), 4 * 4);
     let lone = VideoProcessor::new(free).expect("valid settings").plan(&film(1, 400, 400), &limits(), usize::MAX);

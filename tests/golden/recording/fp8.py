@@ -34,7 +34,7 @@ SEEDS = {"qwen3_fp8": 2, "qwen3_fp8_dynamic": 47, "qwen3_fp8_modelopt": 30, "qwe
 
 
 def sizes(name):
-    """Settings with blocks that are not whole, and projections that do not start at a block."""
+    """Settings with partial blocks, and projections that do not start at a block boundary."""
     family_name, _ = CHECKPOINTS[name]
     kind, config, _ = family(family_name)
     config = config | {"hidden_size": 144, "intermediate_size": 136, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -53,7 +53,8 @@ def sizes(name):
 def draw_weights(name, config):
     weights = Weights(SEEDS[name], torch.bfloat16)
     weights.decoder(config, embedding_deviation=0.6, biases="", head_norms=True)
-    # Multiples of a step would be simple fractions of a row's largest element, which are midpoints of E4M3 numbers.
+    # If embeddings were multiples of one step, they would be simple fractions of a row's largest
+    # element, which are midpoints of E4M3 numbers.
     weights.vector("model.embed_tokens.weight", (config["vocab_size"], config["hidden_size"]), deviation=0.6)
     if name in ("qwen3_fp8", "qwen3_moe_fp8_dynamic"):
         for key in [key for key in weights.tensors if key.endswith("layernorm.weight")]:

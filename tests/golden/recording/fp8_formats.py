@@ -18,7 +18,7 @@ class Tie(Exception):
 
 
 def to_e4m3(numbers):
-    """Saturates. torch converts numbers that are too large to NaN."""
+    """Converts with saturation. torch converts numbers that are too large to NaN."""
     return numbers.clamp(-MAX, MAX).to(torch.float8_e4m3fn)
 
 
@@ -80,7 +80,8 @@ class Format:
                 continue
             at, wide = name.removesuffix("weight"), weight.float()
             if self.name == "block":
-                # Rounded to bf16 before the weight is divided by it, as in Qwen's releases.
+                # The scales are rounded to bf16 before the weight is divided by them, as in Qwen's
+                # releases.
                 scales = block_scales(wide).to(torch.bfloat16)
                 out[name], out[at + "weight_scale_inv"] = to_e4m3(wide / over_blocks(scales.float(), wide.shape)), scales
             elif self.name == "channel":

@@ -1,6 +1,6 @@
 """GGUF files of three checkpoints, quantized blocks, and splitters, with the package `gguf` 0.19.
 
-Names, metadata and rows are those of llama.cpp's `convert_hf_to_gguf.py`."""
+Names, metadata and rows match those of llama.cpp's `convert_hf_to_gguf.py`."""
 
 import inspect
 import json

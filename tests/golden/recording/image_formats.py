@@ -90,7 +90,7 @@ def run_lengths(picture):
 
 
 def format_files(photograph, scene):
-    """By file name a picture, a picture and its save options, or the bytes of the file."""
+    """Maps each file name to a picture, to a picture and its save options, or to the bytes of the file."""
     few, half = scene.quantize(16, dither=Image.Dither.NONE), scene.convert("1", dither=Image.Dither.NONE)
     alpha = np.dstack([np.asarray(scene), np.linspace(0, 255, 61 * 43).reshape(43, 61).astype(np.uint8)])
     quads = bytes(b for i in range(16) for b in (*few.getpalette()[3 * i : 3 * i + 3][::-1], 0))

@@ -69,7 +69,7 @@ def resized(kind, image, grid, limits):
 
 
 def decodes_the_same(path, rgb):
-    """Whether transformers reads from a path what Pillow reads. Returns a text if the type is not u8."""
+    """`True` if transformers reads the same pixels from a path as Pillow, and a text if their type is not u8."""
     by_path = load_image_as_tensor(str(path))
     if by_path.dtype != torch.uint8:
         return f"no: {by_path.dtype}"

@@ -117,10 +117,10 @@ def write_checkpoint(folder, inputs):
 
 
 def write_bare_checkpoint(folder, inputs):
-    """A checkpoint without anything that may be missing.
+    """A checkpoint that leaves out everything that may be missing.
 
-    It has no setting that is its class's default (32 vision layers with 16 heads, theta, sections and epsilon of the
-    decoder), no `architectures` and no `preprocessor_config.json`. Only `text_config` says that the embeddings are tied.
+    It omits every setting that equals its class's default (32 vision layers with 16 heads, theta, sections and epsilon of
+    the decoder), `architectures` and `preprocessor_config.json`. Only `text_config` says that the embeddings are tied.
     `use_sliding_window` is true, but no layer uses a window. Tensors have the names of transformers 4.52 and later."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, ids = write_tiny_tokenizer(folder, inputs.qwen2_5, qwen2_5_vl_template())

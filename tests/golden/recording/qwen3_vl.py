@@ -32,7 +32,7 @@ CHECKPOINTS = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True,
            "decoder_sparse_step": 1, "mlp_only_layers": [], "model_type": "qwen3_vl_moe_text"}  # fmt: skip
-# `qwen3_vl` records every case, the other checkpoints record these.
+# `qwen3_vl` records every case. The other checkpoints record these cases.
 PICTURE_CASES, VIDEO_CASES = ["several_images", "two_turns"], ["video_even"]
 
 
@@ -41,7 +41,8 @@ def vision_weights(weights, config):
     hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
     patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
     weights.linear("visual.patch_embed.proj", hidden, *patch, gain=1.5)
-    # As large as the patch embeddings, so that a wrong position shows.
+    # The embeddings are as large as the patch embeddings, so that a wrong position changes the
+    # result.
     weights.matrix("visual.pos_embed.weight", config["num_position_embeddings"], hidden, gain=math.sqrt(hidden))
     for block in range(config["depth"]):
         at = f"visual.blocks.{block}"
@@ -79,7 +80,7 @@ def vision_settings(sizes, model_type):
 def write_settings(folder, name, sizes, tokenizer, ids):
     """Writes the JSON files and the chat template. Returns the settings of the decoder and of the vision encoder.
 
-    As released, `size` gives the pixel limits, and those of videos are for all frames together."""
+    As in the released files, `size` gives the pixel limits. The limits of a video apply to all its frames together."""
     text_config, kind, architecture = text_settings(sizes, ids), "qwen3_vl", "Qwen3VLForConditionalGeneration"
     if name == "qwen3_vl_moe":
         text_config |= EXPERTS

@@ -24,7 +24,7 @@ def kept_positions(input_ids, placeholders):
 
 @torch.no_grad()
 def greedy(model, inputs):
-    """Logits of the prompt [tokens, vocabulary], then NEW_TOKENS greedy tokens and their logits. End tokens do not stop it."""
+    """Logits of the prompt [tokens, vocabulary], then NEW_TOKENS greedy tokens and their logits. End tokens are ignored."""
     out = model(**inputs, use_cache=True)
     prefill, cache = out.logits[0], out.past_key_values
     tokens, logits = [], [prefill[-1]]
@@ -64,7 +64,7 @@ def relative(a, b):
 
 
 def rounded_checks(checks):
-    """Rounded to one digit, because the measured noise itself varies."""
+    """The checks rounded to one digit, because the measured noise itself varies."""
     return {key: float(f"{value:.0e}") for key, value in checks.items()}
 
 

@@ -35,7 +35,7 @@ def resize_rows(picture, height):
 def resize(picture, height, width):
     """Equals torchvision's u8 bicubic resize with antialias to the bit: the width first, then the height.
 
-    It spares an implementer from reading ATen, and it is asserted on every picture. Pillow differs: it always uses 22
-    fraction bits, and it resizes the height first if the width grows and the height shrinks."""
+    This function spares an implementer from reading ATen, and every picture is checked against it. Pillow differs: it
+    always uses 22 fraction bits, and it resizes the height first if the width grows and the height shrinks."""
     turned = resize_rows(picture.transpose(1, 0, 2), width)
     return resize_rows(turned.transpose(1, 0, 2), height)

@@ -133,7 +133,7 @@ def write_checkpoint(folder, name, inputs):
 
 
 def add_output(weights, config):
-    """The output head if it is not tied. Shrinks its rows of added tokens, or those of the tied embedding."""
+    """Adds the output head unless it is tied. Shrinks the rows of added tokens in the head or the tied embedding."""
     output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     if not config["tie_word_embeddings"]:
         weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)

@@ -114,7 +114,7 @@ class Chat:
         return {"tiles": grids, "num_tiles": counts}
 
     def visual_tensors(self, reference, stored, checks):
-        """Embeddings of pictures and videos in the first case that shows them. `stored` has those of earlier cases."""
+        """Embeddings of pictures and videos in the first case that shows them. `stored` has the names of earlier cases."""
         tensors = {}
         for key, tiles in zip(self.keys, self.visuals):
             rows = encode(reference.model, tiles)

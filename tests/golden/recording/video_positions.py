@@ -8,9 +8,9 @@ from .picture_chats import MERGE
 def use_released_positions(model, config):
     """Replaces the model's `get_rope_index` with the positions of its release.
 
-    They come from transformers' pull request 35569, by the model's authors, and vLLM has them too. Temporal patch `step`
-    is at `floor(step * tokens_per_second * seconds)`, or at `step` in Qwen2-VL, which has no `tokens_per_second`. Text
-    after a video starts after the largest position on any axis.
+    The released positions are from transformers' pull request 35569, by the model's authors, and vLLM uses them too.
+    Temporal patch `step` is at `floor(step * tokens_per_second * seconds)`, or at `step` in Qwen2-VL, which has no
+    `tokens_per_second`. Text after a video starts after the largest position on any axis.
 
     transformers 5.17 differs in two ways. It truncates the seconds of a temporal patch to an integer first (fixed by its
     pull request 48669), and it starts the text after the rows and columns only, next to later temporal patches."""

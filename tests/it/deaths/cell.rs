@@ -20,9 +20,9 @@ use super::{
 };
 use crate::stage::{ask, at, device, eventually, listen};
 
-/// The number of requests to the struck model, and the number of the chat that
-/// the other model gets.
+/// Number of requests to the struck model.
 const STRUCK_CHATS: usize = 3;
+/// Number of the chat that the other model gets.
 const BESIDE_CHAT: usize = 3;
 
 /// Runs the cells of a victim. A world that survives is used again, and a dead world is replaced.
@@ -172,7 +172,7 @@ impl Case {
         at_blow
     }
 
-    /// Returns 1, the start that was in progress.
+    /// Returns 1, the number of starts that were in progress when the fault took effect.
     async fn goes_on_starting(&self, world: &mut World) -> usize {
         let case = &self.name;
         let held = world.load_until(self.moment).await;
@@ -205,8 +205,8 @@ impl Case {
         assert_eq!(world.device.counts().backed, ledger.granted, "{}", self.name);
     }
 
-    /// Everything ends: each request with one event, each start with one result. Another runtime
-    /// can then use the whole device.
+    /// Checks that everything ends: each request with one event, each start with one result.
+    /// Another runtime can then use the whole device.
     async fn is_over(&self, mut world: World) -> (usize, World) {
         let case = &self.name;
         let (mut model, mut held): (Option<ModelHandle>, Option<HeldLoad>) = (None, None);

@@ -16,7 +16,8 @@ use bursar_actors::{
 
 use crate::stage::{about, answer, ask, demo, device, eventually, placed, small, story};
 
-/// Two restarts. The wait before the second is twice as long.
+/// An intensity of two restarts. The wait before the second restart is twice as long as the wait
+/// before the first.
 const TWO: Intensity =
     Intensity { restarts_max: 2, within: Duration::from_secs(3600), back_off: Duration::from_millis(40) };
 /// The minimum total wait of two restarts.
@@ -184,7 +185,7 @@ fn each_supervised_actor_has_its_own_intensity() {
     assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "no two are the same");
     story(async {
         // Deaths of the budget and of serving actors do not count against the engine's limit, and
-        // deaths of the engine do not count against theirs.
+        // deaths of the engine do not count against the limits of the other actors.
         let once = Intensity { restarts_max: 1, back_off: Duration::ZERO, ..TWO };
         let device = device();
         let config = RuntimeConfig {

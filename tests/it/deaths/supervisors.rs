@@ -141,7 +141,7 @@ fn a_supervisor_chats_while_its_runtime_dies() {
         assert!(keeper.send_message(Ask::LongChat(begun, reply)).is_ok(), "the keeper lives");
         begins.await.expect("it begins");
         // The keeper is busy with its chat, so the supervision event waits in its mailbox with the
-        // rest that ractor sends.
+        // other messages that ractor sends.
         runtime.cell().kill();
         match end.await.expect("the keeper answers") {
             Ok(_) | Err(ChatError::Stopped { .. }) => {}

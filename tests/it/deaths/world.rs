@@ -20,8 +20,9 @@ use tokio::{sync::OnceCell, task::JoinHandle};
 use super::blow::Moment;
 use crate::stage::{Whole, about, ask, device, placed, small};
 
-/// Names of the model that is struck and of the model next to it.
+/// Name of the model that is struck.
 pub const STRUCK: &str = "struck";
+/// Name of the other model.
 pub const BESIDE: &str = "beside";
 
 pub struct World {
@@ -69,7 +70,7 @@ pub fn long(number: usize) -> Chat {
     about(number as u32).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(seed)
 }
 
-/// The replies to some long chats without faults. They do not depend on the world.
+/// The replies to some long chats without faults. The replies do not depend on the world.
 pub async fn expected(number: usize) -> &'static Whole {
     static EXPECTED: OnceCell<Vec<Whole>> = OnceCell::const_new();
     let ask_all = async || {

@@ -38,7 +38,7 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             let expected = undisturbed(&card.model, 5, long).await;
             let crowd = Crowd::of(&card.model, &expected, long);
             card.device.hold_calls();
-            // All free bytes and the canary, so that the other process has to wait for more.
+            // Take all free bytes and the canary, so that the other process has to wait for more.
             let taken = card.device.foreign_takes(card.before.free + card.before.canary);
             card.until_held().await;
             card.kill(victim).await;

@@ -2,7 +2,7 @@
 //! page in the documentation.
 
 use bursar_budgets::testing::HostControl;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs};
 
 use bursar::{Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource, SleepLevel};
 use bursar_actors::{
@@ -11,7 +11,10 @@ use bursar_actors::{
 };
 
 use super::*;
-use crate::stage::{Stage, ask, device, device_of, listen, picture, runtime_on};
+use crate::{
+    command_line::path,
+    stage::{Stage, ask, device, device_of, listen, picture, runtime_on},
+};
 
 /// Runs a test and all its actors on one thread with a separate recorder, because other tests
 /// record at the same time.
@@ -87,7 +90,7 @@ fn request_metrics_match_what_callers_saw() {
         assert_eq!(count("requests_active"), 2.0);
         drop(held);
         eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
-        // A caller that reads too slowly, one event per token. The deadline comes well after the
+        // A caller that reads too slowly, one event per token. The deadline is well after the
         // preparation and long before the last token.
         let chat_for = Duration::from_millis(400);
         let mut late =
@@ -269,7 +272,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         // The gauge is updated once a second.
         eventually("all of it is used", async || {
             let (used, leased) = (lease("used_bytes").map(|heard| heard.now), lease("bytes").map(|heard| heard.now));
-            // Fewer bytes than at READY, since a step was refused memory.
+            // The used bytes are fewer than at READY, because a step was refused memory.
             used == leased && used.is_some_and(|used| used > 0.0)
         })
         .await;
@@ -320,7 +323,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
 
 #[test]
 fn the_metrics_page_has_every_row_and_says_what_to_watch() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).expect("it is there");
+    let page = fs::read_to_string(path("docs/metrics.md")).expect("it is there");
     let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =
         rows.map(|row| row.trim_end_matches(" |").rsplit_once(" | ").expect("cells")).unzip();

@@ -27,8 +27,8 @@ fn a_refused_size_is_never_retried_even_after_a_neighbour_leaves() {
         assert_eq!(answer(&card.model, about(1)).await, expected);
         let serving = card.model.serving().await.expect("it serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
-        // The cache gives up five percent. It may get them back a moment later, because its size
-        // is below its cap.
+        // The cache gives up five percent. It may regain this share a moment later, because its
+        // size is below its cap.
         card.quiet().await;
         card.device.foreign_gives_back(Bytes::mib(6));
         let all = card.before.of_class(&Class::Kv);
@@ -54,7 +54,7 @@ fn a_refusal_during_a_change_waits_and_loses_no_request() {
             card.quiet().await;
             card.device.hold_calls();
             match is_growing {
-                // Takes all free memory, including the canary.
+                // Take all free memory, including the canary.
                 false => taken = card.device.foreign_takes(Bytes::mib(24)),
                 true => taken = card.device.foreign_gives_back(taken),
             }

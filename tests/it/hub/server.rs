@@ -106,7 +106,7 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.0.is_over.store(true, Relaxed);
-        // Wakes the listener thread, which then ends.
+        // Wake the listener thread, which then ends.
         drop(TcpStream::connect(("127.0.0.1", self.0.port)));
     }
 }
@@ -198,7 +198,7 @@ impl Shared {
             }
             Fault::Stall if !is_head && body.len() > 100_000 => {
                 reply(connection.try_clone()?, status, &headers, &body[..50_000], announced)?;
-                // Waits until the client closes the connection.
+                // Wait until the client closes the connection.
                 let _ = std::io::copy(&mut connection, &mut std::io::sink());
                 Ok(())
             }

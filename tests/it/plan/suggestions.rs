@@ -13,7 +13,7 @@ use proptest::{
 };
 use serde_json::{Map, Value, json};
 
-/// Compute capability, SMs, and MiB of memory.
+/// GPUs, each with its compute capability, number of SMs, and MiB of memory.
 const CARDS: [((u32, u32), usize, u64); 5] =
     [((7, 5), 40, 14_900), ((8, 9), 58, 22_400), ((8, 0), 108, 40_300), ((9, 0), 132, 80_900), ((9, 0), 132, 143_155)];
 
@@ -142,9 +142,9 @@ fn every_suggestion_of_any_shape_card_and_name_fits_alone() {
     let (subjects, names) = (shapes().map(Subject::of).collect::<Vec<_>>(), names());
     let (mut runner, mut tried) = (TestRunner::deterministic(), 0);
     for (index, subject) in subjects.iter().enumerate() {
-        // Half of the names for each shape, and the other half for the next shape.
+        // Try half of the names with each shape, and the other half with the next shape.
         for (knob, name) in names.iter().skip(index % 2).step_by(2) {
-            // On a random GPU, optionally with a second knob that has a random value.
+            // Plan on a random GPU, in some cases with a second knob that has a random value.
             let sizes = (0..CARDS.len(), 0.0..1.0f64, proptest::option::of((0..names.len(), 0.0..1.0f64)));
             let (card, size, beside) = sizes.new_tree(&mut runner).expect("numbers").current();
             let mut settings = Map::new();

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The unit and scale of a panel's values. All queries of a panel must have the same, so
-/// that one axis fits.
+/// The unit and scale of a panel's values. All queries of a panel must have the same unit and
+/// scale, so that one axis fits.
 fn unit_of(query: &str) -> &'static str {
     let is_of = |unit: &str| query.contains(unit);
     match () {
@@ -112,7 +112,7 @@ fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
 
 #[test]
 fn shipped_files_name_only_metrics_and_labels_of_the_table() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
     // Labels that Prometheus adds to every series.
     let given = ["instance", "job", "le"];

@@ -66,7 +66,7 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         let model = demo(&runtime, small()).await;
         assert_eq!(all().await, ["200", "200", "200"]);
         assert_eq!(status("/health").await.1, "ready");
-        // A reply that nobody reads delays the unload.
+        // A reply that no task reads delays the unload.
         let held = model.chat(about(1).max_tokens(90).ignore_end()).await.expect("accepted");
         let leaving = tokio::spawn({
             let runtime = runtime.clone();

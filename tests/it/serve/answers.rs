@@ -4,10 +4,8 @@ use axum::{http::StatusCode, response::Redirect, routing::get};
 use bursar_budgets::testing::HostControl;
 use std::time::Duration;
 
-use bursar::{
-    Bytes, Hint, LoadOptions, demo,
-    serve::{ModelState, ServeOptions, Server, Service},
-};
+use bursar::{Bytes, Hint, LoadOptions, demo};
+use bursar_serve::{ModelState, ServeOptions, Server, Service};
 use serde_json::json;
 
 use super::client::{House, hello, pause, posted};
@@ -103,8 +101,8 @@ fn pictures_in_low_detail_take_fewer_tokens() {
         assert!(tokens(&coarse) < tokens(&usual), "{coarse} {usual}");
         // The demo's pictures are already smaller than OpenAI's low detail.
         assert_eq!(tokens(&house.chat(asked("low", json!({}))).await.json()), tokens(&usual));
-        // Other processor options of other servers are ignored, as those servers
-        // do with unknown options.
+        // Processor options that only other servers know are ignored, just as those servers ignore
+        // unknown options.
         assert_eq!(tokens(&house.chat(asked("auto", json!({"use_fast": true}))).await.json()), tokens(&usual));
         let wrong = house.chat(asked("auto", json!({"max_pixels": "many"}))).await;
         assert_eq!((wrong.status, wrong.error()["param"].as_str()), (400, Some("mm_processor_kwargs.max_pixels")));

@@ -3,10 +3,8 @@
 
 use std::{fs, time::Duration};
 
-use bursar::{
-    LoadOptions,
-    serve::{ServeOptions, Server, Service},
-};
+use bursar::LoadOptions;
+use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use bursar::{
-    LoadOptions, ModelHandle,
-    serve::{ServeOptions, Server, Service},
-};
+use bursar::{LoadOptions, ModelHandle};
+use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -15,7 +13,7 @@ use tokio::{
 
 use crate::stage::{Stage, small};
 
-/// Longer than any response takes.
+/// Time limit of a response, longer than any response takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server with the demo model.
@@ -117,7 +115,7 @@ impl Answer {
         self.json()["error"].clone()
     }
 
-    /// The events of a stream, without the last.
+    /// The events of a stream, without the last event.
     pub fn events(&self) -> Vec<Value> {
         let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
         let events: Vec<_> = data.collect();

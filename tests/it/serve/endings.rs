@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bursar::serve::ServeOptions;
+use bursar_serve::ServeOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

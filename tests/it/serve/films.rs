@@ -11,7 +11,8 @@ use std::{
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use bursar::{Bytes, serve::ServeOptions};
+use bursar::Bytes;
+use bursar_serve::ServeOptions;
 use image::{Delay, Frame, ImageFormat, Rgb, RgbImage, Rgba, RgbaImage, codecs::gif::GifEncoder};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -215,7 +216,7 @@ fn of_a_film_of_hours_only_few_frames_are_decoded() {
     let Some(program) = ffmpeg() else { return };
     story(async {
         let root = Root::new("hours");
-        // The brightness changes once a minute, which shows what frame was picked.
+        // The brightness changes once a minute, which shows which frame was picked.
         let picture = "color=black:size=84x84:rate=1:duration=7200,geq=lum='16+T/60':cb=128:cr=128,format=yuv420p";
         let long = root.0.join("long.mkv");
         make(&program, &["-f", "lavfi", "-i", picture, "-c:v", "ffv1", "-g", "60"], b"", &long);

@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use bursar::{Bytes, LoadOptions, demo, knobs::Limits, serve::ServeOptions};
+use bursar::{Bytes, LoadOptions, demo, knobs::Limits};
+use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 
 use tokio::{io::AsyncWriteExt, net::TcpStream};
@@ -385,7 +386,7 @@ fn a_stranger_is_told_how_to_send_a_key_and_not_why_a_model_failed() {
         let house = House::with(small(), serve).await;
         let refused = house.get("/v1/models").await;
         assert!(refused.status == 401 && refused.head.contains("www-authenticate: bearer"), "{}", refused.head);
-        let failed = bursar::serve::ModelState::Failed("no such folder: /secret/place".into());
+        let failed = bursar_serve::ModelState::Failed("no such folder: /secret/place".into());
         house.service.set(["lost"], failed);
         assert!(!house.get("/health").await.body.contains("/secret"));
         let with = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: one\r\n\r\n";

@@ -1,6 +1,6 @@
-//! Stored responses: their owners, their number, and memory returned by cancelling one.
+//! Stored responses: their owners, their number, and the memory that a cancelled response returns.
 
-use bursar::serve::ServeOptions;
+use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

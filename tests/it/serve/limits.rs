@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use bursar::{Bytes, LoadOptions, serve::ServeOptions};
+use bursar::{Bytes, LoadOptions};
+use bursar_serve::ServeOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -72,7 +73,8 @@ fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
         for is_streamed in [false, true] {
             let mut stream = house.connect().await;
             let asked = hello(json!({"ignore_eos": true, "max_tokens": 150, "stream": is_streamed})).to_string();
-            // Without `connection: close`, because the end of the stream already says it.
+            // Leave out `connection: close`, because the half-close already says that no further
+            // request follows.
             let request = String::from_utf8(posted("/v1/chat/completions", "", asked.as_bytes())).expect("text");
             let request = request.replace("connection: close\r\n", "");
             stream.write_all(request.as_bytes()).await.expect("it reads");
@@ -109,7 +111,7 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
         let house = House::with(small(), serve).await;
         let asked = hello(json!({"user": "u".repeat(3000), "max_tokens": 1}));
         let slow = loop {
-            // Sends all but the last bytes of a 6 kB body.
+            // Send all but the last bytes of a 6 kB body.
             let mut slow = house.connect().await;
             let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6000\r\n\r\n";
             slow.write_all(head.as_bytes()).await.expect("it reads");
@@ -117,8 +119,8 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
             let answer = house.post("/v1/chat/completions", &asked).await;
             match answer.status {
                 503 => break slow,
-                // Either this request was admitted before the slow one, or the server has not read
-                // the slow one's headers yet.
+                // Either this request was admitted before the slow request, or the server has not
+                // read the headers of the slow request yet.
                 status => assert_eq!(status, 200, "{}", answer.body),
             }
         };

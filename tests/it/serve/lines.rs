@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use super::client::{hello, posted};
 
-/// A server process that logs JSON. It is killed when this is dropped.
+/// A server process that logs JSON. Dropping this value kills the process.
 pub(super) struct Program {
     process: Child,
     address: String,
     lines: Receiver<Value>,
-    /// The lines until the demo model was ready.
+    /// The lines up to the moment when the demo model was ready.
     pub(super) begun: Vec<Value>,
 }
 
@@ -104,7 +104,8 @@ impl Program {
         self.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").as_bytes())
     }
 
-    /// All lines so far. The line of the request made here comes last and is left out.
+    /// All lines so far. To find the last line, this function makes a request, whose line is left
+    /// out.
     fn all(&self) -> Vec<Value> {
         self.get("/v1/nothing-more", "x-request-id: the-last\r\n");
         let mut lines = self.until(|line| id(line) == Some("the-last"));

@@ -5,10 +5,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use bursar::{
-    DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig,
-    serve::{ServeOptions, Server, Service},
-};
+use bursar::{DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig};
+use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 
 use super::{
@@ -140,7 +138,7 @@ fn two_groups_of_two_serve_a_model_each() {
 #[test]
 fn a_number_for_each_model_gives_it_as_many_devices() {
     let flags = ["--tensor-parallel-size", "1,2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
-    // `host` names the first device. The models take it and the ones after it.
+    // `host` names the first device. The models use this device and the devices after it.
     let program = Program::on("host", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
     program.has_said("ready: other");
     for (number, model) in ["demo", "other"].into_iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Priorities and deadlines of requests, in each API.
 
-use bursar::{Envelope, LoadOptions, serve::ServeOptions};
+use bursar::{Envelope, LoadOptions};
+use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -7,10 +7,8 @@ use std::{
     time::Duration,
 };
 
-use bursar::{
-    Hint,
-    serve::{ListenError, ServeOptions, Server, Service, TlsFiles},
-};
+use bursar::Hint;
+use bursar_serve::{ListenError, ServeOptions, Server, Service, TlsFiles};
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
 use serde_json::json;
 use tokio::{
@@ -28,7 +26,7 @@ use super::client::{House, hello, posted, rest};
 use crate::stage::{Stage, small, story};
 
 fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/serve/tls").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/it/serve/tls").join(name)
 }
 
 fn files(certificates: &str, key: &str) -> TlsFiles {
@@ -122,7 +120,7 @@ fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
         let house = house(short).await;
         let silent = house.connect().await;
         let mut slow = house.connect().await;
-        // The beginning of a 512-byte ClientHello, and nothing more.
+        // Send only the beginning of a 512-byte ClientHello.
         slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("it is buffered");
         let mut client = greet(&house).await.expect("there is a place after both");
         client

@@ -1,7 +1,8 @@
 //! Tools that are not functions: which tools the model sees, how calls are returned, and
 //! which tools are refused.
 
-use bursar::{Envelope, LoadOptions, serve::ServeOptions};
+use bursar::{Envelope, LoadOptions};
+use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 
 use super::client::{Answer, House};

@@ -40,8 +40,8 @@ class Decode:
 
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False,
                  scales=None):  # fmt: skip
-        """`queries` may be the first columns of wider rows, or all of them. `past_is_there` is true if the preceding kernel
-        writes no key of a position before a sequence's rows, as in a step that has only single rows."""
+        """`queries` may be the first columns of wider rows. `past_is_there` is true if the preceding kernel writes no
+        key of a position before a sequence's rows, as in a step that has only single rows."""
         flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= FEW_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scales,

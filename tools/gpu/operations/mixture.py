@@ -36,7 +36,7 @@ def counted_logits(counts):
 
 
 class Routing:
-    """The router's choices in the form in which the kernels pass them on."""
+    """The router's choices, in the form in which the kernels exchange them."""
 
     def __init__(self, logits, top, renormalised=True):
         rows, experts = logits.shape
@@ -196,8 +196,9 @@ class Product:
 
 
 class RoundedProduct(Product):
-    """A product with x and weights in E4M3. `height` rows of the weights share a scale for each 128 columns, as x's rows have.
-    If it is None, each row of x and of the weights has one scale."""
+    """A product with x and weights in E4M3. `height` rows of the weights share a scale for each 128 columns; each
+    row of x has a scale for each 128 columns. If `height` is None, each row of x and of the weights has one
+    scale."""
 
     def __init__(self, routing, columns, features, kind, gated, height):
         routing.run()
@@ -305,7 +306,8 @@ class Sum:
 
 
 class NormedRouting:
-    """From the residual stream to the experts: in one launch, or as a norm, the router's product and the routing."""
+    """The operations from the residual stream to the experts: in one launch, or as a norm, the router's product and
+    the routing."""
 
     def __init__(self, rows, hidden, experts, top, kind, gap=0):
         self.rows, self.hidden, self.experts, self.kind = rows, hidden, experts, kind
@@ -434,8 +436,8 @@ def check(table):
                 run()
                 torch.cuda.synchronize()
                 found = one.error(wanted)
-                # With few numbers, a single one may dominate, and rounding moves it by up
-                # to 1/256 in bf16.
+                # With few numbers, a single number may dominate the error, and rounding moves it by up to 1/256 in
+                # bf16.
                 limit = LIMITS[kind] * (1.4 if wanted.numel() < 128 else 1)
                 case = Case(run=lambda: None, error=lambda: found, limit=limit, bytes=0)  # noqa: B023
                 table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
@@ -448,8 +450,8 @@ EDGES = [7, 8, 9, 24, 25, 32, 33, 0, 1, 15, 16, 17, 23, 31, 48, 49, 64, 65]
 
 
 def tile_edges(table):
-    """Experts with one tile and with several tiles next to each other, in blocks that have few, many or no items. A product
-    has the same bits whichever block computes it."""
+    """Experts with one tile and with several tiles next to each other, in blocks that have few, many or no items. A
+    product must have the same bits whichever block computes it."""
     draw = random.Random(torch.initial_seed())
     counts = {
         "edges": EDGES[:8],

@@ -33,7 +33,7 @@ class Paged:
         if is_e4m3:
             self.scales = torch.rand(2, kv_heads, device="cuda") * 0.01 + 0.005
             self.cache = (self.cache * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
-        # The bits of E4M3, because torch does not move E4M3 numbers.
+        # E4M3 numbers as bytes, because torch cannot index tensors of E4M3.
         self.bits = self.cache.view(torch.uint8) if is_e4m3 else self.cache
         nan = 0x7F if is_e4m3 else float("nan")
         order = torch.randperm(self.blocks)

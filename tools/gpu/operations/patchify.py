@@ -24,8 +24,9 @@ def reading_order(down, across):
 
 
 class Pictures:
-    """`sizes` has (patches down, patches across, frames) of each picture. `gap` is the number of bytes before the first.
-    `is_odd`: patches in random order, some of them in no picture, or in pictures outside the bytes."""
+    """`sizes` has (patches down, patches across, frames) of each picture. `gap` is the number of bytes before
+    the first picture. With `is_odd`, patches are in random order, and some of them are in no picture, or in
+    pictures outside the bytes."""
 
     def __init__(self, sizes, side, frames, gap=0, is_odd=False):
         self.side, self.frames, end, layout, places = side, frames, gap, [], []

@@ -12,8 +12,8 @@ AROUND = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 class Grid:
-    """A table [side * side, hidden], and the patches of pictures of (down, across). `is_odd`: patches in random order, some
-    of them in no picture or outside their picture."""
+    """A table [side * side, hidden], and the patches of pictures of (down, across). With `is_odd`,
+    patches are in random order, and some of them are in no picture or outside their picture."""
 
     def __init__(self, sizes, side, hidden, kind, is_odd=False):
         self.side, self.hidden, self.kind = side, hidden, kind

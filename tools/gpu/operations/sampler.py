@@ -81,12 +81,13 @@ def bounded(x):
 
 
 def candidates(x, request):
-    """Candidate tokens in order, and their weights. Sorted by likelihood after a limit, otherwise by id."""
+    """Candidate tokens in order, and their weights. Sorted by likelihood if top-k or top-p limits them,
+    otherwise by id."""
     ids = x.isfinite().nonzero()[:, 0]
     values = x[ids]
     likeliest = lambda ids, values: (ids[order := values.sort(descending=True, stable=True).indices], values[order])  # noqa: E731
     if 0 < request.top_k < len(values):
-        is_kept = values >= values.topk(request.top_k).values[-1]  # tokens equal to the last stay
+        is_kept = values >= values.topk(request.top_k).values[-1]  # tokens equal to the last are kept
         ids, values = likeliest(ids[is_kept], values[is_kept])
     differences = lambda values: (values - x.max()).double() / request.temperature  # noqa: E731
     if request.min_p > 0:

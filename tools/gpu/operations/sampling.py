@@ -21,15 +21,16 @@ assert ROW.itemsize == 4 * ROW_WORDS
 
 
 def starts_and_words(of_rows, first):
-    """The lists of all rows one after the other from word `first` on: the start of each row's list and the end of the last
-    one, and the concatenated lists."""
+    """The lists of all rows one after the other from word `first` on: the start of each row's list
+    and the end of the last list, and the concatenated lists."""
     starts = first + np.cumsum([0] + [len(row) for row in of_rows])
     return starts.astype(np.uint32), np.concatenate([np.asarray(row, np.uint32) for row in of_rows])
 
 
 def pack(requests, vocabulary):
     """The options of all rows as one array of words in the layout of `SampleBatch::pack`: rows, starts of the lists, lists,
-    masks. Also the tokens of the previous step, which are the last produced token of each row."""
+    masks. Also returns the tokens of the previous step, which are the last produced token of each
+    row."""
     rows, masks = np.zeros(len(requests), ROW), []
     produced = [list(request.produced) for request in requests]
     previous = [row[-1] if row else NONE for row in produced]
@@ -103,7 +104,8 @@ def case(logits, requests):
 
 
 def draw_logits(shape, kind):
-    """Logits like a language model's: `peaked` (a bulk, and sixty that stand out), `flat`, or one of the special cases."""
+    """Logits like a language model's: `peaked` (a bulk, and sixty logits that stand out), `flat`,
+    or one of the special cases."""
     vocabulary = shape[1]
     x = torch.randn(shape, device="cuda")
     if kind == "peaked":

@@ -158,7 +158,8 @@ EPSILON = 1e-6
 
 
 def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False, is_normed=False, is_e4m3=False):
-    """`is_odd`: one token has no slot, and another's slot is in no block. `is_normed`: as in Qwen3-VL, with interleaved axes."""
+    """With `is_odd`, one token has no slot, and another token's slot is in no block. With `is_normed`, heads
+    are normalized and axes interleaved, as in Qwen3-VL."""
     qkv = Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
     qkv.tensor.normal_()
     in_heads = qkv.tensor.unflatten(1, (heads + 2 * kv_heads, head_dim))
@@ -226,12 +227,12 @@ def embedding_table(vocabulary, hidden, kind):
 
 
 def embed(tokens, hidden, kind, vocabulary, is_odd=False):
-    """`is_odd`: ids that refer to a token of the previous step, and invalid ids."""
+    """With `is_odd`, some ids refer to a token of the previous step, and some are invalid."""
     table, previous = embedding_table(vocabulary, hidden, kind), torch.randint(vocabulary, (9,), device="cuda")
     ids = torch.randint(vocabulary, (tokens,), device="cuda")
     sent, nothing = ids.clone(), torch.zeros(tokens, dtype=torch.bool, device="cuda")
     if is_odd:
-        previous[3] = NONE  # an id that refers to it gets zeros
+        previous[3] = NONE  # an id that refers to this entry gets zeros
         sent[2], ids[2] = PREVIOUS | 4, previous[4]
         sent[3], sent[4], sent[5], sent[6] = PREVIOUS | 3, PREVIOUS | 9, vocabulary, NONE
         nothing[4:7] = True
@@ -293,7 +294,7 @@ def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
 
 
 def add_rows(chosen, columns, kind, gap=0, is_odd=False):
-    """`is_odd`: one invalid row, which makes a row of NaN, and two invalid destinations."""
+    """With `is_odd`, one source row is invalid, which makes a row of NaN, and two destinations are invalid."""
     x, source = random_rows(chosen + 7, columns, gap, kind), torch.randint(chosen + 7, (chosen,), device="cuda")
     places, nowhere = torch.randperm(2 * chosen, device="cuda")[:chosen], 3 if is_odd else 0
     out, kernel = Output((2 * chosen, columns), kind, gap), Kernel("add_rows", f"add_rows_{ENDINGS[kind]}")

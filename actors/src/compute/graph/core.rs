@@ -1,7 +1,8 @@
 //! Pure: sizes of captured decode steps.
 
-/// Sizes double up to this one and then grow by it. A step has fewer padding rows than this, and
-/// the cost of a row is negligible compared with the weights that the step reads.
+/// Sizes double up to this size and then grow in steps of it. A step therefore has fewer padding
+/// rows than this, and the cost of a padding row is negligible compared with the cost of reading
+/// the weights.
 const STEP: usize = 8;
 
 /// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8,

@@ -16,14 +16,15 @@ use super::{Job, ModelRunner, UnderWay, copying::CopyBegun, pending::Pending};
 /// never waits for the host. Copies of blocks are not counted.
 const BEGUN: usize = 2;
 
-/// Longest wait for the next job while another one is in flight, which delays the answer to a
-/// finished job by at most this time. A decode step takes milliseconds, and the next step is
-/// already on the device.
+/// Maximum time that the lane waits for the next job while another job is in flight. The answer to
+/// a job that finishes during the wait is delayed by at most this time. The delay is harmless: a
+/// decode step takes milliseconds, and the next step is already on the device.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Dropping this value, also during a panic, waits for the device, because launched work still uses
-/// the memory that the jobs hold. After that, every fence of the lane has passed. Only then are the
-/// jobs answered with [`LaneError::Gone`](super::LaneError::Gone).
+/// The jobs and copies that a lane has begun and not finished. Dropping this value, also during a
+/// panic, waits for the device, because launched work still uses the memory that the jobs hold.
+/// After that, every fence of the lane has passed. Only then are the jobs answered with
+/// [`LaneError::Gone`](super::LaneError::Gone).
 pub(super) struct Begun<'b, B: Backend> {
     runner: &'b ModelRunner<B>,
     timeline: Timeline,

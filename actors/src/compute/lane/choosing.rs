@@ -28,8 +28,8 @@ pub(super) struct Asked {
     refused: Vec<(usize, SamplingError)>,
 }
 
-/// The logits that a step needs for `choices`. All ranks get the same choices, so they take part
-/// in the same collectives.
+/// Returns which logits a step needs for `choices`. All ranks get the same choices, so they take
+/// part in the same collectives.
 pub(super) fn logits_of(choices: &[Choice]) -> LogitsOf {
     if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) { LogitsOf::OwnRank } else { LogitsOf::AllRanks }
 }

@@ -78,7 +78,7 @@ impl<B: Backend> ModelRunner<B> {
         let Some(inputs) = &self.memory.graphs else { return Ok(None) };
         let layout = inputs.shape().layout(rows);
         let layers = self.memory.kv.layers_reserved(self.rank());
-        // The lease pays for one set of graphs, so the old ones go first.
+        // The lease pays for only one set of graphs, so the old graphs are dropped first.
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // GEMM autotuning runs first, because its measurements cannot be captured.
@@ -93,12 +93,12 @@ impl<B: Backend> ModelRunner<B> {
         Ok(Some(bytes))
     }
 
-    /// Runs a step that contains only decoding sequences, in the smallest size that holds it. That
-    /// takes an upload of the inputs, an upload of sampling parameters if a row needs more than
-    /// its likeliest token, one replay, and the download of tokens. If that size is not captured,
-    /// the same work is launched in the same size: the size determines how sums are split, and
-    /// tokens must not depend on which sizes are captured. Returns `None` for any other step, and
-    /// on a device without graphs.
+    /// Runs a step that contains only decoding sequences, in the smallest size that holds it. Such
+    /// a step consists of an upload of the inputs, an upload of sampling parameters if a row needs
+    /// more than its likeliest token, one replay, and a download of the tokens. If that size is not
+    /// captured, the same work is launched in the same size: the size determines how sums are
+    /// split, and tokens must not depend on which sizes are captured. Returns `None` for any other
+    /// step, and on a device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
         if !job.batch.is_decoding_alone() {

@@ -27,11 +27,12 @@ pub enum LaneError {
     Kernel(#[from] KernelError),
 }
 
-/// Called when the device refused memory to a serving job. It must not block.
+/// A callback that a lane calls when the device refused memory to a serving job. The callback must
+/// not block.
 pub type RefusalSink = Arc<dyn Fn(LaneError) + Send + Sync>;
 
-/// Delivers the answer to a job. It is called exactly once, even if the lane panics.
-/// It must not block.
+/// A callback that delivers the answer to a job. The lane calls it exactly once, even if the lane
+/// panics. The callback must not block.
 pub struct Answer<T>(Option<Deliver<T>>);
 
 type Deliver<T> = Box<dyn FnOnce(Result<T, LaneError>) + Send>;
@@ -119,8 +120,8 @@ pub struct StepJob {
     pub choices: Vec<Choice>,
     /// One score per scored row.
     pub scores: Vec<Score>,
-    /// Keep the vision cache rows that the step reads until the step has run, even if the actors
-    /// that asked for them die.
+    /// Pins that keep the vision cache rows that the step reads. The rows stay pinned until the
+    /// step has run, even if the actors that requested the rows die.
     pub pins: Vec<Arc<dyn Send + Sync>>,
     /// Spans of the requests that record the step.
     pub spans: Vec<Span>,
@@ -131,11 +132,11 @@ pub struct StepJob {
 pub struct EncodeJob {
     pub batch: Arc<EncoderBatch>,
     /// Leases of the host memory with the pixels, held until the batch has run, even if the actors
-    /// that asked for it die.
+    /// that submitted the batch die.
     pub host: Vec<Arc<Lease>>,
     /// Spans of the requests that record the batch.
     pub spans: Vec<Span>,
-    /// Given when the embeddings are in the vision cache.
+    /// Answered when the embeddings are in the vision cache.
     pub answer: Answer<()>,
 }
 
@@ -191,7 +192,7 @@ pub enum Job {
     /// Drops the graphs of this size, if they exist.
     Forget {
         rows: usize,
-        /// Given when the graphs are dropped.
+        /// Answered when the graphs are dropped.
         answer: Answer<()>,
     },
     /// Does nothing. The job wakes the lane, which then notices that it is being shut down.
@@ -206,11 +207,11 @@ pub enum Job {
         count: usize,
     },
     /// Makes the next step, encoder batch, worst case or capture fail for lack of memory, as when a
-    /// GPU has no memory left for the driver itself. With several ranks it fails on the last rank,
-    /// which begins nothing of that job.
+    /// GPU has no memory left for the driver itself. With several ranks, the job fails on the last
+    /// rank, which launches no work of that job.
     Refuse,
-    /// Makes the lane thread panic, as a bug would; with several ranks, the thread of the last
-    /// rank. A failing job, in contrast, is only an answer and does not end the thread.
+    /// Makes the lane thread panic, as a bug would. With several ranks, the thread of the last rank
+    /// panics. A job that only fails is answered with an error and does not end the thread.
     Die,
 }
 

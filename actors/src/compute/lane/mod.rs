@@ -35,7 +35,8 @@ pub use job::{
 pub use model_runner::ModelRunner;
 
 /// Maximum jobs queued for a lane. The vision actor has at most two encoder batches and four copies
-/// in flight, and the scheduler two steps and six copies. The rest is for the profile.
+/// in flight, and the scheduler two steps and six copies. The remaining slots are for the jobs of
+/// the profile.
 const QUEUE: usize = 10;
 
 /// Maximum jobs queued for the thread of a rank other than the first. The limit exceeds
@@ -49,7 +50,7 @@ pub struct Lane {
     queues: Arc<Queues>,
     /// Number of jobs of serving actors that are submitted and not answered, counted once per rank.
     under_way: Arc<UnderWay>,
-    /// Closed when the thread of a rank ends, one for each rank.
+    /// One channel per rank, which is closed when the thread of that rank ends.
     ended: Vec<watch::Receiver<()>>,
 }
 
@@ -71,8 +72,8 @@ impl Lane {
         Lane::of_ranks(name, vec![(runner, timeline)])
     }
 
-    /// Starts a thread for each rank, as [`start`](Self::start) does for one. When one
-    /// thread ends, all end.
+    /// Starts a thread for each rank, as [`start`](Self::start) does for a single rank. When one
+    /// thread ends, all threads end.
     ///
     /// # Panics
     /// If `ranks` is empty.
@@ -111,7 +112,7 @@ impl Lane {
         (Lane { queues: Arc::new(Queues::of(vec![queue])), under_way: Arc::new(UnderWay::new(0)), ended }, jobs)
     }
 
-    /// Submits a job. If it cannot be queued, it is answered with an error at once.
+    /// Submits a job. If the job cannot be queued, it is answered with an error at once.
     pub fn submit(&self, job: Job) {
         let is_counted = job.is_served();
         let jobs = job.for_each_of(self.queues.ranks.len());
@@ -123,8 +124,8 @@ impl Lane {
         let in_order = self.queues.order.lock().unwrap_or_else(PoisonError::into_inner);
         let mut refused = Vec::new();
         for (queue, job) in self.queues.ranks.iter().zip(jobs) {
-            // If a rank does not accept the job, the ranks before it notice in a collective that it
-            // does not take part.
+            // If a rank does not accept the job, the earlier ranks have already got it. They notice
+            // in a collective of the job that this rank is missing.
             let sent = if refused.is_empty() { queue.try_send(job) } else { Err(TrySendError::Disconnected(job)) };
             match sent {
                 Ok(()) => {}
@@ -195,7 +196,8 @@ impl Queues {
     }
 }
 
-/// Held by the thread of each rank. Dropping it shuts the threads of all ranks down.
+/// A guard that the thread of each rank holds. Dropping one guard shuts down the threads of all
+/// ranks.
 struct Together(Weak<Queues>);
 
 impl Together {

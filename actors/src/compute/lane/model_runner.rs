@@ -31,7 +31,7 @@ use crate::{
     supervise::InjectedFault,
 };
 
-/// Runs the jobs of a lane. It belongs to the lane's thread.
+/// Runs the jobs of a lane. The lane's thread owns the runner.
 pub struct ModelRunner<B> {
     /// Dropped first, because graphs use all fields below.
     pub(super) graphs: Graphs,
@@ -139,14 +139,15 @@ impl<B: Backend> ModelRunner<B> {
         })
     }
 
-    /// Whether this rank is out of step with the others and can take part in no more collectives.
+    /// Returns `true` if this rank is out of step with the other ranks and can no longer take part
+    /// in collectives.
     pub(super) fn is_apart(&self) -> bool {
         self.is_apart.get()
     }
 
-    /// Runs `run`, unless an injected fault refuses memory to it. If it fails on this rank of
-    /// several linked ranks, the other ranks may be at any point of the same work. This rank then
-    /// stops, and aborts the collectives so that the others stop too.
+    /// Runs `run`, unless an injected fault refuses memory to it. If `run` fails on one of several
+    /// linked ranks, the other ranks may be at any point of the same work. The failed rank then
+    /// stops, and aborts the collectives so that the other ranks stop too.
     pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         let outcome = if self.refuses.take() { self.refused() } else { self.past_on_panic(run) };
         if outcome.is_err() && self.backend.rank().of() > 1 {
@@ -267,7 +268,7 @@ impl<B: Backend> ModelRunner<B> {
             Some(cache) => run(&mut cache.tensor(self.rank())),
             None => {
                 let (activation, row) = (self.backend.target().activation(), self.model.config().embedding_layout());
-                // SAFETY: a tensor without rows has no element that could be touched.
+                // SAFETY: the tensor has 0 rows, so no element of it can be read or written.
                 let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, row.width()], activation) };
                 run(&mut none)
             }

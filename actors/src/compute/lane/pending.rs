@@ -44,8 +44,8 @@ impl Pending {
         }
     }
 
-    /// Whether the next job may begin before this one is answered. True for a step, whose tokens
-    /// stay on the device for the next step, and for an encoder batch.
+    /// Returns `true` if the next job may begin before this one is answered. This is the case for a
+    /// step, whose tokens stay on the device for the next step, and for an encoder batch.
     pub(super) fn may_be_followed(&self) -> bool {
         matches!(self, Pending::Step(_, Ok(_)) | Pending::Encode(_, Ok(_)))
     }

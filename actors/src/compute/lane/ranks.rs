@@ -24,7 +24,8 @@ impl Job {
                     let spans = if rank == 0 { spans.clone() } else { Vec::new() };
                     Job::Step(Box::new(StepJob { batch, choices, scores, pins: pins.clone(), spans, answer }))
                 };
-                // All ranks have the same logits, so they have chosen the same tokens.
+                // All ranks have the same logits and choose the same tokens, so the first answer is
+                // used.
                 answer.of_each(ranks, |first, _| first).into_iter().enumerate().map(step).collect()
             }
             Job::Encode(job) => {
@@ -41,8 +42,8 @@ impl Job {
                     let (to_host, to_device) = (to_host.clone(), to_device.clone());
                     Job::Copy(Box::new(CopyJob { of, to_host, to_device, answer }))
                 };
-                // Each rank copies its part of every block, or every row. The ranks copy at the
-                // same time, so the longest time counts.
+                // Each rank copies its part of every KV block, or all vision cache rows. The ranks
+                // copy at the same time, so the longest time counts.
                 answer.of_each(ranks, Duration::max).into_iter().map(copy).collect()
             }
             Job::Stress(job) => {
@@ -72,7 +73,7 @@ fn only_last(ranks: usize, fault: Job) -> Vec<Job> {
     (1..ranks).map(|_| Job::Wake).chain([fault]).collect()
 }
 
-/// A footprint that is large enough for both.
+/// Returns a footprint that is large enough for both ranks.
 fn larger(one: Footprint, other: Footprint) -> Footprint {
     Footprint { workspace: one.workspace.max(other.workspace), ..one }
 }
@@ -85,9 +86,9 @@ struct Joint<T> {
 }
 
 impl<T: Send + 'static> Answer<T> {
-    /// Creates an answer for each of `ranks` ranks. Once all of them are given, `join` combines the
-    /// outcomes, starting with that of rank 0, and `self` gets the result. If ranks failed, `self`
-    /// gets the error that is closest to the cause.
+    /// Creates an answer for each of `ranks` ranks. Once all ranks have answered, `join` combines
+    /// the outcomes, starting with the outcome of rank 0, and `self` gets the result. If ranks
+    /// failed, `self` gets the error that is closest to the cause.
     fn of_each(self, ranks: usize, join: fn(T, T) -> T) -> Vec<Answer<T>> {
         let joint = Arc::new(Mutex::new(Joint { answer: Some(self), left: ranks, found: None }));
         let of = |rank| {
@@ -121,8 +122,8 @@ impl<T> Joint<T> {
 }
 
 impl LaneError {
-    /// Whether this error is closer to the cause than `other`. A rank that was refused memory or
-    /// whose kernel failed makes the other ranks fail too.
+    /// Returns `true` if this error is closer to the cause than `other`. A rank that was refused
+    /// memory or whose kernel failed makes the other ranks fail too.
     fn tells_more_than(&self, other: &LaneError) -> bool {
         let weight = |error: &LaneError| match error {
             error if error.is_out_of_memory() => 0,

@@ -6,8 +6,8 @@ use std::sync::PoisonError;
 use cudarc::driver::sys;
 
 use super::{
-    CudaDevice, Piece,
     driver::{self, check},
+    gpu::{CudaDevice, Piece},
     pieces,
 };
 use crate::{Address, Bytes, DeviceError};

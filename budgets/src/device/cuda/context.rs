@@ -1,5 +1,5 @@
-//! A device's context and streams in it. Each is released on drop, even if a later step of
-//! opening the device fails.
+//! A device's context and the streams in it. The context and each stream are released on drop, even
+//! if a later step of opening the device fails.
 
 use cudarc::driver::sys;
 
@@ -20,8 +20,8 @@ pub(super) struct Stream {
     context: sys::CUcontext,
 }
 
-// SAFETY: a context may be made current on any thread, and code does so before each
-// call that needs it.
+// SAFETY: a context may be made current on any thread, and each call that needs the context is
+// preceded by `enter` on the same thread.
 unsafe impl Send for Context {}
 // SAFETY: the driver's functions are thread-safe, so threads may share a context.
 unsafe impl Sync for Context {}

@@ -58,7 +58,8 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
     }
 }
 
-/// Converts an error of context creation if the cause is neither lack of memory nor a lost device.
+/// Converts a driver error of context creation to an error with a hint. Errors about memory and
+/// about a lost device stay unchanged.
 pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Driver { said, .. } => unusable(

@@ -1,5 +1,5 @@
-//! Host memory in pages of 2 MiB. The driver locks such memory much faster than
-//! it allocates its own.
+//! Host memory in pages of 2 MiB. The driver locks such memory much faster than it
+//! allocates page-locked memory itself.
 
 use std::{
     num::NonZero,
@@ -32,7 +32,8 @@ pub(super) struct LargePages {
     mapped: NonNull<u8>,
 }
 
-// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
+// SAFETY: the memory is not tied to a thread, and code that uses its address
+// must ensure exclusive access.
 unsafe impl Send for LargePages {}
 // SAFETY: after construction no method reads or writes the memory, so
 // shared references cannot race.
@@ -56,8 +57,8 @@ impl LargePages {
         // start is within it.
         let address = unsafe { mapped.add(mapped.align_offset(PAGE)) };
         let pages = LargePages { address, len, mapped };
-        // Both are only advice: without large pages, small pages work too. MADV_DONTFORK, because a
-        // child of a fork would get a copy of the locked memory.
+        // The result of both calls is ignored, because small pages work too. MADV_DONTFORK keeps a
+        // forked child from getting a copy of the locked memory.
         #[cfg(target_os = "linux")]
         for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
             // SAFETY: the range was mapped above, and no forked child needs it.

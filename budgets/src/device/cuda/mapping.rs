@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{
-    CudaDevice, Piece,
     driver::{self, check},
+    gpu::{CudaDevice, Piece},
 };
 use crate::{Address, Bytes, DeviceError};
 
@@ -75,7 +75,7 @@ impl CudaDevice {
     /// Whether this GPU can read and write memory of `other` directly.
     ///
     /// # Errors
-    /// The driver does not report it.
+    /// An error of the driver, if the query fails.
     pub fn reaches(&self, other: &CudaDevice) -> Result<bool, DeviceError> {
         Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
     }

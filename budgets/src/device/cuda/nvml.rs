@@ -50,7 +50,7 @@ type DriverVersion = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
 pub(super) struct Nvml {
     /// The device's handle, valid until the library is shut down.
     handle: *mut c_void,
-    /// Initialized. Dropping this `Nvml` shuts the library down.
+    /// The initialized library. Dropping this `Nvml` shuts the library down.
     library: Library,
 }
 
@@ -60,8 +60,8 @@ unsafe impl Send for Nvml {}
 unsafe impl Sync for Nvml {}
 
 impl Nvml {
-    /// `None` if the library is missing, or it does not know a device with this UUID, such as a
-    /// partition of a GPU.
+    /// Returns `None` if the library is missing, or does not know a device with this UUID. For
+    /// example, it does not know the UUID of a partition of a GPU.
     pub(super) fn of(uuid: &[c_char; 16]) -> Option<Nvml> {
         // SAFETY: this is NVIDIA's library, and loading it has no preconditions.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
@@ -125,8 +125,8 @@ impl Nvml {
     /// The driver's release, such as 580.126.09.
     pub(super) fn driver_release(&self) -> Option<String> {
         let mut release: [c_char; RELEASE_BYTES] = [0; RELEASE_BYTES];
-        // SAFETY: this function type is stable. The buffer is zeroed and its last byte is not
-        // offered, so the string ends.
+        // SAFETY: this function type is stable. The buffer is zeroed, and the call may not write to
+        // its last byte, so the string is terminated.
         unsafe {
             let version = self.library.get::<DriverVersion>(b"nvmlSystemGetDriverVersion\0").ok()?;
             let known = version(release.as_mut_ptr(), (RELEASE_BYTES - 1) as c_uint) == 0;

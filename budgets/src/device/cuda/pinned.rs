@@ -4,7 +4,7 @@ use std::{fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys;
 
-use super::{CudaDevice, context::Stream, driver::check, large_pages::LargePages};
+use super::{context::Stream, driver::check, gpu::CudaDevice, large_pages::LargePages};
 use crate::{Address, Bytes, DeviceError};
 
 /// Page-locked host memory, valid in every context of the process. Dropping it frees the
@@ -21,19 +21,20 @@ pub struct Pinned {
     device: Arc<CudaDevice>,
 }
 
-/// From this size on, the process allocates the memory itself, in large pages. For 8 GiB on the
-/// host of an H200, this took 0.5 s to allocate and 0.2 s to free. The driver's own allocation took
-/// 5.5 s and 1.4 s.
+/// The smallest size for which the process allocates the memory itself, in large pages. For 8 GiB
+/// on the host of an H200, this took 0.5 s to allocate and 0.2 s to free. The driver's own
+/// allocation took 5.5 s and 1.4 s.
 const LARGE: Bytes = Bytes::mib(64);
 
-// SAFETY: this is plain memory. Users of its address must ensure exclusive access.
+// SAFETY: the memory is not tied to a thread, and code that uses its address
+// must ensure exclusive access.
 unsafe impl Send for Pinned {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for Pinned {}
 
 impl CudaDevice {
     /// Allocates this many bytes of page-locked host memory, page-aligned. The call takes a few
-    /// milliseconds per 100 MiB, and counts in [`super::CudaCounts`].
+    /// milliseconds per 100 MiB, and is counted in [`super::CudaCounts`].
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`] if the host cannot provide such memory, or `bytes` is 0.
@@ -142,8 +143,8 @@ impl Drop for Pinned {
                     std::mem::forget(pages);
                 }
             }
-            // SAFETY: the driver allocated it, it is freed only here, and by contract the device
-            // no longer uses it.
+            // SAFETY: the driver allocated the memory, which is freed only here, and by contract
+            // the device no longer uses it.
             None => drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address) })),
         }
         self.device.pinned.fetch_sub(Bytes(self.len as u64));

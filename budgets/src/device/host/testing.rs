@@ -3,7 +3,6 @@
 
 use serde::Serialize;
 
-use super::HostDevice;
 use crate::Bytes;
 
 /// Scripted faults, selected by the number of the call. Numbers start at 1 when the device is
@@ -43,7 +42,7 @@ impl Script {
         self
     }
 
-    /// Another process takes up to this many bytes just before the `nth` call to `back`.
+    /// Lets another process take up to this many bytes just before the `nth` call to `back`.
     pub fn foreign_takes_before_back(mut self, nth: u64, bytes: Bytes) -> Self {
         self.foreign_takes.push((nth, bytes));
         self
@@ -75,7 +74,7 @@ pub struct HostCounts {
     pub held_calls: u64,
 }
 
-/// Control of a [`HostDevice`] by tests and drills.
+/// Control of a [`HostDevice`](super::HostDevice) by tests and drills.
 pub trait HostControl {
     /// Replaces the scripted faults.
     fn play(&self, script: Script);
@@ -85,28 +84,28 @@ pub trait HostControl {
     /// Resets the high-water mark to the bytes backed now.
     fn reset_high_water(&self);
 
-    /// Another process takes up to this many bytes now. Returns the number of bytes taken, because
-    /// it can only take free memory.
+    /// Lets another process take up to this many bytes now. Returns the number of bytes taken,
+    /// because the process can only take free memory.
     fn foreign_takes(&self, bytes: Bytes) -> Bytes;
 
-    /// Another process returns up to this many bytes now. Returns the number of bytes returned.
+    /// Lets another process return up to this many bytes now. Returns the number of bytes returned.
     fn foreign_gives_back(&self, bytes: Bytes) -> Bytes;
 
-    /// Our process takes up to this many bytes now that no lease can cover, as loading a module
+    /// Lets our process take up to this many bytes that no lease can cover, as loading a module
     /// would. Returns the number of bytes taken.
     fn overhead_grows(&self, bytes: Bytes) -> Bytes;
 
-    /// Our process takes up to this many bytes now that neither leases nor overhead count. This is
-    /// a bug that shows as drift. Returns the number of bytes taken.
+    /// Lets our process take up to this many bytes that neither leases nor overhead count. This
+    /// simulates a bug that shows as drift. Returns the number of bytes taken.
     fn drifts(&self, bytes: Bytes) -> Bytes;
 
-    /// From now on, fences do not pass.
+    /// Keeps fences from passing until [`let_fences_pass`](HostControl::let_fences_pass).
     fn hold_fences(&self);
 
     /// Ends [`hold_fences`](HostControl::hold_fences).
     fn let_fences_pass(&self);
 
-    /// From now on, calls that back, unback or copy block until
+    /// Makes calls that back, unback or copy block until
     /// [`let_calls_pass`](HostControl::let_calls_pass). This simulates the third of a second that
     /// such a call takes for a whole GPU. Other calls do not block.
     fn hold_calls(&self);
@@ -120,72 +119,4 @@ pub trait HostControl {
 
     /// Marks the device as lost from now on.
     fn lose(&self, reason: &str);
-}
-
-impl HostControl for HostDevice {
-    fn play(&self, script: Script) {
-        self.lock().script = script;
-    }
-
-    fn counts(&self) -> HostCounts {
-        let state = self.lock();
-        HostCounts { reservations: state.reservations.len() as u64, ..state.counts }
-    }
-
-    fn reset_high_water(&self) {
-        let counts = &mut self.lock().counts;
-        counts.high_water = counts.backed;
-    }
-
-    fn foreign_takes(&self, bytes: Bytes) -> Bytes {
-        self.lock().foreign_takes(&self.config, bytes)
-    }
-
-    fn foreign_gives_back(&self, bytes: Bytes) -> Bytes {
-        let counts = &mut self.lock().counts;
-        let given = bytes.min(counts.foreign);
-        counts.foreign -= given;
-        given
-    }
-
-    fn overhead_grows(&self, bytes: Bytes) -> Bytes {
-        let mut state = self.lock();
-        let taken = bytes.min(state.free(&self.config));
-        state.overhead += taken;
-        taken
-    }
-
-    fn drifts(&self, bytes: Bytes) -> Bytes {
-        let mut state = self.lock();
-        let taken = bytes.min(state.free(&self.config));
-        state.drift += taken;
-        taken
-    }
-
-    fn hold_fences(&self) {
-        self.timelines.hold();
-    }
-
-    fn let_fences_pass(&self) {
-        self.timelines.let_pass();
-    }
-
-    fn hold_calls(&self) {
-        self.lock().holds_calls = true;
-    }
-
-    fn let_one_call_pass(&self) {
-        self.lock().passes += 1;
-        self.let_pass.notify_one();
-    }
-
-    fn let_calls_pass(&self) {
-        let mut state = self.lock();
-        (state.holds_calls, state.passes) = (false, 0);
-        self.let_pass.notify_all();
-    }
-
-    fn lose(&self, reason: &str) {
-        self.lock().lost = Some(reason.into());
-    }
 }

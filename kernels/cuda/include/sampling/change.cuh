@@ -1,7 +1,7 @@
 // Changes to a slice of logits: grammar, minimum length, biases and penalties.
 //
-// Order and rounding are those of `sampler.rs` and `penalties.rs`. Expressions that the compiler
-// could contract to fused multiply-adds are written with `__fmul_rn` and similar intrinsics.
+// Order and rounding are as in `sampler.rs` and `penalties.rs`. Expressions that the compiler could
+// contract to fused multiply-adds are written with `__fmul_rn` and similar intrinsics.
 #pragma once
 
 #include <float.h>
@@ -38,7 +38,8 @@ struct Wishes {
     }
 };
 
-// Bit of a produced token: the other bits are an index into `previous`, which holds the token.
+// If this bit of a produced token is set, the other bits are an index into `previous`, which
+// contains the token.
 using contract::common::PREVIOUS;
 
 // Logits of a slice while they are changed, and a tally for each of its tokens.
@@ -58,7 +59,7 @@ __device__ __forceinline__ bool changes(const SampleRow& wanted, const Wishes& w
 }
 
 // Clamps the logit to the finite range, because a logit of infinity would leave no distribution.
-// Minus infinity (a forbidden token) stays.
+// Minus infinity (a forbidden token) stays minus infinity.
 __device__ __forceinline__ float bounded(float logit) {
     return logit == -INFINITY ? logit : fminf(fmaxf(logit, -FLT_MAX), FLT_MAX);
 }

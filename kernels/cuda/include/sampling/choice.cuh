@@ -26,7 +26,7 @@ struct ChoiceRoom {
 };
 
 // The first of `count` indices for which `reached(index)` holds; `count` if there is none.
-// `reached` must hold for all indices after that one, too.
+// `reached` must also hold for all later indices.
 template <typename Reached>
 __device__ __forceinline__ uint32_t first_place(ChoiceRoom& room, uint32_t count, Reached reached) {
     __syncthreads();

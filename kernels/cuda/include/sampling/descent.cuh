@@ -1,5 +1,5 @@
 // Descent: finds the candidate of a row, most likely first, at which a running sum passes a target.
-// It is used for rows with too many relevant tokens to list.
+// Descent is used for rows with too many relevant tokens to list.
 //
 // A histogram repeatedly narrows the row to the keys of one bin, until the remaining candidates fit
 // the list. Sums are integers, so the result does not depend on the order of additions.
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t bin_that_passes(ChoiceRoom& room, uint64_t o
     return bin;
 }
 
-// The largest key whose logit falls in `bin` or a later one. Later bins have smaller keys.
+// The largest key whose logit falls in `bin` or a later bin. Later bins have smaller keys.
 __device__ __forceinline__ uint32_t key_where_bin_begins(const RowPlan& plan, uint32_t bin) {
     uint64_t low = KEY_OF_NOTHING, high = order_key(plan.largest);
     // Invariant: keys up to `low` are in these bins, and keys above `high` are not.
@@ -213,7 +213,7 @@ __device__ __forceinline__ void list_up_to(ChoiceRoom& room, const DescentRow& r
     __syncthreads();
 }
 
-// The results found by descents, in this order. One loop finds all of them, so that a kernel
+// The results found by descents, in this order. One loop finds all results, so that a kernel
 // contains the code only once.
 enum Step : uint32_t { STEP_TOP_K, STEP_TOP_P, STEP_DRAW, STEP_REPORT, STEPS };
 
@@ -245,7 +245,7 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
         // The candidates that min-p keeps are the first in this order, so a target below their sum
         // never reaches a candidate that min-p removes.
         if (step == STEP_TOP_P || (step == STEP_DRAW && !nucleus)) {
-            // Without top-k and min-p, the sum is that of the whole histogram.
+            // Without top-k and min-p, the sum is the total of the histogram's weights.
             weights = descents.binned && last == ~0ull && plan.least_difference == -INFINITY
                           ? block_sum(scratch.bin_weights[threadIdx.x], room.sums)
                           : weights_up_to(room, row, last, plan.least_difference);

@@ -3,8 +3,8 @@
 
 #include <stdint.h>
 
-// Keys of minus infinity and of the smallest finite number. Only logits with a key above
-// KEY_OF_NOTHING can be drawn.
+// KEY_OF_NOTHING is the key of minus infinity, KEY_OF_LEAST the key of the smallest finite number.
+// Only logits with a key above KEY_OF_NOTHING can be drawn.
 constexpr uint32_t KEY_OF_NOTHING = 0x007fffffu;
 constexpr uint32_t KEY_OF_LEAST = 0x00800000u;
 constexpr uint32_t KEY_OF_ZERO = 0x80000000u;

@@ -9,7 +9,7 @@
 using contract::sampling::ROW_WORDS;
 using contract::sampling::TOP_MAX;
 
-// No token, no report, no mask or no given token.
+// Value that means no token, no report, no mask or no given token.
 constexpr uint32_t NONE = contract::common::NO_CHOICE;
 static_assert(contract::sampling::NO_REPORT == NONE && contract::sampling::NO_MASK == NONE
                   && contract::sampling::NONE_GIVEN == NONE,

@@ -7,7 +7,7 @@
 #include "weight.cuh"
 
 using contract::sampling::BINS;   // bins of a histogram
-using contract::sampling::GROUP;  // tokens of a group, of which the largest logit is stored
+using contract::sampling::GROUP;  // tokens of a group, for which one largest logit is stored
 using contract::sampling::LIST;   // most candidates of a list
 using contract::sampling::SLICE;  // tokens of a slice, which one block processes
 constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
@@ -19,23 +19,23 @@ using contract::sampling::FAULT_IGNORED;
 using contract::sampling::FAULT_NOT_NUMBERS;
 using contract::sampling::FAULT_NOTHING_ALLOWED;
 
-// Facts about a slice. `raw_…` fields refer to the logits as they came in, the other fields to
-// the logits after changes.
+// Facts about a slice. `raw_…` fields refer to the unchanged logits, the other fields to the logits
+// after changes.
 struct SliceFacts {
     uint32_t raw_largest;   // signless key
-    uint32_t raw_finite;    // number of finite logits; if not counted, positive if there is one
+    uint32_t raw_finite;    // number of finite logits; if not counted, positive if there is at least one
     float raw_sum;          // of exp(logit - raw_largest)
     uint32_t largest;       // signless key
     uint32_t first_largest; // id
     uint32_t least;         // key of the smallest finite logit if a histogram may be made; or NONE
     uint32_t finite;
-    float sum;              // of exp((logit - largest) / temperature), if `least` is known
+    float sum;              // sum of exp((logit - largest) / temperature), if `least` is known
     uint32_t not_numbers;   // 1 if there is NaN or +infinity
     uint32_t padding;
 };
 
 enum Way : uint32_t {
-    WAY_DONE,        // the token is known, or there is none
+    WAY_DONE,        // the token is known, or no token can be chosen
     WAY_IN_ID_ORDER, // neither top-k nor top-p: draw from the whole vocabulary in the order of ids
     WAY_LISTED,      // list and sort the most likely tokens
     WAY_BINNED,      // possibly too many tokens to list: make a histogram

@@ -7,8 +7,8 @@
 #include "scratch.cuh"
 
 using contract::sampling::SLICE_THREADS;
-// Blocks of the first and third kernels to fit on a multiprocessor at once,
-// which limits their registers.
+// Number of blocks of the first kernel (SLICE_BLOCKS) and of the third (GATHER_BLOCKS) that must
+// fit on a multiprocessor at once. This limits the kernels' registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr uint32_t SLICE_BLOCKS = 1, GATHER_BLOCKS = 1;
 #else
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t place_of(uint32_t load) {
     return (load * SLICE_THREADS + threadIdx.x) * AT_ONCE;
 }
 
-// Fills up logits beyond the vocabulary with minus infinity, which is never chosen or counted.
+// Logits beyond the vocabulary become minus infinity, which is never chosen or counted.
 __device__ __forceinline__ void load_slice(Held& held, const float* row, uint32_t slice, uint32_t vocabulary) {
     const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_slice(const Held& held, float* row, uint32
     }
 }
 
-// Calls `visit(logit, id)` for each logit that this thread holds.
+// Calls `visit(logit, id)` for each logit that this thread has in registers.
 template <typename Visit>
 __device__ __forceinline__ void for_each_held(const Held& held, uint32_t slice, Visit visit) {
 #pragma unroll

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 constexpr float WEIGHT_UNITS = 17592186044416.0f;
-// The exponential of this is less than half a unit.
+// exp(WEIGHTLESS) is less than half a unit.
 constexpr float WEIGHTLESS = -32.0f;
 
 // 1 / temperature as the sum of two floats, so that a product with it has the error

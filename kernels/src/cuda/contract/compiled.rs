@@ -14,11 +14,12 @@ use crate::{DType, cuda::module_images::files_of};
 /// Names of entry points by source file.
 type BySource = BTreeMap<String, BTreeSet<String>>;
 
-/// A target for which only some files are compiled. All other files come from the preceding target.
+/// Ending of the target for which only some files are compiled. A device of this target uses the
+/// preceding target's code for all other files.
 const PARTIAL: &str = ".sm_89.ptx";
 
-/// File name endings of the compiled files, the activation types of each target, and whether the
-/// target is Hopper's machine code.
+/// For each target: the file name ending of its compiled files, the activation types, and `true` if
+/// the target is Hopper's machine code.
 const TARGETS: [(&str, &[DType], bool); 4] = [
     (".sm_75.ptx", &[DType::F16], false),
     (".sm_80.ptx", &[DType::F16, DType::BF16], false),
@@ -60,21 +61,21 @@ fn in_compiled_files(ending: &str) -> BySource {
     named.collect()
 }
 
-/// Names that follow `.entry` at the start of a line.
+/// Returns the entry points of a PTX file: the names that follow `.entry`.
 fn entries_of_ptx(code: &[u8]) -> BTreeSet<String> {
     let text = std::str::from_utf8(code).expect("PTX is text");
     let entries = text.lines().filter_map(|line| line.split_once(".entry ").map(|(_, name)| name));
     entries.map(|name| name.trim_end_matches('(').to_owned()).collect()
 }
 
-/// Entry points of a cubin. Each one has a constant bank for its parameters, in a section (ELF64,
-/// little-endian) that is named after the entry point.
+/// Returns the entry points of a cubin. Each entry point has a constant bank for its parameters, in
+/// a section (ELF64, little-endian) that is named after the entry point.
 fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
     let number = |at: usize, bytes: usize| {
         code[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
     };
-    // Fields of the ELF header: e_shoff, e_shentsize, e_shnum, e_shstrndx. Below, sh_name and
-    // sh_offset of a section header.
+    // Fields of the ELF header: e_shoff, e_shentsize, e_shnum and e_shstrndx. The fields of section
+    // headers that are read below are sh_offset and sh_name.
     let (headers, size, count, names) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2), number(0x3e, 2));
     let names = number(headers + names * size + 0x18, 8);
     let name_of = |section: usize| {
@@ -84,8 +85,8 @@ fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
     (0..count).filter_map(|section| Some(name_of(section).strip_prefix(".nv.constant0.")?.to_owned())).collect()
 }
 
-/// The code of a source and of all project files that it includes, without comments and without
-/// `kernel_order.cuh`, which defines the wait.
+/// Returns the code of a source and of all project files that it includes, without comments and
+/// without `kernel_order.cuh`, which defines the wait.
 fn code_of(source: &str) -> String {
     let (mut left, mut seen, mut code) = (vec![folder().join(format!("{source}.cu"))], BTreeSet::new(), String::new());
     while let Some(path) = left.pop() {

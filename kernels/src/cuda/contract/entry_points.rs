@@ -1,5 +1,5 @@
-//! Every entry point of the device code as a field. A launch names its kernel without a string, so
-//! it cannot ask for a kernel that does not exist.
+//! Every entry point of the device code as a field. A launch names its kernel by a field, not by a
+//! string, so it cannot request a kernel that does not exist.
 
 use super::numbers::attention_hopper::PAGED_HEAD_DIM;
 use super::sizes::{
@@ -11,16 +11,18 @@ use crate::DType;
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
+    /// `true` if the kernel may start before the preceding kernel has ended. Such a kernel waits
+    /// for the preceding kernel on the device.
     waits: bool,
 }
 
 /// A source whose kernels wait for the preceding kernel on the device (`include/kernel_order.cuh`).
-/// They may be started before the preceding kernel has ended.
+/// These kernels may start before the preceding kernel has ended.
 const fn waiting(name: &'static str) -> Source {
     Source { name, waits: true }
 }
 
-/// A source whose kernels must be started after the preceding kernel has ended.
+/// A source whose kernels must not start before the preceding kernel has ended.
 const fn in_order(name: &'static str) -> Source {
     Source { name, waits: false }
 }
@@ -52,7 +54,7 @@ pub(in crate::cuda) struct EntryPoint {
     /// The source file's name without its extension.
     pub source: &'static str,
     pub name: String,
-    /// Whether the kernel waits for the preceding kernel on the device.
+    /// `true` if the kernel waits for the preceding kernel on the device.
     pub waits: bool,
 }
 
@@ -80,7 +82,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gelu_tanh: F,
     pub gelu_quick: F,
     pub layer_norm: F,
-    /// `None` where Hopper's kernels replace it.
+    /// `None` if Hopper's kernels replace these kernels.
     pub linear_e4m3: Option<TiledE4m3<F>>,
     pub patchify: F,
     pub position_grid: F,
@@ -109,18 +111,18 @@ pub(in crate::cuda) struct EntryPoints<F> {
 pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub add_experts_rms_norm_rounded: F,
     pub all_gather: F,
-    /// For rows that are not a whole number of 16-byte units.
+    /// Kernel for rows that are not a whole number of 16-byte units.
     pub all_gather_odd: F,
     pub all_reduce: F,
-    /// For rows that are not a whole number of 16-byte units.
+    /// Kernel for rows that are not a whole number of 16-byte units.
     pub all_reduce_odd: F,
     pub all_reduce_pieces: F,
     pub all_reduce_two_shot: F,
     pub all_reduce_rms_norm: SumAndNorm<F>,
     pub all_reduce_rms_norm_rounded: SumAndNorm<F>,
-    /// For more than four ranks, without rounding to E4M3.
+    /// Kernel for more than four ranks, without rounding to E4M3.
     pub all_reduce_rms_norm_shares_8: F,
-    /// This kernel and the next two are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
+    // The three `attention_paged` kernels are for heads of `PAGED_HEAD_DIM` elements.
     pub attention_paged: F,
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
@@ -129,62 +131,66 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub part_from_ranks: F,
     pub e4m3_cache: E4m3Cache<F>,
     pub experts: Experts<F>,
-    /// For weights with a scale per block.
+    /// Kernels for weights with a scale per block.
     pub experts_e4m3_blocks: Experts<F>,
-    /// For weights with a scale per row.
+    /// Kernels for weights with a scale per row.
     pub experts_e4m3_rows: Experts<F>,
     pub gate_up_few: ByFewRows<F>,
     /// Indexed like [`GATED_WIDTHS`].
     pub gate_up_middle: [F; GATED_WIDTHS.len()],
     pub linear_few: ByFewRows<F>,
-    /// For weights with a scale per block.
+    /// Kernels for weights with a scale per block.
     pub linear_few_e4m3_blocks: ByFewRows<F>,
-    /// For weights with a scale per row.
+    /// Kernels for weights with a scale per row.
     pub linear_few_e4m3_rows: ByFewRows<F>,
     pub linear: F,
     pub linear_add: F,
     pub linear_gated: F,
-    /// For weights with a scale per block.
+    /// Kernels for weights with a scale per block.
     pub linear_e4m3_blocks: LinearE4m3<F>,
-    /// For weights with a scale per row.
+    /// Kernels for weights with a scale per row.
     pub linear_e4m3_rows: LinearE4m3<F>,
     pub route_normed: F,
     pub silu_mul_rounded_few: F,
-    /// This array and the next are indexed by the maximum number of threads: 640, 1024.
+    /// Kernels with at most 640 and with at most 1024 threads per thread block.
     pub quantize_long: [F; 2],
+    /// Kernels with at most 640 and with at most 1024 threads per thread block.
     pub silu_mul_rounded_long: [F; 2],
-    /// This array and the next are indexed by the vectors of a row that a thread keeps: 1, 2.
+    /// Kernels in which a thread keeps one and two vectors of a row in registers.
     pub quantize_many: [F; 2],
+    /// Kernels in which a thread keeps one and two vectors of a row in registers.
     pub rms_norm_rounded_many: [F; 2],
     pub turn_scales: F,
 }
 
 /// GEMMs with experts' weights.
 pub(in crate::cuda) struct Experts<F> {
-    /// This array and the next are indexed like [`PLACES`].
+    /// Indexed like [`PLACES`].
     pub few: [F; PLACES.len()],
+    /// Indexed like [`PLACES`].
     pub gated_few: [F; PLACES.len()],
     pub many: F,
     pub gated_many: F,
 }
 
-/// Variants of the all-reduce that is fused with an RMS norm, plain or rounded to E4M3.
+/// Variants of the all-reduce that is fused with an RMS norm, whose output is unquantized
+/// or rounded to E4M3.
 pub(in crate::cuda) struct SumAndNorm<F> {
     pub read: F,
-    /// For pieces of two and of four rows.
+    /// Kernels for pieces of two and of four rows.
     pub pieces: [F; 2],
-    /// For two ranks, and for more than two.
+    /// Kernels for two ranks and for more than two ranks.
     pub pushed: [F; 2],
-    /// For three or four ranks.
+    /// Kernel for three or four ranks.
     pub shares_4: F,
 }
 
-/// Kernels that read and write keys and values in E4M3. Each has the parameters of the entry point
-/// of the same name for a cache in activations.
+/// Kernels that read and write keys and values in E4M3. Each kernel has the same parameters as the
+/// entry point of the same name for a cache in the activation type.
 pub(in crate::cuda) struct E4m3Cache<F> {
     pub attention_decode: ByHeadDim<F>,
     pub attention_paged: ByHeadDim<F>,
-    /// This kernel and the next are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
+    // The two Hopper kernels are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
     pub attention_paged_hopper: F,
     pub attention_paged_hopper_split: F,
     pub rotary_kv_write: F,
@@ -393,7 +399,7 @@ struct Finder<Find> {
 }
 
 impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
-    /// An entry point that does not depend on the activation type.
+    /// Finds an entry point that does not depend on the activation type.
     fn named(&mut self, source: Source, name: &str) -> Result<F, E> {
         (self.find)(EntryPoint { source: source.name, name: name.to_owned(), waits: source.waits })
     }

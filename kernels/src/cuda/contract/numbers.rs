@@ -7,17 +7,21 @@
 
 use super::sizes::{FewRows, HeadDim, PackedHeadDim};
 
-/// Threads that execute one `wgmma` instruction together on Hopper, and rows of the
-/// product that they compute.
+/// Threads that execute one `wgmma` instruction together on Hopper.
 const WARPGROUP: usize = 128;
+
+/// Rows of the product that one `wgmma` instruction computes.
 const WGMMA_ROWS: usize = 64;
 
-/// Bytes of an activation (bf16 or f16) and of an f32 sum.
+/// Bytes of an activation (bf16 or f16).
 const ACTIVATION: usize = 2;
+
+/// Bytes of an f32 sum.
 const SUM: usize = 4;
 
-/// Defines constants, and functions of a size. For tests, also lists them for the generated header:
-/// a constant under its name, a function as a variable template with one value per size.
+/// Defines constants, and functions of a size. In tests, the macro also lists them for
+/// the generated header: a constant under its name, a function as a variable template
+/// with one value per size.
 macro_rules! contract {
     ($($(#[doc = $about:literal])* mod $family:ident {
         $($(#[doc = $doc:literal])* const $name:ident: $type:ty = $value:expr;)*
@@ -567,8 +571,8 @@ contract! {
     }
 }
 
-/// Threads per thread block of attention on Hopper: one warpgroup for each 64 query vectors,
-/// and one that copies.
+/// Threads per thread block of attention on Hopper: one warpgroup for each 64 query vectors, and
+/// one warpgroup that copies.
 const fn threads(queries: usize) -> usize {
     (queries / WGMMA_ROWS + 1) * WARPGROUP
 }

@@ -80,7 +80,8 @@ impl FewRows {
         }
     }
 
-    /// The smallest size that is at least `rows`.
+    /// Returns the smallest size of at least `rows` rows. Returns `None` for 0 rows, or for more
+    /// rows than the largest size has.
     pub(crate) fn holding(rows: usize) -> Option<Self> {
         FewRows::ALL.into_iter().find(|size| (1..=size.rows()).contains(&rows))
     }

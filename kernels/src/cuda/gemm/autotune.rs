@@ -1,11 +1,11 @@
-//! Autotuning of GEMMs of up to 256 rows: finds the fastest implementation of each GEMM
-//! that a pass has met, at several row counts. A row count in between uses the result of
-//! the next larger one measured.
+//! Autotuning of GEMMs of up to 256 rows: finds the fastest implementation of each GEMM that a
+//! pass has called, at several row counts. A row count in between uses the result of the next
+//! larger measured row count.
 //!
 //! A decode step reads each weight once, and no cache still holds the last layer's weights when
 //! the next step starts, so a trial cycles through the weights of several layers. As in a model,
-//! small kernels run between the GEMMs, so that a GEMM kernel that may start early starts during
-//! a small kernel. Everything measured here has run here, so no GEMM of up to 256 rows has to
+//! small kernels run between the GEMMs, so a GEMM kernel that can start early overlaps with a
+//! small kernel. A trial also loads the kernels that it runs, so no GEMM of up to 256 rows has to
 //! load a kernel later.
 
 use std::mem;
@@ -35,47 +35,53 @@ use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, c
 /// they are multiples of the tile height, 64 rows.
 const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, MEMORY_BOUND_ROWS];
 
-/// Row counts for a GEMM that no pass has met with few rows. Such a GEMM belongs either to the
-/// vision tower, where only the smallest picture on its own has few rows, or to a prompt, and will
-/// be met with fewer rows when decoding is autotuned.
+/// Row counts for a GEMM that no pass has called with few rows. Such a GEMM belongs either to the
+/// vision tower, where only a batch of one very small picture has few rows, or to a prompt. A
+/// prompt's GEMM is called with fewer rows when decoding is autotuned.
 const SELDOM_FEW: [usize; 2] = [64, MEMORY_BOUND_ROWS];
 
-/// Weights of this many bytes have left the L2 cache when they are read again: the cache
-/// holds half of them.
+/// If a trial cycles through this many bytes of weights, a weight is no longer in the L2 cache when
+/// it is read again: the cache has about half of this size.
 const COLD_BYTES: usize = 96 << 20;
 
-/// Bytes written before a trial with smaller weights: more than the L2 cache holds.
+/// Bytes written before a trial that cycles through fewer than `COLD_BYTES`: more than fit
+/// in the L2 cache.
 const WRITTEN_MAX: usize = 192 << 20;
 
-/// GEMMs per trial in the first round and in the finals. A trial has fewer GEMMs if they would read
-/// more than `READ_MAX` bytes.
+/// Maximum number of GEMMs per trial in the first round.
 const FIRST_TURNS: usize = 3;
+/// Maximum number of GEMMs per trial in the finals.
 const TURNS: usize = 8;
+/// Maximum bytes of weights that a trial reads. If a trial would read more, it has fewer GEMMs.
 const READ_MAX: usize = 2 << 30;
 
-/// Number of cuBLASLt's proposals that are always tried if this project's kernel supports the GEMM,
-/// and how many times slower than that kernel the faster of them may be for the remaining proposals
-/// to be tried. Loading one of the library's kernels at its first use takes the driver 3 ms, often
-/// most of a trial's time. `benches/h200.md` lists the proposals that this skips.
+/// Number of cuBLASLt's proposals that are tried first. If they are all much slower than this
+/// project's kernels, the remaining proposals are skipped: at the first use of one of the
+/// library's kernels, the driver takes 3 ms to load it, often most of a trial's time.
+/// `benches/h200.md` lists the skipped proposals.
 const GUESSES: usize = 2;
+/// How many times slower than this project's kernels the fastest of the first proposals may be for
+/// the remaining proposals to be tried.
 const FAR_BEHIND: f32 = 1.15;
 
-/// Algorithms that reach the finals, and trials for each of them; the shortest time counts.
+/// Number of algorithms that reach the finals.
 const FINALISTS: usize = 4;
+/// Trials of each finalist. The shortest time counts.
 const TRIALS: usize = 3;
 
 /// Milliseconds that `linear_few.cu` may be slower than cuBLASLt and still be chosen.
 /// `linear_few.cu` reads weights while the preceding kernel runs, and lets the next kernel start
-/// early. That gains more after a kernel whose thread blocks end at different times, such as
-/// attention, than after the uniform kernel of a trial: about this much per GEMM in a decode step
-/// of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
+/// early. This overlap saves more time after a kernel whose thread blocks end at different times,
+/// such as attention, than after the uniform kernel of a trial. The difference is about this much
+/// per GEMM in a decode step of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
-/// Measures each GEMM met that has not been measured yet.
+/// Measures each recorded GEMM that has not been measured yet.
 pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     let MetGemms { met } = mem::take(&mut *cuda.gemm.met.borrow_mut());
-    // A gated GEMM is compared with the ungated one, which is therefore measured first.
+    // A gated GEMM is compared with the ungated GEMM followed by the gate, so ungated
+    // GEMMs are measured first.
     for gates in [false, true] {
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
             let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
@@ -84,7 +90,7 @@ pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result
                 if cuda.kernels.tuned.measured().contains_key(&problem) {
                     continue;
                 }
-                // A GEMM that does not fit here does not fit in a pass either.
+                // A GEMM that does not fit in this memory does not fit in a pass either.
                 let Some(trial) = Trial::within(cuda, problem, &met.weights, &call.memory) else { break };
                 if let Some(fastest) = trial.fastest()? {
                     let agreed = cuda.kernels.tuned.found(problem, fastest);
@@ -99,14 +105,15 @@ pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result
     Ok(())
 }
 
-/// The shortest time; infinite if nothing was timed.
+/// Returns the shortest time, or infinity if nothing was timed.
 fn shortest(timed: &[(f32, GemmAlgorithm)]) -> f32 {
     timed.iter().map(|(milliseconds, _)| *milliseconds).fold(f32::INFINITY, f32::min)
 }
 
-/// Whether the library's remaining proposals may beat this project's kernels, given the times of
-/// its first proposals and of these kernels. The remaining proposals are also tried if no kernel of
-/// this project supports the GEMM, or if none of the first proposals runs.
+/// Returns `true` if the library's remaining proposals may beat this project's kernels. `guessed`
+/// is the shortest time of the library's first proposals, and `ours` that of this project's
+/// kernels. The result is also `true` if no kernel of this project supports the GEMM, or if the
+/// first proposals all fail to run.
 fn may_win(guessed: f32, ours: f32) -> bool {
     guessed.is_infinite() || guessed <= FAR_BEHIND * ours
 }
@@ -127,7 +134,7 @@ struct Trial<'t> {
 }
 
 impl<'t> Trial<'t> {
-    /// Creates a trial in `room`. `None` if `room` is too small.
+    /// Creates a trial in the memory `room`. Returns `None` if `room` is too small.
     fn within(
         cuda: &'t Cuda,
         problem: GemmProblem,
@@ -154,7 +161,7 @@ impl<'t> Trial<'t> {
         has_room.then_some(Trial { cuda, problem, weights, room, scratch, x, x_scales, out, gate_up })
     }
 
-    /// The fastest algorithm, or `None` if no algorithm runs.
+    /// Finds the fastest algorithm. Returns `None` if no algorithm runs.
     fn fastest(&self) -> Result<Option<GemmAlgorithm>, KernelError> {
         let blas = &self.cuda.kernels.blas;
         let activation = self.cuda.kernels.target.activation;
@@ -196,7 +203,7 @@ impl<'t> Trial<'t> {
         Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, algorithm)| algorithm))
     }
 
-    /// Runs an algorithm that another rank found once, so that its kernels are loaded.
+    /// Runs the algorithm chosen by another rank one time, untimed, so that its kernels are loaded.
     fn run_once(&self, algorithm: GemmAlgorithm) -> Result<(), KernelError> {
         let kernels = &self.cuda.kernels;
         let described = match algorithm {
@@ -209,7 +216,7 @@ impl<'t> Trial<'t> {
         Ok(self.cuda.stream.wait()?)
     }
 
-    /// This project's kernels that support the GEMM.
+    /// Returns this project's kernels that support the GEMM.
     fn ours(&self) -> Vec<GemmAlgorithm> {
         let mut ours = Vec::new();
         if self.cuda.gemm.backend == GemmBackend::Library {
@@ -228,7 +235,7 @@ impl<'t> Trial<'t> {
         ours
     }
 
-    /// The algorithms in `algorithms` that run, with their milliseconds.
+    /// Tries each algorithm in `algorithms`. Returns the algorithms that run, with their milliseconds.
     fn try_each(
         &self,
         described: Option<&Described>,
@@ -247,8 +254,8 @@ impl<'t> Trial<'t> {
         Ok(timed)
     }
 
-    /// Mean milliseconds of the GEMM over at most `turns` runs, with weights that are not in the L2
-    /// cache, minus the algorithm's head start.
+    /// Returns the mean milliseconds of the GEMM over at most `turns` runs, with weights that are
+    /// not in the L2 cache. For `linear_few.cu`, `HEAD_START` is subtracted.
     fn time(&self, described: Option<&Described>, algorithm: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
         let weight_bytes = self.problem.scheme.size() * self.problem.out_features * self.problem.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
@@ -281,8 +288,8 @@ impl<'t> Trial<'t> {
         let (cuda, operands) = (self.cuda, self.operands(turn));
         let plan = match (algorithm, described) {
             (GemmAlgorithm::Library(algorithm), Some(described)) => {
-                // SAFETY: the memory of the trial holds the operands, and the weights stay in
-                // place until autotuning ends.
+                // SAFETY: the trial's memory has space for the operands, and the weights keep their
+                // addresses until autotuning ends.
                 unsafe {
                     let operands = transposed_scales::transpose(cuda, self.problem, operands)?;
                     described.multiply(&cuda.kernels.blas, &cuda.stream, operands, &algorithm)?;

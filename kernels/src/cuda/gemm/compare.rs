@@ -16,12 +16,13 @@ use super::{
 };
 use crate::KernelError;
 
-/// Runs per timing, and timings per implementation; the shortest timing counts.
+/// Runs per timing.
 const RUNS: usize = 4;
+/// Timings per implementation. The shortest timing counts.
 const TRIALS: usize = 2;
 
-/// This project's kernel must be at least 3 % faster, because two measurements of the same kernel
-/// differ by a few per cent.
+/// The time of this project's kernel must be less than this fraction of the library's time, because
+/// two measurements of the same kernel differ by a few per cent.
 const CLEARLY: f32 = 0.97;
 
 /// Times the large-m kernel and another implementation, unless this was done before or there is nothing to compare. Both

@@ -29,8 +29,8 @@ pub(in super::super) struct Counters {
 }
 
 impl Counters {
-    /// Takes counters for `stream`. `None` if the device has no such kernel, or if eight other
-    /// streams hold all sets.
+    /// Takes a set of counters for `stream`. Returns `None` if the device does not have this
+    /// kernel, or if eight other streams use all sets.
     pub(in super::super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,

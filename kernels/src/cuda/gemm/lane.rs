@@ -27,7 +27,7 @@ pub(in super::super) struct GemmLane {
     pub(super) gpu: Gpu,
     pub(in super::super) backend: GemmBackend,
     pub(super) library: RefCell<LaneGemms>,
-    /// True while results are discarded, so that GEMMs may be measured.
+    /// True while autotuning is on: results are discarded, so GEMMs may be measured.
     pub(super) autotunes: Cell<bool>,
     pub(super) met: RefCell<MetGemms>,
     pub(super) clock: Clock,
@@ -63,7 +63,7 @@ impl GemmLane {
         self.met.take();
     }
 
-    /// Number of GEMMs met for the first time outside autotuning.
+    /// Returns the number of GEMMs outside autotuning whose algorithm was not measured.
     pub(in super::super) fn guesses(&self) -> usize {
         self.library.borrow().guesses()
     }

@@ -1,6 +1,6 @@
 //! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
-//! for Hopper (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). If a gate follows,
-//! its input is never written to memory.
+//! for Hopper (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). The input of a gate
+//! is never written to memory.
 
 use bursar_budgets::Address;
 
@@ -24,11 +24,11 @@ use crate::{DType, FP8_BLOCK, KernelError};
 /// Pairs of row tiles that all thread blocks process before they move to the next columns.
 const GROUP: u32 = 16;
 
-/// How the kernels write the output.
+/// Format of the output, and an action that follows the launch.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
-    /// Address of the scales, one for each 128 columns of a row of an E4M3 output. If `None`, the
-    /// whole E4M3 output has `scale`.
+    /// Address of the scales of an E4M3 output, one for each 128 columns of a row. If `None`, the
+    /// whole output has the scale `scale`.
     scales: Option<Address>,
     scale: f32,
     /// Called after the kernel is launched.
@@ -39,7 +39,8 @@ impl<'a> Output<'a> {
     /// An output that is not quantized, or an E4M3 output with the scale 1.
     pub(super) const PLAIN: Output<'static> = Output { scales: None, scale: 1.0, then: None };
 
-    /// An output in the activation type, which `then` reads.
+    /// Returns an output in the activation type. `then` is called after the launch
+    /// and reads the output.
     pub(super) fn followed_by(then: &'a dyn Fn() -> Result<(), KernelError>) -> Self {
         Output { then: Some(then), ..Output::PLAIN }
     }
@@ -102,7 +103,7 @@ pub(super) unsafe fn launch(
     };
     let blocks = large_m_blocks(problem, cuda.kernels.target.sms);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     output.then.map_or(Ok(()), |then| then())

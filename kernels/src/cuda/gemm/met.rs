@@ -8,7 +8,7 @@ use crate::AUTOTUNED_LAYERS;
 /// Maximum number of weights in one trial: one per layer that autotuning should run through.
 const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
-/// The GEMMs met during autotuning.
+/// The GEMMs called since autotuning began.
 #[derive(Default)]
 pub(in super::super) struct MetGemms {
     /// GEMMs by shape, with `rows` set to 0.

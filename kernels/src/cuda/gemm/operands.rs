@@ -14,14 +14,14 @@ pub(in super::super) struct Operands<'a> {
     pub x: &'a Tensor<'a>,
     pub weight: &'a Tensor<'a>,
     pub weight_scales: Address,
-    /// Address 0 if the whole of x has the scale `x_scale`.
+    /// Address of the scales of x, or 0 if all of x has the scale `x_scale`.
     pub x_scales: Address,
     pub x_scale: f32,
 }
 
 impl<'a> Operands<'a> {
-    /// `None` if `x` is not quantized as the weight requires, or if the weight's blocks have fewer
-    /// rows than the kernels support.
+    /// Creates the operands. Returns `None` if `x` is not quantized as the weight requires, or if
+    /// the weight's blocks have fewer rows than the kernels support.
     pub(in super::super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let Some(scales) = weight.scales.tensor() else {
             let (scheme, none) = (QuantScheme::Unquantized, Address(0));
@@ -52,7 +52,7 @@ impl<'a> Operands<'a> {
         })
     }
 
-    /// The shape of the GEMM, without a gate or accumulation.
+    /// Returns the shape of the GEMM, without a gate or accumulation.
     pub(super) fn problem(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> GemmProblem {
         GemmProblem {
             scheme: self.scheme,
@@ -85,8 +85,8 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// The pitch to pass to the library. A single row may have any pitch, but the library requires a
-/// pitch of at least the row's length.
+/// Returns the pitch to pass to the library. A single row may have any pitch, but the library
+/// requires a pitch of at least the row's length.
 fn pitch(tensor: &Tensor<'_>) -> usize {
     tensor.pitch().max(tensor.columns())
 }

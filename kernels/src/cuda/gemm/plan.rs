@@ -13,18 +13,18 @@ use super::{
 use crate::{DType, KernelError};
 
 /// Minimum number of rows at which a GEMM is split so that the library computes all rows except the
-/// last one to three. For these rows the small-m kernel reads the whole weight, which takes as
-/// long as about 140 rows of the library's part (4 TB/s, 1,100 TFLOP/s).
+/// last one to three. The small-m kernel reads the whole weight for the last rows, which takes
+/// as long as the library takes for about 140 rows (4 TB/s, 1,100 TFLOP/s).
 const SPLIT_FROM: usize = 2048;
 
 /// The implementation that computes GEMMs of any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmBackend {
-    /// The implementation that autotuning measured to be fastest; cuBLASLt
-    /// where nothing was measured.
+    /// The implementation that autotuning measured to be fastest, or cuBLASLt
+    /// if nothing was measured.
     #[default]
     Measured,
-    /// This project's kernels wherever they support the GEMM, for comparison.
+    /// This project's kernels for every GEMM that they support, for comparison.
     Ours,
     /// cuBLASLt only, for comparison.
     Library,
@@ -135,7 +135,7 @@ impl<M: Measurements> Planner<'_, M> {
             return Ok(false);
         }
         match self.backend {
-            // cuBLASLt has no E4M3 GEMM with a fixed scale, and has the other E4M3 GEMMs
+            // cuBLASLt does not support E4M3 GEMMs with a fixed scale, and supports other E4M3 GEMMs
             // only in some versions.
             GemmBackend::Library => return Ok(!is_unquantized && !self.library_has(problem, operands)?),
             GemmBackend::Ours => return Ok(true),

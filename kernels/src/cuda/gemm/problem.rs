@@ -16,8 +16,8 @@ pub(in super::super) const MEMORY_BOUND_ROWS: usize = 256;
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct GemmProblem {
     pub scheme: QuantScheme,
-    /// Half of the features are gates for the other half, so only half as
-    /// many features are written.
+    /// `true` if half of the features are gates for the other half. Only half as many
+    /// features are then written.
     pub gates: bool,
     pub out_features: usize,
     pub in_features: usize,
@@ -117,10 +117,11 @@ pub(in super::super) struct GemmOperands {
     pub weight: u64,
     pub x: u64,
     pub bias: Option<u64>,
-    /// Addresses of the weight's scales and of the scales of x, if there are any. A single scale
-    /// for all of x is in `x_scale`.
+    /// Address of the weight's scales, if the weight has scales.
     pub weight_scales: u64,
+    /// Address of the scales of x, if x has several scales.
     pub x_scales: u64,
+    /// The scale of x, if one scale applies to all of x.
     pub x_scale: f32,
     pub out: u64,
     /// The output is E4M3. Only the kernels for gated GEMMs of many rows support this.

@@ -17,23 +17,24 @@ const ALIGNMENT: u64 = 256;
 /// Alignment of a weight's scales, in bytes, if cuBLASLt reads them without a copy.
 const SCALES_ALIGNMENT: u64 = 16;
 
-/// The library requires a multiple of this number of rows of x, so that each row of the transposed
-/// scales is aligned for its copies.
+/// The library requires a multiple of this number of rows of x, because its copies require that
+/// each row of the transposed scales is aligned.
 pub(super) const ROWS: usize = 4;
 
 /// Addresses of a GEMM's converted scales in its workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scratch {
     pub transposed: u64,
-    /// `None` if cuBLASLt reads the weight's scales without a copy.
+    /// Address of the weight's padded scales, or `None` if cuBLASLt reads the weight's
+    /// scales without a copy.
     pub padded: Option<u64>,
     /// Bytes of the workspace that remain.
     workspace_bytes: u64,
 }
 
 impl Scratch {
-    /// `None` if the library does not support such a GEMM, or if its scales would take more than
-    /// half of the workspace.
+    /// Places the converted scales in the workspace. Returns `None` if the library does not support
+    /// such a GEMM, or if its scales would take more than half of the workspace.
     pub(super) fn within(problem: GemmProblem, operands: GemmOperands) -> Option<Scratch> {
         let has_layout = problem.scheme == QuantScheme::E4m3Blocks { height: FP8_BLOCK }
             && problem.rows.is_multiple_of(ROWS)
@@ -63,7 +64,7 @@ pub(super) fn groups(problem: GemmProblem) -> usize {
     problem.in_features.div_ceil(FP8_BLOCK)
 }
 
-/// Bytes of a weight's padded scales.
+/// Returns the bytes of a weight's padded scales.
 fn weight_scales_bytes(problem: GemmProblem) -> Bytes {
     DType::F32.bytes(blocks(problem) * groups(problem).next_multiple_of(PADDED))
 }
@@ -73,7 +74,7 @@ pub(super) fn blocks(problem: GemmProblem) -> usize {
     problem.out_features.div_ceil(FP8_BLOCK)
 }
 
-/// Whether the library can be given the GEMM's scales.
+/// Returns `true` if the library supports the GEMM's scales, and they fit in the workspace.
 pub(super) fn fit(problem: GemmProblem, operands: GemmOperands) -> bool {
     Scratch::within(problem, operands).is_some()
 }

@@ -103,8 +103,8 @@ pub(super) unsafe fn launch_pieces(
     Ok(())
 }
 
-/// Tensor map of a gated weight: each eight rows of the gate are followed by the same
-/// eight rows of up.
+/// Tensor map of a gated weight: groups of eight gate rows alternate with the
+/// corresponding eight up rows.
 fn gated_map(
     problem: GemmProblem,
     operands: GemmOperands,

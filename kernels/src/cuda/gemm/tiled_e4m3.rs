@@ -58,7 +58,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
             (kernels.many, Extent { grid, block: [MANY_THREADS, 1], shared: MANY_SHARED_BYTES })
         }
     };
-    // SAFETY: these are the kernels' parameters, and the caller guarantees that
+    // SAFETY: the arguments match the kernels' parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }

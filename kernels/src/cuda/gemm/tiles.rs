@@ -32,7 +32,7 @@ impl Cut {
 pub(super) struct SmallMTiles {
     pub blocks: usize,
     pub tiles: usize,
-    /// Weight rows of the tallest tile, including rows of up.
+    /// Weight rows of the tallest tile. In a gated GEMM, this includes the up rows.
     pub tile_rows: usize,
     pub steps: usize,
 }
@@ -40,7 +40,7 @@ pub(super) struct SmallMTiles {
 impl SmallMTiles {
     pub(super) fn of(problem: GemmProblem, cut: Cut, sms: usize) -> Self {
         let steps = problem.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / problem.scheme.size());
-        // Tiles are cut between features. In a gated GEMM they are cut between groups of eight
+        // Tiles are cut between features. In a gated GEMM, tiles are cut between groups of eight
         // features with their gates.
         let (groups, most, rows) = if problem.gates {
             (problem.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS)
@@ -60,7 +60,7 @@ impl SmallMTiles {
         }
     }
 
-    /// Bytes that thread blocks need for the partial sums of shared tiles.
+    /// Returns the bytes that thread blocks need for the partial sums of shared tiles.
     fn part_bytes(&self, kernel_rows: FewRows) -> Bytes {
         DType::F32.bytes(2 * self.blocks * part_numbers(kernel_rows))
     }

@@ -17,7 +17,7 @@ use crate::KernelError;
 /// the library needs. The operands of any other GEMM are returned unchanged.
 ///
 /// # Safety
-/// `operands` match the problem, and nothing else uses its workspace until the problem has ended.
+/// `operands` must match `problem`, and nothing else may use the workspace until the GEMM has ended.
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [fit](scale_scratch::fit).

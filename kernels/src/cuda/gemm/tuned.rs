@@ -22,7 +22,7 @@ impl Tuned {
         Tuned { agreement: agreement.clone(), ..Tuned::default() }
     }
 
-    /// All algorithms measured so far.
+    /// Returns all algorithms measured so far.
     pub(super) fn measured(&self) -> MutexGuard<'_, BTreeMap<GemmProblem, GemmAlgorithm>> {
         unpoisoned(&self.fastest)
     }
@@ -68,9 +68,9 @@ impl Tuned {
     }
 }
 
-/// The algorithm of each GEMM that all ranks of a model use: the one found by the first rank that
-/// measured the GEMM. If each rank chose separately, ranks would round the same GEMM differently,
-/// and the ranks of a mixture of experts would then choose different experts for a row.
+/// The results that all ranks of a model use: for each GEMM, the result of the first rank that
+/// measured it. If each rank chose separately, ranks would round the same GEMM differently, and the
+/// ranks of a mixture of experts would then choose different experts for a row.
 #[derive(Default)]
 pub(in super::super) struct Agreement {
     algorithms: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,

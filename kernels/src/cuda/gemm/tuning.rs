@@ -22,19 +22,20 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Number of GEMMs with an algorithm.
+    /// Returns the number of GEMMs with an algorithm.
     pub fn products(&self) -> usize {
         self.fastest.len()
     }
 }
 
 impl CudaKernels {
-    /// The name of cuBLASLt with its version number. Algorithms are valid for one version only.
+    /// Returns the name of cuBLASLt with its version number. Algorithms are valid
+    /// for one version only.
     pub fn library(&self) -> String {
         format!("cuBLASLt {}", self.blas.version())
     }
 
-    /// The algorithms of all GEMMs that any lane has measured so far.
+    /// Returns the algorithms of all GEMMs that any lane has measured so far.
     pub fn tuning(&self) -> Tuning {
         Tuning {
             fastest: self.tuned.measured().iter().map(|(problem, algorithm)| (*problem, *algorithm)).collect(),
@@ -42,9 +43,9 @@ impl CudaKernels {
         }
     }
 
-    /// Replaces the results measured so far by `tuning`; GEMMs in `tuning` are not measured again.
-    /// If any entry cannot run here, all of `tuning` is ignored and everything is measured. Call
-    /// this on all ranks before any rank measures.
+    /// Replaces the results measured so far by `tuning`. GEMMs in `tuning` are not measured again.
+    /// If any entry cannot run on this device, all of `tuning` is ignored, and all GEMMs are
+    /// measured. Call this on all ranks before any rank measures.
     pub fn tune(&self, tuning: &Tuning) {
         let Tuning { fastest, large_m } = if self.takes(tuning) { tuning.clone() } else { Tuning::default() };
         *self.tuned.measured() = fastest.into_iter().collect();
@@ -52,7 +53,7 @@ impl CudaKernels {
         self.tuned.forget_agreement();
     }
 
-    /// Whether every entry of `tuning` can run here.
+    /// Returns `true` if every entry of `tuning` can run on this device.
     pub fn takes(&self, tuning: &Tuning) -> bool {
         tuning.fastest.iter().all(|(problem, algorithm)| self.runs(*problem, *algorithm))
     }

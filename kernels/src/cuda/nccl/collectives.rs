@@ -33,8 +33,8 @@ impl NcclLink {
             copy_rows(&cuda.stream, ByteRows::of(&partial), sums, [count, width])?;
             self.launch(cuda, "ncclAllReduce", |calls, communicator, stream| {
                 let (elements, kind) = (count * columns, number_of(dtype));
-                // SAFETY: `count` rows were copied there before, and the communicator and
-                // the stream are alive.
+                // SAFETY: the `count` rows at `data` were written by the preceding copy, and the
+                // communicator and the stream are alive.
                 unsafe { (calls.all_reduce)(data.0, data.0, elements, kind, number::SUM, communicator, stream) }
             })?;
             if call.accumulate {
@@ -61,7 +61,7 @@ impl NcclLink {
         cuda.enter()?;
         let (rows, ranks, data) = (call.part.rows(), self.rank.of(), data_at(self.memory));
         let width = bytes(call.part.dtype(), call.part.columns());
-        // Both halves together hold the parts of all ranks. A row that is too wide for this
+        // Both halves together receive the parts of all ranks. A row that is too wide for this
         // is gathered in pieces.
         let [rows_at_once, piece] = gathered_at_once(2 * self.half, ranks, width);
         if piece == 0 && width > 0 {
@@ -76,8 +76,8 @@ impl NcclLink {
                 let (own, size) = (of_rank(self.rank.index()), [count, wide]);
                 copy_rows(&cuda.stream, ByteRows::of(&call.part).at_row(first).at_byte(column), own, size)?;
                 self.launch(cuda, "ncclAllGather", |calls, communicator, stream| {
-                    // SAFETY: this rank's part was copied there before, and there is space for the
-                    // parts of all ranks.
+                    // SAFETY: this rank's part was written by the preceding copy, and there is
+                    // space at `data` for the parts of all ranks.
                     unsafe { (calls.all_gather)(own.start.0, data.0, sent, number::UINT8, communicator, stream) }
                 })?;
                 for rank in 0..ranks {

@@ -1,8 +1,9 @@
 //! Environment variables that NCCL reads when it is first used.
 
-/// Variables, and the values that they get unless they are already set. Multicast over NVLink is
-/// off because it takes memory that is not reported to any process. Registration of buffers with
-/// captured graphs is off because the registered pages would stay allocated after their lease ends.
+/// Variables, and the values that they are set to unless the user has set them. Multicast
+/// over NVLink is off because it takes memory that is not reported to any process.
+/// Registration of buffers with captured graphs is off because the registered pages would
+/// stay allocated after their lease ends.
 const DEFAULTS: [(&str, &str); 2] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_GRAPH_REGISTER", "0")];
 
 /// Turns off NCCL's multicast over NVLink (`NCCL_NVLS_ENABLE=0`) and its registration of captured
@@ -12,8 +13,8 @@ const DEFAULTS: [(&str, &str); 2] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_GRAPH_REG
 /// NCCL reads these settings only from the environment, which can be changed safely only while the
 /// process has a single thread. Call this function at the start of `main`, as `bursar` does, before
 /// a runtime starts. If the process has several threads, or if the operating system does not report
-/// the number, the function changes nothing. NCCL also works correctly without this call. On two
-/// GPUs NCCL never uses multicast.
+/// the number of threads, the function changes nothing. NCCL also works correctly without this
+/// call. On two GPUs NCCL never uses multicast.
 pub fn keep_multicast_off() -> bool {
     let are_set = || DEFAULTS.iter().all(|(name, _)| std::env::var_os(name).is_some());
     if are_set() || !is_single_threaded() {
@@ -29,8 +30,8 @@ pub fn keep_multicast_off() -> bool {
     true
 }
 
-/// Whether this process has a single thread. Returns `false` if the operating system does
-/// not report the number.
+/// Returns `true` if this process has a single thread, or `false` if the operating system does not
+/// report the number of threads.
 fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
 }

@@ -25,8 +25,8 @@ const VERSION_MIN: i32 = 21_400;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Communicator(pub(super) *mut c_void);
 
-// SAFETY: any thread may use a communicator, one thread at a time, and another thread may abort it
-// meanwhile; `Watch` ensures this.
+// SAFETY: any thread may use a communicator, one thread at a time. Another thread may abort the
+// communicator at the same time. `Watch` keeps to these rules.
 unsafe impl Send for Communicator {}
 // SAFETY: `Watch` ensures that one thread at a time uses the communicator, apart from the thread
 // that aborts it, which NCCL allows.
@@ -55,7 +55,7 @@ macro_rules! calls {
 
         impl Calls {
             /// # Safety
-            /// The library is NCCL.
+            /// `library` must be NCCL.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the symbols have these types in NCCL, and the caller guarantees that
                 // the library is NCCL.
@@ -86,7 +86,7 @@ pub struct Nccl(pub(super) Arc<Calls>);
 
 impl Nccl {
     /// Finds NCCL in the folders of `search` and loads it for `devices`. `why` is the reason why
-    /// NCCL is needed; it becomes part of the error message.
+    /// NCCL is needed, and becomes part of the error message.
     ///
     /// # Errors
     /// [`OpenError::NoNccl`] and [`OpenError::BadNccl`].
@@ -95,13 +95,13 @@ impl Nccl {
         let find = || find(&candidates, folders, why);
         match devices.first() {
             // Keep the library open as long as the device's context, like cuBLASLt: closing it
-            // would leave what it loaded on the device.
+            // would leave the kernels that it loaded on the device.
             Some(device) => Ok(Nccl(device.kept(&format!("NCCL of {candidates:?}"), find)?)),
             None => Ok(Nccl(Arc::new(find()?))),
         }
     }
 
-    /// The version in the library's numbering: 2.27.5 is 22,705.
+    /// Returns the version in the library's numbering: 2.27.5 is 22,705.
     pub fn version(&self) -> i32 {
         self.0.version_number()
     }
@@ -156,8 +156,8 @@ impl Calls {
         if unsafe { (self.version)(&mut version) } == number::SUCCESS { version } else { 0 }
     }
 
-    /// Turns a result code into an error. `device` is the device that the call concerned.
-    /// NCCL returns the same code for all CUDA errors, so the device is asked whether it is
+    /// Turns a result code into an error. `device` is the device that the call concerned. NCCL
+    /// returns the same code for all CUDA errors, so this function checks whether the device is
     /// lost or out of memory.
     pub(super) fn said(&self, call: &'static str, result: i32, device: Option<&CudaDevice>) -> Result<(), DeviceError> {
         if matches!(result, number::SUCCESS | number::IN_PROGRESS) {
@@ -174,9 +174,9 @@ impl Calls {
         }
     }
 
-    /// NCCL's message for a result code.
+    /// Returns NCCL's message for a result code.
     pub(super) fn words(&self, result: i32) -> String {
-        // SAFETY: the function accepts any number, and returns a text that lives as
+        // SAFETY: the function accepts any number, and returns null or a text that lives as
         // long as the library.
         let text = unsafe { (self.text)(result) };
         if text.is_null() {
@@ -192,7 +192,7 @@ impl Calls {
 /// failure is reported as a lack of memory.
 const TAKEN_MOST: Bytes = Bytes::gib(2);
 
-/// NCCL's constant for an element type.
+/// Returns NCCL's constant for an element type.
 pub(super) fn number_of(dtype: DType) -> i32 {
     match dtype {
         DType::BF16 => number::BFLOAT16,
@@ -202,13 +202,15 @@ pub(super) fn number_of(dtype: DType) -> i32 {
     }
 }
 
-/// Loads the first candidate that is a usable NCCL. `folders` and `why` are used in the error.
+/// Loads the first candidate that is a usable NCCL. `folders` and `why` are only used
+/// in the error message.
 fn find(candidates: &[PathBuf], folders: &[PathBuf], why: &str) -> Result<Calls, OpenError> {
     let mut bad = None;
     for candidate in candidates {
         // SAFETY: the file is a library by NVIDIA, whose initializers may run at any time.
         let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
-        // SAFETY: the file is named like NCCL; a library without one of the functions is refused.
+        // SAFETY: the file has a name of NCCL, and a library that lacks one of
+        // the functions is refused.
         let reason = match unsafe { Calls::of(library) } {
             Ok(calls) if calls.version_number() >= VERSION_MIN => return Ok(calls),
             Ok(calls) => {

@@ -17,7 +17,7 @@ use crate::Rank;
 /// rank after the first, and once more when it is added to the output. All ranks get the same bits.
 /// The bits are reproducible as long as NCCL chooses the same algorithm. All ranks must launch the
 /// same operations in the same order. A rank that does not join in time, or that is dropped, breaks
-/// the link: the results of the other ranks are undefined from then on, and they get
+/// the link: the results of the other ranks are undefined from then on, and the other ranks get
 /// [`DeviceError::Lost`](bursar_budgets::DeviceError::Lost) when they next wait for results.
 pub struct NcclLink {
     pub(super) rank: Rank,
@@ -36,14 +36,14 @@ pub struct NcclLink {
 pub(super) struct Group {
     shared: Arc<Shared>,
     watches: Option<JoinHandle<()>>,
-    /// Dropped after the thread has ended. Gives the communicators back and subtracts their memory
-    /// from each device's overhead.
+    /// The communicators, dropped after the thread has ended. The drop gives the communicators back
+    /// to NCCL and subtracts their memory from each device's overhead.
     _counted: Counted,
 }
 
 pub(super) type Counted = Box<dyn Any + Send + Sync>;
 
-/// The communicators of a group. Dropping this returns them to NCCL.
+/// The communicators of a group, which are given back to NCCL on drop.
 pub(super) struct Communicators(pub(super) Arc<Shared>);
 
 impl Group {
@@ -62,18 +62,18 @@ impl Drop for Communicators {
 impl Drop for Group {
     fn drop(&mut self) {
         self.shared.end();
-        // The thread does not panic; even if it did, the communicators must be given back.
+        // Ignore a panic of the thread: the communicators must be given back in any case.
         drop(self.watches.take().map(JoinHandle::join));
     }
 }
 
-/// Maximum rows of one collective. The row numbers up to here are stored in the part of exchange
-/// memory where a [`CudaLink`](super::super::CudaLink) has its control data.
+/// Maximum rows of one collective. The row numbers 0 to `ROWS_MAX - 1` are stored in the region of
+/// exchange memory where a [`CudaLink`](super::super::CudaLink) has its control data.
 pub(super) const ROWS_MAX: usize = 1 << 16;
 const _: () = assert!(ROWS_MAX * size_of::<u32>() <= DATA_AT);
 
 impl NcclLink {
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     pub fn rank(&self) -> Rank {
         self.rank
     }

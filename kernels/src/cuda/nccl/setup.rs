@@ -39,11 +39,12 @@ impl NcclLink {
     /// dropped, before the last end is dropped.
     ///
     /// # Errors
-    /// NCCL refuses, or has no memory; two ranks share a GPU, which NCCL does not support.
+    /// NCCL refuses a call or cannot allocate memory, or two ranks share a GPU, which
+    /// NCCL does not support.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is open to the devices of all ranks that can reach
-    /// it, and stays so until all work of all ranks has ended.
+    /// Each memory must begin on a page. Until all work of all ranks has ended, it must be backed,
+    /// and open to the devices of all ranks that can reach it.
     pub unsafe fn between(
         nccl: &Nccl,
         kernels: &[&Arc<CudaKernels>],
@@ -65,7 +66,7 @@ impl NcclLink {
             let asked = devices.clone();
             let lost = move || asked.iter().position(|device| device.memory().is_err_and(|error| error.is_lost()));
             let watches = Watch::over(calls, &communicators, patience, Box::new(lost));
-            // From here on the communicators are given back if a later step fails.
+            // From this line on, the communicators are given back if a later step fails.
             let given_back = Communicators(watches[0].shared().clone());
             let data: Vec<_> = memory.iter().map(|memory| data_at(*memory)).collect();
             warm_up((calls, &given_back.0), &devices, &communicators, &data, half, patience)?;
@@ -105,11 +106,11 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
     }
 }
 
-/// Writes the row numbers into the part of exchange memory where a link through kernels
+/// Writes the row numbers into the region of exchange memory where a `CudaLink`
 /// has its control data.
 ///
 /// # Safety
-/// The memory is exchange memory, and nothing uses it yet.
+/// `memory` must be exchange memory that nothing uses yet.
 unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(), OpenError> {
     let cuda = Cuda::new(kernels)?;
     let scheme: Vec<u8> = (0..ROWS_MAX as u32).flat_map(u32::to_ne_bytes).collect();
@@ -160,13 +161,15 @@ fn warm_up(
     for size in FIRST.into_iter().chain([half]).map(|size| size.min(half)) {
         together("ncclAllReduce", &|rank, one, stream| {
             let (at, elements) = (data[rank].0, size / DType::BF16.size());
-            // SAFETY: a half holds this many elements, and the communicators and streams are alive.
+            // SAFETY: a half has space for this many elements, and the communicators
+            // and streams are alive.
             unsafe { (calls.all_reduce)(at, at, elements, number::BFLOAT16, number::SUM, one.0, stream) }
         })?;
         together("ncclAllGather", &|rank, one, stream| {
             let sent = size.min(2 * half / data.len());
             let own = data[rank].0 + (rank * sent) as u64;
-            // SAFETY: both halves together hold `sent` bytes of each rank.
+            // SAFETY: both halves together have space for `sent` bytes of each rank, and the
+            // communicators and streams are alive.
             unsafe { (calls.all_gather)(own, data[rank].0, sent, number::UINT8, one.0, stream) }
         })?;
     }
@@ -178,7 +181,7 @@ fn warm_up(
     while !ends.iter().all(Event::is_past) {
         if began.elapsed() > patience {
             let said = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
-            // Otherwise the collectives would still wait for each other when
+            // Without this call, the collectives would still wait for each other when
             // the streams are dropped.
             shared.break_off(&[], said.clone());
             return Err(DeviceError::Driver { call: "ncclAllReduce", said });
@@ -188,8 +191,8 @@ fn warm_up(
     streams.iter().try_for_each(Stream::wait)
 }
 
-/// Returns what `make` makes. Its memory counts as overhead of all of these devices
-/// until it is dropped.
+/// Calls `make` and returns its result. The memory that `make` allocates counts as overhead of all
+/// of these devices until the result is dropped.
 fn counted(
     devices: &[Arc<CudaDevice>],
     make: &mut dyn FnMut() -> Result<Communicators, DeviceError>,

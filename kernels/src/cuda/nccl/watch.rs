@@ -2,10 +2,10 @@
 //! ends the wait for a rank that does not join.
 //!
 //! A kernel of NCCL waits for the other ranks without a time limit. A separate thread therefore
-//! checks whether a rank lags behind the others or has lost its device, and if so, ends the kernels
-//! of the waiting ranks with `ncclCommAbort`. `ncclCommAbort` also waits until the graphs that were
-//! captured with the communicator are dropped. Lanes drop their graphs only after their device has
-//! completed its work, so a lane must not call `ncclCommAbort`.
+//! checks whether a rank lags behind the other ranks or has lost its device. If so, the thread ends
+//! the kernels of the waiting ranks with `ncclCommAbort`. `ncclCommAbort` also waits until the
+//! graphs that were captured with the communicator are dropped. Lanes drop their graphs only after
+//! their device has completed its work, so a lane must not call `ncclCommAbort`.
 
 use std::{
     sync::{
@@ -23,8 +23,8 @@ use super::library::{Calls, Communicator, number};
 /// Number of checks within `patience`.
 const LOOKS: u32 = 10;
 
-/// How long the thread waits for a rank to return from a launch before it aborts the rank's
-/// communicator during the launch.
+/// How long the thread waits for a rank to return from a launch. After this time, the thread aborts
+/// the rank's communicator during the launch.
 const LAUNCHES: Duration = Duration::from_secs(1);
 
 /// One rank's handle to the supervision of its group. Clones share the same state.
@@ -38,11 +38,11 @@ pub(super) struct Shared {
     calls: Arc<Calls>,
     patience: Duration,
     ranks: Vec<OfRank>,
-    /// Returns the rank whose device is lost, if there is one. A lost device must be
-    /// detected separately, because the other ranks also wait for collectives that the lost
-    /// rank has already launched.
+    /// Returns the rank whose device is lost, if there is one. A lost device must be detected
+    /// separately, because a rank may have launched as many collectives as all other ranks when
+    /// it loses its device.
     lost: Lost,
-    /// The reason why collectives have ended, once they have.
+    /// The reason why the link is broken, once it is broken.
     broken: OnceLock<String>,
     signals: Mutex<Signals>,
     changed: Condvar,
@@ -63,9 +63,9 @@ struct OfRank {
 
 #[derive(Default)]
 struct Signals {
-    /// The thread must end.
+    /// `true` if the thread must end.
     ends: bool,
-    /// The thread must check at once.
+    /// `true` if the thread must check at once.
     looks: bool,
 }
 
@@ -115,7 +115,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns an error if the link of the ranks is broken.
+    /// Returns an error if the link between the ranks is broken.
     pub(in super::super) fn check(&self) -> Result<(), DeviceError> {
         match self.shared.broken.get() {
             None => Ok(()),
@@ -135,8 +135,8 @@ impl Shared {
     pub(super) fn watch(&self) {
         let period = self.patience / LOOKS;
         let began = Instant::now();
-        // For each rank, the number of collectives at the last check at which the rank was level
-        // with the leader or had advanced, and the time of that check.
+        // For each rank, the last check at which the rank had advanced or had launched as many
+        // collectives as the leading rank: the number of collectives, and the time of that check.
         let mut seen = vec![(0, began); self.ranks.len()];
         while !self.ends_after(period) {
             if let Some(error) = self.failure() {
@@ -159,8 +159,8 @@ impl Shared {
             }
             let is_missing = |rank: &usize| {
                 let is_late = now - seen[*rank].1 >= self.patience + period;
-                // Only the ranks with the fewest launches are missing. A rank between these and the
-                // leader has launched collectives that wait for these ranks.
+                // Only the ranks with the fewest launches are missing. A rank that has launched
+                // more collectives, but fewer than the leader, itself waits for the missing ranks.
                 came[*rank] == least && least < most && (is_late || self.ranks[*rank].is_gone.load(Ordering::Acquire))
             };
             let missing: Vec<usize> = (0..came.len()).filter(is_missing).collect();
@@ -176,7 +176,7 @@ impl Shared {
     }
 
     /// Gives all communicators that are not yet aborted back to NCCL. The last of these calls frees
-    /// the memory of all communicators, once no graph that was captured with one is left.
+    /// the memory of all communicators, after all graphs captured with them have been dropped.
     pub(super) fn give_back(&self) {
         let is_broken = self.broken.get().is_some();
         for rank in self.ranks.iter().filter(|rank| !rank.is_aborted.load(Ordering::Acquire)) {
@@ -188,11 +188,11 @@ impl Shared {
         }
     }
 
-    /// Breaks the link because of the missing ranks, unless one of them has advanced meanwhile. The
-    /// missing ranks have no kernels that wait, so they keep their communicators: the memory of all
-    /// communicators is then freed with the last one in `give_back`, where it is subtracted from
-    /// the devices' overhead. The communicators of missing ranks that do not return from the
-    /// library are aborted as well.
+    /// Breaks the link because of the missing ranks, and returns `true`. If one of these ranks has
+    /// advanced since the check, returns `false`. The missing ranks have no kernels that wait, so
+    /// their communicators are kept. The memory of all communicators is then freed together with
+    /// the last communicator in `give_back`, where it is subtracted from the devices' overhead. The
+    /// communicators of missing ranks that do not return from the library are aborted as well.
     fn are_still(&self, missing: &[usize], came: &[u64]) -> bool {
         let gates: Vec<_> = missing.iter().map(|rank| (*rank, self.ranks[*rank].lock_soon())).collect();
         let now = self.came();
@@ -219,8 +219,8 @@ impl Shared {
         ended.sort_by_key(|(gate, _)| gate.is_some());
         for (gate, rank) in &mut ended {
             rank.is_aborted.store(true, Ordering::Release);
-            // SAFETY: the communicator is alive, and its rank either launches nothing more or is
-            // inside a launch that this call ends.
+            // SAFETY: the communicator is alive. Its rank either launches no more collectives, or
+            // is inside a launch that this call ends.
             unsafe { (self.calls.abort)(rank.communicator.0) };
             if gate.is_none() {
                 *gate = rank.lock_soon();
@@ -228,7 +228,7 @@ impl Shared {
         }
     }
 
-    /// The failure that NCCL itself reports, if any.
+    /// Returns the failure that NCCL itself reports, if any.
     fn failure(&self) -> Option<String> {
         self.ranks.iter().enumerate().find_map(|(rank, of_rank)| {
             let mut result = number::SUCCESS;
@@ -243,7 +243,7 @@ impl Shared {
         self.ranks.iter().map(|rank| rank.came.load(Ordering::Acquire)).collect()
     }
 
-    /// Waits for `period`, or less if a signal arrives. Returns whether the thread must end.
+    /// Waits for `period`, or less if a signal arrives. Returns `true` if the thread must end.
     fn ends_after(&self, period: Duration) -> bool {
         let signals = self.signals.lock().unwrap_or_else(PoisonError::into_inner);
         let is_quiet = |signals: &mut Signals| !signals.ends && !signals.looks;
@@ -265,8 +265,8 @@ impl OfRank {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Like `lock`, with a time limit. Returns `None` if the rank does not return from the library
-    /// because a collective that it launched earlier still waits.
+    /// Does the same as `lock`, with a time limit. Returns `None` if the rank does not return from
+    /// the library, because a collective that the rank launched earlier still waits.
     fn lock_soon(&self) -> Option<MutexGuard<'_, ()>> {
         let began = Instant::now();
         loop {
@@ -288,8 +288,8 @@ mod tests {
 
     use super::*;
 
-    /// The fate of a test's communicator: 1 after an abort, 2 after it was destroyed; a negative
-    /// value is the error that NCCL reports for it, negated.
+    /// The fate of a test's communicator: 1 after an abort, 2 after it was destroyed. A negative
+    /// value is the negated error code that NCCL reports for the communicator.
     type Fate = AtomicI32;
 
     unsafe extern "C" fn abort(one: *mut c_void) -> i32 {
@@ -314,7 +314,7 @@ mod tests {
 
     /// Supervises three ranks while `story` runs, then gives the communicators back. Returns the
     /// error that rank 1 gets, the communicators' fates before and after they are given back, and
-    /// how long it took until the supervision ended.
+    /// the time until the supervision ended.
     fn watched(story: impl FnOnce(&[Watch], &[Fate], &AtomicUsize)) -> (Option<String>, [i32; 3], [i32; 3], Duration) {
         let fates: [Fate; 3] = Default::default();
         let communicators = [0, 1, 2].map(|rank| Communicator((&raw const fates[rank]).cast_mut().cast()));

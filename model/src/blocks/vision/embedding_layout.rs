@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// The columns of a row: the embedding, which replaces the embedding of the placeholder token, and
-/// after it the parts that are added to the token after each of the decoder's first layers
-/// (DeepStack, Meng et al. 2024, arXiv 2406.04334).
+/// The columns of a row. The first columns are the embedding, which replaces the embedding of the
+/// placeholder token. The parts follow: part `k` is added to the token after layer `k` of the
+/// decoder (DeepStack, Meng et al. 2024, arXiv 2406.04334).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingLayout {
     /// Width of the decoder, and therefore of the embedding and of each part.

@@ -14,11 +14,11 @@ pub struct MergerSizes {
     /// Width of a patch.
     pub hidden: usize,
     pub merge: MergeSize,
-    /// Width between the two matrices.
+    /// Width of the intermediate rows, between the two matrices.
     pub middle: usize,
     /// Width of an embedding.
     pub out: usize,
-    /// Added to the variance.
+    /// Epsilon that the norm adds to the variance.
     pub epsilon: f32,
     pub normed: Normed,
 }

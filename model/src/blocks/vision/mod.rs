@@ -1,5 +1,5 @@
-//! Parts that several vision towers use: pictures packed for a launch, and the layout of pictures
-//! in a prompt and in the vision cache.
+//! Components that several vision towers use: pictures packed for a launch, and the layout of
+//! pictures in a prompt and in the vision cache.
 
 mod embedding_layout;
 mod merger;
@@ -30,6 +30,6 @@ pub use tower_config::TowerConfig;
 pub use tower_input::TowerInput;
 pub use tower_layer::{LayerNames, LayerSizes, Rotation, TowerLayer};
 
-/// Added to the variance, or to the mean square, in the norms of Qwen's towers. It is a constant in
-/// the reference implementation and is not part of the configuration.
+/// Epsilon that the norms of Qwen's towers add to the variance or to the mean square. The reference
+/// implementation has this value as a constant, not as a configuration key.
 pub const NORM_EPSILON: f32 = 1e-6;

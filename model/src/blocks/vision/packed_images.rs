@@ -26,7 +26,7 @@ pub struct PackedImages {
     frames: Vec<Arc<[RgbImage]>>,       // [pictures]
     layout: Vec<[u32; LAYOUT_NUMBERS]>, // [pictures]
     levels: Vec<[f32; LEVEL_NUMBERS]>,  // [pictures]
-    places: [Vec<u32>; 3],              // [picture, row, column], [patches] each
+    places: [Vec<u32>; 3],              // picture, row and column, [patches] each
     frame_starts: Vec<u32>,             // [pictures + 1]
     cache_rows: Vec<u32>,               // [merged patches]: cache row of each embedding
 }
@@ -68,9 +68,9 @@ impl PackedImages {
         }
     }
 
-    /// Packs pictures, each with the vision cache rows for its embeddings. Patches keep the
-    /// order of their picture: merged patches row by row, and the patches of each merged
-    /// patch row by row.
+    /// Packs pictures, each with the vision cache rows for its embeddings. The patches of a
+    /// picture are in this order: merged patches row by row, and within each merged patch its
+    /// patches row by row.
     ///
     /// # Panics
     /// See [`push`](Self::push).

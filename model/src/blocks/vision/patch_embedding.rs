@@ -7,7 +7,7 @@ use crate::weights::Linear;
 
 /// The weights of a patch embedding with learned positions.
 pub struct PatchEmbedding {
-    /// `[hidden, values]`: a convolution's kernel, with its bias.
+    /// `[hidden, values]`: the kernel and the bias of the patch convolution.
     pub projection: Linear,
     /// `[others + side * side, hidden]`: positions that do not belong to patches, then the
     /// positions of a square grid, row by row.
@@ -19,8 +19,8 @@ pub struct PatchEmbedding {
 }
 
 impl PatchEmbedding {
-    /// Cuts patches and embeds them with their positions, `[patches, hidden]`: the position table
-    /// is resized to the grid of each picture, and the projected patches are added.
+    /// Cuts patches and returns their embeddings, `[patches, hidden]`: the position table, resized
+    /// to the grid of each picture, plus the projected patches.
     pub fn forward<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

@@ -1,5 +1,5 @@
 //! Distribution of the pictures of a launch over ranks: the pictures that each rank encodes, and
-//! the exchange that gives all ranks all rows.
+//! the exchange of the encoded rows among all ranks.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
@@ -28,10 +28,11 @@ pub fn share_out(patches: &[usize], ranks: usize) -> Vec<Vec<usize>> {
 /// The largest number of patches that [`share_out`] gives one rank, for a launch of `launch`
 /// patches in pictures of at most `largest` patches.
 ///
-/// When a rank with several pictures got its last picture, of `p` patches, no rank had fewer
-/// patches. So the rank has at most `p + (launch - p) / ranks` patches. Larger pictures were
-/// assigned first, so more than `ranks` pictures have `p` or more patches, and `p` is at most
-/// `launch / (ranks + 1)`.
+/// Proof: consider a rank with several pictures, and let `p` be the number of patches of its
+/// last picture. When the rank got that picture, no other rank had fewer patches. So the rank
+/// has at most `p + (launch - p) / ranks` patches. Every rank already had a picture, and larger
+/// pictures were assigned first. So more than `ranks` pictures have `p` or more patches, and `p`
+/// is at most `launch / (ranks + 1)`.
 pub fn most_of_a_rank(launch: usize, largest: usize, ranks: usize) -> usize {
     largest.max(2 * launch / (ranks + 1)).min(launch)
 }
@@ -49,8 +50,8 @@ pub fn exchange_rows<B: Backend>(
         let scope = scope.scope();
         let end = most.min(first + ROWS_AT_ONCE);
         let in_turn = |rows: &[u32]| rows[first.min(rows.len())..end.min(rows.len())].to_vec();
-        // All ranks send the same number of rows. A rank that has fewer rows pads with row 0,
-        // which no rank reads.
+        // All ranks send the same number of rows. A rank that has fewer rows pads them with copies
+        // of row 0, which no rank reads.
         let mut own = in_turn(rows_of[rank]);
         own.resize(end - first, 0);
         let own = scope.gather_rows(cache, &scope.upload([own.len()], &own)?)?; // [count, width]

@@ -43,7 +43,7 @@ pub enum VideoPlace {
 }
 
 /// The greatest position on the time axis. Rotary angles are computed in f32, which represents
-/// every whole number up to this one.
+/// every whole number up to this value.
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
 impl VideoPlace {
@@ -52,7 +52,8 @@ impl VideoPlace {
     /// 2.1.2). transformers 5.17 first truncates the seconds of a step to a whole number, so that
     /// steps share positions in a video of more than `frames` frames per second. The original
     /// release did not do this, and transformers has stopped doing it with its pull request 48669.
-    /// A single division of a whole number never rounds to less than a whole position.
+    /// The position is computed by a single division of a whole number, so a position that is a
+    /// whole number is never rounded down to the previous number.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
         let position = match self {
             VideoPlace::Timed { frames, tokens_per_second } => {
@@ -105,8 +106,8 @@ pub fn lay_out(tokens: &[u32], visuals: &[MediaGrid], words: &Placeholders) -> R
     Ok(layout)
 }
 
-/// Refuses a prompt with more or fewer placeholders than `pictures`, or than the number `videos` of
-/// placeholders that the videos need.
+/// Refuses a prompt in which the number of image placeholders is not `pictures`, or the number of
+/// video placeholders is not `videos`.
 fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: usize) -> Result<(), LayoutError> {
     let count = |word: Option<u32>| tokens.iter().filter(|token| Some(**token) == word).count();
     let (of_pictures, of_videos) = (count(Some(words.tokens.image)), count(words.tokens.video));
@@ -129,8 +130,8 @@ fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: u
 /// Index of the first step, grid of a step, steps, frames per second.
 type PlacedVideo = (usize, Grid, usize, f64);
 
-/// Separates pictures and videos. Each has its index among the pictures that the encoder sees. For
-/// a video, this is the index of its first step.
+/// Separates pictures and videos. Each entry has an index into the pictures that the encoder sees.
+/// The index of a video is the index of its first step.
 fn by_kind(visuals: &[MediaGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     let (mut pictures, mut videos) = (Vec::new(), Vec::new());
     let mut first = 0;
@@ -153,8 +154,8 @@ fn steps_of((first, step, steps, frames_per_second): PlacedVideo) -> impl Iterat
 }
 
 impl PromptLayout {
-    /// The first position after the last picture or video. Its last merged patch, in the last step
-    /// of a video, has the largest position on each axis.
+    /// The first position after the last picture or video. The last merged patch of a picture, or
+    /// of a video's last step, has the largest position on each axis.
     fn behind(&self) -> u32 {
         self.positions.last().into_iter().flatten().max().map_or(0, |largest| largest + 1)
     }
@@ -239,8 +240,8 @@ mod tests {
         assert_eq!(times(3.0), [0, 1, 2, 4]);
         assert_eq!(times(8.0), [0, 0, 1, 1]);
         assert_eq!(times(24.0), [0, 0, 0, 0]);
-        // 0.6 has no exact f64 representation, but no position is rounded to less
-        // than its whole number.
+        // 0.6 has no exact f64 representation, but no whole position is rounded down
+        // to the previous number.
         assert_eq!(times(0.6), [0, 6, 13, 20]);
         assert_eq!(times(f64::MIN_POSITIVE), [0, 1 << 24, 1 << 24, 1 << 24]);
     }

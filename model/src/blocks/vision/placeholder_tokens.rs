@@ -15,7 +15,7 @@ pub struct PlaceholderTokens {
     pub video: Option<u32>,
 }
 
-/// Default ids of Qwen's configuration classes.
+// Default ids of Qwen's configuration classes.
 const IMAGE: u32 = 151_655;
 const VIDEO: u32 = 151_656;
 

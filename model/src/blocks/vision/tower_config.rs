@@ -31,7 +31,7 @@ pub struct TowerConfig {
 
 impl TowerConfig {
     /// Reads a family's `vision_config` over the `defaults` of its class. `followed` are the keys
-    /// that this family reads and others do not.
+    /// that only this family reads.
     pub fn read<T: DeserializeOwned>(
         given: &Map<String, Value>,
         defaults: &Value,

@@ -25,15 +25,16 @@ pub struct LayerSizes {
     pub activation: Gelu,
     /// The kind of both norms.
     pub norm: NormKind,
-    /// Added to the variance, or to the mean square, in both norms.
+    /// Epsilon that both norms add to the variance or to the mean square.
     pub epsilon: f32,
-    /// Added to the mean square in the norms of queries and keys, if there are any.
+    /// Epsilon that the norms of queries and keys add to the mean square, if the
+    /// layer has such norms.
     pub qk_epsilon: f32,
     /// Whether the projection of queries, keys and values has a bias.
     pub qkv_bias: bool,
 }
 
-/// Names of a layer's parts in a checkpoint, without the layer's prefix.
+/// Names of a layer's weights in a checkpoint, without the layer's prefix.
 #[derive(Clone, Copy)]
 pub struct LayerNames {
     /// The norm before attention.
@@ -53,7 +54,7 @@ pub struct LayerNames {
 }
 
 impl LayerNames {
-    /// The names in timm's `vision_transformer.py`, without the optional parts.
+    /// The names in timm's `vision_transformer.py`, without the optional weights.
     pub const TIMM: LayerNames = LayerNames {
         attention_norm: "norm1",
         qkv: &["attn.qkv"],
@@ -69,7 +70,7 @@ pub struct TowerLayer {
     sizes: LayerSizes,
     attention_norm: Norm,
     qkv: Linear,                 // [3 * hidden, hidden]
-    qk_norms: Option<[Norm; 2]>, // of the whole width
+    qk_norms: Option<[Norm; 2]>, // over the whole width
     out: Linear,                 // [hidden, hidden]
     mlp_norm: Norm,
     up: Linear,   // [intermediate, hidden]

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use crate::checkpoint::checkpoint_files::TEXT_BYTES_MAX;
 
-/// Limits for the content of a header: far more than any file has, and little memory.
+// Limits for the content of a header: more than any real file needs, and few
+// enough to bound memory.
 const SETTINGS_MAX: u64 = 1 << 16;
 const TENSORS_MAX: u64 = 1 << 17;
 const AXES_MAX: u32 = 4;

@@ -1,6 +1,6 @@
 //! A GGUF file as a checkpoint: settings, vocabulary and weights in one file. The files of a
 //! Hugging Face folder are generated from its metadata, and the rest of this crate reads them like
-//! those of any other checkpoint.
+//! the files of any other checkpoint.
 
 mod config;
 mod header;

@@ -1,5 +1,5 @@
-//! Divisors of rotary frequencies. GGUF files of Llama 3.1 and later have these divisors in place
-//! of the settings from which they follow. The settings are recovered from the divisors, because
+//! Divisors of rotary frequencies. GGUF files of Llama 3.1 and later have these divisors instead of
+//! the settings that determine them. The settings are recovered from the divisors, because
 //! `config.json` has keys for settings but not for one divisor per pair.
 
 use std::f64::consts::TAU;
@@ -47,10 +47,10 @@ pub(super) fn scaling(
     fitted(&divisors, theta).map(Some).ok_or_else(|| settings.refused(TENSOR, format!("{divisors:.3?}"), supported))
 }
 
-/// The settings from which these divisors follow. The largest divisor, which divides low
-/// frequencies, is `factor`. For blended frequencies, the share that is kept is a linear function
-/// of the frequency, and two points determine this line. The line gives the settings only up to a
-/// common factor, so `low_freq_factor` is set to 1, as in releases.
+/// The settings that determine these divisors. The largest divisor, which divides low frequencies,
+/// is `factor`. For blended frequencies, the fraction that is kept is a linear function of the
+/// frequency, and two points determine this line. The line gives the settings only up to a common
+/// factor, so `low_freq_factor` is set to 1, as in releases.
 fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
     let factor = *divisors.last()?;
     let kept = |divisor: f64| (divisor.recip() - factor.recip()) / (1.0 - factor.recip());
@@ -62,7 +62,7 @@ fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
     }
     let slope = (kept(divisors[first]) - kept(divisors[last])) / (frequency(first) - frequency(last));
     let high = 1.0 + (slope * frequency(first) - kept(divisors[first])).recip();
-    // The f32 numbers of the file leave noise in a value that was round.
+    // The divisors in the file are f32, so the recovered value of a round number is inexact.
     let high = (high * 100.0).round() / 100.0;
     let context = (slope * TAU * (high - 1.0)).round();
     let follows = |(pair, divisor): (usize, &f64)| {

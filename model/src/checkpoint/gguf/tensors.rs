@@ -86,7 +86,7 @@ pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize)
     Ok(start..end.filter(|end| *end <= file_bytes).ok_or_else(beyond)?)
 }
 
-/// The type that matrices are read as. It is the same for all matrices of a file, because parts
+/// The type that matrices are read as. It is the same for all matrices of a file, because matrices
 /// that are fused later must have the same type.
 pub(super) fn matrices_type(header: &Header<'_>) -> TensorType {
     let mut matrices = header.tensors.iter().filter(|tensor| tensor.shape.len() > 1).map(|tensor| stored(tensor.kind));
@@ -105,8 +105,8 @@ fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorTyp
     }
 }
 
-/// Number of heads with paired rows, for queries and keys of an architecture that
-/// pairs them; otherwise 0.
+/// Number of heads of a query or key matrix, if the architecture has paired rows; 0
+/// for every other tensor.
 fn paired_heads(tensor: &Listed<'_>, config: &Config) -> Result<usize, String> {
     let heads = match part(tensor.name) {
         Some(QUERIES) => config.heads,

@@ -22,7 +22,7 @@ const TEMPLATES: &str = "tokenizer.chat_templates";
 const SPECIAL: [(&str, &str); 4] =
     [("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token"), ("unknown", "unk_token")];
 
-/// Tokens that end a text, a turn and a message.
+/// Roles of the tokens that end a text, a turn and a message.
 const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 
 /// Names of special tokens that end a turn, a message or a text in the supported architectures, as

@@ -24,7 +24,7 @@ pub(super) struct HubCache {
 }
 
 impl HubCache {
-    /// `id` and `revision` must be checked already. Nothing is created yet.
+    /// Opens the cache without creating anything. `id` and `revision` must be valid already.
     pub fn open(options: &HubOptions, id: &str, revision: &str) -> Result<Self, HubError> {
         let own = || std::env::home_dir().map(|home| home.join(".cache/huggingface/hub"));
         let path = options.cache.clone().or_else(own).ok_or(HubError::NoCache)?;
@@ -113,8 +113,8 @@ impl HubCache {
         }
         let path = self.folder.join("blobs").join(etag);
         fs::create_dir_all(self.folder.join("blobs")).map_err(&failed)?;
-        // This name is not used by other tools. They write `<etag>.incomplete` at several offsets
-        // at once, so its length does not show how much of it is valid.
+        // Other tools do not use this name. They write `<etag>.incomplete` at several offsets at
+        // once, so the length of that file does not show how much of it is valid.
         let partial = self.folder.join("blobs").join(format!("{etag}.bursar.incomplete"));
         Ok(Blob { path, partial, file: file.to_owned(), _lock: lock })
     }

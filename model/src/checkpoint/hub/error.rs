@@ -61,7 +61,7 @@ pub enum HubError {
         /// Bytes that the hub announced.
         bytes_total: u64,
     },
-    /// The file's size differs from the announced one.
+    /// The file's size differs from the announced size.
     #[error("{file} has {bytes} bytes, but {bytes_total} were announced")]
     Size {
         file: String,

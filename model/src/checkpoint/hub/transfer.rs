@@ -108,8 +108,8 @@ impl<'a> Remote<'a> {
         Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects too often" })
     }
 
-    /// Downloads the rest of a file. It reconnects any number of times, as long as the
-    /// connections bring new bytes.
+    /// Downloads the rest of a file. Reconnects any number of times, as long as the
+    /// connections deliver new bytes.
     pub fn download(&self, file: &str, commit: &str, found: &RemoteFile, blob: &Blob) -> Result<(), HubError> {
         let (_, mut here) = blob.continued()?;
         if here > found.bytes {

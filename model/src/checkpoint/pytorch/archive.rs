@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Signatures of records, and the bytes of each record without names and extra fields.
+// Signature of each kind of record, and its size in bytes without names and extra fields.
 const END: (&[u8], usize) = (b"PK\x05\x06", 22);
 const END_64: (&[u8], usize) = (b"PK\x06\x06", 56);
 const LOCATOR_64: (&[u8], usize) = (b"PK\x06\x07", 20);

@@ -22,14 +22,14 @@ pub(super) enum Value<'f> {
     Tuple(Vec<Node>),
     List,
     Dict(Vec<(Node, Node)>),
-    /// The result of calling a global, which is never called.
+    /// A call: a global and a tuple of arguments. The call is never executed.
     Call(Node, Node),
     /// A storage, by the tuple that names it.
     Storage(Node),
     Mark,
 }
 
-/// All values of a pickle, and the index of the outermost one.
+/// All values of a pickle, and the index of the outermost value.
 #[derive(Debug)]
 pub(super) struct Pickle<'f> {
     values: Vec<Value<'f>>,

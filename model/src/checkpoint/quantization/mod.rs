@@ -56,8 +56,8 @@ impl WeightQuantization {
         }
     }
 
-    /// The scheme of weights that are quantized while they load; `None` if no
-    /// weights are quantized then.
+    /// The scheme in which weights are quantized while they load; `None` for a choice that only
+    /// names the checkpoint's format.
     fn scheme(self) -> Option<Fp8Scheme> {
         match self {
             WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(Fp8Scheme::CHANNEL),
@@ -147,7 +147,7 @@ pub enum QuantizationMethod {
 }
 
 impl QuantizationMethod {
-    /// Its name in `quant_method`.
+    /// The name of the tool in `quant_method`.
     pub fn name(self) -> &'static str {
         match self {
             QuantizationMethod::Fp8 => "fp8",

@@ -53,13 +53,13 @@ pub struct VisionConfig {
     pub out: usize,
     /// Norm of the layers.
     pub norm: NormKind,
-    /// Added to the variance (layer norm) or to the mean square (RMS norm).
+    /// Epsilon that the norms add to the variance (layer norm) or to the mean square (RMS norm).
     pub norm_epsilon: f32,
     /// Whether the projection of queries, keys and values has a bias.
     pub has_qkv_bias: bool,
     /// Whether queries and keys are normalized.
     pub has_qk_norm: bool,
-    /// Added to the mean square in the norm of queries and keys.
+    /// Epsilon that the norms of queries and keys add to the mean square.
     pub qk_norm_epsilon: f32,
 }
 
@@ -109,7 +109,7 @@ impl Layout {
         if is_released { Layout::Released } else { Layout::Converted }
     }
 
-    /// Key of the text model's part of `config.json`.
+    /// Key of the text model's settings in `config.json`.
     fn text_key(self) -> &'static str {
         match self {
             Layout::Converted => "text_config",
@@ -217,9 +217,9 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's part. If the top level does not say whether the head is tied and
-/// the checkpoint has a head, that head is used: transformers ties by default, but only if
-/// the tensors are equal.
+/// Reads the text model's settings. If the top level does not say whether the head is tied
+/// and the checkpoint has a head, that head is used: transformers ties by default, but only
+/// if the tensors are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
@@ -247,8 +247,8 @@ fn is_drawn(checkpoint: &Checkpoint) -> bool {
     checkpoint.tensors.random("lm_head.weight", 2).is_some()
 }
 
-/// Placeholder token. Released checkpoints have its id only in their vocabulary. A planned
-/// checkpoint may have no vocabulary, and then any id will do.
+/// Placeholder token. Released checkpoints have its id only in their vocabulary. A checkpoint that
+/// is only planned may have no vocabulary. In that case any id is acceptable.
 fn image_token(checkpoint: &Checkpoint, layout: Layout) -> Result<u32, ConfigError> {
     let said = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
     match (said, layout) {
@@ -323,7 +323,7 @@ impl VisionConfig {
         EmbeddingLayout::plain(self.out)
     }
 
-    /// Checks that other keys about a tile agree with its sizes.
+    /// Checks that other keys that describe a tile agree with these sizes.
     fn check_counts(&self, config: &Map<String, Value>) -> Result<(), ConfigError> {
         let tokens = self.tile().tokens(self.merge);
         for (key, expected) in [("image_seq_length", tokens), ("force_image_size", self.image_size)] {
@@ -336,7 +336,7 @@ impl VisionConfig {
         Ok(())
     }
 
-    /// Refuses processors whose patches or tiles differ from the tower's.
+    /// Refuses processors whose patches or tiles differ from the input of the tower.
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
         let input = TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false };

@@ -14,7 +14,7 @@ const END: &str = "</img>";
 pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO, before: "", after: "\n" };
 
 /// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a
-/// new line, and the two around the placeholder.
+/// new line, and the two tokens around the placeholder.
 pub const STEP_TOKENS: usize = 9;
 
 /// Writes each picture and video in place of its placeholder in `rendered`, as

@@ -132,7 +132,7 @@ impl Shape {
     }
 }
 
-/// Settings files of the processors that belong to this `config.json`: those of transformers'
+/// Settings files of the processors that belong to this `config.json`: the files of transformers'
 /// conversions, or the single file of the releases, whose tile settings are in `config.json`.
 pub fn processors(config: &Value) -> Files {
     let side = &config["vision_config"]["image_size"];

@@ -22,8 +22,8 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// Added to the variance in the merger's norm. This is torch's default, which
-/// no configuration file names.
+/// Epsilon that the merger's norm adds to the variance. This is torch's default, because no
+/// configuration file has a key for this value.
 const MERGER_EPSILON: f32 = 1e-5;
 
 pub struct VisionTower {

@@ -28,8 +28,8 @@ const TEXT: ShapeText = ShapeText {
 
 #[derive(Clone, Copy)]
 enum Maker {
-    /// Meta, with the factor of Llama 3.1's scaling of rotary frequencies, for an original context
-    /// of 8,192 tokens. 1 means no scaling.
+    /// Meta. The number is the factor of Llama 3.1's scaling of rotary frequencies, for an original
+    /// context of 8,192 tokens; 1 means no scaling.
     Llama(u32),
     SmolLm,
     Mistral,

@@ -101,8 +101,8 @@ impl Tower for VisionTower {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights, named `prefix`, a dot, and the names
-    /// of the released checkpoints.
+    /// Claims the tower's weights. Their names are `prefix`, a dot, and the names
+    /// in the released checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, merged) = (config.hidden_size, config.tower.merge().patches_per_token());

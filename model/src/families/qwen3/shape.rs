@@ -17,7 +17,8 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool) -> Shape
     Shape { name, decoder: DecoderShape { head_dim: Some(128), is_tied, ..decoder } }
 }
 
-/// Each layer has 128 experts with `intermediate` as width, and each token uses 8 of them.
+/// A model in which each layer has 128 experts of width `intermediate`, and each token
+/// uses 8 of them.
 const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
     let Shape { decoder, .. } = released(name, sizes, false);
     let mixture = MixtureShape { experts: 128, top: 8, intermediate };

@@ -31,8 +31,8 @@ pub struct VisionConfig {
     pub intermediate_size: usize,
     /// Rows of the position table, which is a square grid.
     pub num_position_embeddings: usize,
-    /// Tower layers whose output is taken as a DeepStack part, in ascending order. Each part is
-    /// added after one of the decoder's first layers.
+    /// Tower layers whose output becomes a DeepStack part, in ascending order. Each part is added
+    /// after one of the decoder's first layers.
     pub deepstack_visual_indexes: Vec<usize>,
     /// Width of the decoder.
     pub out_hidden_size: usize,
@@ -85,8 +85,8 @@ impl VisionConfig {
         self.check_parts(decoder.layers)
     }
 
-    /// Checks that each part has a separate tower layer to be taken from and a decoder layer
-    /// to be added after.
+    /// Checks that each DeepStack part is taken from a different tower layer, and that there is a
+    /// decoder layer after which it is added.
     fn check_parts(&self, decoder_layers: usize) -> Result<(), ConfigError> {
         const KEY: &str = "vision_config.deepstack_visual_indexes";
         let (taken, depth) = (&self.deepstack_visual_indexes, self.tower.depth);
@@ -125,8 +125,8 @@ impl Config {
     }
 }
 
-/// Reads `text_config`. `tie_word_embeddings` may be in it, at the top level, or in
-/// both if they agree.
+/// Reads `text_config`. `tie_word_embeddings` may be in `text_config`, at the top level, or in both
+/// with the same value.
 fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
     config_keys::refuse_unknown("", config)?;
     let none = Map::new();
@@ -150,7 +150,7 @@ fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig,
     Ok(decoder)
 }
 
-/// The class of models with experts, and its `model_type`.
+// The class of models with experts, and its `model_type`.
 pub(super) const MIXED_CLASS: &str = "Qwen3VLMoeForConditionalGeneration";
 pub(super) const MIXED: &str = "qwen3_vl_moe";
 

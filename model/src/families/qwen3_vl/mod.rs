@@ -44,8 +44,8 @@ impl Settings for Config {
         Config::read(checkpoint)
     }
 
-    /// If there are no video settings, the picture settings apply, but their bounds count the
-    /// pixels of all frames together (transformers 5.17, `get_video_processor_dict`).
+    /// If there are no video settings, the picture settings apply, but their pixel limits apply to
+    /// all frames together (transformers 5.17, `get_video_processor_dict`).
     fn video_processor(checkpoint: &Checkpoint) -> Option<VideoProcessor> {
         let own = checkpoint.own_video_processor().cloned();
         own.or_else(|| Some(checkpoint.video_processor.as_ref()?.counting_all_frames()))

@@ -1,6 +1,6 @@
 //! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are those of `config.json`, `preprocessor_config.json` and
+//! The numbers are from `config.json`, `preprocessor_config.json` and
 //! `video_preprocessor_config.json` of Qwen/Qwen3-VL-*-Instruct on huggingface.co (arXiv
 //! 2511.21631), as quoted by secondary sources.
 
@@ -38,7 +38,8 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool, vision: 
     Shape { name, decoder, rope_sections: [24, 20, 20], vision }
 }
 
-/// Each layer has 128 experts with `intermediate` as width, and each token uses 8 of them.
+/// A model in which each layer has 128 experts of width `intermediate`, and each token
+/// uses 8 of them.
 const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
     let shape = released(name, sizes, false, LARGE_TOWER);
     let mixture = MixtureShape { experts: 128, top: 8, intermediate };

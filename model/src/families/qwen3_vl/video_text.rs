@@ -7,12 +7,12 @@ const START: &str = "<|vision_start|>";
 const END: &str = "<|vision_end|>";
 
 /// Tokens of a step's text up to `<99999.9 seconds>`, about a day: one for each digit and each
-/// sign, one for the word, and the two around the placeholder. Additional tokens of longer videos
-/// are taken from the quarter of the context that is reserved for text.
+/// sign, one for the word, and the two tokens around the placeholder. Additional tokens of longer
+/// videos are taken from the quarter of the context that is reserved for text.
 pub const STEP_TOKENS: usize = 12;
 
-/// Writes the steps of each video in place of its placeholder in `rendered` and of the two tokens
-/// around it. A step takes `temporal` frames.
+/// Replaces the placeholder of each video in `rendered`, and the two tokens around it, with the
+/// steps of the video. A step has `temporal` frames.
 ///
 /// The model was released with this prompt (transformers 4.57, `processing_qwen3_vl.py`, by the
 /// model's authors), and vLLM produces the same prompt. transformers 5.17 additionally keeps the

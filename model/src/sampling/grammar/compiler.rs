@@ -86,8 +86,8 @@ impl GrammarCompiler {
         parts.find_map(refused).unwrap_or_else(|| error.into())
     }
 
-    /// Computes the tokens that may come first, so that a form that is too complex for its first
-    /// token fails here, in the caller, and not in the lane. This also warms the caches.
+    /// Computes the allowed first tokens, so that a form that is too complex for its first token
+    /// fails here, in the caller, and not in the lane. This also warms the caches.
     fn tried(&self, parser: Parser, refused: impl Fn(&str) -> GrammarError) -> Result<Grammar, GrammarError> {
         let grammar = Grammar::new(parser, self.vocabulary.clone());
         match grammar.allowed(&[]) {
@@ -113,10 +113,10 @@ impl GrammarCompiler {
     }
 }
 
-/// Limits against hostile forms. They are low because the other sequences of a step wait while a
-/// grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a millisecond;
-/// llguidance's default per token is 200,000 units. llguidance's default of 250,000 lexer states
-/// takes about 400 MB.
+/// Limits against hostile forms. The limits are low because the other sequences of a step wait
+/// while a grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a
+/// millisecond; llguidance's default per token is 200,000 units. llguidance's default of 250,000
+/// lexer states takes about 400 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 1_000,

@@ -65,7 +65,7 @@ pub enum GrammarError {
         /// Number of tokens produced so far.
         produced: usize,
     },
-    /// No token of the vocabulary spells what must come next.
+    /// No token of the vocabulary spells the text that the form requires next.
     #[error("after {produced} tokens the vocabulary has no token that the format allows")]
     DeadEnd {
         /// Number of tokens produced so far.

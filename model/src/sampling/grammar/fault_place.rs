@@ -6,8 +6,9 @@ use serde_json::Value;
 /// Maximum number of parts to try. Each try compiles one part.
 const TRIED_MAX: usize = 256;
 
-/// A JSON pointer to the innermost part of `schema` that `is_refused` as a separate schema with the
-/// definitions of the whole schema. `None` if only the whole schema is refused.
+/// Returns a JSON pointer to the innermost part of `schema` that is still refused as a
+/// separate schema with the definitions of the whole schema. Returns `None` if only the
+/// whole schema is refused.
 pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Option<String> {
     let (mut place, mut part, mut tried) = (String::new(), schema, 0);
     loop {

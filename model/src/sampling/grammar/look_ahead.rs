@@ -142,8 +142,8 @@ fn union(one: &ClassUnicode, other: &ClassUnicode) -> ClassUnicode {
     all
 }
 
-/// A pattern that matches exactly the texts that do not contain `parts`: one character,
-/// or two adjacent characters.
+/// A pattern that matches exactly the texts that do not contain `parts`. `parts` must be one
+/// character or two adjacent characters.
 fn lacks(parts: &[PatternPart]) -> Option<String> {
     match parts {
         [PatternPart::One(of)] => Some(format!("^{}*$", class(&negated(of)))),
@@ -164,7 +164,7 @@ fn lacks(parts: &[PatternPart]) -> Option<String> {
 
 /// A pattern that matches exactly the texts that do not begin with these characters.
 fn begins_otherwise(parts: &[PatternPart], ends: bool) -> Option<String> {
-    // If the look-ahead ends with `$`, it does not match a longer text either.
+    // If the look-ahead ends with `$`, the look-ahead does not match a longer text either.
     let mut otherwise = ends.then(|| "(?s:.)".to_owned());
     for part in parts.iter().rev() {
         let PatternPart::One(of) = part else { return None };

@@ -16,15 +16,15 @@ pub(super) const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 const SCHEMA_DEPTH_MAX: usize = 64;
 /// Maximum bytes of a regular expression.
 const REGEX_BYTES_MAX: usize = 16 * 1024;
-/// Maximum number of choices, and maximum bytes of all choices.
+// Maximum number of choices, and maximum bytes of all choices.
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// The largest `multipleOf`. The remainders of larger values overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
-/// Maximum number of patterns that one text may have to match at once. llguidance multiplies
-/// out the derivatives of these patterns, so each further pattern at least doubles their
-/// number, and it checks its limits only between such steps. Thirty patterns would take more
-/// memory than any machine has.
+/// Maximum number of patterns that one text may have to match at once. llguidance multiplies out
+/// the derivatives of these patterns, so each further pattern at least doubles their number.
+/// llguidance checks its limits only between such steps. Thirty patterns would take more memory
+/// than any machine has.
 const PATTERNS_AT_ONCE_MAX: usize = 8;
 /// Keywords that add no constraint to the applicators (such as `allOf`) of the same schema.
 const ANNOTATIONS: [&str; 12] = [
@@ -54,7 +54,7 @@ pub enum JsonWhitespace {
     /// this way, so it is common in training data.
     Spaced,
     /// Up to 32 spaces and line breaks between two parts, as the model chooses. A small model may
-    /// fill its reply with them.
+    /// fill its reply with whitespace.
     Free,
 }
 
@@ -72,8 +72,8 @@ impl JsonWhitespace {
     }
 }
 
-/// The form of a reply, in which tokens that would break the form cannot be chosen. A reply that
-/// reaches `max_tokens` is cut off in the middle of its form; its finish reason reports this.
+/// The form of a reply. Tokens that would break the form cannot be chosen. A reply that reaches
+/// `max_tokens` is cut off in the middle of its form; the reply's finish reason reports this.
 ///
 /// ```
 /// use bursar_model::sampling::OutputFormat;
@@ -95,7 +95,7 @@ pub enum OutputFormat {
         /// Whitespace between the parts of the JSON value.
         whitespace: JsonWhitespace,
     },
-    /// A text that the regular expression, in the syntax of Rust's regex crate, matches as a whole.
+    /// A text that matches this regular expression as a whole, in the syntax of Rust's regex crate.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
@@ -127,7 +127,7 @@ impl OutputFormat {
         }
     }
 
-    /// Checks the limits and returns llguidance's form of the grammar.
+    /// Checks the limits and returns the grammar for llguidance.
     ///
     /// # Errors
     /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`],

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::text::{Thinking, ToolFormat};
 
-/// Maximum number of tools to choose among, and maximum bytes of all their schemas.
+// Maximum number of tools to choose among, and maximum bytes of all their schemas.
 const TOOLS_MAX: usize = 128;
 const TOOLS_BYTES_MAX: usize = 4 * SCHEMA_BYTES_MAX;
 /// Maximum bytes of a tool's name. OpenAI's API allows 64.
@@ -114,8 +114,8 @@ impl ReplyForm {
         }
     }
 
-    /// The grammar of the whole reply: Bursar's Lark rules, and a separate grammar for each of the
-    /// caller's forms, to which the rules refer.
+    /// The grammar of the whole reply: Bursar's Lark rules, which refer to a separate grammar for
+    /// each of the caller's forms.
     ///
     /// # Errors
     /// The errors of [`OutputFormat::grammar`], and [`GrammarError::TooLarge`].

@@ -11,7 +11,7 @@ use super::{look_ahead::without_look_ahead, schema_rules::SchemaPlace};
 /// Schema 2020-12, Validation, 7.2.1).
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
-/// Keywords that hold a schema, a list of schemas, or schemas under names that the caller chose.
+// Keywords that hold a schema, a list of schemas, or schemas under names that the caller chose.
 const SCHEMAS: [&str; 4] = ["additionalItems", "additionalProperties", "items", "not"];
 const LISTS: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
@@ -23,7 +23,7 @@ pub struct NotFollowed {
     pub place: SchemaPlace,
 }
 
-/// Does not quote the schema.
+/// The text does not quote the schema.
 impl fmt::Display for NotFollowed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "`{}` at {}", self.keyword, self.place)
@@ -189,7 +189,8 @@ fn follow_pattern(keywords: &mut Map<String, Value>) {
 
 /// Whether types or constant members prove that no value matches two of these schemas.
 fn are_apart(options: &[Value]) -> bool {
-    /// Every pair of options is compared, so the time grows with the square of their number.
+    /// Maximum number of options. Every pair of options is compared, so the time grows with the
+    /// square of their number.
     const OPTIONS_MAX: usize = 64;
     if options.len() > OPTIONS_MAX {
         return false;

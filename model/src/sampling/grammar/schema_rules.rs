@@ -33,13 +33,14 @@ const UNSUPPORTED: [&str; 17] = [
 /// Keywords whose numbers limit a value or are allowed values.
 const NUMBERS: [&str; 7] =
     ["const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"];
-/// Keywords that hold one schema or a list of schemas, and keywords that hold schemas under names
-/// that the caller chose.
+// Keywords that hold one schema or a list of schemas, and keywords that hold schemas under names
+// that the caller chose.
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
 
-/// The grammar compiler uses f64, in which adjacent integers beyond this limit can be equal.
+/// The largest number that the grammar compiler keeps exact. It uses f64, in which adjacent
+/// integers beyond this limit can be equal.
 const EXACT_MAX: u64 = 1 << 53;
 
 /// A place in a schema. Its `Display` form omits the names that the caller

@@ -25,7 +25,7 @@ struct State {
     seen: Vec<u32>,
 }
 
-/// The set of tokens that may come next.
+/// The set of tokens that may follow.
 #[derive(Clone)]
 pub struct AllowedTokens {
     set: SimpleVob, // [logits]
@@ -125,7 +125,8 @@ impl AllowedTokens {
         self.only_ends
     }
 
-    /// One bit per token of the vocabulary, set if it may follow, in words of 32 bits.
+    /// One bit per token of the vocabulary, in words of 32 bits. A bit is set if
+    /// its token may follow.
     pub fn words(&self) -> &[u32] {
         self.set.as_slice()
     }

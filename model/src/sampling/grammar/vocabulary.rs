@@ -18,7 +18,7 @@ const TOKENS_MAX: usize = (1 << 24) - 1;
 /// The text tokens with their bytes, and the end tokens.
 pub(super) struct Vocabulary {
     pub(super) tokens: TokEnv,
-    /// Text tokens and end tokens. No other token is ever allowed.
+    /// Text tokens and end tokens. All other tokens are always forbidden.
     pub(super) allowed: SimpleVob, // [logits]
     pub(super) ends: SimpleVob, // [logits]
 }

@@ -87,7 +87,8 @@ fn a_pngs_pixels_may_be_in_many_chunks_with_others_between() {
     assert_pixels("a text between", [&whole[..33], &between].concat(), &scene);
 }
 
-/// 2 to the power of `bits` levels, without and with a palette.
+/// Without a palette, an index is a gray level. With a palette, an index beyond
+/// its colors is black.
 #[test]
 fn a_gif_without_colours_is_grey() {
     // 2 x 1 pixels of 8 bits: clear, the indices 5 and 200, end; nine bits each.

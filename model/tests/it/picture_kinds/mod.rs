@@ -88,7 +88,7 @@ fn extended_webp(flags: u8, simple: &[u8], more: &[Vec<u8>]) -> Vec<u8> {
     riff(b"RIFF", &[b"WEBP", &header[..], &simple[12..], &more.concat()].concat())
 }
 
-/// As phone cameras and browsers write them: the major brand, or a compatible brand, identifies
+/// In files of phone cameras and browsers, the major brand or a compatible brand identifies
 /// the kind of picture.
 #[test]
 fn heic_and_avif_are_refused_with_a_command_that_converts_them() {

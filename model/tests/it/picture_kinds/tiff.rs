@@ -331,7 +331,7 @@ fn what_is_not_read_is_named() {
     }
 }
 
-/// Strips and tiles that cost more than the file can be worth are refused
+/// Strips and tiles whose cost is out of proportion to the file are refused
 /// before anything is decompressed.
 #[test]
 fn hostile_directories_are_refused() {

@@ -1,5 +1,5 @@
 """Makes the certificates of tests/it/serve/tls.rs (pip install cryptography): a root that only the test's client trusts, the
-server's own, and a key that is of neither. They are good from 2000 to 2126, and protect nothing."""
+server's certificate, and a key that belongs to neither. The certificates are valid from 2000 to 2126 and protect nothing."""
 
 from datetime import datetime
 from ipaddress import ip_address

@@ -32,13 +32,15 @@ const PROPOSALS: usize = 12;
 /// A proposal this many times slower than the fastest in the first round is dropped.
 const OUT_OF_REACH: f32 = 1.25;
 
-/// Proposals left after the first round, and the rounds in which they take turns. They alternate
-/// because a kernel runs faster after a kernel that heats the device less; timing each proposal in
-/// one block would measure their order.
+/// Maximum number of proposals left after the first round.
 const FINALISTS: usize = 4;
+/// Rounds in which the finalists alternate. They alternate because a kernel runs faster after a
+/// kernel that heats the device less. If all runs of a proposal were consecutive, the result would
+/// depend on the order of the proposals.
 const ROUNDS: usize = 4;
 
-/// Milliseconds after which no further round starts: runs this long vary little.
+/// After this many milliseconds of timing, no further round starts, because runs
+/// this long vary little.
 const LONG_ENOUGH: f32 = 30.0;
 
 /// Placeholder for the address of the scales, with the same alignment.
@@ -73,7 +75,7 @@ struct Known {
     is_measured: bool,
 }
 
-/// A GEMM as cuBLASLt's descriptors.
+/// The cuBLASLt descriptors of a GEMM.
 pub(in crate::cuda) struct Described {
     problem: GemmProblem,
     desc: Object,
@@ -87,7 +89,7 @@ impl LaneGemms {
         Ok(LaneGemms { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
-    /// Number of GEMMs outside autotuning whose algorithm was not measured.
+    /// Returns the number of GEMMs outside autotuning whose algorithm was not measured.
     pub(in crate::cuda) fn guesses(&self) -> usize {
         self.guesses
     }
@@ -107,9 +109,9 @@ impl LaneGemms {
         self.refused.clear();
     }
 
-    /// Whether the library has an algorithm for the GEMM: an algorithm that was measured for this
-    /// or another size, or any algorithm if `may_guess` is true. During autotuning the GEMM is
-    /// measured, after which the output is meaningless.
+    /// Returns `true` if the library has an algorithm for the GEMM: an algorithm that was measured
+    /// for this or another size, or any algorithm if `may_guess` is true. During autotuning, this
+    /// call also measures the GEMM, which leaves meaningless numbers in the output.
     ///
     /// # Safety
     /// `operands` match the problem.
@@ -158,8 +160,8 @@ impl LaneGemms {
         unsafe { known.described.multiply(lane.blas, lane.stream, operands, &known.algorithm) }
     }
 
-    /// Whether the GEMM's algorithm is known. During autotuning, an algorithm for many rows counts
-    /// only if it was measured.
+    /// Returns `true` if the GEMM's algorithm is known. During autotuning, an algorithm for many
+    /// rows counts only if it was measured.
     fn is_known(&self, problem: &GemmProblem, autotunes: bool) -> bool {
         let measures = autotunes && problem.rows > MEMORY_BOUND_ROWS;
         self.known.get(problem).is_some_and(|known| !measures || known.is_measured)
@@ -212,7 +214,7 @@ impl LaneGemms {
         let (mut timed, mut refused) = (Vec::with_capacity(algorithms.len()), None);
         for algorithm in algorithms {
             // Warm-up: the first run loads the algorithm's kernels and is not timed. If one
-            // algorithm fails to run, the others are still tried.
+            // algorithm fails to run, the remaining algorithms are still tried.
             match run(algorithm) {
                 Ok(()) => timed.push((0.0, *algorithm)),
                 Err(error) if error.is_lost() => return Err(error),
@@ -251,7 +253,7 @@ fn no_algorithm(problem: GemmProblem) -> DeviceError {
     }
 }
 
-/// The library's algorithm measured for exactly this GEMM.
+/// Returns the library's algorithm that was measured for exactly this GEMM, if any.
 fn measured_for(tuned: &Tuned, problem: GemmProblem) -> Option<Algorithm> {
     match tuned.measured().get(&problem) {
         Some(GemmAlgorithm::Library(algorithm)) => Some(*algorithm),
@@ -259,8 +261,8 @@ fn measured_for(tuned: &Tuned, problem: GemmProblem) -> Option<Algorithm> {
     }
 }
 
-/// The algorithm of the next larger measured GEMM that supports this one too, otherwise of
-/// the next smaller one.
+/// Returns the algorithm of the next larger measured size whose algorithm also supports this size.
+/// If there is no such size, smaller sizes are tried in descending order.
 fn tuned_for(lane: BlasLane<'_>, described: &Described, operands: GemmOperands) -> Option<Algorithm> {
     let (measured, problem) = (lane.tuned.measured(), described.problem);
     let alike = |rows| GemmProblem { rows, ..problem };
@@ -275,7 +277,7 @@ fn tuned_for(lane: BlasLane<'_>, described: &Described, operands: GemmOperands) 
 }
 
 impl Described {
-    /// Rows of this project are columns of cuBLASLt, which computes
+    /// Creates the descriptors. A row of this project is a column of cuBLASLt, which computes
     /// `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
     pub(in crate::cuda) fn of(blas: &Blas, activation: DType, problem: GemmProblem) -> Result<Described, DeviceError> {
         let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
@@ -319,8 +321,8 @@ impl Described {
         })
     }
 
-    /// Whether an algorithm that was measured for another size or in another start supports
-    /// this GEMM within `workspace_bytes`.
+    /// Returns `true` if an algorithm that was measured for another size, or in another start of
+    /// the model, supports this GEMM within `workspace_bytes`.
     pub(in crate::cuda) fn is_served_by(&self, blas: &Blas, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         blas.serves(&self.operands(), algorithm, workspace_bytes)
     }
@@ -329,7 +331,7 @@ impl Described {
         Operands { desc: &self.desc, weight: &self.weight, x: &self.x, out: &self.out }
     }
 
-    /// cuBLASLt's proposals, best guess first. There is at least one, otherwise this is an error.
+    /// Returns cuBLASLt's proposals, best guess first, or an error if there are no proposals.
     pub(in crate::cuda) fn proposals(
         &self,
         blas: &Blas,

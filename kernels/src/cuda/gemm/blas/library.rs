@@ -51,14 +51,15 @@ pub(super) mod number {
     pub const DESC_A_SCALE_POINTER: i32 = 17;
     pub const DESC_B_SCALE_POINTER: i32 = 18;
     pub const DESC_BIAS_TYPE: i32 = 26;
-    /// This constant and the next two exist from version 12.9 on; earlier versions refuse them.
+    // The constants for scale modes exist from version 12.9 on. Earlier versions refuse them.
     pub const DESC_A_SCALE_MODE: i32 = 31;
     pub const DESC_B_SCALE_MODE: i32 = 32;
     pub const SCALE_EACH_ROW: i32 = 3;
-    /// `SCALE_EACH_128`: one scale for each 128 adjacent elements of the innermost dimension; in
-    /// memory, scales of adjacent rows are adjacent. `SCALE_EACH_BLOCK`: one scale for each block
-    /// of 128 x 128; each row of blocks is padded to a multiple of four scales.
+    /// One scale for each 128 adjacent elements of the innermost dimension. In memory, scales of
+    /// adjacent rows are adjacent.
     pub const SCALE_EACH_128: i32 = 4;
+    /// One scale for each block of 128 x 128. Each row of blocks is padded to a
+    /// multiple of four scales.
     pub const SCALE_EACH_BLOCK: i32 = 5;
     pub const OP_TRANSPOSED: i32 = 1;
     pub const EPILOGUE_BIAS: i32 = 4;
@@ -79,7 +80,7 @@ macro_rules! calls {
 
         impl Calls {
             /// # Safety
-            /// The library is cuBLASLt.
+            /// `library` must be cuBLASLt.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the symbols have these types in cuBLASLt, and the caller guarantees that
                 // the library is cuBLASLt.
@@ -134,12 +135,12 @@ pub(super) struct Object {
     _calls: Arc<Calls>,
 }
 
-// SAFETY: the object is plain data, and nothing else has its pointer.
+// SAFETY: the object is not tied to a thread, and this is the only pointer to it.
 unsafe impl Send for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: the object was created once, and this is its last use.
+        // SAFETY: this is the only pointer to the object, and this is its last use.
         unsafe { (self.destroy)(self.raw) };
     }
 }
@@ -168,8 +169,8 @@ impl Blas {
     /// Finds and loads the library, and creates a handle.
     pub(in crate::cuda) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
         device.enter()?;
-        // Keep the library open as long as the device's context: closing it would leave what it
-        // loaded on the device, and opening it again would load that a second time.
+        // Keep the library open as long as the device's context: closing it would leave the kernels
+        // that it loaded on the device, and opening it again would load them a second time.
         let (candidates, folders) = (search.candidates(), search.folders());
         let calls = device.kept(&format!("cuBLASLt of {candidates:?}"), || find(&candidates, folders))?;
         let mut handle = std::ptr::null_mut();
@@ -178,7 +179,7 @@ impl Blas {
         Ok(Blas { calls, handle, device: device.clone() })
     }
 
-    /// The version as a number, such as 130,002 for 13.0.2.
+    /// Returns the version as a number, such as 130,002 for 13.0.2.
     pub(in crate::cuda) fn version(&self) -> usize {
         // SAFETY: the function has no arguments and may be called at any time.
         unsafe { (self.calls.version)() }
@@ -216,7 +217,7 @@ impl Blas {
         Ok(self.object(raw, self.calls.layout_destroy))
     }
 
-    /// The library's proposals, best guess first.
+    /// Returns the library's proposals, best guess first.
     pub(super) fn proposals(
         &self,
         operands: &Operands<'_>,
@@ -252,7 +253,7 @@ impl Blas {
         Ok(proposals)
     }
 
-    /// Whether an algorithm that was chosen for another GEMM supports this one.
+    /// Returns `true` if an algorithm that was chosen for another GEMM supports this GEMM.
     pub(super) fn serves(&self, operands: &Operands<'_>, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         let mut proposal = Proposal::NONE;
         let Operands { desc, weight, x, out } = operands;
@@ -267,7 +268,7 @@ impl Blas {
     /// Launches a GEMM in the stream.
     ///
     /// # Safety
-    /// The memory matches the description of the operands.
+    /// `memory` must match the descriptions in `operands`.
     pub(super) unsafe fn multiply(
         &self,
         operands: &Operands<'_>,
@@ -321,13 +322,14 @@ impl Blas {
     }
 }
 
-/// Loads the first candidate that is a usable cuBLASLt. `folders` is used in the error.
+/// Loads the first candidate that is a usable cuBLASLt. `folders` is only used
+/// in the error message.
 fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError> {
     let mut bad = None;
     for candidate in candidates {
         // SAFETY: the file is a library by NVIDIA, whose initializers may run at any time.
         let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
-        // SAFETY: the file is named like cuBLASLt; a library without one of
+        // SAFETY: the file has a name of cuBLASLt, and a library that lacks one of
         // the functions is refused.
         match unsafe { Calls::of(library) } {
             Ok(calls) => return Ok(calls),
@@ -347,7 +349,7 @@ fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError>
 impl Drop for Blas {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: the handle was created once, and the lanes that used it are gone.
+            // SAFETY: the handle is destroyed only here, and the lanes that used it are gone.
             unsafe { (self.calls.destroy)(self.handle) };
         }
     }
@@ -357,7 +359,8 @@ impl Drop for Blas {
 /// all GEMMs of a model.
 const LOADED_MOST: Bytes = Bytes::mib(32);
 
-/// Turns a status into an error. For failed GEMMs, [`Blas::why`] finds a better error.
+/// Turns a status into an error. For a failed GEMM, [`Blas::why`] may replace the error
+/// with a better one.
 fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),

@@ -1,0 +1,264 @@
+//! The watcher of the device: it compares the driver's free bytes with the ledger and orders leases
+//! to shrink or grow.
+
+use std::collections::BTreeMap;
+
+use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
+
+use super::BudgetState;
+use crate::{
+    budget::{Elastic, Headroom, KvDemand, Lendable, Pressure, Probe, ResizeOrder, Wanting, gpus},
+    metric,
+};
+
+impl BudgetState {
+    /// The regular probe. Measures memory that other processes have taken or returned, repeats
+    /// orders not obeyed yet, offers growth, and sets gauges.
+    pub(super) fn look(&mut self) -> Result<(), DeviceError> {
+        // A model that is being sized allocates some memory before it leases that memory: graphs
+        // during capture, and modules at their first use. Until then, such memory cannot be
+        // distinguished from memory of another process. Sizing itself requests a measurement once
+        // everything is leased.
+        let is_profiling = self.ledger.is_profiling();
+        self.let_go();
+        let memory = if is_profiling {
+            self.look_at_cards()?;
+            self.memory()?
+        } else {
+            self.measure()?
+        };
+        let Some(memory) = memory else { return Ok(()) };
+        let account = *self.ledger.account(Memory::Device);
+        if !account.owed().is_zero() {
+            let Account { foreign, canary_wanted: canary, total, .. } = account;
+            let seen = Pressure { at: self.born.elapsed(), foreign, canary, total };
+            let ahead = self.backoff.ahead(seen, self.watch.every);
+            self.step(Input::Remind { ahead });
+        }
+        self.offer_growth();
+        self.may_lend = true;
+        // Bytes that are being returned or are about to be leased are not drift.
+        let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
+        let drift = self.drift();
+        self.drifted = drift.filter(|_| is_calm).unwrap_or(self.drifted);
+        // If the driver reports the memory of this process but drift can't be computed now, the
+        // gauge keeps its last value.
+        self.show_look(memory, drift.map(|_| self.drifted));
+        Ok(())
+    }
+
+    /// Counts as overhead any memory that this process allocated outside leases while a model was
+    /// being sized, such as library kernels loaded at their first use. The caller has leased
+    /// everything else that it allocated. If two models are being sized at once, the bytes cannot
+    /// be attributed, so nothing is counted.
+    pub(super) fn adopt_what_was_loaded(&mut self) {
+        if self.ledger.profiling() == 1 && self.is_settled() {
+            let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
+            self.mailbox.books().beside += came;
+            self.look_at_overhead();
+        }
+    }
+
+    /// Counts the memory of captured graphs as overhead when their lease ends, because the driver
+    /// keeps it in a pool for later graphs. Later probes reduce the overhead when the driver has
+    /// freed the memory.
+    pub(super) fn keep(&mut self, bytes: Bytes) {
+        if self.device.process_bytes().is_some() {
+            self.mailbox.books().beside += bytes;
+            self.look_at_overhead();
+        }
+    }
+
+    /// Reduces the overhead by memory that this process no longer holds outside leases.
+    fn let_go(&mut self) {
+        // User code may have leased memory that it has not allocated yet. Such a lease would hide
+        // the same number of bytes held outside leases.
+        let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::External(_)));
+        let Some(held) = self.beside() else { return };
+        if self.is_settled() && !has_tenants {
+            let mut books = self.mailbox.books();
+            books.beside = books.beside.min(held);
+            drop(books);
+            self.look_at_overhead();
+        }
+    }
+
+    /// Sends the ledger a lower bound of the bytes that other processes hold: used bytes that are
+    /// not ours. A lease of user code counts as used from the start, so it hides as many foreign
+    /// bytes until the code has allocated them. The driver answers within microseconds, even while
+    /// memory is being backed. Returns the driver's numbers, or `None` if the device is lost.
+    ///
+    /// While memory of ours is being backed or unbacked, our use lies between two numbers. The
+    /// larger one is used, and foreign memory is never assumed to have shrunk.
+    pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
+        let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
+        self.look_at_cards()?;
+        self.step(Input::Foreign(foreign));
+        Ok(Some(memory))
+    }
+
+    /// Whether other processes hold more than the ledger knows, or leases must
+    /// still shrink for them.
+    pub(super) fn is_taken_from(&self) -> Result<bool, DeviceError> {
+        let account = self.ledger.account(Memory::Device);
+        let has_more = |(_, foreign): (DeviceMemory, Bytes)| foreign > account.foreign || !account.owed().is_zero();
+        Ok(!self.ledger.is_profiling() && self.seen()?.is_some_and(has_more))
+    }
+
+    /// The driver's numbers, and the bytes that other processes hold. `None` if the device is lost.
+    pub(super) fn seen(&self) -> Result<Option<(DeviceMemory, Bytes)>, DeviceError> {
+        let is_settled = self.is_settled();
+        let before = self.in_use();
+        let Some(memory) = self.memory()? else { return Ok(None) };
+        let account = self.ledger.account(Memory::Device);
+        let foreign = (memory.total - memory.free).saturating_sub(account.overhead + self.ours(&before));
+        let foreign = if is_settled && self.is_settled() { foreign } else { foreign.max(account.foreign) };
+        Ok(Some((memory, foreign)))
+    }
+
+    /// Measures each GPU. While a model is being sized, or memory of ours is being backed or
+    /// unbacked, memory that other processes hold on a GPU cannot be determined, and its
+    /// last value is kept.
+    fn look_at_cards(&mut self) -> Result<(), DeviceError> {
+        let is_settled = self.is_settled();
+        let before = self.in_use();
+        let beside = self.mailbox.books().beside;
+        let mut seen = match gpus::look(&*self.device, self.ours(&before), beside) {
+            Err(error) if error.is_lost() => return Ok(()),
+            seen => seen?,
+        };
+        if self.ledger.is_profiling() || !(is_settled && self.is_settled()) {
+            // There are no earlier values at the first measurement, so that measurement is used
+            // unchanged.
+            let known = self.gpus.iter().map(Some).chain(std::iter::repeat(None));
+            let with = |(card, known): (gpus::Gpu, Option<&gpus::Gpu>)| match known {
+                Some(known) => card.with_others_of(known),
+                None => card,
+            };
+            seen = seen.into_iter().zip(known).map(with).collect();
+        }
+        self.mailbox.books().fullest = gpus::fullest(&seen);
+        self.gpus = seen;
+        Ok(())
+    }
+
+    /// Whether no memory of this process is being backed or unbacked.
+    fn is_settled(&self) -> bool {
+        let books = self.mailbox.books();
+        books.watch.is_idle() && !books.meters.values().any(LeaseMeter::is_moving)
+    }
+
+    fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
+        match self.device.memory() {
+            // Nothing is free and nothing is foreign on a lost device. The reported loss
+            // stops the other actors.
+            Err(error) if error.is_lost() => Ok(None),
+            memory => memory.map(Some),
+        }
+    }
+
+    /// Bytes that this process holds in addition to leases and overhead. It should be 0. `None` if
+    /// the driver does not report memory per process.
+    ///
+    /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
+    /// foreign memory: both are used and neither is in our books. The ledger counts drift as
+    /// foreign in any case, so that all used memory together never exceeds the device (rule 1).
+    pub(super) fn drift(&self) -> Option<Bytes> {
+        let held = self.beside()?;
+        Some(held.saturating_sub(self.mailbox.books().beside))
+    }
+
+    /// Bytes that this process holds in addition to leases and the device's own overhead, whether
+    /// or not the reason is known.
+    fn beside(&self) -> Option<Bytes> {
+        let before = self.in_use();
+        let ours = self.device.process_bytes()?;
+        Some(ours.saturating_sub(self.device.overhead() + self.ours(&before)))
+    }
+
+    /// Bytes in use by each lease of device memory.
+    pub(super) fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
+        let books = self.mailbox.books();
+        let used = books.meters.iter().filter_map(|(lease, meter)| {
+            let holding = self.ledger.holding(*lease).filter(|holding| holding.class.memory() == Memory::Device)?;
+            Some((*lease, meter.used(holding.bytes)))
+        });
+        used.collect()
+    }
+
+    /// The most bytes that our leases have used since `before` was read, so that memory backed or
+    /// unbacked in between does not look like memory of another process.
+    fn ours(&self, before: &BTreeMap<LeaseId, Bytes>) -> Bytes {
+        self.in_use().iter().map(|(lease, now)| before.get(lease).map_or(*now, |before| *now.max(before))).sum()
+    }
+
+    /// The owner of this lease accepts resize orders from now on.
+    pub(super) fn obeyed(&mut self, lease: LeaseId, elastic: Elastic) {
+        // The lease may have been revoked in the meantime.
+        if self.ledger.holding(lease).is_some() {
+            self.step(Input::Floor { lease, to: elastic.floor });
+            self.mailbox.books().elastic.insert(lease, elastic);
+            self.step(Input::Remind { ahead: Bytes::ZERO });
+        }
+    }
+
+    pub(super) fn order(&self, lease: LeaseId, order: ResizeOrder) {
+        let orders = self.mailbox.books().elastic.get(&lease).map(|elastic| elastic.orders.clone());
+        orders.iter().for_each(|orders| orders(order));
+    }
+
+    /// Offers memory that has stayed free to the leases that gave it up, starting
+    /// with the oldest lease.
+    fn offer_growth(&mut self) {
+        let account = *self.ledger.account(Memory::Device);
+        let look = Probe {
+            at: self.born.elapsed(),
+            available: account.available(),
+            is_pressed: self.is_pressed() || self.ledger.waiting_for(Memory::Device) > 0,
+        };
+        // Memory lent by an idle model is for models whose requests wait, so the lender must not
+        // take it back now.
+        let is_waiting = self.mailbox.lendable().iter().any(|lease| lease.need == KvDemand::WaitingForBlocks);
+        let wanting: Vec<Wanting> = {
+            let books = self.mailbox.books();
+            let wanting = books.elastic.iter().filter_map(|(lease, elastic)| {
+                let Elastic { most, step, .. } = *elastic;
+                let bytes = self.ledger.holding(*lease).filter(|_| !(is_waiting && self.lending.lends(*lease)))?.bytes;
+                Some(Wanting { lease: *lease, bytes, most, step })
+            });
+            wanting.collect()
+        };
+        for offer in self.regrowth.look(look, &wanting) {
+            self.order(offer.lease, ResizeOrder::MayGrow { to: offer.to });
+        }
+    }
+
+    /// Whether leases are giving up memory for another process, or a model is being sized.
+    fn is_pressed(&self) -> bool {
+        let account = self.ledger.account(Memory::Device);
+        !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()
+    }
+
+    /// Orders idle models to lend KV cache memory, and borrowers to return it when
+    /// a lender needs it.
+    pub(super) fn lend(&mut self) {
+        let leases = self.mailbox.lendable();
+        if leases.is_empty() {
+            return;
+        }
+        let available = self.ledger.account(Memory::Device).available();
+        let awaited = self.ledger.awaited(Memory::Device).saturating_sub(available);
+        // Models give up memory only if all of them together can satisfy the waiting lease.
+        let given = leases.iter().map(Lendable::would_give).sum();
+        let awaited = if awaited <= given { awaited } else { Bytes::ZERO };
+        let headroom = Headroom { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };
+        for (lease, order) in self.lending.orders(headroom, &leases) {
+            self.order(lease, order);
+        }
+        for Lendable { lease, bytes, share, .. } in leases {
+            if let Some(holding) = self.ledger.holding(lease) {
+                metric::KV_BORROWED_BYTES.set(&holding.model, bytes.saturating_sub(share));
+            }
+        }
+    }
+}

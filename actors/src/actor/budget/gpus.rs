@@ -1,0 +1,129 @@
+//! Memory of each GPU of a device: bytes of this process and of other processes.
+
+use bursar_budgets::{Bytes, Device, DeviceError, DeviceMemory, GpuLine};
+
+use crate::metric::{self, DeviceLabel, GroupLabel};
+
+/// One GPU: a single device, or the device of one rank of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gpu {
+    label: DeviceLabel,
+    /// Total and free bytes, as reported by the driver.
+    memory: DeviceMemory,
+    /// Bytes of this process that no lease can hold.
+    overhead: Bytes,
+    /// Bytes that our leases use on this GPU. Equal on every GPU of a group.
+    backed: Bytes,
+    foreign: Bytes,
+    /// `None` if the driver does not report memory per process.
+    drift: Option<Bytes>,
+}
+
+/// Measures each GPU of `device`. `ours` is the number of bytes that our leases use on each GPU.
+/// `beside` is the number of bytes that this process is known to hold in addition to leases and the
+/// device's own overhead, on the GPU where that number is largest.
+///
+/// # Errors
+/// Any error of the device.
+pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Vec<Gpu>, DeviceError> {
+    let look = |(card, label): (&dyn Device, String)| {
+        let memory = card.memory()?;
+        let beyond = card.process_bytes().map(|held| held.saturating_sub(card.overhead() + ours));
+        let known = beyond.unwrap_or_default().min(beside);
+        let overhead = card.overhead() + known;
+        Ok(Gpu {
+            label: DeviceLabel::named(label),
+            memory,
+            overhead,
+            backed: ours,
+            foreign: (memory.total - memory.free).saturating_sub(overhead + ours),
+            drift: beyond.map(|beyond| beyond - known),
+        })
+    };
+    let labels = device.card_labels().into_iter();
+    match device.ranks() {
+        [] => std::iter::once(device).zip(labels).map(look).collect(),
+        ranks => ranks.iter().map(|rank| &**rank).zip(labels).map(look).collect(),
+    }
+}
+
+/// The label of the [fullest](GpuLine::fullest_of) of these GPUs. `None` if other processes and
+/// overhead leave the same number of bytes on all of them.
+pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
+    let lines: Vec<_> = gpus.iter().map(Gpu::line).collect();
+    GpuLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
+}
+
+impl Gpu {
+    /// The same measurement, with foreign memory and drift taken from `before`.
+    pub(super) fn with_others_of(self, before: &Gpu) -> Gpu {
+        Gpu { foreign: before.foreign, drift: before.drift, ..self }
+    }
+
+    pub(super) fn line(&self) -> GpuLine {
+        let Gpu { label, memory, overhead, foreign, .. } = self;
+        let device = label.as_str().to_owned();
+        GpuLine { device, total: memory.total, overhead: *overhead, foreign: *foreign }
+    }
+
+    /// Sets the gauges of this GPU of `group`.
+    pub(super) fn show(&self, group: &DeviceLabel) {
+        let labels = (GroupLabel(group.clone()), self.label.clone());
+        metric::CARD_TOTAL_BYTES.set(&labels, self.memory.total);
+        metric::CARD_FREE_BYTES.set(&labels, self.memory.free);
+        metric::CARD_OVERHEAD_BYTES.set(&labels, self.overhead);
+        metric::CARD_BACKED_BYTES.set(&labels, self.backed);
+        metric::CARD_FOREIGN_BYTES.set(&labels, self.foreign);
+        self.drift.into_iter().for_each(|drift| metric::CARD_DRIFT_BYTES.set(&labels, drift));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::testing::HostControl;
+    use std::sync::Arc;
+
+    use bursar_budgets::{DeviceGroup, HostConfig, HostDevice};
+
+    use super::*;
+
+    const MIB: fn(u64) -> Bytes = Bytes::mib;
+
+    fn host() -> Arc<HostDevice> {
+        Arc::new(HostDevice::new(HostConfig::small(MIB(16))).expect("small pages"))
+    }
+
+    #[test]
+    fn every_byte_of_each_card_has_one_reason() {
+        let ranks = [host(), host(), host()];
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:3").expect("alike");
+        let start = group.reserve(MIB(16)).expect("addresses");
+        group.back(start, MIB(4)).expect("memory");
+        ranks[0].drifts(MIB(3));
+        ranks[1].overhead_grows(MIB(2));
+        ranks[2].foreign_takes(MIB(5));
+        let gpus = look(&group, MIB(4), MIB(1)).expect("they answer");
+        let told = gpus.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
+        let expected = [
+            ("host#0", MIB(1), MIB(2), Some(MIB(2))),
+            ("host#1", MIB(2), MIB(0), Some(MIB(0))),
+            ("host#2", MIB(0), MIB(5), Some(MIB(0))),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected, "what drifts is foreign until it is known");
+        for Gpu { memory, overhead, backed, foreign, .. } in &gpus {
+            assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
+        }
+        assert_eq!(fullest(&gpus), Some(DeviceLabel::named("host#2".into())));
+    }
+
+    #[test]
+    fn no_card_is_the_fullest_of_equal_ones() {
+        let ranks = [host(), host()];
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("alike");
+        let gpus = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("they answer");
+        assert_eq!(fullest(&gpus()), None);
+        assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("it answers")), None, "alone");
+        ranks[1].foreign_takes(MIB(1));
+        assert_eq!(fullest(&gpus()), Some(DeviceLabel::named("host#1".into())));
+    }
+}

@@ -1,0 +1,246 @@
+//! Tests of a budget that watches its device, and of leases whose owners obey resize orders. Time
+//! is paused and advanced by the test.
+
+use bursar_budgets::testing::HostControl;
+use std::{sync::Mutex, time::Duration};
+
+use bursar_budgets::Fence;
+
+use super::*;
+use crate::budget::{Elastic, ResizeOrder};
+
+/// A KV cache that fills the device of 64 MiB, except for its canary of 4 MiB and 2 free MiB.
+struct Filled {
+    bed: Bed,
+    lease: Arc<Lease>,
+    segment: Segment,
+    heard: Arc<Mutex<Vec<ResizeOrder>>>,
+}
+
+const MIB: fn(u64) -> Bytes = Bytes::mib;
+
+impl Filled {
+    async fn new() -> Filled {
+        let bed = Bed::new().await;
+        let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("there is room"));
+        let segment = Segment::reserve(bed.device.clone(), MIB(64), lease.clone()).expect("addresses");
+        segment.back_to(MIB(58)).expect("it is leased");
+        bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("it answers").expect("it freezes");
+        let heard = Arc::<Mutex<Vec<ResizeOrder>>>::default();
+        let listener = heard.clone();
+        let orders = Arc::new(move |order| listener.lock().expect("no panic").push(order));
+        bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), lends: None, orders });
+        Filled { bed, lease, segment, heard }
+    }
+
+    /// Advances time by this many seconds. Returns the orders received during that time, without
+    /// repetitions.
+    async fn pass(&self, seconds: u64) -> Vec<ResizeOrder> {
+        for _ in 0..seconds {
+            self.pass_for(Duration::from_secs(1)).await;
+        }
+        let mut heard = self.hear();
+        heard.dedup();
+        heard
+    }
+
+    async fn pass_for(&self, time: Duration) {
+        tokio::time::advance(time).await;
+        // All actors share this thread. Yielding lets the timer fire, so that the probe runs
+        // before the next question.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        self.bed.snapshot().await;
+    }
+
+    fn hear(&self) -> Vec<ResizeOrder> {
+        std::mem::take(&mut self.heard.lock().expect("no panic"))
+    }
+
+    async fn resize(&self, to: Bytes) {
+        let shrinks = to < self.lease.bytes();
+        if shrinks {
+            self.segment.shrink_to(to, &Fence::passed()).expect("it is there");
+        }
+        self.bed.budget.resize(tree::RESIZE_FOR_ENGINE, &self.lease, to).await.expect("it answers");
+        if !shrinks {
+            self.segment.back_to(to).expect("it is leased");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_neighbours_growth_is_ordered_back_within_a_second_until_covered() {
+    let filled = Filled::new().await;
+    assert_eq!(filled.pass(3).await, [], "nobody has taken anything");
+    filled.bed.device.foreign_takes(MIB(5));
+    let give = ResizeOrder::GiveUp { to: MIB(55) };
+    assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4");
+    assert!(filled.bed.snapshot().await.canary.is_zero(), "it was given first");
+    assert_eq!(filled.pass(2).await, [give], "for as long as it is not done");
+    filled.resize(MIB(55)).await;
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.canary, ledger.free, ledger.foreign), (MIB(4), MIB(0), MIB(5)), "{ledger}");
+    assert_eq!(filled.pass(3).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
+    let filled = Filled::new().await;
+    let sixteenth = Duration::from_millis(63);
+    filled.bed.device.foreign_takes(MIB(5));
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(55) }]);
+    // The other process takes all free memory each time.
+    for size in [55, 49, 43] {
+        filled.resize(MIB(size)).await;
+        assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
+        filled.pass_for(sixteenth).await;
+        filled.pass_for(sixteenth).await;
+        let order = filled.hear().pop().expect("it was looked at within an eighth of a second");
+        assert_eq!(order, ResizeOrder::GiveUp { to: MIB(size - 6) }, "the canary's 4, and 2 ahead");
+    }
+    filled.resize(MIB(37)).await;
+    filled.pass(2).await;
+    filled.bed.device.foreign_takes(MIB(64));
+    filled.pass_for(Duration::from_millis(60)).await;
+    let give = ResizeOrder::GiveUp { to: MIB(33) };
+    assert_eq!(filled.hear(), [give], "a glance saw it, and after a quiet second nothing is freed ahead");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
+    let filled = Filled::new().await;
+    filled.bed.device.foreign_takes(MIB(6));
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
+    filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
+    // The resize is half done: the other process is as large as before, and the
+    // canary must not change.
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_cache_is_asked_to_shrink_below_its_floor() {
+    let filled = Filled::new().await;
+    filled.resize(MIB(10)).await;
+    filled.bed.device.foreign_takes(MIB(64));
+    assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(8) }]);
+    filled.resize(MIB(8)).await;
+    filled.bed.device.foreign_takes(MIB(64));
+    assert_eq!(filled.pass(3).await, [], "it has nothing left to give");
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.canary, ledger.granted, ledger.foreign), (MIB(0), MIB(8), MIB(56)), "{ledger}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
+    let filled = Filled::new().await;
+    filled.bed.device.foreign_takes(MIB(6));
+    filled.pass(1).await;
+    filled.resize(MIB(54)).await;
+    assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
+    filled.bed.device.foreign_gives_back(MIB(3));
+    // The first probe that sees the memory runs a second later. The tenth probe after that offers
+    // growth.
+    let may = |to| ResizeOrder::MayGrow { to: MIB(to) };
+    assert_eq!(filled.pass(10).await, []);
+    assert_eq!(filled.pass(1).await, [may(57)]);
+    assert_eq!(filled.pass(11).await, [may(57)], "nobody took it, and it is offered anew");
+    filled.resize(MIB(57)).await;
+    filled.bed.device.foreign_gives_back(MIB(3));
+    assert_eq!(filled.pass(11).await, [may(58)], "2 were always free");
+    filled.resize(MIB(58)).await;
+    assert_eq!(filled.pass(60).await, [], "it has all that it had");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_lease_comes_before_growth() {
+    let filled = Filled::new().await;
+    filled.resize(MIB(50)).await;
+    let waiting = tokio::spawn({
+        let budget = filled.bed.budget.clone();
+        async move { budget.lease(Class::external("mine"), MIB(12)).await }
+    });
+    assert_eq!(filled.pass(30).await, [], "10 are free, and it waits for 12");
+    filled.resize(MIB(48)).await;
+    let tenant = waiting.await.expect("no panic").expect("there is room");
+    assert_eq!((tenant.bytes(), filled.pass(30).await), (MIB(12), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budgets_successor_repeats_the_standing_orders() {
+    let mut filled = Filled::new().await;
+    filled.bed.device.foreign_takes(MIB(5));
+    let give = ResizeOrder::GiveUp { to: MIB(55) };
+    assert_eq!(filled.pass(1).await, [give]);
+    filled.bed.kill().await;
+    filled.bed.succeed().await;
+    // The successor's clock starts here.
+    filled.bed.snapshot().await;
+    assert_eq!(filled.pass(1).await, [give], "the lease was told of before, with its floor");
+    filled.resize(MIB(55)).await;
+    assert_eq!(filled.pass(2).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
+    let filled = Filled::new().await;
+    let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
+    let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+    // These bytes stand for captured graphs, whose memory is allocated before it is leased.
+    filled.bed.device.foreign_takes(MIB(5));
+    assert_eq!(filled.pass(3).await, []);
+    assert!(filled.bed.snapshot().await.foreign.is_zero());
+    filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("it answers").expect("it freezes");
+    assert!(matches!(filled.pass(1).await[..], [ResizeOrder::GiveUp { .. }]), "what is there at READY is a neighbour");
+    drop(other);
+}
+
+#[tokio::test(start_paused = true)]
+async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
+    let filled = Filled::new().await;
+    let (budget, device) = (&filled.bed.budget, &filled.bed.device);
+    let books = async || {
+        budget.room().await.expect("it answers");
+        let ledger = filled.bed.snapshot().await;
+        (ledger.overhead, ledger.foreign)
+    };
+    device.drifts(Bytes::kib(512));
+    filled.pass(2).await;
+    assert_eq!(books().await, (Bytes::ZERO, Bytes::kib(512)), "nobody is sized: it is an alarm");
+    let gate = async |model, to| budget.move_gate(Label::from(model), to).await.expect("it answers").expect("it moves");
+    gate("demo", Gate::Open).await;
+    device.drifts(Bytes::kib(256));
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(512)), "what a library loaded at its first use");
+    gate("another", Gate::Open).await;
+    device.drifts(Bytes::kib(128));
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(640)), "of two nobody knows what is leased in a moment");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
+    let filled = Filled::new().await;
+    let (budget, device) = (&filled.bed.budget, &filled.bed.device);
+    // Captured graphs have no addresses that we know, and the driver keeps their memory in a pool.
+    let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("it answers").expect("it moves");
+    gate(Gate::Open).await;
+    let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));
+    let graphs = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+    gate(Gate::Frozen).await;
+    device.drifts(Bytes::kib(256));
+    filled.pass(2).await;
+    let books = async || {
+        let ledger = filled.bed.snapshot().await;
+        (ledger.overhead, ledger.foreign)
+    };
+    assert_eq!(books().await, (Bytes::ZERO, Bytes::ZERO), "it is what the lease pays for");
+    drop(graphs);
+    assert_eq!(books().await, (Bytes::kib(512), Bytes::ZERO), "before anybody looks all of it may still be held");
+    filled.pass(2).await;
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::ZERO), "and what is held no longer is let go of");
+    device.drifts(Bytes::kib(128));
+    filled.pass(2).await;
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(128)), "what comes later is drift");
+}

@@ -1,0 +1,64 @@
+//! Messages to the budget actor.
+
+use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
+
+use crate::{responder::Responder, supervise::FaultInjection};
+
+/// Messages from any holder of a [`Budget`](super::Budget). Backpressure comes from the ledger's
+/// bounded queue of waiting requests.
+pub enum BudgetMessage {
+    /// Asks for a lease. Answered when the ledger grants or refuses it.
+    Ask {
+        id: RequestId,
+        request: Request,
+        /// Whether to wait until other leases return memory. Otherwise the request is refused at
+        /// once if memory is short.
+        wait: bool,
+        reply: Responder<Result<Lease, Refusal>>,
+    },
+    /// Resizes a lease. A request to shrink is answered when the fence has passed.
+    Resize {
+        id: RequestId,
+        lease: LeaseId,
+        to: Bytes,
+        /// Whether a request to grow waits, as in [`BudgetMessage::Ask`].
+        wait: bool,
+        /// The change to apply to the lease, or the reason for the refusal.
+        reply: Responder<Result<bursar_budgets::Resized, Refusal>>,
+    },
+    /// Withdraws a request whose sender was dropped before the answer.
+    Withdraw(RequestId),
+    /// Revokes everything that a dead owner held. Answered when all of its
+    /// memory has been returned.
+    OwnerDied {
+        owner: Owner,
+        reply: Responder<()>,
+    },
+    Gate {
+        model: Label,
+        to: Gate,
+        reply: Responder<Result<(), GateError>>,
+    },
+    /// Asks how many bytes of device memory a new lease could get now.
+    Available {
+        /// `true` if the model being sized has leased all memory that it allocated. Any other
+        /// memory that this process has newly allocated is then counted as overhead.
+        is_leased: bool,
+        reply: Responder<Bytes>,
+    },
+    /// Returns every byte by class and owner, after a new measurement of the driver's free bytes.
+    Measure(Responder<Snapshot>),
+    /// Returns every byte by class and owner, from the ledger.
+    Snapshot(Responder<Snapshot>),
+    /// Notes have been posted to the mailbox.
+    Notes,
+    /// Polls the fences that leases wait for.
+    Poll,
+    /// Compares the driver's free bytes with the ledger.
+    Probe,
+    /// Checks whether other processes hold more memory than at the last probe. The actor sends this
+    /// message to itself.
+    QuickCheck,
+    /// Makes the actor fail on purpose.
+    InjectFault(FaultInjection),
+}

@@ -1,0 +1,275 @@
+//! The actor that supervises an engine: it starts a model's actors and restarts them.
+
+mod children;
+mod effects;
+mod show;
+
+use std::{sync::Arc, time::Instant};
+
+use bursar_budgets::{Device, DeviceError, Label};
+use bursar_model::checkpoint::CheckpointOrigin;
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+
+use self::children::{CHILDREN, Children};
+use super::{
+    EngineMessage, LoadOptions, ProgressSink, RetainedState, Serving, StatusBoard, WeightStore, WhichLane, core,
+    core::{EngineCore, Input, Parts, Rules, Sized, SizedBy},
+    elastic::{MemoryState, PoolInput, Scheduler},
+    start::{LoadError, LoadFailed, Loaded, LoadedModel, StartPlan},
+};
+use crate::{
+    budget::{Budget, SharedKvDemand},
+    capture::Recaptured,
+    compute::lane::{Job, Lane},
+    metric,
+    pace::GpuLoad,
+    profile::{AttemptProgress, Evidence, MemoryRequirements, Phase, Profiled},
+    sleep::Wakefulness,
+    supervise::{BackgroundTask, Latest, end_of},
+};
+
+/// The supervisor of one model's actors.
+pub struct EngineActor;
+
+#[derive(Clone)]
+pub struct EngineArguments {
+    pub label: Label,
+    pub source: CheckpointOrigin,
+    pub options: LoadOptions,
+    pub budget: Budget,
+    pub device: Arc<dyn Device>,
+    /// Load of the GPU, by this model and all other models.
+    pub card: Arc<GpuLoad>,
+    /// Weights, lanes and kernels, which outlive this engine.
+    pub weight_store: WeightStore,
+    /// State of earlier engines that a wake reuses.
+    pub kept: RetainedState,
+    /// The model's sleep state: awake, or being woken by this engine.
+    pub wakefulness: Wakefulness,
+    /// The number of this engine among the engines of the model.
+    pub generation: u64,
+    /// Publishes the model's status to its handles.
+    pub status: Arc<StatusBoard>,
+    /// Callback to which each step of the start is reported.
+    pub progress: ProgressSink,
+}
+
+pub struct EngineState {
+    arguments: EngineArguments,
+    core: EngineCore<ActorParts>,
+    /// The progress of the current attempt. The attempt updates it.
+    attempt_progress: AttemptProgress,
+    profile: Option<ActorCell>,
+    /// The task that plans and loads, or finds the knobs that would make the model fit.
+    task: Option<BackgroundTask>,
+    /// The resize of the KV cache in progress.
+    change: Option<BackgroundTask>,
+    /// Demand for KV cache memory. `None` if the user fixed the size of the cache.
+    demand: Option<Arc<SharedKvDemand>>,
+    /// The task that captures graphs on a new lane. Until it ends, the lane launches decode
+    /// steps kernel by kernel.
+    recapture: Latest,
+    born: Instant,
+}
+
+/// The data types of a real engine.
+pub struct ActorParts;
+
+impl Parts for ActorParts {
+    type Plan = StartPlan;
+    type MemoryRequirements = Arc<MemoryRequirements>;
+    type Loaded = Loaded;
+    type Profiled = Arc<Profiled>;
+    type Children = Children;
+    type Serving = Serving;
+}
+
+impl Actor for EngineActor {
+    type Msg = EngineMessage;
+    type State = EngineState;
+    type Arguments = EngineArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<EngineMessage>,
+        arguments: EngineArguments,
+    ) -> Result<EngineState, ActorProcessingErr> {
+        myself.send_message(EngineMessage::Attempt { attempt: 0 })?;
+        myself.send_message(EngineMessage::Show)?;
+        let options = &arguments.options;
+        let rules = Rules {
+            intensity: options.intensity,
+            children: CHILDREN.len(),
+            is_pinned: options.kv().is_pinned(),
+            faults: options.faults.clone(),
+        };
+        let demand = (!rules.is_pinned).then(|| Arc::new(SharedKvDemand::new(arguments.budget.clone())));
+        Ok(EngineState {
+            demand,
+            arguments,
+            core: EngineCore::new(rules),
+            attempt_progress: AttemptProgress::default(),
+            profile: None,
+            task: None,
+            change: None,
+            recapture: Latest::default(),
+            born: Instant::now(),
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<EngineMessage>,
+        message: EngineMessage,
+        state: &mut EngineState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            EngineMessage::Attempt { attempt } => state.step(&myself, Input::Attempt { attempt }).await?,
+            EngineMessage::Loaded(outcome) => {
+                let input = state.loaded(outcome?).await;
+                state.step(&myself, input).await?;
+            }
+            EngineMessage::Profiled { attempt, least_tokens, outcome } => {
+                let outcome = outcome.map(|profiled| state.sized(attempt, least_tokens, profiled));
+                state.step(&myself, Input::Profiled { attempt, outcome }).await?;
+            }
+            EngineMessage::Advised(knobs) => state.step(&myself, Input::Advised(knobs?)).await?,
+            EngineMessage::Refused { which, generation, error } => {
+                state.step(&myself, Input::Refused { which, generation, error }).await?;
+            }
+            // Steps of a size that was not captured are launched kernel by kernel. If the lane
+            // died, its scheduler reports that, and the next lane captures again.
+            EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
+            EngineMessage::Recaptured { outcome, .. } => {
+                if !matches!(outcome?, Ok(Recaptured::All)) {
+                    metric::GRAPHS_NOT_RECAPTURED_TOTAL.add(&state.arguments.label, 1);
+                }
+            }
+            EngineMessage::Ordered(order) => {
+                if let Some(sized) = state.core.serving().map(core::Serving::sized) {
+                    let input = Input::Pool(state.place(sized).input(order));
+                    state.step(&myself, input).await?;
+                }
+            }
+            EngineMessage::PoolChanged(outcome) => {
+                let outcome = outcome?;
+                if outcome.is_err() {
+                    state.check_device()?;
+                }
+                state.change = None;
+                state.step(&myself, Input::Pool(PoolInput::Ended(outcome?))).await?;
+            }
+            EngineMessage::Restart { restart } => state.step(&myself, Input::Restart { restart }).await?,
+            EngineMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || EngineMessage::Show)),
+            EngineMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            EngineMessage::FailLaunches { which, after, count } => {
+                if let Some(lane) = state.lane(which) {
+                    lane.submit(Job::FailLaunches { after, count });
+                }
+            }
+            EngineMessage::RefuseMemory(which) => {
+                if let Some(lane) = state.lane(which) {
+                    lane.submit(Job::Refuse);
+                }
+            }
+            EngineMessage::KillLane { which, ended } => {
+                if let Some(lane) = state.lane(which) {
+                    lane.submit(Job::Die);
+                    let end = lane.ended();
+                    tokio::spawn(async move {
+                        end.await;
+                        ended.answer(());
+                    });
+                }
+            }
+        }
+        state.show();
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<EngineMessage>,
+        event: SupervisionEvent,
+        state: &mut EngineState,
+    ) -> Result<(), ActorProcessingErr> {
+        // `end_of` drops the event before the next effects are executed, because the event owns the
+        // dead actor's state, which may hold running work.
+        let Some((cell, reason)) = end_of(event) else { return Ok(()) };
+        if state.profile.take_if(|profile| profile.get_id() == cell.get_id()).is_some() {
+            state.show();
+            state.step(&myself, Input::ProfileDied { reason }).await?;
+        } else if let Some(death) = state.children().and_then(|children| children.death(&cell, reason)) {
+            state.step(&myself, death).await?;
+        }
+        state.show();
+        Ok(())
+    }
+}
+
+impl EngineState {
+    fn children(&self) -> Option<&Children> {
+        self.core.serving().and_then(core::Serving::children)
+    }
+
+    fn scheduler(&self) -> Scheduler<'_> {
+        self.children().and_then(|children| children.scheduler.as_ref())
+    }
+
+    /// Returns a lane of the model that serves or is being sized. `None` if that lane does not
+    /// exist.
+    fn lane(&self, which: WhichLane) -> Option<Lane> {
+        let lanes = self.arguments.weight_store.lanes()?;
+        match which {
+            WhichLane::Step => Some(lanes.step),
+            WhichLane::Vision => lanes.vision,
+        }
+    }
+
+    /// Fails if the device is lost. Retrying would be useless then, so this engine dies and the
+    /// runtime takes over. This asks the driver, because a fault in a kernel is reported only
+    /// by the next call.
+    fn check_device(&self) -> Result<(), DeviceError> {
+        match self.arguments.device.memory() {
+            Err(error) if error.is_lost() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the inputs of a resize of the KV cache.
+    fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
+        let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
+        let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);
+        MemoryState { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
+    }
+
+    /// Converts the outcome of planning and loading to an input.
+    async fn loaded(&self, outcome: Result<LoadedModel, LoadFailed>) -> Input<ActorParts> {
+        match outcome {
+            Ok(LoadedModel { plan, needs, loaded }) => Input::Loaded { plan: plan.into(), needs, loaded },
+            Err(LoadFailed { error: LoadError::Start(error), .. }) => Input::LoadFailed(error),
+            Err(LoadFailed { plan, error: LoadError::Refused(error) }) => {
+                let ledger = self.arguments.budget.evidence().await.ok();
+                self.attempt_progress.end_in(Phase::Load, Evidence::of(&error, Phase::Load, ledger.as_ref()));
+                Input::LoadRefused { plan: plan.map(Into::into), error }
+            }
+        }
+    }
+
+    /// Describes the result of an attempt. With at least `least_tokens` of KV cache, every
+    /// request can still finish.
+    fn sized(&self, attempt: u32, least_tokens: usize, profiled: Profiled) -> Sized<ActorParts> {
+        let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
+        let place = self.place(SizedBy { profiled: profiled.clone(), attempt });
+        let (floor, limit) = (place.blocks_for(least_tokens), place.limit(blocks));
+        Sized { profiled, floor, blocks, limit, passed: self.attempt_progress.passed() }
+    }
+}
+
+impl From<StartPlan> for core::Planned<ActorParts> {
+    fn from(plan: StartPlan) -> Self {
+        let is_written = plan.records.as_ref().is_some_and(|records| records.warm().is_some());
+        let is_warm = is_written || plan.woken.is_some();
+        core::Planned { blocks: plan.expected_blocks, is_warm, plan }
+    }
+}

@@ -1,0 +1,135 @@
+//! Effects of the engine state machine.
+
+use std::time::Duration;
+
+use bursar_budgets::Bytes;
+
+use super::{Child, Parts};
+use crate::{
+    compute::lane::LaneError,
+    engine::{StartError, elastic::Change},
+    profile::{AttemptReport, ProfileError},
+    tree::Role,
+};
+
+/// Actions to carry out, in order. If the doc of an effect says that an input follows, that input
+/// is processed before any other input.
+pub enum Effect<P: Parts> {
+    /// Plan and load the model. The outcome is reported as [`Loaded`](super::Input::Loaded),
+    /// [`LoadRefused`](super::Input::LoadRefused) or [`LoadFailed`](super::Input::LoadFailed).
+    Load {
+        /// The attempt for which the weights are leased.
+        attempt: u32,
+    },
+    /// Report that the recorded profile of this plan is no longer used, and forget its tuning.
+    DropWarm { plan: P::Plan, reason: String },
+    /// Start an attempt. Its end is reported as [`Profiled`](super::Input::Profiled).
+    Size(Size<P>),
+    /// Stop the actor of an attempt that has reported its outcome.
+    EndProfile,
+    /// Make the engine fail if the device is lost. Any other action would be useless then, and
+    /// the runtime takes over.
+    CheckDevice,
+    /// End a failed attempt's threads and take back its memory.
+    /// [`TakenBack`](super::Input::TakenBack) follows.
+    TakeBack {
+        attempt: u32,
+        /// The reason of the failure, which that input contains again.
+        error: ProfileError,
+    },
+    /// Report the end of an attempt.
+    Report(AttemptReport),
+    /// Report that a successor of a dead actor will start.
+    TellOfRestart { actor: Role, reason: String },
+    /// Send [`Attempt`](super::Input::Attempt) after the wait.
+    AttemptAfter { attempt: u32, wait: Duration },
+    /// Find the knobs that would have helped. They are reported as
+    /// [`Advised`](super::Input::Advised).
+    Advise(Advise<P>),
+    /// End the engine: the start failed for this reason.
+    Fail(StartError),
+    /// End the engine: the serving actors are in a crash loop.
+    GiveUp { reason: String },
+    /// Ask the budget for orders about the KV cache from now on, within these bounds.
+    Obey {
+        sized: SizedBy<P>,
+        /// The smallest number of blocks.
+        floor: usize,
+        /// The model's share of blocks.
+        most: usize,
+        /// The largest number of blocks, including borrowed memory.
+        limit: usize,
+    },
+    /// Freeze the model's gate, so that the model claims no more memory.
+    Freeze,
+    /// Start serving actors. [`Started`](super::Input::Started) follows.
+    Start(Start<P>),
+    /// Report READY to the progress sink of the start.
+    TellOfReady,
+    /// Publish READY to waiting requests, which continue from here.
+    LetIn(P::Serving),
+    /// Publish that the model is starting, so that requests wait.
+    ShowStarting,
+    /// Stop these actors, in this order, and wait for the end of each.
+    Stop(Vec<Child<P>>),
+    /// Wait until the lanes are idle, and analyze the refusal. [`Assessed`](super::Input::Assessed)
+    /// follows.
+    Assess { profiled: P::Profiled, error: LaneError },
+    /// Send [`Restart`](super::Input::Restart) after the wait.
+    RestartAfter { restart: u64, wait: Duration },
+    /// Report that the KV cache has shrunk or grown.
+    TellOfResize { from: usize, to: usize },
+    /// Resize the KV cache. The end is reported as [`Pool`](super::Input::Pool).
+    Change { sized: SizedBy<P>, change: Change },
+    /// Let the scheduler, if one runs, use this many blocks.
+    Enlarge { blocks: usize },
+}
+
+/// A sized model, and the attempt that owns its leases.
+pub struct SizedBy<P: Parts> {
+    pub profiled: P::Profiled,
+    pub attempt: u32,
+}
+
+pub struct Size<P: Parts> {
+    pub plan: P::Plan,
+    pub needs: P::MemoryRequirements,
+    pub loaded: P::Loaded,
+    /// Whether the attempt relies on the recorded profile.
+    pub is_warm: bool,
+    pub attempt: u32,
+    /// The number of earlier attempts that were refused memory.
+    pub shrinks: u32,
+    /// The number of blocks that fit according to the measurement of an earlier attempt.
+    pub measured: Option<usize>,
+}
+
+/// Input for the search for knobs that would have helped.
+pub struct Advise<P: Parts> {
+    pub plan: P::Plan,
+    /// KV cache tokens that the last attempt asked for.
+    pub target_tokens: usize,
+    /// Lower bound of the missing bytes.
+    pub missing: Bytes,
+}
+
+pub struct Start<P: Parts> {
+    /// The first actor to start. Actors before it continue.
+    pub first: usize,
+    /// The actors that continue.
+    pub kept: P::Children,
+    /// The number of this start of serving actors, from 1.
+    pub generation: u64,
+    pub loaded: P::Loaded,
+    /// Whether an earlier start has recorded the size.
+    pub is_warm: bool,
+    /// The sized model, and the attempt that owns its leases.
+    pub sized: SizedBy<P>,
+    pub blocks: usize,
+    /// The model's share of blocks.
+    pub most: usize,
+    /// The number of earlier refusals of memory.
+    pub refusals: u32,
+    /// Whether memory is refused to the first step on purpose.
+    pub refuses_a_step: bool,
+}

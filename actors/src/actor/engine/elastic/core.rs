@@ -1,0 +1,364 @@
+//! Pure: the number of KV cache blocks after READY. One change runs at a time. Shrinking takes
+//! precedence, and growth is accepted only while no order to shrink is pending.
+
+use crate::profile::shrunk;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Shrink to at most this many blocks.
+    GiveUp(usize),
+    /// The pool may grow to at most this many blocks.
+    MayGrow(usize),
+    /// `true` if the scheduler serves, `false` while it is being replaced.
+    Serving(bool),
+    /// Serving was refused memory and is stopped. Shrink to at most this many blocks,
+    /// permanently. If the pool is already this small, shrink by five per cent, so that the
+    /// refused work finds memory.
+    Cap(usize),
+    /// Serving is stopped until pending orders are carried out.
+    Pause,
+    /// The change in progress has ended with this outcome.
+    Ended(Outcome),
+}
+
+/// A change to make now. [`Input::Ended`] must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Have the scheduler give up all but the first `to` blocks, then unback the rest.
+    Shrink { to: usize },
+    /// Back more blocks, then let the scheduler use them.
+    Grow { from: usize, to: usize },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The change is complete.
+    Done,
+    /// Another process or lease took the memory first. The size is as before.
+    Refused,
+    /// The scheduler died before it answered, and nothing was unbacked.
+    Interrupted,
+}
+
+/// The size of the pool, and the change in progress.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolCore {
+    /// Blocks that the serving actors may use. During a shrink, this is already the smaller number.
+    blocks: usize,
+    /// The smallest number of blocks: enough for one sequence of the full context, or a whole step.
+    floor: usize,
+    /// The model's share: the blocks at READY, or fewer after a refusal.
+    most: usize,
+    /// The largest number of blocks, including borrowed memory.
+    limit: usize,
+    serving: bool,
+    /// The smallest ordered size to which the pool has not begun to shrink yet.
+    ordered: Option<usize>,
+    under_way: Option<Change>,
+    /// Whether the change in progress was interrupted and waits for a scheduler.
+    interrupted: bool,
+    /// `true` while serving waits for the end of the current change and of the ordered change.
+    quiet: bool,
+}
+
+impl PoolCore {
+    /// A pool of `most` blocks that never shrinks below `floor`, and grows up to
+    /// `limit` with borrowed memory.
+    pub fn new(floor: usize, most: usize, limit: usize) -> Self {
+        let (floor, limit) = (floor.min(most), limit.max(most));
+        PoolCore {
+            blocks: most,
+            floor,
+            most,
+            limit,
+            serving: false,
+            ordered: None,
+            under_way: None,
+            interrupted: false,
+            quiet: false,
+        }
+    }
+
+    /// The number of blocks that the serving actors may use.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The model's share of blocks.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// The largest number of blocks, including borrowed memory.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// The smallest number of blocks.
+    pub fn floor(&self) -> usize {
+        self.floor
+    }
+
+    /// Processes one input. Returns the change that begins or begins again.
+    pub fn step(&mut self, input: Input) -> Option<Change> {
+        match input {
+            Input::GiveUp(to) => {
+                self.order(to.max(self.floor));
+            }
+            Input::MayGrow(to) => {
+                let to = to.min(self.limit);
+                if self.under_way.is_none() && self.ordered.is_none() && to > self.blocks {
+                    self.under_way = Some(Change::Grow { from: self.blocks, to });
+                    return self.under_way;
+                }
+            }
+            Input::Serving(serving) => self.serving = serving,
+            Input::Cap(most) => {
+                assert!(!self.serving, "a pool is capped while nobody serves");
+                (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
+                // A model that was refused memory must not borrow memory.
+                self.limit = self.most;
+                let to = match self.most < self.blocks {
+                    true => self.most,
+                    // The pool is already this small, and memory was refused nevertheless.
+                    false => shrunk(self.blocks, 1).max(self.floor),
+                };
+                self.order(to);
+            }
+            Input::Pause => {
+                assert!(!self.serving, "a pool is paused while nobody serves");
+                self.quiet = true;
+            }
+            Input::Ended(Outcome::Interrupted) => self.interrupted = true,
+            Input::Ended(outcome) => {
+                let ended = self.under_way.take();
+                if let (Some(Change::Grow { to, .. }), Outcome::Done) = (ended, outcome) {
+                    self.blocks = to;
+                    // A cap may have arrived during the change.
+                    self.order(self.limit);
+                }
+            }
+        }
+        self.next()
+    }
+
+    /// Orders a size of at most `to` blocks.
+    fn order(&mut self, to: usize) {
+        if to < self.blocks {
+            self.ordered = Some(self.ordered.map_or(to, |before| before.min(to)));
+        }
+    }
+
+    fn next(&mut self) -> Option<Change> {
+        if !self.serving && !self.quiet {
+            return None;
+        }
+        if self.under_way.is_some() {
+            return std::mem::take(&mut self.interrupted).then_some(self.under_way).flatten();
+        }
+        let Some(to) = self.ordered.take() else {
+            self.quiet = false;
+            return None;
+        };
+        // The number is set at once, so that a scheduler that restarts during the change
+        // starts with this size.
+        self.blocks = to;
+        self.under_way = Some(Change::Shrink { to });
+        self.under_way
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn serving() -> PoolCore {
+        let mut pool = PoolCore::new(16, 100, 100);
+        assert_eq!(pool.step(Input::Serving(true)), None);
+        pool
+    }
+
+    #[test]
+    fn an_order_begins_at_once_and_the_next_after_it() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
+        assert_eq!(pool.blocks(), 60, "whoever starts now starts with as many");
+        assert_eq!(pool.step(Input::GiveUp(60)), None, "it is said again");
+        assert_eq!(pool.step(Input::GiveUp(40)), None);
+        assert_eq!(pool.step(Input::GiveUp(50)), None, "the least counts");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 40 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.blocks(), 40);
+    }
+
+    #[test]
+    fn no_order_shrinks_below_the_floor() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::GiveUp(0)), Some(Change::Shrink { to: 16 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::GiveUp(3)), None, "there is nothing left to give");
+    }
+
+    #[test]
+    fn a_pool_never_grows_during_a_shrink_or_past_its_stress() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::MayGrow(200)), None, "it has all that was stressed");
+        assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::MayGrow(80)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None, "and is not remembered");
+        assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 50, to: 100 }));
+        assert_eq!(pool.blocks(), 50, "until it is backed");
+        assert_eq!(pool.step(Input::GiveUp(40)), None, "when that has ended");
+        assert_eq!(pool.step(Input::Ended(Outcome::Refused)), Some(Change::Shrink { to: 40 }));
+    }
+
+    #[test]
+    fn a_pool_borrows_up_to_its_limit_and_none_after_a_refusal() {
+        let mut pool = PoolCore::new(16, 100, 300);
+        pool.step(Input::Serving(true));
+        assert_eq!(pool.step(Input::MayGrow(400)), Some(Change::Grow { from: 100, to: 300 }));
+        pool.step(Input::Ended(Outcome::Done));
+        assert_eq!((pool.blocks(), pool.most()), (300, 100));
+        assert_eq!(pool.step(Input::GiveUp(100)), Some(Change::Shrink { to: 100 }));
+        pool.step(Input::Ended(Outcome::Done));
+        assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 100, to: 200 }));
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(95)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "it had grown meanwhile");
+        assert_eq!((pool.limit(), pool.most()), (95, 95));
+    }
+
+    #[test]
+    fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
+        // The interruption may be reported before or after the successor starts.
+        assert_eq!(pool.step(Input::Serving(false)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), None);
+        assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::Serving(false)), None);
+        assert_eq!(pool.step(Input::Serving(true)), None, "it is under way still");
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+    }
+
+    #[test]
+    fn an_order_without_a_scheduler_waits_for_one() {
+        let mut pool = PoolCore::new(16, 100, 100);
+        assert_eq!(pool.step(Input::GiveUp(50)), None);
+        assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
+    }
+
+    #[test]
+    fn a_cap_takes_effect_without_a_scheduler_and_stays() {
+        let mut pool = serving();
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));
+        assert!(pool.is_quiet(), "whoever serves next waits for it");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert!(!pool.is_quiet());
+        pool.step(Input::Serving(true));
+        assert_eq!((pool.step(Input::MayGrow(100)), pool.most()), (None, 95));
+        // A pool that is already smaller than the cap has nothing to give up.
+        assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
+        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(90)), Some(Change::Shrink { to: 38 }), "it gives all the same");
+        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
+        pool.step(Input::Serving(true));
+        assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
+        // At the floor there is nothing left to give up, and serving does not wait.
+        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::GiveUp(0));
+        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Serving(false));
+        assert_eq!((pool.step(Input::Cap(85)), pool.is_quiet(), pool.blocks()), (None, false, 16));
+    }
+
+    #[test]
+    fn a_cap_at_the_pools_own_size_takes_five_per_cent() {
+        let mut pool = PoolCore::new(16, 100, 100);
+        assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 76 }), 80));
+        assert_eq!((pool.floor(), PoolCore::new(200, 100, 100).floor()), (16, 100), "a floor is no more than there is");
+    }
+
+    #[test]
+    fn a_cap_waits_for_a_running_change_or_restarts_it() {
+        let mut pool = serving();
+        pool.step(Input::GiveUp(50));
+        pool.step(Input::Ended(Outcome::Done));
+        assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 50, to: 100 }));
+        pool.step(Input::Serving(false));
+        assert_eq!((pool.step(Input::Cap(95)), pool.is_quiet()), (None, true));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 47 }), "50 were too many");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        pool.step(Input::Serving(true));
+        assert_eq!(pool.step(Input::GiveUp(30)), Some(Change::Shrink { to: 30 }));
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(90)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 30 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 28 }), "five per cent of 30");
+        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
+    }
+
+    #[test]
+    fn a_pause_lasts_until_its_order_is_done() {
+        let mut pool = PoolCore::new(16, 100, 100);
+        assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "nothing was");
+        assert_eq!(pool.step(Input::GiveUp(50)), None);
+        assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (Some(Change::Shrink { to: 50 }), true));
+        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet(), pool.most()), (None, false, 100));
+    }
+
+    proptest! {
+        #[test]
+        fn the_pool_changes_once_at_a_time_within_its_bounds(
+            inputs in proptest::collection::vec((0u8..9, 0usize..130), 1..60),
+        ) {
+            let mut pool = PoolCore::new(16, 100, 100);
+            // The change that has begun and not ended.
+            let mut begun: Option<Change> = None;
+            let mut is_serving = false;
+            for (kind, blocks) in inputs {
+                let input = match (kind, begun) {
+                    (0 | 1, _) => Input::GiveUp(blocks),
+                    (2, _) => Input::MayGrow(blocks),
+                    // No request is admitted while the pool is quiet.
+                    (3, _) if pool.is_quiet() => continue,
+                    (3, _) => Input::Serving(blocks % 2 == 0),
+                    (7 | 8, _) if is_serving => continue,
+                    (7, _) => Input::Cap(blocks),
+                    (8, _) => Input::Pause,
+                    (_, None) => continue,
+                    (4, Some(Change::Shrink { .. })) => Input::Ended(Outcome::Interrupted),
+                    (5, Some(Change::Grow { .. })) => Input::Ended(Outcome::Refused),
+                    (_, Some(_)) => Input::Ended(Outcome::Done),
+                };
+                if let Input::Serving(serving) = input {
+                    is_serving = serving;
+                }
+                if matches!(input, Input::Ended(_)) {
+                    begun = None;
+                }
+                if let Some(change) = pool.step(input) {
+                    prop_assert!(begun.is_none(), "{:?} while {:?}", change, begun);
+                    match change {
+                        Change::Shrink { to } => prop_assert!((16..100).contains(&to) && pool.blocks() == to),
+                        Change::Grow { from, to } => prop_assert!(from == pool.blocks() && from < to && to <= 100),
+                    }
+                    begun = Some(change);
+                }
+                prop_assert!((16..=100).contains(&pool.blocks()));
+                prop_assert!(!pool.is_quiet() || begun.is_some(), "whoever waits for it would wait for ever");
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Messages to the engine.
+
+use super::{
+    ElasticError, Outcome, Suggestion,
+    start::{LoadFailed, LoadedModel},
+};
+use crate::{
+    budget::ResizeOrder,
+    capture::{CaptureError, Recaptured},
+    compute::lane::LaneError,
+    profile::{ProfileError, Profiled},
+    responder::Responder,
+    supervise::{BackgroundTaskDied, FaultInjection},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhichLane {
+    Step,
+    Vision,
+}
+
+/// Messages from the engine itself, its profile, the budget and the runtime.
+pub enum EngineMessage {
+    /// The wait before an attempt has ended. Attempt 0, the first, has no wait.
+    Attempt { attempt: u32 },
+    /// The weights are loaded, or loading has failed.
+    Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),
+    /// An attempt to size the model has ended.
+    Profiled {
+        /// The attempt's number. If the death of the attempt's actor is reported before this
+        /// message, the message is ignored, because the attempt's memory has been taken back.
+        attempt: u32,
+        /// The smallest KV cache, in tokens, with which every request can still finish.
+        least_tokens: usize,
+        /// The sized model, or the reason why sizing failed.
+        outcome: Result<Profiled, ProfileError>,
+    },
+    /// The device refused memory to a step or encoder batch while serving. The actor that received
+    /// the lane's error reports nothing about that job and does no more work.
+    Refused {
+        /// The lane of the actor that received the error.
+        which: WhichLane,
+        /// The generation in which that actor was started. Later actors are not affected.
+        generation: u64,
+        error: LaneError,
+    },
+    /// The knobs that would make the model fit have been found. This message ends a failed start.
+    Advised(Result<Vec<Suggestion>, BackgroundTaskDied>),
+    /// Graphs were captured again on a lane that replaced a dead one.
+    Recaptured {
+        /// The number of the task. The number is outdated if another lane has died since.
+        task: u64,
+        /// The sizes captured, or the reason why capturing failed.
+        outcome: Result<Result<Recaptured, CaptureError>, BackgroundTaskDied>,
+    },
+    /// An order of the budget to resize the KV cache. The budget sends at most one order per probe,
+    /// and one per change of the bytes owed.
+    Ordered(ResizeOrder),
+    /// A resize of the KV cache has ended.
+    PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
+    /// The wait before a restart has ended.
+    Restart {
+        /// The number of the restart. The number is outdated if another child has died since.
+        restart: u64,
+    },
+    /// Sets the gauges again, because a metrics recorder may have been installed since the last
+    /// time. The engine sends this message to itself.
+    Show,
+    /// Makes the engine fail on purpose.
+    InjectFault(FaultInjection),
+    /// Makes a GPU refuse kernel launches of a lane: the next `after` launches succeed, and then
+    /// `count` launches fail. Does nothing on a device without launches.
+    FailLaunches {
+        which: WhichLane,
+        /// Number of launches that still succeed.
+        after: usize,
+        /// Number of launches that are refused.
+        count: usize,
+    },
+    /// Makes a lane's next job fail for lack of memory, as if the driver had no memory left.
+    RefuseMemory(WhichLane),
+    KillLane {
+        which: WhichLane,
+        /// Answered when the thread has ended. Dropped without an answer if the
+        /// lane does not exist.
+        ended: Responder<()>,
+    },
+}

@@ -1,0 +1,103 @@
+//! Suggestions for an attempt that was refused memory.
+
+use bursar_budgets::Bytes;
+use bursar_kernels::BLOCK_TOKENS;
+
+use super::{Change, Question, Suggestion, forecast::least_blocks};
+use crate::{
+    compute::memory::KvMemory,
+    profile::{MemoryState, shrunk},
+};
+
+/// Suggestions that would have freed the `missing` bytes that were refused to an attempt with
+/// `target_tokens` of KV cache: fewer tokens, or a lower limit.
+///
+/// `room` is all memory that the model could have now, if known. If other processes hold so much
+/// that no number of tokens fits, only limits are suggested. Knobs that would claim more of the
+/// device are left out.
+pub(crate) fn advice(
+    question: &Question<'_>,
+    target_tokens: usize,
+    missing: Bytes,
+    room: Option<Bytes>,
+) -> Vec<Suggestion> {
+    let Ok((inputs, needs)) = question.needs() else { return Vec::new() };
+    let (kv, page) = (question.options.kv(), question.place.page);
+    let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
+    let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
+    // If the user set a fraction, it applied to the memory that was available during the attempt.
+    // For a suggestion, the smallest KV cache is enough, so the fraction is ignored.
+    let options = question.options.clone().with_all_memory();
+    let place = MemoryState { is_host: question.place.is_host, ..MemoryState::of_available(available, page) };
+    let scarce = Question { options: &options, place, ..*question };
+    let limits = scarce.reductions(&inputs, &needs);
+    if kv.is_pinned() {
+        return limits;
+    }
+    // The number of tokens is in whole blocks and at least five per cent lower, because the refused
+    // bytes may be only the first of several requests.
+    let blocks = target_tokens / BLOCK_TOKENS;
+    let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
+    let by_bytes = blocks.saturating_sub(missing.div_ceil(block.max(Bytes(1))) as usize);
+    let by_room = room.map_or(usize::MAX, |room| match (room + needs.probe()).checked_sub(least) {
+        Some(left) if left >= needs.probe() => KvMemory::blocks_in(needs.kv_shape, left, page),
+        _ => 0,
+    });
+    let tokens = shrunk(blocks, 1).min(by_bytes).min(by_room) * BLOCK_TOKENS;
+    let to = (tokens >= inputs.envelope.context_tokens).then_some(Change::Count(tokens as u64));
+    let names = &question.options.names;
+    let frees = block * (blocks - (tokens / BLOCK_TOKENS).min(blocks)) as u64;
+    let kv = Suggestion::new(names, "kv_tokens", Change::Count(target_tokens as u64), to, frees);
+    std::iter::once(kv).chain(limits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_kernels::Target;
+    use bursar_model::{Model, checkpoint::Checkpoint, demo};
+
+    use super::*;
+    use crate::engine::LoadOptions;
+
+    #[test]
+    fn fewer_keys_and_values_help_unless_a_neighbour_leaves_too_little() {
+        let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it opens");
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let place = MemoryState { is_host: true, ..MemoryState::of_available(Bytes::ZERO, page) };
+        let pictures = checkpoint.image_processor.as_ref();
+        let asked = |options: &LoadOptions, room| {
+            let question = Question { model: &model, pictures, target, options, place };
+            let least = question.needs().expect("it can be planned").1.memory_plan().total();
+            (advice(&question, 1 << 20, Bytes::mib(4), room), least)
+        };
+        let kv = |knobs: &[Suggestion]| {
+            let kv = knobs.iter().find(|knob| knob.knob.starts_with("kv_")).expect("it is named");
+            kv.to
+        };
+        let sized = LoadOptions::small();
+        let (_, least) = asked(&sized, None);
+        for room in [None, Some(least), Some(least * 8)] {
+            assert!(kv(&asked(&sized, room).0).is_some(), "{room:?}");
+        }
+        // No limit is low enough either, because the weights by themselves need more memory.
+        let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
+        assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
+        assert!(kv(&asked(&sized, Some(least - page)).0).is_none());
+        // A fixed size is suggested in the unit in which the user set it, and
+        // fits the available memory.
+        for (pinned, name) in [
+            (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
+            (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),
+        ] {
+            let room = least + Bytes::mib(64);
+            let (knobs, _) = asked(&pinned, Some(room));
+            let named = knobs.iter().find(|knob| knob.knob == name).expect("it is named");
+            let changed = named.over(&pinned).expect("it has a value");
+            let place = MemoryState { total: room, ..place };
+            let question = Question { model: &model, pictures, target, options: &changed, place };
+            let (inputs, needs) = question.needs().expect("it can be planned");
+            question.settled(&inputs, &needs).unwrap_or_else(|unfit| panic!("{name}: {unfit}"));
+        }
+    }
+}

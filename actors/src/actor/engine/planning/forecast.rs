@@ -1,0 +1,151 @@
+//! Pure: forecast of a start on a device, by plan and without the device.
+
+use bursar_budgets::{Bytes, Class, MemoryPlan};
+use bursar_kernels::{BLOCK_TOKENS, Target};
+use bursar_model::{Envelope, Model, processor::ImageProcessor};
+
+use super::{Lack, Unfit};
+use crate::{
+    compute::memory::KvMemory,
+    engine::{EffectiveLimits, LoadOptions, ModelBounds, StartError},
+    profile::{KvCapacity, KvChoice, MemoryRequirements, MemoryState},
+};
+
+/// All inputs that determine a start.
+#[derive(Clone, Copy)]
+pub struct Question<'q> {
+    /// The model, planned or loaded.
+    pub model: &'q Model,
+    /// The processor that resizes the model's pictures. `None` for a model without pictures.
+    pub pictures: Option<&'q ImageProcessor>,
+    /// The target that the model would run on.
+    pub target: Target,
+    /// The options that the model would be loaded with.
+    pub options: &'q LoadOptions,
+    /// The device's memory as the model would find it.
+    pub place: MemoryState,
+}
+
+impl<'q> Question<'q> {
+    /// Bounds of the model's inputs before the user sets any limits.
+    pub fn own(&self) -> ModelBounds<'q> {
+        ModelBounds { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
+    }
+
+    /// The largest inputs, and the memory that the model needs for them.
+    ///
+    /// # Errors
+    /// The errors of [`LoadOptions::lowered`], and [`StartError::Plan`].
+    pub fn needs(&self) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
+        let inputs = self.options.lowered(&self.own())?;
+        let needs = MemoryRequirements::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
+        Ok((inputs, needs.with_host(self.options.swap_space)))
+    }
+
+    /// Returns the KV cache tokens of a start. `None` if the model does not fit. Unlike a
+    /// [`Forecast`], this does not look for changes that would help.
+    ///
+    /// # Errors
+    /// The same as for [`needs`](Self::needs).
+    pub fn kv_tokens(&self) -> Result<Option<usize>, StartError> {
+        let (inputs, needs) = self.needs()?;
+        let settled = settle(&needs, &inputs.envelope, &self.options.kv(), &self.place);
+        Ok(settled.ok().map(|blocks| blocks * BLOCK_TOKENS))
+    }
+
+    /// KV cache blocks of a start with `needs`.
+    ///
+    /// # Errors
+    /// The reason why the start will not become READY, and the changes that would help. Finding
+    /// these changes takes a few hundred plans.
+    pub fn settled(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Result<usize, Box<Unfit>> {
+        let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
+        settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
+    }
+}
+
+/// The expected result of a start.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    /// The largest inputs, lowered to the model's limits.
+    pub inputs: EffectiveLimits,
+    /// KV cache tokens at READY. 0 if the model does not fit.
+    pub kv_tokens: usize,
+    /// One line per claimant. If the model fits, the KV cache has its size at READY. Otherwise the
+    /// KV cache has the minimum size, or the size that the user fixed.
+    pub plan: MemoryPlan,
+    /// Bytes of the device that can be leased.
+    pub available: Bytes,
+    /// Bytes left by all claimants, without the canary. 0 if the model does not fit.
+    pub free: Bytes,
+    /// Why the model will not become READY even if no other process takes memory. `None` if it will
+    /// become READY.
+    pub unfit: Option<Box<Unfit>>,
+}
+
+impl Forecast {
+    /// Computes the forecast. If the model does not fit, that takes a few hundred plans.
+    ///
+    /// # Errors
+    /// Limits that contradict each other, or tensor shapes that do not match.
+    pub fn of(question: &Question<'_>) -> Result<Self, StartError> {
+        let ((inputs, needs), available) = (question.needs()?, question.place.available());
+        let forecast = |blocks, kv_tokens, unfit: Option<Box<Unfit>>| {
+            let plan = needs.memory_plan_with(blocks);
+            let free = if unfit.is_some() { Bytes::ZERO } else { available.saturating_sub(plan.total()) };
+            Forecast { inputs: inputs.clone(), kv_tokens, plan, available, free, unfit }
+        };
+        Ok(match question.settled(&inputs, &needs) {
+            Ok(blocks) => forecast(blocks, blocks * BLOCK_TOKENS, None),
+            Err(unfit) => forecast(least_blocks(&needs, &question.options.kv(), question.place.page), 0, Some(unfit)),
+        })
+    }
+
+    /// Whether the model will become READY if no other process takes memory.
+    pub fn fits(&self) -> bool {
+        self.unfit.is_none()
+    }
+
+    /// Sequences that can run at once if each has `tokens` tokens, prompt and reply together. The
+    /// result is limited by the number of blocks and by `sequences`.
+    pub fn concurrency(&self, tokens: usize, sequences: usize) -> usize {
+        (self.kv_tokens / BLOCK_TOKENS / tokens.div_ceil(BLOCK_TOKENS).max(1)).min(sequences)
+    }
+
+    pub fn of_class(&self, class: &Class) -> Bytes {
+        self.plan.of_class(class)
+    }
+}
+
+/// The smallest number of KV cache blocks for a start: the size that the user fixed, but at least
+/// the blocks of the probe.
+pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Bytes) -> usize {
+    let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
+    pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
+}
+
+/// KV cache blocks of a start, computed with the same arithmetic as an attempt.
+pub(super) fn settle(
+    needs: &MemoryRequirements,
+    envelope: &Envelope,
+    kv: &KvChoice,
+    place: &MemoryState,
+) -> Result<usize, Lack> {
+    let (shape, page, available) = (needs.kv_shape, place.page, place.available());
+    let needed = needs.memory_plan_with(least_blocks(needs, kv, page)).total();
+    if let Some(short_by) = needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {
+        return Err(Lack::Memory { needed, available, short_by });
+    }
+    let (claimed, probe) = (needs.memory_plan().total(), needs.probe());
+    let beside = place.overhead.saturating_add(claimed).saturating_sub(probe);
+    let left = available.saturating_sub(claimed);
+    let room = KvCapacity { total: place.total, beside, available: left, probe, is_host: place.is_host };
+    let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
+    let (tokens, context_tokens) = (blocks * BLOCK_TOKENS, envelope.context_tokens);
+    if tokens < context_tokens {
+        return Err(Lack::Tokens { tokens, context_tokens });
+    }
+    let blocks = blocks.max(needs.probe_blocks);
+    debug_assert!(KvMemory::bytes(shape, blocks, page) <= left + probe, "a share is one of what is left");
+    Ok(blocks)
+}

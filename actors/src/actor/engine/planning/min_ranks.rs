@@ -1,0 +1,200 @@
+//! Search for the smallest number of devices that a model fits on, by planning for one rank, for
+//! two ranks, and so on.
+
+use std::fmt;
+
+use bursar_budgets::Hint;
+use bursar_kernels::Target;
+use bursar_model::{LoadError, Model, checkpoint::Checkpoint, weights::WeightError};
+use serde::{Serialize, Serializer};
+use thiserror::Error;
+
+use super::{Lack, Question, forecast::settle};
+use crate::{
+    engine::{LoadOptions, StartError},
+    profile::MemoryState,
+};
+
+/// Why a model does not fit on a number of devices.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum RanksLack {
+    /// The model cannot be divided among this many ranks, because its heads, columns, experts or
+    /// scale blocks are not divisible.
+    #[error("{0}")]
+    Cut(String),
+    /// The resource that each device lacks.
+    #[error(transparent)]
+    Lack(#[from] Lack),
+}
+
+impl Serialize for RanksLack {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A number of devices that a model does not fit on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RanksTried {
+    pub ranks: usize,
+    pub lack: RanksLack,
+}
+
+impl fmt::Display for RanksTried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.lack {
+            RanksLack::Lack(Lack::Memory { short_by, .. }) => {
+                let on_each = if self.ranks > 1 { " on each" } else { "" };
+                write!(f, "{}: {} ({short_by}) short{on_each}", self.ranks, short_by.exact())
+            }
+            lack => write!(f, "{}: {lack}", self.ranks),
+        }
+    }
+}
+
+/// The number of devices that a model is split over.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MinRanks {
+    pub model: String,
+    /// The smallest number of devices that the model fits on.
+    pub ranks: usize,
+    /// All smaller numbers, with the reason why each is too small.
+    pub too_few: Vec<RanksTried>,
+}
+
+impl fmt::Display for MinRanks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ranks {
+            1 => write!(f, "{} fits on one device", self.model),
+            ranks => write!(f, "{} is split over {ranks} devices ({})", self.model, listed(&self.too_few)),
+        }
+    }
+}
+
+/// The model fits on no number of the devices found.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("{model} does not fit on any number of these devices ({})", listed(tried))]
+pub struct NoRanksFit {
+    pub model: String,
+    /// Every number of devices that was tried, from one on.
+    pub tried: Vec<RanksTried>,
+}
+
+impl Hint for NoRanksFit {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "run `bursar plan` with a number of devices to see which knobs would make it fit".to_owned()
+    }
+}
+
+fn listed(tried: &[RanksTried]) -> String {
+    tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// A search for the devices of a model.
+#[derive(Clone, Copy)]
+pub struct PlacementQuery<'q> {
+    /// The model's name, for messages.
+    pub name: &'q str,
+    /// The model's checkpoint, possibly without weights.
+    pub checkpoint: &'q Checkpoint,
+    /// The options that the model would be loaded with.
+    pub options: &'q LoadOptions,
+}
+
+impl PlacementQuery<'_> {
+    /// Tries numbers of devices from one on. `at` takes a number of devices. It returns the
+    /// target of a rank and the memory of the device with the least available memory, or `None`
+    /// if there are fewer devices.
+    ///
+    /// # Errors
+    /// [`StartError::NoRanksFit`], or any other error of a plan.
+    pub fn min_ranks(
+        &self,
+        mut at: impl FnMut(usize) -> Result<Option<(Target, MemoryState)>, StartError>,
+    ) -> Result<MinRanks, StartError> {
+        let (model, mut tried) = (self.name.to_owned(), Vec::new());
+        while let Some((target, place)) = at(tried.len() + 1)? {
+            let ranks = tried.len() + 1;
+            match self.lack(ranks, target, place)? {
+                None => return Ok(MinRanks { model, ranks, too_few: tried }),
+                Some(lack) => tried.push(RanksTried { ranks, lack }),
+            }
+        }
+        Err(NoRanksFit { model, tried }.into())
+    }
+
+    /// Returns why the model does not fit on `ranks` devices. `None` if it fits.
+    ///
+    /// # Errors
+    /// Any error of a plan.
+    pub fn lack(&self, ranks: usize, target: Target, place: MemoryState) -> Result<Option<RanksLack>, StartError> {
+        let PlacementQuery { checkpoint, options, .. } = *self;
+        let model = match Model::plan_heaviest(checkpoint, &target, ranks) {
+            Err(LoadError::Weights(cut @ (WeightError::Ranks(_) | WeightError::Cut { .. }))) => {
+                return Ok(Some(RanksLack::Cut(cut.to_string())));
+            }
+            model => model?,
+        };
+        let pictures = checkpoint.image_processor.as_ref();
+        let question = Question { model: &model, pictures, target, options, place };
+        let (inputs, needs) = question.needs()?;
+        Ok(settle(&needs, &inputs.envelope, &options.kv(), &place).err().map(RanksLack::Lack))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::Bytes;
+    use bursar_model::demo;
+
+    use super::*;
+
+    const CPU: Target = Target::Cpu { threads: 1 };
+
+    /// The result of a search among `found` devices of `capacity`.
+    fn min_ranks(found: usize, capacity: Bytes) -> Result<MinRanks, StartError> {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };
+        let sought = PlacementQuery { name: "demo", checkpoint: &checkpoint, options: &options };
+        let place = MemoryState { is_host: true, ..MemoryState::of_available(capacity, Bytes::kib(64)) };
+        sought.min_ranks(|ranks| Ok((ranks <= found).then_some((CPU, place))))
+    }
+
+    /// The memory that the demo model needs on each of `ranks` devices.
+    fn needed(ranks: usize) -> Bytes {
+        let error = min_ranks(ranks, Bytes::mib(1)).expect_err("nothing fits there");
+        let StartError::NoRanksFit(NoRanksFit { tried, .. }) = error else { panic!("{error:?}") };
+        let RanksTried { lack: RanksLack::Lack(Lack::Memory { needed, .. }), .. } = tried[ranks - 1] else {
+            panic!("{tried:?}")
+        };
+        needed
+    }
+
+    #[test]
+    fn a_model_is_shared_out_only_as_far_as_it_must_be() {
+        let (whole, half) = (needed(1), needed(2));
+        assert!(half < whole);
+        let of = |capacity| min_ranks(4, capacity).expect("it fits");
+        assert_eq!(of(whole), MinRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
+        let shared = of(whole - Bytes(1));
+        assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
+        assert_eq!(shared.to_string(), "demo is split over 2 devices (1: 1 B (1 B) short)");
+        assert_eq!(of(half).ranks, 2);
+    }
+
+    #[test]
+    fn where_no_number_does_each_says_by_how_much() {
+        let (whole, half) = (needed(1), needed(2));
+        let error = min_ranks(3, half - Bytes(1)).expect_err("two heads are for two at most");
+        let told = error.to_string();
+        let short = whole - half + Bytes(1);
+        assert!(
+            told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())),
+            "{told}"
+        );
+        assert!(told.contains("3: key heads cannot be divided among 3 ranks: there are 2"), "{told}");
+        assert!(error.hint().contains("bursar plan"), "{}", error.hint());
+    }
+}

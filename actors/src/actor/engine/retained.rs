@@ -1,0 +1,62 @@
+//! State that a wake reuses instead of computing it again. This state is kept outside the engines
+//! of a model.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bursar_model::checkpoint::Checkpoint;
+
+use super::ModelContext;
+use crate::profile::ProfileRecord;
+
+/// State that later engines of a model reuse. The runtime holds one per model. Clones share it.
+#[derive(Clone, Default)]
+pub struct RetainedState(Arc<Mutex<Contents>>);
+
+#[derive(Default)]
+struct Contents {
+    opened: Option<Opened>,
+    record: Option<Arc<ProfileRecord>>,
+}
+
+/// An open checkpoint, and the model's host side.
+#[derive(Clone)]
+pub(super) struct Opened {
+    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) context: Arc<ModelContext>,
+}
+
+impl RetainedState {
+    pub(super) fn keep_opened(&self, opened: Opened) {
+        self.contents().opened = Some(opened);
+    }
+
+    pub(super) fn opened(&self) -> Option<Opened> {
+        self.contents().opened.clone()
+    }
+
+    /// Keeps the record of the stress-tested size that is now served. The record of a smaller size
+    /// replaces the record of a larger size only if memory was refused to the larger size. In all
+    /// other cases, the size is smaller only because other processes or models hold memory at the
+    /// moment.
+    pub(super) fn keep_record(&self, record: &Arc<ProfileRecord>, was_refused: bool) {
+        let kept = &mut self.contents().record;
+        if was_refused || kept.as_ref().is_none_or(|kept| kept.kv_blocks < record.kv_blocks) {
+            *kept = Some(record.clone());
+        }
+    }
+
+    /// The record of the stress-tested size with which the model last served.
+    pub(super) fn record(&self) -> Option<Arc<ProfileRecord>> {
+        self.contents().record.clone()
+    }
+
+    /// Closes the checkpoint. The next start opens its files again.
+    pub(crate) fn close(&self) {
+        self.contents().opened = None;
+    }
+
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        // No code panics while it holds this lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,43 @@
+//! The serving actors and the data that requests need.
+
+use std::sync::Arc;
+
+use bursar_kernels::Target;
+use ractor::ActorRef;
+use tokio::sync::watch;
+
+use super::ModelContext;
+use crate::{
+    kv::{BlockLog, KvUse},
+    profile::ProfileRecord,
+    scheduler::SchedulerMessage,
+    vision::VisionMessage,
+};
+
+/// One generation of a model's serving actors. A new generation replaces it after a death.
+#[derive(Clone)]
+pub struct Serving {
+    /// The number of the generation, larger than the number of any earlier generation.
+    pub generation: u64,
+    /// The number of times that the device refused memory to a step or encoder batch before this
+    /// generation. Restarts after such a refusal do not count against the requests of the model.
+    pub refusals: u32,
+    /// The vision actor. `None` for a model without pictures.
+    pub vision: Option<ActorRef<VisionMessage>>,
+    pub scheduler: ActorRef<SchedulerMessage>,
+    pub context: Arc<ModelContext>,
+    /// `true` if an earlier start has recorded the size. In that case, the worst cases ran once, at
+    /// the recorded size, instead of twice.
+    pub is_warm: bool,
+    /// Tokens that the KV cache could hold when this generation began. Its size may have
+    /// changed since (ADR 3).
+    pub kv_tokens: usize,
+    /// The permits: exactly the sizes that were stress-tested.
+    pub record: Arc<ProfileRecord>,
+    /// The target that passes are planned for and run on.
+    pub target: Target,
+    /// Block usage, updated until these actors end.
+    pub(crate) kv_use: watch::Receiver<KvUse>,
+    /// The cached blocks that new sequences may begin with.
+    pub(crate) block_log: Arc<BlockLog>,
+}

@@ -1,0 +1,438 @@
+//! Planned memory requirements of a model on a device: one line per claimant, before
+//! any memory is taken.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, Class, MemoryPlan, grouped};
+use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Target};
+use bursar_model::{
+    Envelope, MergeSize, Model, RequestCost,
+    sampling::SamplingShape,
+    worst_cases::{self, CacheCapacity, Footprint, Pass, WorstCase},
+};
+
+use crate::{
+    compute::LAUNCHES,
+    compute::graph::GraphShape,
+    compute::memory::{HostKv, KvMemory, SamplingMemory},
+};
+
+/// Sizes that follow from the worst cases of an envelope. Byte sizes are whole pages.
+#[derive(Clone, Debug)]
+pub struct MemoryRequirements {
+    pub weights: Bytes,
+    /// Name of the scheme that rounded the weights to FP8. `None` if they are not quantized.
+    pub quantization: Option<&'static str>,
+    /// Bytes of the temporaries of the largest step.
+    pub step_workspace: Bytes,
+    /// Shape of the sampling buffers.
+    pub sampling: SamplingShape,
+    /// Bytes of the temporaries of the largest vision encoder batch. 0 for
+    /// a model without pictures.
+    pub vision_workspace: Bytes,
+    /// Bytes of the encoder cache, which holds embeddings in transit between
+    /// the lanes; see [`rows_on_their_way`].
+    pub vision_cache: Bytes,
+    /// Rows of the encoder cache.
+    pub cache_rows: usize,
+    /// Blocks of the probe, which is the first, small KV cache.
+    pub probe_blocks: usize,
+    /// Shape of captured steps. `None` on a device without graphs.
+    pub graphs: Option<GraphShape>,
+    /// Bytes of the largest single collective between the ranks of several GPUs. `None` for one
+    /// rank, and on a host, where ranks read each other's workspaces.
+    pub exchange: Option<Bytes>,
+    /// Shape of the keys and values of one token.
+    pub kv_shape: KvShape,
+    /// KV blocks that host memory is to hold; see [`with_host`](Self::with_host).
+    pub host_slots: usize,
+    /// Rows of picture embeddings that host memory is to hold.
+    pub host_rows: usize,
+    /// Bytes of one row of the encoder cache.
+    pub row_bytes: Bytes,
+    /// Number of ranks over which the model is sharded.
+    ranks: usize,
+    pub worst_cases: Vec<(Arc<WorstCase>, Footprint)>,
+    page: Bytes,
+}
+
+/// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope can
+/// have that many tokens in total.
+const PROBE_TOKENS: usize = 8192;
+
+/// Bytes that the driver takes for one layer of a captured step. This is an estimate, because the
+/// driver takes pieces of 2 MiB: 300 launches took 0.7 MiB, and a layer has a dozen launches. The
+/// real number is measured and leased at capture.
+const GRAPH_LAYER: Bytes = Bytes(32 << 10);
+
+/// Bytes that the driver takes on a GPU for the streams of two lanes and their first launches. This
+/// is an estimate. Once taken, these bytes count as overhead, or as foreign memory if the driver
+/// does not attribute them to this process.
+const LANES: Bytes = Bytes(8 << 20);
+
+/// Divisor of the host memory that is used for picture embeddings: they get one eighth. In a 7B
+/// model, a row is an eighth of the size of one token's keys and values.
+const HOST_ROWS_PART: u64 = 8;
+
+/// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before
+/// the encoder batch that writes it until the last step that reads it, but not while the reply is
+/// decoded. The cache must therefore hold:
+///
+/// - the rows of encoder batches in flight: [`LAUNCHES`] batches, filled to the last patch;
+/// - the rows of steps in flight: two steps (ADR 10), in which every token may belong to a picture;
+/// - the rows of one more request: the oldest prompt may be split at the end of a step, and then
+///   holds the rows of its remaining pictures.
+///
+/// A request gets all its rows at once. The cache therefore has room for at least two of the
+/// largest requests: one is read while the next is written. No request needs more rows than a
+/// context has tokens, because each row is a token of its prompt.
+///
+/// ```text
+/// request + max(request, LAUNCHES * encoder batch rows + 2 * step tokens)
+/// ```
+///
+/// More rows would not increase throughput: a lane that runs further ahead only waits
+/// later. More rows would only keep more pictures of ended requests, which later turns of
+/// a conversation show again.
+pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
+    let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
+    let launch = merge.tokens(envelope.launch_patches);
+    request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
+}
+
+/// Number of steps in flight.
+const STEPS: usize = 2;
+
+impl MemoryRequirements {
+    /// Plans `model` for `envelope` on `target`.
+    ///
+    /// # Errors
+    /// Returns an error if shapes do not match. A plan cannot run out of memory.
+    pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
+        // Whole pages are leased, so the rows fill the last page.
+        let row_bytes = model.picture_row_bytes(&target);
+        let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
+        let vision_cache = (row_bytes * rows as u64).round_up(page);
+        let cache_rows = (vision_cache / row_bytes) as usize;
+        let reach = envelope.sequences * envelope.context_tokens;
+        let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
+        let request = RequestCost::largest(envelope, model.config().merge());
+        let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
+        let worst_cases = worst_cases::worst_cases(model, envelope, CacheCapacity { blocks: probe_blocks, cache_rows })
+            .into_iter()
+            .map(|worst_case| {
+                let footprint = worst_cases::plan(model, target, &worst_case.pass)?;
+                Ok((Arc::new(worst_case), footprint))
+            })
+            .collect::<Result<Vec<_>, KernelError>>()?;
+        let peak = |is_step: bool| {
+            let of_lane =
+                worst_cases.iter().filter(|(worst_case, _)| matches!(worst_case.pass, Pass::Step(_)) == is_step);
+            of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
+        };
+        let graphs = target.has_graphs().then(|| GraphShape {
+            sequences: envelope.sequences,
+            context_tokens: envelope.context_tokens,
+            axes: model.config().decoder().rope_axes.count(),
+        });
+        Ok(MemoryRequirements {
+            weights: model.weight_bytes().round_up(page),
+            quantization: model.quantization(),
+            step_workspace: peak(true),
+            sampling: SamplingShape {
+                sequences: envelope.sequences,
+                context_tokens: envelope.context_tokens,
+                vocabulary: model.config().decoder().vocabulary,
+            },
+            vision_workspace: peak(false),
+            vision_cache,
+            cache_rows,
+            probe_blocks,
+            graphs,
+            exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
+                // Room for one all-reduce of the activations of a whole step. Logits are gathered
+                // some rows at a time, so there must be room for at least one row of them.
+                let decoder = model.config().decoder();
+                let share = decoder.share(model.rank()).expect("the model was planned for its rank");
+                let logits = DType::F32.bytes(share.tokens_of_each());
+                target.activation().bytes(envelope.step_tokens * decoder.hidden).max(logits)
+            }),
+            kv_shape: model.kv_shape(&target),
+            host_slots: 0,
+            host_rows: 0,
+            row_bytes,
+            ranks: model.rank().of(),
+            worst_cases,
+            page,
+        })
+    }
+
+    /// Plans `bytes` of host memory for each rank. KV blocks can be moved there and, for a model
+    /// with pictures, encoder cache rows too, which get one eighth (ADR 15).
+    #[must_use]
+    pub fn with_host(self, bytes: Bytes) -> Self {
+        let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
+        let left = bytes - self.row_bytes * host_rows as u64;
+        MemoryRequirements { host_rows, host_slots: HostKv::slots_in(self.kv_shape, left), ..self }
+    }
+
+    /// Bytes of host memory for KV blocks, over all ranks.
+    pub fn host_kv_bytes(&self) -> Bytes {
+        HostKv::bytes(self.kv_shape, self.host_slots) * self.ranks as u64
+    }
+
+    /// Bytes of host memory for picture embeddings, over all ranks.
+    pub fn host_rows_bytes(&self) -> Bytes {
+        self.row_bytes * (self.host_rows * self.ranks) as u64
+    }
+
+    /// Bytes of host memory for KV blocks and picture embeddings, over all ranks.
+    pub fn host_bytes(&self) -> Bytes {
+        self.host_kv_bytes() + self.host_rows_bytes()
+    }
+
+    pub fn probe(&self) -> Bytes {
+        KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
+    }
+
+    pub fn sampling_bytes(&self) -> Bytes {
+        SamplingMemory::bytes(self.sampling, self.page)
+    }
+
+    pub fn exchange_bytes(&self) -> Option<Bytes> {
+        self.exchange.map(|largest| CudaLink::bytes(largest).round_up(self.page))
+    }
+
+    /// Returns the memory plan with one line per claimant. The KV cache is planned with
+    /// its minimum, the probe.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        let how = self.blocks_in_words(self.probe_blocks);
+        let mut plan = self.memory_beside_kv();
+        plan.push(Class::Kv, "probe", self.probe(), how);
+        plan
+    }
+
+    /// Returns the memory plan with this many blocks of
+    /// KV cache; see [`memory_plan`](Self::memory_plan).
+    pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
+        let how = self.blocks_in_words(blocks);
+        let mut plan = self.memory_beside_kv();
+        plan.push(Class::Kv, "keys and values", KvMemory::bytes(self.kv_shape, blocks, self.page), how);
+        plan
+    }
+
+    fn blocks_in_words(&self, blocks: usize) -> String {
+        let format = if self.kv_shape.dtype == DType::F8E4M3 { ", FP8" } else { "" };
+        let blocks = grouped(blocks as u64);
+        format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers{format}", self.kv_shape.layers)
+    }
+
+    fn memory_beside_kv(&self) -> MemoryPlan {
+        let format = self.quantization.map_or_else(String::new, |name| format!(", FP8 ({name})"));
+        let how = format!("sum of tensors, 256-byte steps{format}");
+        let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, how);
+        plan.push(
+            Class::StepWorkspace,
+            "largest step",
+            self.step_workspace,
+            "peak of the dry run of both worst cases of a step",
+        );
+        let how = "each sequence's parameters, past and mask, its token for the next step, and a report";
+        plan.push(Class::StepWorkspace, "choices", self.sampling_bytes(), how);
+        if let Some(bytes) = self.exchange_bytes() {
+            plan.push(Class::StepWorkspace, "exchange between ranks", bytes, "two halves, each of a step's sums");
+        }
+        if let Some(shape) = self.graphs {
+            let how = "the arrays of the largest captured step";
+            plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
+            // Each size has two graphs: one for greedy sampling, one for any sampling.
+            let (graphs, layers) = (2 * shape.buckets().len(), self.kv_shape.layers);
+            let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
+            let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
+            plan.push(Class::Graphs, "captured steps, in the driver", driver, how);
+        }
+        if self.cache_rows > 0 {
+            let how = "peak of the dry run of both worst cases of a launch";
+            plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
+            let how = format!("{} rows: pictures of launches and steps in progress", grouped(self.cache_rows as u64));
+            plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
+        }
+        if self.host_slots > 0 {
+            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, in host memory", grouped(self.host_slots as u64));
+            plan.push(Class::HostKv, "keys and values on the host", self.host_kv_bytes(), how);
+        }
+        if self.host_rows > 0 {
+            let how = format!("{} rows, in host memory", grouped(self.host_rows as u64));
+            plan.push(Class::HostKv, "picture embeddings on the host", self.host_rows_bytes(), how);
+        }
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_kernels::{CudaTarget, DType};
+    use bursar_model::{
+        checkpoint::{Checkpoint, CheckpointSource},
+        demo,
+        registry::shape_settings,
+    };
+
+    use super::*;
+    use crate::{
+        engine::{LoadOptions, Question},
+        profile::{KvShare, MemoryState, Sizing},
+    };
+
+    const MERGE: MergeSize = MergeSize::new(2);
+
+    /// An envelope of 1,024 rows per picture and encoder batch.
+    fn envelope() -> Envelope {
+        Envelope { largest_pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
+    }
+
+    #[test]
+    fn the_vision_cache_holds_running_launches_and_steps_plus_one_request() {
+        assert_eq!(rows_on_their_way(&envelope(), MERGE), 2048 + 2 * 1024 + 2 * 512);
+        let many = Envelope { largest_pictures: 100, ..envelope() };
+        assert_eq!(rows_on_their_way(&many, MERGE), 2 * 4096, "two of the largest, each of which fills its context");
+        let least = Envelope {
+            largest_pictures: 1,
+            picture_patches: 4,
+            launch_patches: 4,
+            step_tokens: 1,
+            sequences: 1,
+            ..many
+        };
+        assert_eq!(rows_on_their_way(&least, MERGE), 1 + 2 + 2);
+    }
+
+    #[test]
+    fn a_7b_model_on_an_h200_leaves_room_for_target_tokens() {
+        let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of
+        // them per encoder batch.
+        let envelope = Envelope {
+            context_tokens: 8192,
+            sequences: 256,
+            step_tokens: Envelope::gpu().step_tokens,
+            picture_patches: 10_764,
+            pictures: 1,
+            largest_pictures: 1,
+            video_frames: 1,
+            launch_patches: 2 * 10_764,
+        };
+        let page = Bytes::mib(2);
+        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
+        // Measured on 2026-11-21: the GPU's total memory; the context, loaded code and captured
+        // graphs; and the canary.
+        let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
+        let plan = needs.memory_plan();
+        let available = card.saturating_sub(beside).saturating_sub(plan.total());
+        let sizing =
+            Sizing { available, probe: needs.probe(), share: KvShare::expected_of(false, card), pinned_tokens: None };
+        let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;
+        assert!(tokens >= 2_230_000, "{tokens} tokens\n{plan}");
+    }
+
+    #[test]
+    fn the_default_gpu_limits_are_consistent_and_can_be_planned() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let target = Target::Cpu { threads: 1 };
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let (options, pictures) = (LoadOptions::default(), checkpoint.image_processor.as_ref());
+        let place = MemoryState::of_available(Bytes::gib(8), Bytes::mib(2));
+        let question = Question { model: &model, pictures, target, options: &options, place };
+        let (inputs, needs) = question.needs().expect("its worst cases go together");
+        let limits = &inputs.envelope;
+        assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));
+        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 24_576, "the model's own lower it");
+        question.settled(&inputs, &needs).expect("a small model fits a small card");
+        assert!(needs.probe_blocks * BLOCK_TOKENS >= limits.step_tokens, "the probe holds a whole step");
+    }
+
+    #[test]
+    fn a_gpu_plan_claims_the_drivers_bytes_for_graphs_and_lanes() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
+        let claimed = |target: Target, sequences: usize| {
+            let model = Model::plan(&checkpoint, &target).expect("it is whole");
+            let envelope = Envelope { sequences, step_tokens: 512, ..Envelope::small() };
+            let needs = MemoryRequirements::plan(&model, target, &envelope, Bytes::mib(2))
+                .expect("its worst cases go together");
+            let inputs = needs.graphs.map_or(Bytes::ZERO, |shape| shape.bytes(Bytes::mib(2)));
+            needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
+        };
+        assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
+        // First 70 graphs of 4 layers plus 8 MiB, in whole pages, then 10 graphs.
+        assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
+        assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
+    }
+
+    #[test]
+    fn an_eighth_of_host_memory_is_for_pictures_and_all_of_it_without_any() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let (target, page) = (Target::Cpu { threads: 1 }, Bytes::kib(64));
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let needs =
+            MemoryRequirements::plan(&model, target, &Envelope::small(), page).expect("its worst cases go together");
+        let given = Bytes::mib(8) + Bytes(77);
+        let of_rows = |needs: &MemoryRequirements| (needs.host_rows_bytes(), needs.host_bytes());
+        let with = needs.clone().with_host(given);
+        let (rows, all) = of_rows(&with);
+        let (row, block) = (needs.row_bytes, HostKv::bytes(needs.kv_shape, 1));
+        assert!(rows <= given / 8 && rows + row > given / 8, "{rows}");
+        assert!(all <= given && all + block > given, "{all}");
+        let lines = |needs: &MemoryRequirements| {
+            let plan = needs.memory_plan();
+            let of_host = plan.claims().iter().filter(|claim| claim.class == Class::HostKv).map(|claim| claim.bytes);
+            (of_host.collect::<Vec<_>>(), plan.total())
+        };
+        assert_eq!(lines(&with), (vec![with.host_kv_bytes(), rows], lines(&needs).1), "the device's total is the same");
+        assert_eq!(lines(&needs).0, []);
+        let without = MemoryRequirements { cache_rows: 0, ..needs }.with_host(given);
+        assert_eq!(of_rows(&without), (Bytes::ZERO, HostKv::bytes(without.kv_shape, without.host_slots)));
+    }
+
+    #[test]
+    fn a_text_model_claims_nothing_for_pictures() {
+        let random = shape_settings("qwen2.5-0.5b").expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let target = Target::Cpu { threads: 1 };
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let envelope = Envelope { context_tokens: 64, sequences: 2, step_tokens: 127, ..Envelope::small() };
+        let needs =
+            MemoryRequirements::plan(&model, target, &envelope, Bytes::kib(64)).expect("its worst cases go together");
+        let classes: Vec<_> = needs.memory_plan().claims().iter().map(|claim| claim.class.clone()).collect();
+        assert_eq!(classes, [Class::Weights, Class::StepWorkspace, Class::StepWorkspace, Class::Kv]);
+        assert_eq!((needs.vision_workspace, needs.cache_rows), (Bytes::ZERO, 0));
+        assert!(!needs.step_workspace.is_zero());
+        assert_eq!(needs.probe_blocks, 9, "a whole step and one token more for each sequence: 129");
+    }
+
+    #[test]
+    fn a_plan_has_the_bytes_of_each_claimant() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let (target, page, envelope) = (Target::Cpu { threads: 1 }, Bytes::kib(64), Envelope::small());
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        let row = model.picture_row_bytes(&target);
+        let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("rows of its own pages");
+        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "all of them: {needs:?}");
+        assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences of a whole context");
+        let (probe, other) = (needs.memory_plan(), needs.memory_plan_with(7));
+        let kv = |blocks| KvMemory::bytes(needs.kv_shape, blocks, page);
+        assert_eq!([&probe, &other].map(|plan| plan.of_class(&Class::Kv)), [kv(128), kv(7)]);
+        let sampling = SamplingMemory::bytes(needs.sampling, page);
+        for plan in [probe, other] {
+            assert_eq!(plan.of_class(&Class::Weights), model.weight_bytes().round_up(page));
+            assert_eq!(plan.of_class(&Class::StepWorkspace), needs.step_workspace + sampling);
+            assert_eq!(plan.of_class(&Class::VisionWorkspace), needs.vision_workspace);
+            assert_eq!(plan.of_class(&Class::VisionCache), needs.vision_cache);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The runtime supervisor actor.
+
+mod budget;
+mod effects;
+mod loss;
+mod memory;
+mod show;
+mod sleep_tasks;
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bursar_budgets::{Bytes, Device, LedgerConfig};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::{
+    sync::{MappedMutexGuard, Mutex, MutexGuard},
+    task::JoinSet,
+};
+
+use self::{
+    budget::{BudgetSettings, ClosingMailbox},
+    show::Known,
+};
+use super::{
+    Health, LoadRequest, MakeDevice, ModelHealth, OnReleased, RuntimeMessage, Shown, Supervised,
+    core::{Input, Load, Parts, Rules, RuntimeCore, Shutdown},
+};
+use crate::{
+    budget::{BudgetMailbox, WatchOptions},
+    credit::Credits,
+    engine::{EngineArguments, Status},
+    metric,
+    pace::GpuLoad,
+    responder::Responder,
+    sleep::{Rest, SleepError, SleepOrder},
+    supervise::{Intensity, end_of},
+};
+
+/// The supervisor of one device's budget and engines.
+///
+/// The state is in this field and not in ractor's `State`. ractor sends an actor's `State` along
+/// with the event that reports the actor's end, and that event may stay in the mailbox of a user's
+/// supervisor for a long time. Chats and memory in the state would stay alive as long, and a chat
+/// that the user's supervisor itself waits for would never end.
+#[derive(Default)]
+pub struct RuntimeActor(Mutex<Option<RuntimeState>>);
+
+impl RuntimeActor {
+    /// Locks the state. Only one handler runs at a time, so this never waits.
+    async fn state(&self) -> MappedMutexGuard<'_, RuntimeState> {
+        MutexGuard::map(self.0.lock().await, |state| state.as_mut().expect("it is there before the first message"))
+    }
+}
+
+pub struct RuntimeArguments {
+    /// The device, and the channel on which its successors are published.
+    pub shown: Shown,
+    /// Creates a successor for a lost device. If this is `None`, the runtime ends with its device.
+    pub again: Option<MakeDevice>,
+    /// How many losses of the device the runtime survives, and within what time.
+    pub device_intensity: Intensity,
+    pub ledger: LedgerConfig,
+    /// Bytes of the device kept free on purpose.
+    pub canary: Bytes,
+    /// The mailbox to which leases post their notes.
+    pub mailbox: Arc<BudgetMailbox>,
+    /// How many restarts of the budget are tolerated, and within what time.
+    pub budget_intensity: Intensity,
+    pub watch: WatchOptions,
+    /// If set, models are put to sleep to make room for other models, and a model with requests
+    /// stays awake for at least this long.
+    pub turn: Option<Duration>,
+}
+
+pub struct RuntimeState {
+    core: RuntimeCore<ActorParts>,
+    shown: Shown,
+    again: Option<MakeDevice>,
+    settings: BudgetSettings,
+    budget: ActorCell,
+    /// Load of all models on the device.
+    card: Arc<GpuLoad>,
+    engines: BTreeMap<String, Engine>,
+    /// Models that were READY and then ended by themselves. An entry stays until the model is
+    /// unloaded or a model of this name is loaded again.
+    dead_models: BTreeMap<String, Known>,
+    /// The next check for idle models, if it is due before the regular check of the next second.
+    look: JoinSet<()>,
+    born: Instant,
+}
+
+/// The types that the core of this runtime passes on without knowing them.
+struct ActorParts;
+
+impl Parts for ActorParts {
+    type LoadRequest = Box<LoadRequest>;
+    type Waiter = OnReleased;
+    type Sleeper = Responder<Result<(), SleepError>>;
+    type Device = Arc<dyn Device>;
+}
+
+/// A model and its current engine.
+struct Engine {
+    cell: ActorCell,
+    arguments: EngineArguments,
+    /// Credits of the model's running requests.
+    requests: Credits,
+    /// Labels of the model's info gauge. Set when the model is first READY.
+    known: Option<Known>,
+}
+
+impl Engine {
+    /// Returns the engine's actor, and the arguments that identify its memory.
+    fn place(&self) -> (ActorCell, EngineArguments) {
+        (self.cell.clone(), self.arguments.clone())
+    }
+}
+
+impl Actor for RuntimeActor {
+    type Msg = RuntimeMessage;
+    type State = ();
+    type Arguments = RuntimeArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<RuntimeMessage>,
+        arguments: RuntimeArguments,
+    ) -> Result<(), ActorProcessingErr> {
+        let RuntimeArguments { shown, again, device_intensity, ledger, canary, mailbox, budget_intensity, watch, turn } =
+            arguments;
+        let rules = Rules { budget: budget_intensity, device: device_intensity, has_successor: again.is_some(), turn };
+        let settings = BudgetSettings { ledger, canary, mailbox: ClosingMailbox(mailbox), watch };
+        let device = shown.device.borrow().clone();
+        let budget = settings.spawn(&myself, &device).await?;
+        myself.send_message(RuntimeMessage::Show)?;
+        *self.0.lock().await = Some(RuntimeState {
+            core: RuntimeCore::new(rules),
+            shown,
+            again,
+            settings,
+            budget,
+            card: Arc::default(),
+            engines: BTreeMap::new(),
+            dead_models: BTreeMap::new(),
+            look: JoinSet::new(),
+            born: Instant::now(),
+        });
+        Ok(())
+    }
+
+    /// Never waits for the budget actor, because this actor must be free to restart it.
+    async fn handle(
+        &self,
+        myself: ActorRef<RuntimeMessage>,
+        message: RuntimeMessage,
+        (): &mut (),
+    ) -> Result<(), ActorProcessingErr> {
+        let mut state = self.state().await;
+        if let Some(input) = state.input_of(&myself, message)? {
+            state.step(&myself, input).await?;
+        }
+        state.show();
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<RuntimeMessage>,
+        event: SupervisionEvent,
+        (): &mut (),
+    ) -> Result<(), ActorProcessingErr> {
+        let Some((cell, reason)) = end_of(event) else { return Ok(()) };
+        let mut state = self.state().await;
+        if let Some(input) = state.death(&cell, reason) {
+            state.step(&myself, input).await?;
+        }
+        state.show();
+        Ok(())
+    }
+
+    async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
+        let mut state = self.state().await;
+        let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
+        // The callers are answered below. Without an answer they would get an error that says that
+        // the runtime has gone.
+        drop(state.budget.kill_and_wait(None).await);
+        state.settings.mailbox().close();
+        drop(state);
+        // Dropping the state resets the gauges. This happens before callers learn of the end.
+        drop(self.0.lock().await.take());
+        waiters.into_iter().for_each(|waiter| waiter(cut_off));
+        Ok(())
+    }
+}
+
+impl RuntimeState {
+    fn device(&self) -> Arc<dyn Device> {
+        self.shown.device.borrow().clone()
+    }
+
+    /// Translates a message into an input of the core. Messages that the core does not
+    /// need are handled here.
+    fn input_of(
+        &self,
+        myself: &ActorRef<RuntimeMessage>,
+        message: RuntimeMessage,
+    ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
+        Ok(Some(match message {
+            RuntimeMessage::Load { name, order } => {
+                let (intensity, sleep_after) = (order.options.engine_intensity, order.options.sleep_after);
+                Input::Load(Load { name, intensity, sleep_after, order })
+            }
+            RuntimeMessage::Unload { name, within, reply } => {
+                Input::Unload { name, within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
+            }
+            RuntimeMessage::Forget { name, load, on_released } => Input::Forget { name, load, waiter: on_released },
+            RuntimeMessage::Due { name, load } => Input::Due { name, load },
+            RuntimeMessage::Ended { name, load, cut_off } => Input::Ended { name, load, cut_off },
+            RuntimeMessage::Respawn { name, load, death } => Input::Respawn { name, load, death },
+            RuntimeMessage::RespawnBudget { death } => Input::RespawnBudget { death },
+            // A loss that was reported for a predecessor of this device is ignored.
+            RuntimeMessage::DeviceLost => return Ok(self.loss().map(Input::DeviceLost)),
+            RuntimeMessage::DeviceMade(made) => Input::DeviceMade(made),
+            RuntimeMessage::ShutDown { within, reply } => {
+                Input::ShutDown { within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
+            }
+            RuntimeMessage::Supervised(reply) => {
+                let engines = self.engines.iter().map(|(name, engine)| (name.clone(), engine.cell.clone()));
+                reply.answer(Supervised { budget: self.budget.clone(), engines: engines.collect() });
+                return Ok(None);
+            }
+            RuntimeMessage::Health(reply) => {
+                reply.answer(self.health());
+                return Ok(None);
+            }
+            RuntimeMessage::SleepOrder { name, load, order: SleepOrder::Sleep { level, within, reply } } => {
+                Input::Sleep { name, load, level, within, sleeper: reply }
+            }
+            RuntimeMessage::SleepOrder { name, load, order: SleepOrder::Wake(reason) } => {
+                Input::Wake { name, load, reason }
+            }
+            RuntimeMessage::Drained { name, load, drained } => Input::Drained { name, load, drained },
+            RuntimeMessage::FellAsleep { name, load, level } => Input::FellAsleep { name, load, level },
+            RuntimeMessage::Woken { name, load } => Input::Woken { name, load },
+            RuntimeMessage::CheckIdle => Input::IdleReports(self.seen()),
+            RuntimeMessage::Show => {
+                myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show);
+                Input::IdleReports(self.seen())
+            }
+            RuntimeMessage::InjectFault(fault) => return Err(fault.strike().into()),
+        }))
+    }
+
+    /// Translates the end of an actor into an input of the core.
+    fn death(&self, cell: &ActorCell, reason: String) -> Option<Input<ActorParts>> {
+        if cell.get_id() == self.budget.get_id() {
+            return Some(Input::BudgetDied { reason });
+        }
+        let (name, engine) = self.engines.iter().find(|(_, engine)| engine.cell.get_id() == cell.get_id())?;
+        let name = name.clone();
+        // An engine that ends by itself has already published a reason: its start failed, or it
+        // gave up. Any other end is a death, including a stop from outside.
+        match &*engine.arguments.status.look() {
+            status if status.is_over() => return Some(Input::EngineGaveUp { name, reason }),
+            Status::NotWoken(error) => {
+                let may_fit = self.may_fit(&name, error);
+                return Some(Input::NotWoken { name, may_fit });
+            }
+            _ => {}
+        }
+        Some(self.loss().map_or(Input::EngineDied { name, reason }, Input::DeviceLost))
+    }
+
+    fn health(&self) -> Health {
+        let health = |name: &str, engine: &Engine| match &*engine.arguments.status.look() {
+            _ if self.core.is_forgotten(name) => ModelHealth::Leaving,
+            _ if matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_)) => ModelHealth::Asleep,
+            Status::Starting | Status::NotWoken(_) => ModelHealth::Starting,
+            Status::Ready(_) => ModelHealth::Ready,
+            Status::Failed(_) | Status::Stopped { .. } => ModelHealth::Stopped,
+        };
+        let dead_models = self.dead_models.keys().map(|name| (name.clone(), ModelHealth::Stopped));
+        let engines = self.engines.iter().map(|(name, engine)| (name.clone(), health(name, engine)));
+        Health { is_live: true, models: dead_models.chain(engines).collect() }
+    }
+}

@@ -1,0 +1,248 @@
+//! Execution of the effects that the core of a runtime returns.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_budgets::{Gate, Label};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
+use tokio::sync::oneshot;
+
+use super::{
+    ActorParts, Engine, RuntimeState,
+    memory::{release_all_memory, release_memory},
+    sleep_tasks::await_ready,
+};
+use crate::{
+    budget::Budget,
+    chat::{ChatError, ModelHandle, SleepHandle},
+    engine::{EngineActor, EngineArguments, RetainedState, StartError, Status, StatusBoard, WeightStore},
+    event::Event,
+    metric::{self, DeviceLabel},
+    responder::Responder,
+    runtime::{
+        LoadRequest, OnReleased, RuntimeMessage,
+        core::{Effect, Input},
+    },
+    sleep::{Rest, SendSleepOrder, Wakefulness},
+    tree::Role,
+};
+
+impl RuntimeState {
+    /// Passes an input to the core, and then the inputs that follow from its effects.
+    pub(super) async fn step(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        input: Input<ActorParts>,
+    ) -> Result<(), ActorProcessingErr> {
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            for effect in self.core.step(input, self.born.elapsed()) {
+                next = self.carry_out(myself, effect).await?.or(next);
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes one effect. Returns the input that follows from it, if there is one.
+    async fn carry_out(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        effect: Effect<ActorParts>,
+    ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
+        match effect {
+            Effect::Refuse(order) => order.reply.answer(Err(Arc::new(StartError::ShuttingDown))),
+            Effect::ForgetDead { name } => {
+                self.dead_models.remove(&name).iter().for_each(|dead_models| dead_models.show(false));
+            }
+            Effect::Begin { name, generation, order } => self.begin(myself, name, generation, *order).await?,
+            Effect::RespawnAfter { name, load, death, wait, reason } => {
+                let arguments = self.engines[&name].arguments.clone();
+                arguments.show(Status::Starting);
+                arguments.tell_of_restart(Role::Engine, &reason);
+                let myself = myself.clone();
+                tokio::spawn(async move {
+                    release_memory(&arguments).await;
+                    myself.send_after(wait, move || RuntimeMessage::Respawn { name, load, death });
+                });
+            }
+            Effect::Respawn { name, generation } => {
+                let engine = self.engines.get_mut(&name).expect("a model of the core's");
+                engine.arguments.generation = generation;
+                engine.cell = spawn_engine(myself, &engine.arguments).await?;
+            }
+            Effect::Close { name, load, within } => self.close(myself, name, load, within),
+            Effect::End { name, load, reason } => self.end(myself, name, load, reason),
+            Effect::Gone { name, is_forgotten } => self.gone(name, is_forgotten),
+            Effect::Answer { waiter, cut_off } => waiter(cut_off),
+            Effect::RespawnBudgetAfter { death, wait, reason } => {
+                let device = DeviceLabel::of(self.device().as_ref());
+                metric::BUDGET_RESTARTS_TOTAL.add(&device, 1);
+                metric::BUDGET_UP.set(&device, false);
+                self.settings.mailbox().events().tell(Event::Restart {
+                    model: None,
+                    actor: Role::Budget.name(),
+                    reason,
+                });
+                myself.send_after(wait, move || RuntimeMessage::RespawnBudget { death });
+            }
+            Effect::SpawnBudget => match self.settings.spawn(myself, &self.device()).await {
+                Ok(budget) => self.budget = budget,
+                // A budget that dies during its start counts as a death.
+                Err(error) => return Ok(Some(Input::BudgetDied { reason: error.to_string() })),
+            },
+            Effect::LoseDevice { error, models, replace } => self.lose_device(myself, error, &models, replace),
+            Effect::TakeDevice(device) => self.take_device(myself, device).await?,
+            Effect::Fail { reason } => {
+                for engine in self.engines.values() {
+                    engine.arguments.show(Status::Stopped { reason: reason.as_str().into() });
+                }
+                return Err(reason.into());
+            }
+            Effect::Stop => myself.stop(None),
+            Effect::BeginSleep { name, load, level, within, stayed_busy } => {
+                let within = within.unwrap_or_else(|| self.time_to_make_room(&name, stayed_busy));
+                self.begin_sleep(myself, name, load, level, within);
+            }
+            Effect::ReleaseEngine { name, load, level } => self.release_engine(myself, name, load, level),
+            Effect::StayAwake { name } => self.stay_awake(&name),
+            Effect::ShowAsleep { name, level, reason } => self.show_asleep(&name, level, reason),
+            Effect::ShowWaking { name } => self.show_waking(&name),
+            Effect::Wake { name, load, generation } => self.wake(myself, name, load, generation).await?,
+            Effect::ShowAwake { name, reason, took } => self.show_awake(&name, reason, took),
+            Effect::TellNotWoken { name } => self.tell_not_woken(&name),
+            Effect::FailStart { name } => self.fail_start(&name),
+            Effect::ReportIdle => return Ok(Some(Input::IdleReports(self.seen()))),
+            Effect::ReportIdleLater { busy, within } => self.look_later(myself, &busy, within),
+            Effect::AnswerSleeper { sleeper, outcome } => sleeper.answer(outcome),
+        }
+        Ok(None)
+    }
+
+    async fn begin(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        name: String,
+        generation: u64,
+        order: LoadRequest,
+    ) -> Result<(), ActorProcessingErr> {
+        let LoadRequest { source, options, progress, reply } = order;
+        let (status, watched) = StatusBoard::new();
+        let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
+        metric::expect_model(&label);
+        let wakefulness = Wakefulness::new(Rest::Waking);
+        let sleep = SleepHandle {
+            wakefulness: wakefulness.clone(),
+            within: options.wake_within,
+            send: send_sleep_order(myself, &name, generation),
+        };
+        let requests = (options.requests_for(self.device().is_host_memory()), options.deadlines);
+        let handle = ModelHandle::new(label.clone(), watched, requests, losses, sleep);
+        let arguments = EngineArguments {
+            label,
+            source,
+            options,
+            budget: Budget::at(self.settings.mailbox().clone()),
+            device: self.device(),
+            card: self.card.clone(),
+            weight_store: WeightStore::default(),
+            kept: RetainedState::default(),
+            wakefulness,
+            generation,
+            status: Arc::new(status),
+            progress,
+        };
+        let (cell, requests) = (spawn_engine(myself, &arguments).await?, handle.credits().clone());
+        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, &arguments));
+        self.engines.insert(name.clone(), Engine { cell, arguments, requests, known: None });
+        tokio::spawn(await_start(myself.clone(), name, generation, handle, reply));
+        Ok(())
+    }
+
+    fn close(&self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, within: Duration) {
+        let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
+        requests.close();
+        tokio::spawn(async move {
+            // Reaching the deadline is not an error: the remaining requests are cut off.
+            let _ = tokio::time::timeout(within, requests.idle()).await;
+            drop(myself.send_message(RuntimeMessage::Due { name, load }));
+        });
+    }
+
+    fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, reason: String) {
+        let engine = self.engines.get_mut(&name).expect("a model of the core's");
+        // The model may have ended before its status was last read.
+        engine.publish_known();
+        let cut_off = engine.requests.taken();
+        let (myself, (cell, arguments)) = (myself.clone(), engine.place());
+        tokio::spawn(async move {
+            let budget = &arguments.budget;
+            // From now on, late lease requests are refused. The next model of this name opens the
+            // gate again. If the name never had a gate, this call changes nothing.
+            drop(budget.move_gate(arguments.label.clone(), Gate::Teardown).await);
+            // The engine's child actors die with it.
+            drop(cell.kill_and_wait(None).await);
+            // If the engine has already given a reason, that reason is kept.
+            arguments.show(Status::Stopped { reason: reason.into() });
+            release_all_memory(&arguments).await;
+            drop(myself.send_message(RuntimeMessage::Ended { name, load, cut_off }));
+        });
+    }
+
+    fn gone(&mut self, name: String, is_forgotten: bool) {
+        let engine = self.engines.remove(&name).expect("a model of the core's");
+        metric::forget_model(&engine.arguments.label);
+        match engine.known {
+            Some(known) if is_forgotten => known.show(false),
+            Some(known) => drop(self.dead_models.insert(name, known)),
+            None => {}
+        }
+    }
+}
+
+/// Returns a function that sends a handle's orders to the runtime, for this load of the model and
+/// not for another load of the same name.
+fn send_sleep_order(myself: &ActorRef<RuntimeMessage>, name: &str, load: u64) -> SendSleepOrder {
+    let (myself, name) = (myself.clone(), name.to_owned());
+    Arc::new(move |order| {
+        // A runtime that has ended drops the order, and the caller gets an error.
+        drop(myself.send_message(RuntimeMessage::SleepOrder { name: name.clone(), load, order }));
+    })
+}
+
+pub(super) async fn spawn_engine(
+    myself: &ActorRef<RuntimeMessage>,
+    arguments: &EngineArguments,
+) -> Result<ActorCell, ActorProcessingErr> {
+    let (engine, _) = EngineActor::spawn_linked(None, EngineActor, arguments.clone(), myself.get_cell()).await?;
+    Ok(engine.get_cell())
+}
+
+/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A
+/// failed start is answered once all memory of the model is returned.
+async fn await_start(
+    runtime: ActorRef<RuntimeMessage>,
+    name: String,
+    load: u64,
+    handle: ModelHandle,
+    mut reply: Responder<Result<ModelHandle, Arc<StartError>>>,
+) {
+    let forget = |on_released| drop(runtime.send_message(RuntimeMessage::Forget { name, load, on_released }));
+    let started = tokio::select! {
+        started = handle.serving() => started,
+        () = reply.given_up() => return forget(None),
+    };
+    let error = match started {
+        Ok(_) => return reply.answer(Ok(handle)),
+        Err(ChatError::NotStarted(error)) => error,
+        Err(ChatError::Stopped { reason }) => Arc::new(StartError::Stopped { reason }),
+        Err(error) => Arc::new(StartError::Stopped { reason: error.to_string().into() }),
+    };
+    let (on_released, is_released) = oneshot::channel();
+    let on_released: OnReleased = Box::new(move |_| {
+        let _ = on_released.send(());
+    });
+    forget(Some(on_released));
+    // If the runtime ends before it reads this message, everything that it supervised has ended
+    // too. The caller still gets the reason.
+    let _ = is_released.await;
+    reply.answer(Err(error));
+}

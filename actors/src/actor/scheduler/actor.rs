@@ -1,0 +1,523 @@
+//! The scheduler actor: a thin shell around its core.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bursar_budgets::{Bytes, Label};
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tracing::{Level, Span, debug, enabled};
+
+use super::{
+    Admission, ChosenRow, Delivery, Effect, Input, Limits, Preemptions, SchedulerCore, SchedulerMessage, Scored,
+    StepPlan, late_tokens::Delays,
+};
+use crate::{
+    budget::{KvDemand, SharedKvDemand},
+    compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
+    kv::{BlockLog, Copies, KvUse, SequenceId},
+    metric::{self, Direction, Permit, Preempted},
+    pace::Pacing,
+    responder::Responder,
+    tenant::TenantWeights,
+    vision::PinnedSet,
+};
+
+/// How long the second step of a burst waits for the other prompts of the burst. With the
+/// resolution of the timer, the wait is one to two milliseconds. For comparison, the first step
+/// takes eleven milliseconds with a prompt of 512 tokens and a model of 7B's shape on an H200.
+const GATHERING: Duration = Duration::from_millis(1);
+
+/// Runs steps as long as there are sequences.
+pub struct SchedulerActor;
+
+pub struct SchedulerArguments {
+    /// The permits of the profile record.
+    pub limits: Limits,
+    pub lane: Lane,
+    /// The model's label in metrics.
+    pub model: Label,
+    /// Bytes of one block over all layers, for metrics.
+    pub block_bytes: Bytes,
+    /// Called when a step is refused memory. The engine then replaces this actor.
+    pub refused: RefusalSink,
+    /// The promised token interval, and the costs used to keep it.
+    pub pacing: Pacing,
+    pub tenant_weights: TenantWeights,
+    /// Blocks that fit in host memory. 0 means no host tier.
+    pub host_slots: usize,
+    /// Receives the model's demand for blocks. `None` if the model neither lends nor borrows
+    /// blocks.
+    pub demand: Option<Arc<SharedKvDemand>>,
+    /// Receives the usage of the blocks.
+    pub kv_use: watch::Sender<KvUse>,
+    /// Receives the events of blocks in the prefix cache.
+    pub block_log: Arc<BlockLog>,
+}
+
+pub struct SchedulerState {
+    core: SchedulerCore,
+    callers: BTreeMap<SequenceId, Caller>,
+    arguments: SchedulerArguments,
+    /// Steps that were submitted to the lane, the oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// When the scheduler began. The core's clock starts at this time.
+    began: Instant,
+    /// The time until which the model counts as waiting for blocks.
+    waiting_until: Option<Instant>,
+    /// When the last step ended.
+    stepped_at: Instant,
+    /// Counts since the last [`count`](Self::count).
+    counted: Counted,
+    /// `true` once a step was refused memory. The engine has been informed, and is about to replace
+    /// this actor.
+    is_refused: bool,
+    /// The tokens of the step that just ended, with the details that the core does not need.
+    chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
+    /// Pending replies to changes of the pool's size.
+    resizing: Vec<Responder<()>>,
+    /// The latest events that may have delayed tokens.
+    delays: Delays,
+}
+
+/// A step that was submitted to the lane and has not ended.
+struct UnderWay {
+    has_prompts: bool,
+    /// Whether pictures were encoded when the step was planned.
+    encodes: bool,
+    /// The sequence of each row of logits.
+    rows: Vec<ChosenRow>,
+    /// The prompt tokens that the step scores.
+    scored: Vec<Scored>,
+    launched: Instant,
+}
+
+/// Counters that are recorded once per message instead of once per sequence, because a step
+/// has hundreds of sequences.
+#[derive(Default)]
+struct Counted {
+    generated: usize,
+    /// Tokens of sequences that began (`sought`), and how many of them were cached (`found`).
+    sought: usize,
+    found: usize,
+    /// The core's preemptions when they were last recorded.
+    preempted: Preemptions,
+}
+
+/// The caller of a sequence, and the resources held for it.
+struct Caller {
+    /// `None` once the caller has disconnected.
+    deliveries: Option<mpsc::Sender<Delivery>>,
+    /// The sequence's pictures. `None` once no later step reads them.
+    pins: Option<Arc<PinnedSet>>,
+    span: Span,
+    /// Whether a step with the sequence has been planned.
+    has_begun: bool,
+    /// When the sequence's latest token was ready.
+    last_token: Option<Instant>,
+    /// Whether the sequence has lost its blocks since its latest token.
+    was_preempted: bool,
+}
+
+impl Actor for SchedulerActor {
+    type Msg = SchedulerMessage;
+    type State = SchedulerState;
+    type Arguments = SchedulerArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<SchedulerMessage>,
+        arguments: SchedulerArguments,
+    ) -> Result<SchedulerState, ActorProcessingErr> {
+        myself.send_message(SchedulerMessage::Show)?;
+        for tenant in arguments.tenant_weights.tenants() {
+            metric::TENANT_TOKENS_TOTAL.add(&(arguments.model.clone(), tenant.clone()), 0);
+        }
+        Ok(SchedulerState {
+            core: SchedulerCore::new(arguments.limits)
+                .with_pace(arguments.pacing.pace())
+                .with_tenants(arguments.tenant_weights.clone())
+                .with_host(arguments.host_slots, arguments.pacing.copy_costs()),
+            callers: BTreeMap::new(),
+            arguments,
+            under_way: VecDeque::new(),
+            began: Instant::now(),
+            waiting_until: None,
+            stepped_at: Instant::now(),
+            counted: Counted::default(),
+            is_refused: false,
+            chosen: BTreeMap::new(),
+            resizing: Vec::new(),
+            delays: Delays::default(),
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SchedulerMessage>,
+        message: SchedulerMessage,
+        state: &mut SchedulerState,
+    ) -> Result<(), ActorProcessingErr> {
+        state.core.step(Input::Now(state.began.elapsed()));
+        state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
+        let effects = match message {
+            // Messages are dropped unread, because the driver submits its request
+            // again to the successor.
+            _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
+            SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error))
+                if error.is_out_of_memory() =>
+            {
+                state.is_refused = true;
+                (state.arguments.refused)(error);
+                return Ok(());
+            }
+            SchedulerMessage::Admit(admission) => {
+                let Admission { sequence, pins, deliveries, span, last_token } = *admission;
+                span.in_scope(|| {
+                    debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waiting for blocks")
+                });
+                // A sequence that had tokens is admitted again because it lost its blocks.
+                let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());
+                let caller = Caller { deliveries, pins, span, has_begun: false, last_token, was_preempted };
+                state.callers.insert(sequence.id, caller);
+                state.core.step(Input::Admit(Box::new(sequence)))
+            }
+            SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
+            // A failed step leaves its sequences incomplete. The actor dies, so that their
+            // drivers submit them again.
+            SchedulerMessage::Stepped(outcome) => {
+                let (took, stepped) = state.stepped(outcome?);
+                state.core.step(took);
+                state.core.step(stepped)
+            }
+            SchedulerMessage::Copied(outcome) => {
+                let took = outcome?;
+                metric::KV_COPY_SECONDS.record(&state.arguments.model, took);
+                state.core.step(Input::Copied(took.as_micros() as u64))
+            }
+            SchedulerMessage::Resize { blocks, reply } => {
+                state.resizing.push(reply);
+                state.delays.resized = Some(Instant::now());
+                state.core.step(Input::Resize(blocks))
+            }
+            SchedulerMessage::Gathered => state.core.step(Input::Gathered),
+            SchedulerMessage::LookUp { prefix, reply } => {
+                reply.answer(state.core.kv().known_prefix(prefix.as_slice()) * BLOCK_TOKENS);
+                return Ok(());
+            }
+            SchedulerMessage::KvUse(reply) => {
+                reply.answer(state.core.kv().usage());
+                Vec::new()
+            }
+            SchedulerMessage::Show => {
+                state.show_pool();
+                myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
+                Vec::new()
+            }
+            SchedulerMessage::InjectFault(fault) => return Err(fault.strike().into()),
+        };
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
+            effects.extend(state.act(&myself, effect));
+        }
+        state.arguments.block_log.tell(state.core.take_block_events());
+        state.show();
+        Ok(())
+    }
+}
+
+impl Drop for SchedulerState {
+    /// Records the counts of the last message, even if the actor dies while it handles that
+    /// message.
+    fn drop(&mut self) {
+        self.count();
+        self.arguments.block_log.close();
+    }
+}
+
+/// How long a model still counts as waiting for blocks after they were short.
+const HUNGRY_FOR: Duration = Duration::from_secs(1);
+
+impl SchedulerState {
+    fn show(&mut self) {
+        let (waiting, running) = self.core.counts();
+        let model = &self.arguments.model;
+        metric::SEQUENCES_WAITING.set(model, waiting);
+        metric::SEQUENCES_RUNNING.set(model, running);
+        metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), running);
+        metric::STEPS_UNDER_WAY.set(model, self.under_way.len());
+        self.arguments.pacing.card.set_streams(self.core.streams());
+        let usage = self.core.kv().usage();
+        self.arguments.kv_use.send_if_modified(|shown| std::mem::replace(shown, usage) != usage);
+        let KvUse { held, cached, .. } = usage;
+        metric::KV_BLOCKS_USED.set(model, held);
+        metric::KV_BLOCKS_CACHED.set(model, cached);
+        metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());
+        metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
+        self.tell_need();
+        self.count();
+    }
+
+    /// Publishes how much the model needs its blocks. The demand stays at `WaitingForBlocks` for a
+    /// while, so that the budget is not notified at each step.
+    fn tell_need(&mut self) {
+        let Some(demand) = &self.arguments.demand else { return };
+        let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
+        if self.core.lacks_blocks() || preempted > self.counted.preempted.for_blocks {
+            self.waiting_until = Some(now + HUNGRY_FOR);
+        }
+        demand.set(match self.core.counts() {
+            (0, 0) => KvDemand::Idle,
+            _ if self.waiting_until.is_some_and(|until| now < until) => KvDemand::WaitingForBlocks,
+            _ => KvDemand::Busy,
+        });
+    }
+
+    /// Sets the gauges that change only with the pool's size.
+    fn show_pool(&self) {
+        let model = &self.arguments.model;
+        metric::KV_BLOCKS.set(model, self.core.kv().blocks());
+        metric::KV_BLOCK_TOKENS.set(model, BLOCK_TOKENS);
+    }
+
+    /// Records the counts since the last call.
+    fn count(&mut self) {
+        let model = &self.arguments.model;
+        let preempted = self.core.preemptions();
+        for tokens in self.core.take_prediction_errors() {
+            metric::REPLY_PREDICTION_ERROR_TOKENS.record(model, tokens);
+        }
+        for (tenant, tokens) in self.core.take_tenants_tokens() {
+            metric::TENANT_TOKENS_TOTAL.add(&(model.clone(), tenant), tokens);
+        }
+        let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
+        let tokens = [
+            (&metric::GENERATED_TOKENS_TOTAL, counted.generated),
+            (&metric::PREFIX_CACHE_QUERIES_TOTAL, counted.sought),
+            (&metric::PREFIX_CACHE_HITS_TOTAL, counted.found),
+        ];
+        // Most messages change none of these counters.
+        for (counter, tokens) in tokens.into_iter().filter(|(_, tokens)| *tokens > 0) {
+            counter.add(model, tokens);
+        }
+        let before = counted.preempted;
+        let preempted = [
+            (Preempted::Blocks, preempted.for_blocks - before.for_blocks),
+            (Preempted::Priority, preempted.for_priority - before.for_priority),
+            (Preempted::Shrink, preempted.by_shrinks - before.by_shrinks),
+        ];
+        for (reason, more) in preempted.into_iter().filter(|(_, more)| *more > 0) {
+            metric::PREEMPTIONS_TOTAL.add(&(model.clone(), reason), more);
+        }
+    }
+
+    fn act(&mut self, myself: &ActorRef<SchedulerMessage>, effect: Effect) -> Vec<Effect> {
+        match effect {
+            Effect::Run(plan) => self.run(myself.clone(), *plan),
+            Effect::Copy(copies) => self.copy(myself.clone(), *copies),
+            Effect::Short(sequences, blocks) => {
+                let tell = |id| self.trace(id, || debug!(short_by = blocks, "waiting: too few free blocks"));
+                sequences.into_iter().for_each(tell);
+            }
+            Effect::Found(sequence, tokens) => {
+                self.trace(sequence, || debug!(cached_tokens = tokens, "started"));
+                self.counted.found += tokens;
+                self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
+                self.deliver(sequence, Delivery::Found(tokens));
+            }
+            Effect::Token(sequence, _) => {
+                let token = match self.chosen.remove(&sequence) {
+                    Some(Ok(token)) => token,
+                    _ => unreachable!("the core passes on what was chosen"),
+                };
+                if !self.deliver(sequence, Delivery::Token(token, self.stepped_at)) {
+                    return self.cancel(sequence);
+                }
+                self.keep_time(sequence);
+                self.counted.generated += 1;
+            }
+            Effect::Finished(sequence, finish) => {
+                self.trace(sequence, || debug!(?finish, "last step finished"));
+                let end = match self.chosen.remove(&sequence) {
+                    Some(Err(error)) => Delivery::Broken(Arc::new(error)),
+                    _ => Delivery::Finished(finish),
+                };
+                self.deliver(sequence, end);
+            }
+            Effect::ComeAgain(sequence) => {
+                self.trace(sequence, || debug!("preempted; its pictures are requested again"));
+                metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
+                self.deliver(sequence, Delivery::ComeAgain);
+            }
+            Effect::Late(sequence, deadline) => {
+                self.trace(sequence, || debug!(deadline = deadline.name(), "cannot meet its deadline"));
+                self.deliver(sequence, Delivery::Late(deadline));
+                self.callers.remove(&sequence);
+            }
+            Effect::Released(sequences) => {
+                for id in sequences {
+                    self.trace(id, || debug!("blocks released"));
+                    // A preempted sequence still has a caller. The callers of
+                    // ended sequences are dropped.
+                    if !self.core.is_known(id) {
+                        self.callers.remove(&id);
+                    } else if let Some(caller) = self.callers.get_mut(&id) {
+                        caller.was_preempted = true;
+                    }
+                }
+            }
+            Effect::Gather => drop(myself.send_after(GATHERING, || SchedulerMessage::Gathered)),
+            Effect::Resized => {
+                self.show_pool();
+                self.delays.resized = Some(Instant::now());
+                self.resizing.drain(..).for_each(|reply| reply.answer(()));
+            }
+        }
+        Vec::new()
+    }
+
+    /// Cancels a sequence whose caller has disconnected. Other sequences may use the blocks that a
+    /// running step fills. The pictures stay until the steps that read them have run.
+    fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
+        let effects = self.core.step(Input::Cancel(sequence));
+        if !self.core.is_known(sequence) {
+            self.callers.remove(&sequence);
+        } else if let Some(caller) = self.callers.get_mut(&sequence) {
+            caller.deliveries = None;
+        }
+        effects
+    }
+
+    /// Splits the lane's answer: the time and the token ids for the core, the rest for callers.
+    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> (Input, Input) {
+        let model = &self.arguments.model;
+        if is_by_graph {
+            metric::GRAPH_REPLAYS_TOTAL.add(model, 1)
+        } else {
+            metric::EAGER_STEPS_TOTAL.add(model, 1)
+        }
+        if let Some(imbalance) = imbalance {
+            metric::EXPERT_IMBALANCE.set(model, imbalance);
+        }
+        let UnderWay { rows, scored, launched, has_prompts, encodes } =
+            self.under_way.pop_front().expect("the lane answers what it was given, in order");
+        // A step that was queued after another one begins when that one has ended.
+        let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
+        let took = self.stepped_at - begun;
+        metric::STEP_SECONDS.record(model, took);
+        self.delays.stepped(self.stepped_at, has_prompts, encodes || self.arguments.pacing.card.encodes());
+        let mut scores = scores.into_iter();
+        for Scored { sequence, first, tokens, .. } in scored {
+            let scores = scores.by_ref().take(tokens.len()).collect();
+            self.deliver(sequence, Delivery::Scores { first, scores });
+        }
+        let tokens = chosen.iter().map(|chosen| chosen.as_ref().ok().map(|token| token.id)).collect();
+        self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
+        (Input::Took(took.as_micros() as u64), Input::Stepped(tokens))
+    }
+
+    /// Records that a token was delivered, and counts it if it is later than promised.
+    fn keep_time(&mut self, sequence: SequenceId) {
+        let Some(caller) = self.callers.get_mut(&sequence) else { return };
+        let was_preempted = std::mem::take(&mut caller.was_preempted);
+        let (Some(last), Some(promise)) = (caller.last_token.replace(self.stepped_at), self.arguments.pacing.promise)
+        else {
+            return;
+        };
+        if self.stepped_at.saturating_duration_since(last) > promise {
+            let reason = self.delays.reason(last, was_preempted);
+            metric::TOKEN_INTERVAL_MISSED_TOTAL.add(&(self.arguments.model.clone(), reason), 1);
+        }
+    }
+
+    /// Records an event in the span of the sequence's request.
+    fn trace(&self, sequence: SequenceId, tell: impl FnOnce()) {
+        if let Some(caller) = self.callers.get(&sequence) {
+            caller.span.in_scope(tell);
+        }
+    }
+
+    /// The spans of requests whose events the lane records for a step: requests that begin with
+    /// this step, and requests whose prompts the step continues. A decoding request takes one step
+    /// per token, which would be too many events to read.
+    fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
+        if !enabled!(Level::DEBUG) {
+            return Vec::new();
+        }
+        let tokens = plan.batch.query_starts.windows(2).map(|ends| ends[1] - ends[0]);
+        let span = |(id, tokens): (&SequenceId, u32)| {
+            let caller = self.callers.get_mut(id)?;
+            let begins = !std::mem::replace(&mut caller.has_begun, true);
+            (begins || tokens > 1).then(|| caller.span.clone())
+        };
+        plan.parts.iter().zip(tokens).filter_map(span).collect()
+    }
+
+    /// Delivers to the caller. Returns `false` if the caller has disconnected.
+    fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
+        let deliveries = self.callers.get(&sequence).and_then(|caller| caller.deliveries.as_ref());
+        deliveries.is_some_and(|deliveries| deliveries.try_send(delivery).is_ok())
+    }
+
+    fn run(&mut self, myself: ActorRef<SchedulerMessage>, plan: StepPlan) {
+        let choices = plan.rows.iter().map(|row| self.choice(row)).collect();
+        let score = |scored: &Scored| {
+            let top = scored.top;
+            scored.tokens.iter().map(move |token| Score { token: *token, top }).collect::<Vec<_>>()
+        };
+        let scores = plan.scored.iter().flat_map(score).collect();
+        let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone());
+        let pins = pins.map(|pins| pins as Arc<dyn Send + Sync>).collect();
+        let spans = self.spans(&plan);
+        // From here on, only the steps that read these pictures hold them.
+        for past in &plan.shown.past {
+            self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
+        }
+        let (has_prompts, encodes) = (!plan.batch.is_decoding_alone(), self.arguments.pacing.card.encodes());
+        let (rows, scored, launched) = (plan.rows, plan.scored, Instant::now());
+        self.under_way.push_back(UnderWay { has_prompts, encodes, rows, scored, launched });
+        metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
+        let answer = Answer::to(move |outcome| {
+            // An actor that has ended does not need the answer.
+            drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
+        });
+        let job = StepJob { batch: plan.batch, choices, scores, pins, spans, answer };
+        self.arguments.lane.submit(Job::Step(Box::new(job)));
+    }
+
+    fn copy(&self, myself: ActorRef<SchedulerMessage>, Copies { to_host, to_device }: Copies) {
+        let SchedulerArguments { model, block_bytes, .. } = &self.arguments;
+        for (direction, blocks) in [(Direction::ToHost, to_host.len()), (Direction::ToDevice, to_device.len())] {
+            metric::KV_COPIED_BYTES_TOTAL.add(&(model.clone(), direction), (*block_bytes * blocks as u64).as_usize());
+        }
+        metric::PREFIX_CACHE_HOST_HITS_TOTAL.add(model, to_device.len() * BLOCK_TOKENS);
+        let answer = Answer::to(move |outcome| {
+            // An actor that has ended does not need the answer.
+            drop(myself.send_message(SchedulerMessage::Copied(outcome)));
+        });
+        self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { of: Copied::Blocks, to_host, to_device, answer })));
+    }
+
+    fn choice(&self, row: &ChosenRow) -> Choice {
+        let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
+        let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
+        assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
+        let past = spec.sampler.reads_past().then(|| PastTokens {
+            prompt: spec.prompt_read.clone(),
+            produced: produced.to_vec(),
+            unseen: row.unseen,
+        });
+        Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
+    }
+}
+
+#[cfg(test)]
+mod tests;

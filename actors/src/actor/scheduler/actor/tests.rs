@@ -1,0 +1,280 @@
+//! Tests of the resources that the scheduler actor holds for its sequences, and of how
+//! long it holds them.
+
+use std::sync::mpsc::Receiver;
+
+use bursar_budgets::Bytes;
+use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
+use bursar_model::{
+    flow::{ContentSpan, Grid, PictureHash, PrefixKeys},
+    sampling::{Sampler, SamplingParams},
+};
+
+use super::*;
+use crate::{
+    scheduler::{NewSequence, Placeholder, SchedulingParams},
+    vision::{PinnedRows, VisionMessage},
+};
+
+/// A vision actor that only reports which pictures are released.
+struct Gallery;
+
+impl Actor for Gallery {
+    type Msg = VisionMessage;
+    type State = mpsc::Sender<Vec<PictureHash>>;
+    type Arguments = Self::State;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<VisionMessage>,
+        unpinned: Self::State,
+    ) -> Result<Self::State, ActorProcessingErr> {
+        Ok(unpinned)
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<VisionMessage>,
+        message: VisionMessage,
+        unpinned: &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            VisionMessage::Unpin(keys) => Ok(unpinned.send(keys).await?),
+            _ => unreachable!("nothing else is sent here"),
+        }
+    }
+}
+
+const PICTURE: PictureHash = PictureHash([7; 32]);
+
+/// A prompt of four tokens, two of which belong to a picture.
+fn sequence(id: u64) -> NewSequence {
+    let content = ContentSpan { tokens: 1..3, hash: PICTURE };
+    NewSequence {
+        id: SequenceId(id),
+        tokens: vec![5; 4],
+        positions: vec![[0; 3]; 4],
+        next_position: 4,
+        produced: 0,
+        tokens_max: 8,
+        pictures: vec![Placeholder { content, cache_rows: [0, 1].into() }],
+        prefix: PrefixKeys::default(),
+        scheduling_params: SchedulingParams::default(),
+        group: None,
+        score_prompt: None,
+        stop_tokens: [].into(),
+        sampler: Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy")),
+        prompt_read: [].into(),
+    }
+}
+
+async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
+    loop {
+        match jobs.try_recv() {
+            Ok(Job::Step(step)) => return step,
+            Ok(_) => unreachable!("a scheduler only steps"),
+            Err(_) => tokio::task::yield_now().await,
+        }
+    }
+}
+
+/// A scheduler with a lane whose jobs the test runs, and a vision actor
+/// that reports released pictures.
+struct Bed {
+    scheduler: ActorRef<SchedulerMessage>,
+    jobs: Receiver<Job>,
+    unpinned: mpsc::Receiver<Vec<PictureHash>>,
+    vision: ActorRef<VisionMessage>,
+}
+
+impl Bed {
+    async fn new(blocks: usize) -> Bed {
+        let (lane, jobs) = Lane::by_hand();
+        let (unpins, unpinned) = mpsc::channel(8);
+        let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("it starts");
+        let model = Label::from("demo");
+        let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
+        let arguments = SchedulerArguments {
+            limits,
+            lane,
+            model,
+            block_bytes: Bytes::kib(4),
+            refused: Arc::new(|_| {}),
+            pacing: Pacing::default(),
+            tenant_weights: TenantWeights::default(),
+            host_slots: 0,
+            demand: None,
+            kv_use: watch::Sender::default(),
+            block_log: Arc::default(),
+        };
+        let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
+        Bed { scheduler, jobs, unpinned, vision }
+    }
+
+    /// Admits a sequence that holds the picture. Returns the receiver of its deliveries.
+    fn admit(&self, sequence: NewSequence) -> mpsc::Receiver<Delivery> {
+        let picture = PinnedRows { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
+        let pins = Some(Arc::new(PinnedSet { pictures: vec![picture], vision: self.vision.clone() }));
+        let (deliveries, delivered) = mpsc::channel(64);
+        let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none(), last_token: None };
+        self.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).expect("it lives");
+        delivered
+    }
+
+    async fn holds_the_picture(&mut self) -> bool {
+        // All actors share this thread, so these yields let each of them run.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        self.unpinned.try_recv().is_err()
+    }
+}
+
+/// Ends the step, as if the device had executed it.
+fn end(step: Box<StepJob>) {
+    let chosen = (0..step.choices.len()).map(|_| Ok(Token { id: 9, position: 0, log_probabilities: None })).collect();
+    let StepJob { answer, pins, .. } = *step;
+    answer.give(Ok(Stepped { chosen, scores: Vec::new(), is_by_graph: false, imbalance: None }));
+    drop(pins);
+}
+
+#[tokio::test]
+async fn a_picture_is_released_after_the_last_step_that_reads_it() {
+    let mut bed = Bed::new(4).await;
+    let delivered = bed.admit(sequence(1));
+    let step = next_step(&bed.jobs).await;
+    assert_eq!(step.batch.picture_cache_rows, [0, 1], "the step reads the picture");
+    let next = next_step(&bed.jobs).await;
+    assert_eq!(
+        (&next.batch.tokens[..], next.pins.len()),
+        (&[InputToken::Unseen(UnseenToken { row: 0 })][..], 0),
+        "the next is prepared while it runs"
+    );
+    assert!(bed.holds_the_picture().await, "the step reads it still");
+    end(step);
+    assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]), "others may have its rows while this one decodes");
+    end(next);
+    end(next_step(&bed.jobs).await);
+    assert!(!delivered.is_closed(), "the reply goes on");
+}
+
+#[tokio::test]
+async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
+    let mut bed = Bed::new(4).await;
+    let mut delivered = bed.admit(sequence(1));
+    let step = next_step(&bed.jobs).await;
+    let next = next_step(&bed.jobs).await;
+    assert_eq!(next.choices[0].position, 1);
+    bed.scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("it lives");
+    assert_eq!(delivered.recv().await, Some(Delivery::Found(0)));
+    assert_eq!(delivered.recv().await, None, "the caller is let go at once");
+    assert!(bed.holds_the_picture().await, "the step reads it still");
+    end(step);
+    assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]));
+    end(next);
+}
+
+#[tokio::test]
+async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
+    // There are four blocks for two sequences that need three each in the end, so the younger is
+    // preempted on the way. Both are admitted because the previous reply was short.
+    let bed = Bed::new(4).await;
+    let mut short = bed.admit(NewSequence { tokens_max: 1, ..sequence(1) });
+    end(next_step(&bed.jobs).await);
+    while short.recv().await.is_some() {}
+    let long = |id| NewSequence { tokens_max: 40, ..sequence(id) };
+    let mut older = bed.admit(long(2));
+    let mut younger = bed.admit(long(3));
+    let come_again = async {
+        let mut heard = Vec::new();
+        while let Some(delivery) = younger.recv().await {
+            heard.push(delivery);
+        }
+        heard
+    };
+    tokio::pin!(come_again);
+    let heard = loop {
+        tokio::select! {
+            biased;
+            heard = &mut come_again => break heard,
+            step = next_step(&bed.jobs) => end(step),
+        }
+    };
+    assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
+    let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
+    assert!(tokens > 0, "it had let go of its picture");
+    // The driver does this once the picture is in the cache again.
+    let mut again = long(3);
+    again.tokens.extend(vec![9; tokens]);
+    again.positions.extend(vec![[0; 3]; tokens]);
+    again.next_position += tokens as u32;
+    again.produced = tokens;
+    let mut younger = bed.admit(again);
+    let mut more = 0;
+    loop {
+        tokio::select! {
+            biased;
+            delivery = younger.recv() => match delivery.expect("it is not lost") {
+                Delivery::Token(..) => more += 1,
+                Delivery::Finished(_) => break,
+                delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
+            },
+            step = next_step(&bed.jobs) => end(step),
+        }
+    }
+    assert_eq!(tokens + more, 40, "no token is lost and none is made twice");
+    let mut of_older = 0;
+    while let Ok(delivery) = older.try_recv() {
+        of_older += usize::from(matches!(delivery, Delivery::Token(..)));
+    }
+    assert_eq!(of_older, 40);
+}
+
+#[tokio::test]
+async fn a_smaller_pool_is_answered_after_running_steps_and_steps_continue() {
+    let bed = Bed::new(8).await;
+    let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
+    let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);
+    let (reply, mut answer) = crate::responder::Responder::new();
+    bed.scheduler.send_message(SchedulerMessage::Resize { blocks: 4, reply }).expect("it lives");
+    end(step);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(answer.try_recv().is_err(), "a step under way may name any block");
+    assert!(bed.jobs.try_recv().is_err(), "and none is planned meanwhile");
+    end(next);
+    answer.await.expect("it is answered");
+    let mut tokens = 0;
+    loop {
+        tokio::select! {
+            biased;
+            delivery = delivered.recv() => match delivery.expect("it is not lost") {
+                Delivery::Token(..) => tokens += 1,
+                Delivery::Finished(_) => break,
+                delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
+            },
+            step = next_step(&bed.jobs) => {
+                assert!(step.batch.block_tables.iter().all(|block| *block < 4), "no block behind the fourth is named");
+                end(step);
+            }
+        }
+    }
+    assert_eq!(tokens, 40);
+}
+
+#[tokio::test]
+async fn a_scheduler_dying_with_a_shrink_question_is_noticed_at_once() {
+    let bed = Bed::new(8).await;
+    let _delivered = bed.admit(sequence(1));
+    let _under_way = next_step(&bed.jobs).await;
+    let asked = crate::tree::RESIZE_POOL.ask(&bed.scheduler, |reply| SchedulerMessage::Resize { blocks: 4, reply });
+    let dies = async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        bed.scheduler.kill_and_wait(None).await.expect("it ends");
+    };
+    let (answer, ()) = tokio::join!(asked, dies);
+    assert!(matches!(answer, Err(crate::responder::AskError::Gone { .. })), "{answer:?}");
+}

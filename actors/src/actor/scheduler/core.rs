@@ -1,0 +1,606 @@
+//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill
+//! next to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
+//! fetched from host memory.
+//!
+//! The next step is planned while one runs: look-ahead of exactly one step, as in NanoFlow (arXiv
+//! 2408.12757) and SGLang's overlap scheduler. A token that has not been chosen yet is passed to
+//! the step as its row in the running step's choices. If that token ends its sequence, the
+//! sequence's part of the next step is wasted. No sequence is preempted for a step planned ahead,
+//! and no block that a running step uses is released.
+
+mod admit;
+mod chunk;
+mod host;
+mod pool;
+mod queue;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::flow::{SequencePart, StepBatch};
+
+use super::{
+    admission::ReplyLengths,
+    sequence::{Charge, Finish, NewSequence, Sequence},
+    step::{ChosenRow, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
+};
+use crate::{
+    deadline::Deadline,
+    kv::{Allotment, BlockEvent, BlockRequest, Copies, KvCore, SequenceId, Table},
+    order::{OldestWaiting, Tenants},
+    pace::Pace,
+    tenant::{Tenant, TenantWeights},
+};
+
+/// A step is planned ahead if at most one in this many running sequences must be left out because
+/// the host must see its token first. Such a sequence takes part only in every other step. In
+/// return, the other sequences need not wait for the host, which takes less than a tenth of a step.
+/// The bound keeps the loss below the gain.
+const LEFT_OUT: usize = 16;
+
+/// The limits of a step and of the pool: the permits of the profile record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences in a step.
+    pub sequences: usize,
+    /// Tokens in a step.
+    pub step_tokens: usize,
+    /// Tokens that all blocks together can hold at first, before any resize.
+    pub kv_tokens: usize,
+}
+
+/// An event for the scheduler.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A new sequence is queued.
+    Admit(Box<NewSequence>),
+    /// The caller of this sequence has disconnected.
+    Cancel(SequenceId),
+    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's
+    /// order, or `None` where the logits are not numbers.
+    Stepped(Vec<Option<u32>>),
+    /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
+    Resize(usize),
+    /// The answer to [`Effect::Gather`], a moment later.
+    Gathered,
+    /// The oldest running step took this many µs. The step's [`Input::Stepped`] follows.
+    Took(u64),
+    /// Whether pictures are being encoded on the same GPU.
+    Encodes(bool),
+    /// The time since the scheduler began. It never goes back.
+    Now(Duration),
+    /// The oldest copies have ended, after this many µs.
+    Copied(u64),
+}
+
+/// An action for the scheduler actor, which takes the actions in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Run a step after the step that may still be running. The answer arrives as
+    /// [`Input::Stepped`].
+    Run(Box<StepPlan>),
+    /// Copy blocks, after earlier copies and before later steps. The
+    /// answer arrives as [`Input::Copied`].
+    Copy(Box<Copies>),
+    /// These sequences wait without blocks, because the next step lacks this many blocks.
+    Short(Vec<SequenceId>, usize),
+    /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
+    Found(SequenceId, usize),
+    /// A sequence has a new token.
+    Token(SequenceId, u32),
+    /// A sequence has ended by itself.
+    Finished(SequenceId, Finish),
+    /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
+    /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
+    ComeAgain(SequenceId),
+    /// A sequence without blocks has missed this deadline, or could no longer meet it. The
+    /// scheduler forgets the sequence.
+    Late(SequenceId, Deadline),
+    /// These sequences hold no blocks any more.
+    Released(Vec<SequenceId>),
+    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
+    /// be about to arrive.
+    Gather,
+    /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
+    Resized,
+}
+
+/// Preemptions so far, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preemptions {
+    /// A step lacked blocks.
+    pub for_blocks: usize,
+    /// A more urgent sequence needed the permit or the blocks.
+    pub for_priority: usize,
+    /// The pool shrank.
+    pub by_shrinks: usize,
+}
+
+/// The scheduler's state, including the blocks.
+#[derive(Debug)]
+pub struct SchedulerCore {
+    limits: Limits,
+    kv: KvCore,
+    /// Waiting sequences by age, whether new, preempted or admitted again. Ids are given in order
+    /// of arrival, so the order of ids is the order of age. `queue.rs` has the order of admission.
+    waiting: BTreeMap<SequenceId, Sequence>,
+    /// Running sequences, also by age.
+    running: BTreeMap<SequenceId, Sequence>,
+    /// The steps that were submitted to the lane, the oldest first. At most two.
+    under_way: VecDeque<StepUnderWay>,
+    /// Whether a step may be planned while another step runs.
+    looks_ahead: bool,
+    /// `true` if the next step cannot be planned while the current step runs: there are too few
+    /// blocks, or sequences must be preempted for an urgent sequence. The next step is planned when
+    /// the current step has ended.
+    look_ahead_paused: bool,
+    /// `true` if the running step began with a prompt on an idle device. The next step then waits a
+    /// moment for the other prompts of the burst. Otherwise the next step would run for a single
+    /// token while these prompts wait.
+    gathers: bool,
+    /// `true` if a sequence was preempted for other sequences. No new sequence is admitted before a
+    /// step has run.
+    admission_paused: bool,
+    /// Whether some sequences wait although there are permits for them.
+    lacks_blocks: bool,
+    /// The pool must shrink to this many blocks. Nothing is planned until the running steps have
+    /// ended, because they may use any block.
+    shrinks_to: Option<usize>,
+    replies: ReplyLengths,
+    /// Errors, in tokens, of the predicted lengths of replies that have ended
+    /// since the last [`take_prediction_errors`](Self::take_prediction_errors).
+    missed_by: Vec<usize>,
+    preemptions: Preemptions,
+    /// The history of sequences that their drivers will admit again.
+    sent_away: BTreeMap<SequenceId, admit::Past>,
+    tenants: Tenants,
+    /// The time since the scheduler began.
+    now: Duration,
+    /// The rule that periodically serves the oldest waiting sequence.
+    turn: OldestWaiting<SequenceId>,
+    /// The promised token interval. `None` if nothing is promised: steps next to running streams
+    /// are then as large as other steps.
+    pace: Option<Pace>,
+    /// Whether pictures are being encoded on the same GPU.
+    encodes: bool,
+    copies: host::HostCopies,
+}
+
+impl SchedulerCore {
+    pub fn new(limits: Limits) -> Self {
+        assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "each sequence has a token in a step");
+        SchedulerCore {
+            kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
+            limits,
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            under_way: VecDeque::new(),
+            looks_ahead: true,
+            look_ahead_paused: false,
+            gathers: false,
+            admission_paused: false,
+            lacks_blocks: false,
+            shrinks_to: None,
+            replies: ReplyLengths::default(),
+            missed_by: Vec::new(),
+            preemptions: Preemptions::default(),
+            sent_away: BTreeMap::new(),
+            tenants: Tenants::default(),
+            now: Duration::ZERO,
+            turn: OldestWaiting::default(),
+            pace: None,
+            encodes: false,
+            copies: host::HostCopies::default(),
+        }
+    }
+
+    /// Plans each step only after the previous one has ended. The tokens are the same
+    /// with and without look-ahead.
+    #[must_use]
+    pub fn without_look_ahead(mut self) -> Self {
+        self.looks_ahead = false;
+        self
+    }
+
+    /// Keeps a promised token interval.
+    #[must_use]
+    pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// Divides the service among tenants by `weights`.
+    #[must_use]
+    pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
+        self.tenants = Tenants::new(weights);
+        self
+    }
+
+    /// Processes one input. Returns the actions to take.
+    pub fn step(&mut self, input: Input) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match input {
+            Input::Admit(spec) => self.arrive(*spec),
+            Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
+            Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
+            Input::Resize(blocks) => self.resize(blocks, &mut effects),
+            Input::Gathered => self.gathers = false,
+            Input::Took(micros) => {
+                self.learn(micros);
+                return effects;
+            }
+            Input::Encodes(encodes) => {
+                self.now_encodes(encodes);
+                return effects;
+            }
+            Input::Now(now) => {
+                self.now = self.now.max(now);
+                return effects;
+            }
+            Input::Copied(micros) => self.copied(micros, &mut effects),
+        }
+        self.shrink_when_idle(&mut effects);
+        self.drop_late(&mut effects);
+        if self.kv.has_host() && self.shrinks_to.is_none() {
+            // Sequences are admitted before a step can be planned for them, so that their blocks
+            // are fetched from host memory while other steps run.
+            self.admit_what_fits(&mut effects);
+            self.fetch(&mut effects);
+        }
+        while self.may_plan() && self.prepare_step(&mut effects) {}
+        self.copy_ahead(&mut effects);
+        effects
+    }
+
+    /// The numbers of waiting and of running sequences.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// Whether sequences wait for blocks, and not for permits or for their turn.
+    pub fn lacks_blocks(&self) -> bool {
+        self.lacks_blocks
+    }
+
+    pub fn preemptions(&self) -> Preemptions {
+        self.preemptions
+    }
+
+    /// Errors, in tokens, of the predicted lengths of replies that have ended since the last call.
+    pub fn take_prediction_errors(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.missed_by)
+    }
+
+    /// The tokens that were computed since the last call, for each tenant with a weight, and for
+    /// all other tenants together as `other`.
+    pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
+        self.tenants.take_used()
+    }
+
+    /// Events of named blocks since the last call.
+    pub fn take_block_events(&mut self) -> Vec<BlockEvent> {
+        self.kv.take_events()
+    }
+
+    /// Tokens that the pool can hold now.
+    fn kv_tokens(&self) -> usize {
+        self.kv.blocks() * BLOCK_TOKENS
+    }
+
+    pub fn kv(&self) -> &KvCore {
+        &self.kv
+    }
+
+    /// Whether a sequence waits or runs.
+    pub fn is_known(&self, sequence: SequenceId) -> bool {
+        self.running.contains_key(&sequence) || self.waiting.contains_key(&sequence)
+    }
+
+    /// A running sequence's specification, with its tokens so far.
+    pub fn sequence(&self, sequence: SequenceId) -> Option<&NewSequence> {
+        self.running.get(&sequence).map(|sequence| &sequence.spec)
+    }
+
+    fn wait(&mut self, sequence: Sequence) {
+        self.waiting.insert(sequence.id(), sequence);
+    }
+
+    fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
+        self.waiting.remove(&sequence);
+        if let Some(running) = self.running.get_mut(&sequence) {
+            if self.under_way.is_empty() && !running.is_fetching {
+                self.take_out(sequence);
+                self.release(vec![sequence], effects);
+            } else {
+                running.cancelled = true;
+            }
+        }
+    }
+
+    /// Removes a sequence from the running ones. A sequence that has not begun
+    /// costs its tenant nothing.
+    fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
+        let mut sequence = self.running.remove(&id)?;
+        if sequence.charge == Charge::Whole {
+            self.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
+            sequence.charge = Charge::None;
+        }
+        Some(sequence)
+    }
+
+    /// Whether the next step can be planned: no step is running, or one is, and the host must see
+    /// the tokens of only a few sequences first.
+    fn may_plan(&self) -> bool {
+        match self.under_way.len() {
+            _ if self.shrinks_to.is_some() => false,
+            0 => true,
+            1 => self.looks_ahead && !self.look_ahead_paused && !self.gathers && self.few_wait_to_be_seen(),
+            _ => false,
+        }
+    }
+
+    /// Whether few enough sequences would be left out of a step planned ahead.
+    fn few_wait_to_be_seen(&self) -> bool {
+        let would_run = self.running.values().filter(|sequence| !sequence.is_over());
+        let waiting = would_run.filter(|sequence| sequence.waits_to_be_seen()).count();
+        waiting * LEFT_OUT <= self.running.len()
+    }
+
+    /// Prepares the next step, or changes the state so that another try may succeed. Returns
+    /// `false` if nothing can run.
+    fn prepare_step(&mut self, effects: &mut Vec<Effect>) -> bool {
+        self.admit_what_fits(effects);
+        self.fetch(effects);
+        let shares = self.shares();
+        // Sequences are preempted for an urgent one when the running step has ended.
+        if shares.is_empty() || self.look_ahead_paused {
+            return false;
+        }
+        match self.take_blocks(shares, effects) {
+            // All sequences were sent back to their drivers.
+            Some((shares, _)) if shares.is_empty() => {}
+            Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
+            // Preempt only after the running step, when it is known which sequences have ended.
+            None if !self.under_way.is_empty() => self.look_ahead_paused = true,
+            // The sequence that is being fetched may be the one to preempt.
+            None if self.is_fetching() => return false,
+            None => self.preempt_for_blocks(effects),
+        }
+        true
+    }
+
+    /// Takes the blocks that the step needs. Returns the shares without their cached tokens, and a
+    /// block table for each share. Returns `None` if there are too few blocks.
+    fn take_blocks(
+        &mut self,
+        mut shares: Vec<SequenceTokens>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<(Vec<SequenceTokens>, Vec<Table>)> {
+        loop {
+            let demands: Vec<_> = shares.iter().map(|share| self.demand(share)).collect();
+            let Allotment { tables, short_by } = self.kv.allot(&demands);
+            let wanted: usize = shares.iter().map(|share| share.tokens).sum();
+            let lacks = |table: &&Table| table.held < self.running[&table.sequence].must_find;
+            let lacking: Vec<_> = tables.iter().filter(lacks).map(|table| table.sequence).collect();
+            for (share, table) in shares.iter_mut().zip(&tables).filter(|(_, table)| !lacking.contains(&table.sequence))
+            {
+                self.take_found(share, table, effects);
+            }
+            if !lacking.is_empty() {
+                self.send_for_pictures(lacking, effects);
+                shares = self.shares();
+                continue;
+            }
+            if short_by > 0 {
+                let unmet = demands[tables.len()..].iter().filter(|demand| demand.held == 0);
+                effects.push(Effect::Short(unmet.map(|demand| demand.sequence).collect(), short_by));
+                return None;
+            }
+            let left: usize = shares.iter().map(|share| share.tokens).sum();
+            // Cached tokens leave room in the step for more tokens. This repeats a bounded number
+            // of times, because each sequence is looked up once.
+            let more = if left < wanted { self.shares() } else { Vec::new() };
+            if more.iter().map(|share| share.tokens).sum::<usize>() <= left {
+                return Some((shares, tables));
+            }
+            shares = more;
+        }
+    }
+
+    /// Sends sequences back to their drivers because the cached blocks that should hold their
+    /// pictures are gone. The drivers must get rows for these pictures.
+    fn send_for_pictures(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
+        for id in &sequences {
+            let sequence = self.take_out(*id).expect("it has a share");
+            self.begin_again(sequence, effects);
+        }
+        self.release(sequences, effects);
+    }
+
+    fn demand(&self, share: &SequenceTokens) -> BlockRequest {
+        let sequence = &self.running[&share.sequence];
+        BlockRequest {
+            sequence: share.sequence,
+            held: sequence.cached,
+            more: share.tokens,
+            tokens: sequence.tokens(),
+            prefix: sequence.takeable().to_vec(),
+        }
+    }
+
+    /// Whether a running step of another sequence computes the beginning of this new sequence. The
+    /// new sequence then waits for that step, as it would without look-ahead, instead of computing
+    /// the same tokens again.
+    fn finds_more_soon(&self, sequence: &Sequence) -> bool {
+        if sequence.has_begun {
+            return false;
+        }
+        let parts = self.under_way.iter().flat_map(|step| &step.parts).filter(|part| part.chooses);
+        parts
+            .filter_map(|part| Some((self.running.get(&part.sequence)?, part.end)))
+            .any(|(other, end)| sequence.begins_as(other, end))
+    }
+
+    fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
+        self.copy_leaving(effects);
+        let plan = self.plan(shares, tables);
+        self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
+        self.launch(shares, &plan);
+        effects.push(Effect::Run(Box::new(plan)));
+        effects.extend(self.gathers.then_some(Effect::Gather));
+    }
+
+    fn plan(&self, shares: &[SequenceTokens], tables: &[Table]) -> StepPlan {
+        let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
+        let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
+        let next: Vec<_> = parts.iter().map(|(count, sequence)| sequence.next(*count)).collect();
+        let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), Shown::default());
+        let mut packed = Vec::with_capacity(parts.len());
+        for (place, (count, sequence)) in parts.into_iter().enumerate() {
+            let wants_logits = count == sequence.pending();
+            rows.extend(wants_logits.then(|| ChosenRow {
+                sequence: sequence.id(),
+                position: sequence.produced(),
+                unseen: sequence.unseen(),
+            }));
+            let scored_part = sequence.scored_in_next(count);
+            if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
+                let first = sequence.cached + scored_part.start + 1;
+                let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
+                scored.push(Scored { sequence: sequence.id(), first, tokens, top });
+            }
+            shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
+            shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
+            packed.push(SequencePart {
+                tokens: next[place].tokens,
+                unseen: next[place].unseen,
+                positions: &next[place].positions,
+                cached_tokens: sequence.cached,
+                blocks: &tables[place].blocks,
+                pictures: &pictures[place],
+                wants_logits,
+                scored: scored_part,
+            });
+        }
+        let parts = shares.iter().map(|share| share.sequence).collect();
+        StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored, shown }
+    }
+
+    /// Records that a step was submitted to the lane.
+    fn launch(&mut self, shares: &[SequenceTokens], plan: &StepPlan) {
+        let StepPlan { rows, shown, .. } = plan;
+        let (work, pictures) = (self.work(shares), self.encodes);
+        let parts = Vec::with_capacity(shares.len());
+        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
+        let mut next_row = 0;
+        for SequenceTokens { sequence: id, tokens } in shares {
+            let sequence = self.running.get_mut(id).expect("it has a share");
+            let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
+            sequence.launch(*tokens, chooses.then_some(next_row as u32));
+            step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
+            next_row += usize::from(chooses);
+        }
+        for past in &shown.past {
+            self.running.get_mut(past).expect("it has a share").holds_pictures = false;
+        }
+        self.under_way.push_back(step);
+    }
+
+    /// Skips the first tokens of a sequence that are already cached.
+    fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
+        assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
+        let sequence = self.running.get_mut(&share.sequence).expect("it has a share");
+        if table.held > sequence.cached {
+            sequence.cached = table.held;
+            sequence.named = table.held;
+            share.tokens = share.tokens.min(sequence.pending());
+        }
+        if !sequence.has_begun {
+            sequence.has_begun = true;
+            if sequence.charge == Charge::Whole {
+                sequence.charge = Charge::Computed;
+                self.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
+            }
+            effects.push(Effect::Found(share.sequence, table.held));
+        }
+    }
+
+    /// Queues a sequence that has lost its blocks, or sends it back to its driver
+    /// to get its pictures.
+    fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
+        if sequence.can_begin_again() {
+            sequence.forget_cache();
+            self.wait(sequence);
+        } else {
+            self.remember(&sequence);
+            effects.push(Effect::ComeAgain(sequence.id()));
+        }
+    }
+
+    fn stepped(&mut self, tokens: &[Option<u32>], effects: &mut Vec<Effect>) {
+        let step = self.under_way.pop_front().expect("a step came back that was not under way");
+        (self.admission_paused, self.look_ahead_paused) = (false, false);
+        let mut tokens = tokens.iter();
+        let mut ended = Vec::new();
+        for PartUnderWay { sequence: id, end, chooses } in step.parts {
+            let chosen = chooses.then(|| *tokens.next().expect("a token for each row of logits"));
+            // The sequence has ended in the meantime, so its part of the step was wasted.
+            let Some(sequence) = self.running.get_mut(&id) else { continue };
+            sequence.to_come -= usize::from(chooses);
+            if let Some(Some(_)) = chosen {
+                let (first, keys) = sequence.filled(end);
+                for place in self.kv.name(id, first, keys) {
+                    self.kv.tell(BlockEvent::Stored(sequence.block(place).into()));
+                }
+                sequence.named = end;
+            }
+            if sequence.cancelled {
+                ended.push(id);
+                continue;
+            }
+            let finish = match chosen {
+                None => continue,
+                Some(None) => Some(Finish::Broken),
+                Some(Some(token)) => {
+                    self.tenants.token(&sequence.spec.scheduling_params.tenant);
+                    let finish = sequence.push(token);
+                    if !matches!(finish, Some(Finish::Stop(_))) {
+                        effects.push(Effect::Token(id, token));
+                    }
+                    finish
+                }
+            };
+            if let Some(finish) = finish {
+                let produced = sequence.spec.produced;
+                self.replies.record(sequence.spec.tokens_max, produced);
+                self.missed_by.extend(sequence.expected.map(|expected| expected.abs_diff(produced)));
+                effects.push(Effect::Finished(id, finish));
+                ended.push(id);
+            }
+        }
+        // Sequences cancelled during the step that were not part of it.
+        let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
+        let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
+        ended.extend(cancelled);
+        ended.iter().for_each(|id| drop(self.take_out(*id)));
+        let mut released = step.released_behind;
+        for id in ended {
+            match self.under_way.front_mut().filter(|next| next.has(id)) {
+                Some(next) => next.released_behind.push(id),
+                None => released.push(id),
+            }
+        }
+        self.release(released, effects);
+    }
+
+    fn release(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
+        sequences.iter().for_each(|id| self.kv.release(*id));
+        effects.extend((!sequences.is_empty()).then_some(Effect::Released(sequences)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! The tokens that a step runs: one for each decoding sequence, and chunks of prompts. While
+//! replies are in progress, a promised token interval limits the prompt tokens, by the step costs.
+
+use super::{SchedulerCore, Sequence, SequenceTokens};
+use crate::pace::{Pace, StepWork};
+
+/// Prompt tokens that a step always takes next to decoding, so that a prompt makes progress
+/// whatever is promised. Larger chunks are whole multiples.
+const CHUNK_LEAST: usize = 16;
+
+impl SchedulerCore {
+    /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the
+    /// oldest first. While replies are in progress, the chunks are limited to the tokens that
+    /// the promised interval allows.
+    pub(super) fn shares(&self) -> Vec<SequenceTokens> {
+        let runs = |sequence: &&Sequence| {
+            !sequence.is_over()
+                && !sequence.waits_to_be_seen()
+                && !self.finds_more_soon(sequence)
+                && !self.waits_for_host(sequence)
+        };
+        let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
+        // The step's limit has at least as many tokens as sequences.
+        let mut shares: Vec<_> = decoding.iter().map(|s| SequenceTokens { sequence: s.id(), tokens: 1 }).collect();
+        let room = self.limits.step_tokens - shares.len();
+        let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
+        let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
+            Some(room) => split(&prompts, room),
+            None => in_order(&prompts, room),
+        };
+        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| SequenceTokens { sequence: s.id(), tokens });
+        shares.extend(of_prompts.filter(|share| share.tokens > 0));
+        shares
+    }
+
+    /// Sequences whose readers wait for their next token.
+    pub fn streams(&self) -> usize {
+        self.running.values().filter(|s| s.is_decoding() && !s.is_over()).count()
+    }
+
+    fn has_streams(&self) -> bool {
+        self.running.values().any(|s| s.is_decoding() && !s.is_over())
+    }
+
+    pub(super) fn work(&self, shares: &[SequenceTokens]) -> StepWork {
+        let mut work = StepWork::default();
+        for share in shares {
+            add(&mut work, &self.running[&share.sequence], share.tokens);
+        }
+        work
+    }
+
+    /// Learns that the oldest running step took `micros` µs.
+    pub(super) fn learn(&mut self, micros: u64) {
+        if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front()) {
+            pace.costs.learn(&step.work, step.pictures, micros);
+        }
+    }
+
+    /// Notes whether pictures are being encoded on the same GPU now.
+    pub(super) fn now_encodes(&mut self, encodes: bool) {
+        self.encodes = encodes;
+        self.under_way.iter_mut().for_each(|step| step.pictures |= encodes);
+    }
+
+    /// The most prompt tokens with which the step keeps the promise. `None` if the step keeps the
+    /// promise with all prompt tokens that fit.
+    fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], room: usize) -> Option<usize> {
+        let mut alone = StepWork::default();
+        decoding.iter().for_each(|sequence| add(&mut alone, sequence, 1));
+        let mut allowed = pace.step_micros(pace.costs.predict(&alone, self.encodes));
+        if self.some_join_every_other_step() {
+            allowed /= 2;
+        }
+        let keeps = |chunk: usize| {
+            let mut work = alone;
+            prompts.iter().zip(split(prompts, chunk)).for_each(|(sequence, tokens)| add(&mut work, sequence, tokens));
+            pace.costs.predict(&work, self.encodes) <= allowed
+        };
+        if keeps(room) {
+            return None;
+        }
+        // Chunks are whole multiples of the least chunk. `low` keeps the promise or is the least
+        // chunk, and `high` does not keep the promise.
+        let (mut low, mut high) = (1, room.div_ceil(CHUNK_LEAST));
+        while low + 1 < high {
+            let middle = low.midpoint(high);
+            if keeps(middle * CHUNK_LEAST) { low = middle } else { high = middle }
+        }
+        Some((low * CHUNK_LEAST).min(room))
+    }
+
+    /// Whether a sequence whose tokens the host must see first is left out of every other step. Its
+    /// token interval is then two steps.
+    fn some_join_every_other_step(&self) -> bool {
+        let must_be_seen = |s: &Sequence| s.is_decoding() && s.spec.must_be_seen();
+        self.looks_ahead && self.running.len() >= super::LEFT_OUT && self.running.values().any(must_be_seen)
+    }
+}
+
+fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
+    if sequence.is_decoding() { work.add_decoding(sequence.tokens()) } else { work.add_prompt(sequence.cached, tokens) }
+}
+
+/// Tokens for each prompt: all of the oldest prompt, then of the next.
+fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
+    let take = |sequence: &&Sequence| {
+        let tokens = sequence.pending().min(room);
+        room -= tokens;
+        tokens
+    };
+    prompts.iter().map(take).collect()
+}
+
+/// Tokens for each prompt where there is no room for all. The oldest prompt gets half, so that it
+/// is never overtaken forever. The rest goes to the prompts with the fewest tokens left, because
+/// each of them ends a wait soon.
+fn split(prompts: &[&Sequence], room: usize) -> Vec<usize> {
+    let mut tokens = vec![0; prompts.len()];
+    let Some(oldest) = prompts.first() else { return tokens };
+    tokens[0] = oldest.pending().min(room.div_ceil(2));
+    let mut left = room - tokens[0];
+    let mut others: Vec<_> = (1..prompts.len()).collect();
+    others.sort_by_key(|place| prompts[*place].pending());
+    for place in others {
+        tokens[place] = prompts[place].pending().min(left);
+        left -= tokens[place];
+    }
+    tokens[0] += left.min(oldest.pending() - tokens[0]);
+    tokens
+}

@@ -1,0 +1,139 @@
+//! Blocks that are copied to host memory, and copied back for sequences that begin
+//! with them (ADR 15).
+
+use std::collections::VecDeque;
+
+use bursar_kernels::BLOCK_TOKENS;
+
+use super::{Effect, SchedulerCore, Sequence};
+use crate::{
+    kv::{Copies, SequenceId},
+    pace::CopyCosts,
+};
+
+/// With this many copies running, only copies that a step needs may begin. The lane's queue has
+/// room for these copies and for the copies of two steps.
+const AHEAD: usize = 4;
+
+/// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
+/// copies to the host.
+const BLANK_SHARE: usize = 16;
+
+#[derive(Debug, Default)]
+pub(super) struct HostCopies {
+    /// The copies that were submitted to the lane, the oldest first.
+    under_way: VecDeque<CopyUnderWay>,
+    costs: CopyCosts,
+}
+
+#[derive(Debug)]
+struct CopyUnderWay {
+    blocks: usize,
+    /// The sequence that this copy fetches blocks for, and the number of tokens that
+    /// the sequence has afterwards.
+    fetches: Option<(SequenceId, usize)>,
+}
+
+impl SchedulerCore {
+    /// Keeps up to `slots` blocks in host memory. They are copied back where `costs` say that this
+    /// is quicker than recomputing them.
+    #[must_use]
+    pub fn with_host(mut self, slots: usize, costs: CopyCosts) -> Self {
+        self.kv = self.kv.with_host(slots);
+        self.copies.costs = costs;
+        self
+    }
+
+    /// Whether the lane has copies. Blocks and slots that they use must not be removed.
+    pub(super) fn is_copying(&self) -> bool {
+        !self.copies.under_way.is_empty()
+    }
+
+    /// Whether blocks are being fetched for a sequence.
+    pub(super) fn is_fetching(&self) -> bool {
+        self.copies.under_way.iter().any(|copy| copy.fetches.is_some())
+    }
+
+    /// Submits copies to the lane, if there are any.
+    fn copy(&mut self, copies: Copies, fetches: Option<(SequenceId, usize)>, effects: &mut Vec<Effect>) {
+        if !copies.is_empty() {
+            self.copies.under_way.push_back(CopyUnderWay { blocks: copies.len(), fetches });
+            effects.push(Effect::Copy(Box::new(copies)));
+        }
+    }
+
+    /// Copies content to the host that the next step would overwrite.
+    pub(super) fn copy_leaving(&mut self, effects: &mut Vec<Effect>) {
+        let to_host = self.kv.take_leaving();
+        self.copy(Copies { to_host, ..Copies::default() }, None, effects);
+    }
+
+    /// Makes blocks blank that later steps will need, by copying their content to the
+    /// host ahead of time.
+    pub(super) fn copy_ahead(&mut self, effects: &mut Vec<Effect>) {
+        if !self.kv.has_host() || self.shrinks_to.is_some() || self.copies.under_way.len() >= AHEAD {
+            return;
+        }
+        let of_step = self.limits.step_tokens.div_ceil(BLOCK_TOKENS);
+        self.kv.make_blank(of_step.min(self.kv.blocks() / BLANK_SHARE));
+        self.copy_leaving(effects);
+    }
+
+    /// Begins to fetch blocks that admitted sequences begin with and only the host has, for
+    /// the oldest sequence first.
+    pub(super) fn fetch(&mut self, effects: &mut Vec<Effect>) {
+        if !self.kv.has_host() || self.shrinks_to.is_some() {
+            return;
+        }
+        let waits = |s: &&Sequence| !s.is_fetching && !s.cancelled && self.waits_for_host(s);
+        let waiting: Vec<_> = self.running.values().filter(waits).map(Sequence::id).collect();
+        for id in waiting {
+            if self.copies.under_way.len() >= AHEAD {
+                return;
+            }
+            let sequence = self.running.get_mut(&id).expect("it runs");
+            let prefix = sequence.takeable();
+            // Blocks that are being fetched for another sequence are found
+            // on the device afterwards.
+            if self.kv.is_coming(prefix) {
+                continue;
+            }
+            let tokens = self.kv.beginning(prefix).blocks * BLOCK_TOKENS;
+            if let Some(copies) = self.kv.fetch(id, prefix) {
+                sequence.is_fetching = true;
+                self.copy(copies, Some((id, tokens)), effects);
+            }
+        }
+    }
+
+    /// Whether a sequence should wait for blocks from host memory instead of recomputing them.
+    pub(super) fn waits_for_host(&self, sequence: &Sequence) -> bool {
+        if sequence.is_fetching {
+            return true;
+        }
+        let prefix = sequence.takeable();
+        if !self.kv.has_host() || prefix.is_empty() || self.kv.has_table(sequence.id()) {
+            return false;
+        }
+        let found = self.kv.beginning(prefix);
+        let (cached, tokens) = (found.resident * BLOCK_TOKENS, (found.blocks - found.resident) * BLOCK_TOKENS);
+        found.missing > 0
+            && (sequence.must_find > 0 || self.copies.costs.are_worth(found.missing, cached, tokens))
+            && (self.kv.is_coming(prefix) || found.has_room)
+    }
+
+    /// The oldest copies have ended, after `micros` µs.
+    pub(super) fn copied(&mut self, micros: u64, effects: &mut Vec<Effect>) {
+        let copy = self.copies.under_way.pop_front().expect("copies ended that were not under way");
+        self.copies.costs.learn(copy.blocks, micros);
+        let Some((id, tokens)) = copy.fetches else { return };
+        self.kv.fetched(id);
+        let sequence = self.running.get_mut(&id).expect("its blocks are kept while a copy fills them");
+        sequence.is_fetching = false;
+        if sequence.cancelled {
+            self.take_out(id);
+            return self.release(vec![id], effects);
+        }
+        (sequence.cached, sequence.named) = (tokens, tokens);
+    }
+}

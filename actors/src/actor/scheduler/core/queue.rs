@@ -1,0 +1,109 @@
+//! The order in which waiting sequences are admitted, by the [`order`](crate::order) that pictures
+//! use too. Sequences that cannot be served in time are dropped before they take a block.
+
+use std::{cmp::Reverse, time::Duration};
+
+use bursar_kernels::BLOCK_TOKENS;
+
+use super::{Effect, SchedulerCore, Sequence};
+use crate::{
+    deadline::{Deadline, Deadlines},
+    kv::SequenceId,
+    order::{PASSES_MAX, QueuePosition},
+    pace::StepWork,
+};
+
+impl Sequence {
+    /// A sort key: smallest for the most urgent sequence, and for the oldest
+    /// among equally urgent ones.
+    pub(super) fn urgency(&self) -> (i32, SequenceId) {
+        (self.spec.scheduling_params.priority, self.id())
+    }
+}
+
+impl SchedulerCore {
+    /// The waiting sequences that may be admitted next, in order: the next one, followed by some
+    /// that may overtake it if it does not fit. Among equally urgent sequences, the sequences that
+    /// lost their blocks are first, because readers wait for the rest of their replies.
+    pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
+        let place = |sequence: &Sequence| {
+            let (priority, id) = sequence.urgency();
+            let had_turn = sequence.losses() > 0;
+            QueuePosition::of(priority, had_turn, self.tenants.counter(&sequence.spec.scheduling_params.tenant), id)
+        };
+        self.turn.order(self.oldest(), self.waiting.values().map(place))
+    }
+
+    /// The oldest waiting sequence, if it must be admitted now.
+    pub(super) fn turn_of(&self) -> Option<SequenceId> {
+        self.turn.of(self.oldest())
+    }
+
+    fn oldest(&self) -> Option<SequenceId> {
+        self.waiting.first_key_value().map(|(oldest, _)| *oldest)
+    }
+
+    /// Whether another sequence may still be admitted before `next`, which does not fit. No
+    /// sequence overtakes one that lost its blocks.
+    pub(super) fn may_be_passed(&self, next: SequenceId) -> bool {
+        let next = &self.waiting[&next];
+        next.losses() == 0 && next.passed < PASSES_MAX
+    }
+
+    /// Counts the admission of `id`, which is still in the queue, while the oldest sequence waits.
+    pub(super) fn count_turn(&mut self, id: SequenceId) {
+        self.turn.count(self.oldest(), id);
+    }
+
+    /// Drops the sequences that can no longer be served in time: waiting sequences, and admitted
+    /// sequences that have not been part of a step yet. A sequence whose blocks a copy is filling
+    /// is dropped after the copy has ended.
+    pub(super) fn drop_late(&mut self, effects: &mut Vec<Effect>) {
+        let missed = |sequence: &Sequence| Some((sequence.id(), self.missed(sequence)?));
+        let without_share = self.running.values().filter(|s| !s.has_begun && !s.cancelled && !s.is_fetching);
+        let late: Vec<_> = self.waiting.values().chain(without_share).filter_map(missed).collect();
+        for (id, deadline) in late {
+            self.waiting.remove(&id);
+            self.take_out(id);
+            // Blocks that were fetched from host memory keep their names and content.
+            self.kv.release(id);
+            effects.push(Effect::Late(id, deadline));
+        }
+    }
+
+    /// The deadline that a sequence has missed, or would miss even if it were part
+    /// of the next step.
+    fn missed(&self, sequence: &Sequence) -> Option<Deadline> {
+        let Deadlines { queue, first_token, reply } = sequence.due;
+        if !sequence.has_begun && queue.is_some_and(|due| due < self.now) {
+            return Some(Deadline::Queue);
+        }
+        let first_token = first_token.filter(|_| sequence.spec.produced == 0);
+        let due = [(first_token, Deadline::FirstToken), (reply, Deadline::Reply)];
+        let first = due.into_iter().filter_map(|(due, deadline)| Some((due?, deadline))).min()?;
+        // The cached blocks are looked up only where they can make a difference.
+        let is_missed = |found| first.0 < self.now + self.until_token(sequence, found);
+        (is_missed(0) && is_missed(self.kv.known_prefix(sequence.takeable()) * BLOCK_TOKENS)).then_some(first.1)
+    }
+
+    /// The shortest time until the sequence's next token, by the step costs: one step with only
+    /// this sequence, in which `found` tokens are cached. Zero if no costs are known.
+    fn until_token(&self, sequence: &Sequence, found: usize) -> Duration {
+        let Some(pace) = &self.pace else { return Duration::ZERO };
+        let mut work = StepWork::default();
+        work.add_prompt(found, (sequence.tokens() - found).min(self.limits.step_tokens));
+        Duration::from_micros(pace.costs.predict(&work, false))
+    }
+
+    /// The running sequences that are less urgent than `next` and may be preempted once more, the
+    /// least urgent and youngest first.
+    pub(super) fn less_urgent(&self, next: &Sequence) -> Vec<SequenceId> {
+        let priority = next.spec.scheduling_params.priority;
+        let may_go = |s: &&Sequence| {
+            s.spec.scheduling_params.priority > priority && !s.is_kept() && !s.has_turn && !s.is_fetching
+        };
+        let mut may_go: Vec<_> = self.running.values().filter(may_go).map(Sequence::urgency).collect();
+        may_go.sort_unstable_by_key(|urgency| Reverse(*urgency));
+        may_go.into_iter().map(|(_, id)| id).collect()
+    }
+}

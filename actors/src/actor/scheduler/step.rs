@@ -1,0 +1,84 @@
+//! Steps: planned and running.
+
+use bursar_kernels::UnseenToken;
+use bursar_model::flow::StepBatch;
+
+use crate::{kv::SequenceId, pace::StepWork};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepPlan {
+    pub batch: StepBatch,
+    /// The sequence of each part of the batch.
+    pub parts: Vec<SequenceId>,
+    /// The sequence and position of each row of logits.
+    pub rows: Vec<ChosenRow>,
+    /// The prompt tokens to score, in the order of the scored rows.
+    pub scored: Vec<Scored>,
+    /// The pictures that the step reads, and the pictures that no later step reads.
+    pub shown: Shown,
+}
+
+/// Which sequences' pictures must stay in the vision cache, and until when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Sequences whose pictures the step reads. These pictures must stay until the step has run.
+    pub read: Vec<SequenceId>,
+    /// Sequences whose pictures no later step reads, unless they lose their blocks.
+    pub past: Vec<SequenceId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChosenRow {
+    /// The sequence whose next token is chosen from this row.
+    pub sequence: SequenceId,
+    /// How many tokens the sequence will have produced before the token of this row.
+    pub position: usize,
+    /// The last token before the token of this row, if the previous step has yet to choose it.
+    pub unseen: Option<UnseenToken>,
+}
+
+/// Prompt tokens whose log-probabilities a step computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    pub sequence: SequenceId,
+    /// The index of the first scored token.
+    pub first: usize,
+    pub tokens: Vec<u32>,
+    /// How many of the likeliest tokens to report with each scored token.
+    pub top: usize,
+}
+
+/// The number of tokens of a sequence that a step runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SequenceTokens {
+    pub(super) sequence: SequenceId,
+    pub(super) tokens: usize,
+}
+
+/// A step that was submitted to the lane and has not ended.
+#[derive(Debug)]
+pub(super) struct StepUnderWay {
+    pub(super) parts: Vec<PartUnderWay>,
+    /// Sequences that ended although this step includes them. Their blocks are
+    /// released after the step.
+    pub(super) released_behind: Vec<SequenceId>,
+    pub(super) work: StepWork,
+    /// Whether pictures are being encoded on the same GPU while the step runs.
+    pub(super) pictures: bool,
+}
+
+/// A sequence's part of a running step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartUnderWay {
+    pub(super) sequence: SequenceId,
+    /// Tokens in the sequence's blocks after the step has run.
+    pub(super) end: usize,
+    /// Whether the step chooses the token that follows them.
+    pub(super) chooses: bool,
+}
+
+impl StepUnderWay {
+    pub(super) fn has(&self, sequence: SequenceId) -> bool {
+        self.parts.iter().any(|part| part.sequence == sequence)
+    }
+}

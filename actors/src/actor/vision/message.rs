@@ -1,0 +1,104 @@
+//! Messages of the vision actor, and the errors of its answers.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Hint, Lease};
+use bursar_model::{
+    error::MediaError,
+    flow::{Grid, PictureHash},
+    processor::{EncoderInput, MediaKey, MediaPlan},
+};
+use thiserror::Error;
+
+use super::{PinnedSet, Ticket};
+use crate::{
+    budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
+};
+
+/// Messages from chat drivers (credit: one per accepted request), from the actor's own CPU threads
+/// and from the vision lane.
+pub enum VisionMessage {
+    /// Asks that a request's pictures and videos be put into
+    /// the cache; see [`crate::tree::EMBED_PICTURES`].
+    Embed {
+        /// The pictures and videos, in the order of the request.
+        pictures: Vec<MediaPlan>,
+        /// The priority with which the pictures are decoded and encoded.
+        rank: Priority,
+        /// The rows of each picture, and of each time step of the videos.
+        reply: Responder<Result<PinnedSet, VisionError>>,
+    },
+    /// Asks for the names of pictures; see [`crate::tree::NAME_PICTURES`].
+    Name {
+        /// The files of a request, in the request's order.
+        files: Vec<MediaKey>,
+        /// The pictures that each file was decoded to, up to the first unknown file.
+        reply: Responder<Vec<Vec<PictureHash>>>,
+    },
+    /// A request's pictures are decoded and resized.
+    Prepared {
+        request: Box<EmbedRequest>,
+        /// For each file: its pictures, if they need no pixels.
+        held: Vec<Option<Vec<(PictureHash, Grid)>>>,
+        /// The decoded pictures of the other files, in order. A video is one picture per time step.
+        pictures: Vec<EncoderInput>,
+        /// The lease of the host memory for the pixels.
+        host: Arc<Lease>,
+    },
+    /// A decoding thread is free for another request.
+    DecoderFree,
+    /// A request that is about to be decoded has got host memory, or no longer waits for it.
+    Leased,
+    /// The lane's answer to the oldest encoder launch. At most two run.
+    Encoded(Result<(), LaneError>),
+    /// The lane's answer to the oldest copies of rows.
+    Copied(Result<(), LaneError>),
+    /// A request no longer needs these pictures. The list has one entry per pin.
+    Unpin(Vec<PictureHash>),
+    /// Sets the gauges again, in case a recorder was installed since. The actor
+    /// sends this to itself.
+    Show,
+    /// Fails the actor on purpose.
+    InjectFault(FaultInjection),
+}
+
+/// A request whose pictures are being prepared.
+pub struct EmbedRequest {
+    pub(super) ticket: Ticket,
+    pub(super) rank: Priority,
+    /// The files, in the order of the request.
+    pub(super) plans: Arc<[MediaPlan]>,
+    pub(super) reply: Responder<Result<PinnedSet, VisionError>>,
+}
+
+/// The reason why pictures did not get into the cache. Only their own request fails.
+#[derive(Debug, Error)]
+pub enum VisionError {
+    /// A picture or a video is damaged or outside the limits.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// The pictures exceed the cache, or one of them exceeds a launch.
+    #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
+    TooLarge { rows: usize, limit: usize },
+    /// Host memory for the pixels could not be leased.
+    #[error(transparent)]
+    Host(#[from] LeaseError),
+    /// The thread that decoded the pictures panicked.
+    #[error("the decoder crashed on a picture")]
+    DecoderDied,
+}
+
+impl Hint for VisionError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        match self {
+            VisionError::Media(error) => error.hint(),
+            VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
+            VisionError::Host(error) => error.hint(),
+            VisionError::DecoderDied => {
+                "this is a bug in Bursar; please report it, with the picture if you can".to_owned()
+            }
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Errors of chats.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_budgets::Hint;
+use bursar_model::{
+    error::{GrammarError, ImageError, MediaError, SamplingError, TextError, VideoError},
+    flow::{FileName, LayoutError},
+};
+use thiserror::Error;
+
+use super::tool_choice::ToolError;
+use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::SleepError, vision::VisionError};
+
+/// The reason why a chat was not answered, or why its reply ended early. No other chat is affected.
+#[derive(Clone, Debug, Error)]
+pub enum ChatError {
+    #[error("the chat has no turn")]
+    Empty,
+    /// The chat has a prompt of tokens, but also turns, tools or settings that only
+    /// a template could follow.
+    #[error("the chat has a prompt of tokens, but also turns, tools or template settings")]
+    TokensAndTurns,
+    /// The limit of requests that run or wait has been reached.
+    #[error("{limit} requests are already running or waiting")]
+    Overloaded { limit: usize },
+    /// A picture is damaged or outside the limits.
+    #[error("picture {index}{file}: {source}")]
+    Picture {
+        /// The picture's index in the chat, from 0.
+        index: usize,
+        file: FileName,
+        source: Arc<ImageError>,
+    },
+    /// A picture is so thin that it exceeds the envelope even after resizing.
+    #[error("picture {index}{file} takes {patches} patches after resizing; the limit is {limit}")]
+    PictureTooLarge {
+        /// The picture's index in the chat, from 0.
+        index: usize,
+        file: FileName,
+        patches: usize,
+        limit: usize,
+    },
+    /// A video is damaged or outside the limits.
+    #[error("video {index}: {source}")]
+    Video {
+        /// The video's index in the chat, from 0.
+        index: usize,
+        source: Arc<VideoError>,
+    },
+    /// The chat has more pictures than the envelope allows.
+    #[error("the chat has {pictures} pictures; the limit is {limit}")]
+    TooManyPictures { pictures: usize, limit: usize },
+    /// The pictures of the chat need more of the encoder cache than one request may use.
+    #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
+    PicturesTooLarge {
+        /// Tokens of all pictures of the request.
+        tokens: usize,
+        /// Tokens of [`Envelope::largest_pictures`](bursar_model::Envelope::largest_pictures)
+        /// pictures of the largest size.
+        limit: usize,
+    },
+    /// The prompt leaves no room for a reply.
+    #[error(
+        "the prompt has {}{tokens} tokens, but prompt and reply together may have at most {limit}",
+        if *.has_more { "more than " } else { "" }
+    )]
+    TooLong {
+        /// Tokens of the prompt, or the number at which counting stopped.
+        tokens: usize,
+        /// Whether counting stopped, because the prompt is much too long.
+        has_more: bool,
+        /// The envelope's limit for prompt and reply together.
+        limit: usize,
+    },
+    #[error("`max_tokens` is 0; expected at least 1")]
+    NoTokens,
+    /// The reply's minimum length exceeds its maximum.
+    #[error("`min_tokens` is {tokens_min}, but the reply may have at most {tokens_max} tokens")]
+    MinTokens {
+        tokens_min: usize,
+        /// The maximum length: `max_tokens`, or the tokens that the prompt leaves of the context.
+        tokens_max: usize,
+    },
+    /// The name of the chat's tenant is too long.
+    #[error("the name of the tenant has {bytes} bytes; the limit is {limit}")]
+    TenantName { bytes: usize, limit: usize },
+    /// The number of samples is 0, or above the limit of requests that run or wait.
+    #[error("{samples} samples were requested; expected from 1 to {limit}")]
+    Samples { samples: usize, limit: usize },
+    /// The chat sets `ignore_end` together with an output format or a forced tool call. A complete
+    /// format ends the reply.
+    #[error("a reply with a format ends when the format is complete, so it cannot ignore its end token")]
+    FormatWithoutEnd,
+    /// The output format cannot be compiled.
+    #[error(transparent)]
+    Format(Arc<GrammarError>),
+    /// The tools are invalid, or the model cannot be forced to call one.
+    #[error(transparent)]
+    Tools(#[from] ToolError),
+    /// A deadline was missed, or could no longer be met.
+    #[error("{} within its deadline of {} ms; {} ms had passed", .deadline.missing(), .limit.as_millis(), .waited.as_millis())]
+    TooLate {
+        deadline: Deadline,
+        /// The time allowed since the request, as set by the chat or by the model's default.
+        limit: Duration,
+        /// The time that had passed since the request.
+        waited: Duration,
+    },
+    /// The template or the tokenizer refused the conversation.
+    #[error(transparent)]
+    Text(Arc<TextError>),
+    /// Pictures and placeholders do not match.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A sampling parameter is out of its range.
+    #[error(transparent)]
+    Sampling(Arc<SamplingError>),
+    /// The pictures could not be encoded into the vision cache.
+    #[error(transparent)]
+    Vision(Arc<VisionError>),
+    /// The thread that prepared the prompt panicked.
+    #[error("the conversation could not be turned into a prompt")]
+    PreparationDied,
+    /// An actor did not answer in time.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+    /// The model did not start, or serving was refused memory too often.
+    #[error("the model is not ready: {0}")]
+    NotStarted(Arc<StartError>),
+    /// The model's logits for this request are not numbers.
+    #[error("the model's logits are not numbers, so no token can be chosen")]
+    NotNumbers,
+    /// The model was unloaded, shut down, or given up.
+    #[error("the model has stopped: {reason}")]
+    Stopped { reason: Arc<str> },
+    /// The device was lost, with everything computed on it. Another device may have replaced it.
+    #[error("{reason}")]
+    DeviceLost {
+        /// The device's error. It contains the word "lost".
+        reason: Arc<str>,
+    },
+    /// The model was asleep, and did not wake up in time or could not wake up.
+    #[error(transparent)]
+    Asleep(Arc<SleepError>),
+    /// The model is shutting down. It ends when its running requests have ended,
+    /// or at its deadline.
+    #[error("the model is shutting down and takes no more requests")]
+    ShuttingDown,
+    /// The model's actors died too often while they served this request.
+    #[error("the model's actors died {deaths} times during this request")]
+    GivenUp { deaths: u32 },
+}
+
+impl ChatError {
+    /// More detail for the author of the schema or template: where a schema is wrong, or a
+    /// template's own error text. The error's text and logs leave this detail out, because the
+    /// detail may quote the schema or the chat.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            ChatError::Format(error) => error.reason(),
+            ChatError::Tools(error) => error.reason(),
+            ChatError::Text(error) => error.reason(),
+            ChatError::Sampling(error) => error.reason(),
+            _ => None,
+        }
+    }
+
+    /// The error's text for the author of the schema or template, with [`reason`](Self::reason) and
+    /// names from the schema. Never log it.
+    pub fn for_author(&self) -> String {
+        const PLACE_CHARS: usize = 200;
+        let mut text = self.to_string();
+        let place = match self {
+            ChatError::Format(error) => error.place(),
+            ChatError::Tools(error) => error.place(),
+            _ => None,
+        };
+        if let Some(place) = place {
+            let path: String = place.path().chars().take(PLACE_CHARS).collect();
+            text = text.replacen(&place.to_string(), &path, 1);
+        }
+        match self.reason().filter(|reason| !text.contains(reason)) {
+            Some(reason) => format!("{text}: {reason}"),
+            None => text,
+        }
+    }
+}
+
+impl Hint for ChatError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        match self {
+            ChatError::Empty => "add a user turn".to_owned(),
+            ChatError::TokensAndTurns => "give all of the prompt as tokens, or all of it as turns".to_owned(),
+            ChatError::Overloaded { .. } => "ask again when a reply has ended, or raise `requests`".to_owned(),
+            ChatError::Picture { source, .. } => source.hint(),
+            ChatError::Video { source, .. } => source.hint(),
+            ChatError::PictureTooLarge { .. } => {
+                "crop the picture so that it is less wide or tall, or raise `picture_patches`".to_owned()
+            }
+            ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
+            ChatError::PicturesTooLarge { .. } => {
+                "send fewer or smaller pictures, or set `pictures` to how many of the largest size a request needs"
+                    .to_owned()
+            }
+            ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
+            ChatError::NoTokens => "ask for at least one token".to_owned(),
+            ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
+            ChatError::TenantName { limit, .. } => {
+                format!("use a name of at most {limit} bytes, or a hash of the name")
+            }
+            ChatError::Samples { limit, .. } => format!("ask for 1 to {limit} samples at a time, or raise `requests`"),
+            ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
+            ChatError::Format(error) => error.hint(),
+            ChatError::Tools(error) => error.hint(),
+            ChatError::TooLate { deadline: Deadline::Reply, .. } => {
+                "allow more time, ask for fewer tokens, or ask again when the model is less busy".to_owned()
+            }
+            ChatError::TooLate { deadline, .. } => {
+                format!(
+                    "ask again when the model is less busy, or allow more time; `{}` sets the default",
+                    deadline.knob()
+                )
+            }
+            ChatError::Text(error) => error.hint(),
+            ChatError::Layout(LayoutError::TextOnly { .. }) => {
+                "leave the pictures and videos out, or load a vision model".to_owned()
+            }
+            ChatError::Layout(LayoutError::NoVideos { .. }) => {
+                "show single frames as pictures, or load a model that takes videos".to_owned()
+            }
+            ChatError::Layout(LayoutError::StepPlaceholders { .. }) => {
+                "write `<t seconds>` and one placeholder for each step of the video".to_owned()
+            }
+            ChatError::Layout(_) => {
+                "check the chat template: it does not place pictures as the model's processor does".to_owned()
+            }
+            ChatError::Sampling(error) => error.hint(),
+            ChatError::Vision(error) => error.hint(),
+            ChatError::Unanswered(_) => {
+                "ask again: the device was too slow for the deadline, or is shutting down".to_owned()
+            }
+            ChatError::PreparationDied => "this is a bug in Bursar; please report it with the chat template".to_owned(),
+            ChatError::NotStarted(error) => error.hint(),
+            ChatError::NotNumbers => "check the checkpoint's files; its weights may be damaged".to_owned(),
+            ChatError::Stopped { .. } => {
+                "load the model again; if its device is lost, start the program again".to_owned()
+            }
+            ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
+            ChatError::Asleep(error) => error.hint(),
+            ChatError::ShuttingDown => "load the model again once it has stopped, or use another".to_owned(),
+            ChatError::GivenUp { .. } => {
+                "look for the reason of the model's restarts: this request may be the cause".to_owned()
+            }
+        }
+    }
+}
+
+/// The party at fault, which a server maps to an HTTP status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is malformed or outside the limits. It would fail again.
+    Request,
+    /// The model is busy. The same request may succeed later.
+    Busy,
+    /// The model or the runtime has failed. No request will succeed until an operator intervenes.
+    Model,
+}
+
+impl ChatError {
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            ChatError::Empty
+            | ChatError::TokensAndTurns
+            | ChatError::Picture { .. }
+            | ChatError::PictureTooLarge { .. }
+            | ChatError::Video { .. }
+            | ChatError::TooManyPictures { .. }
+            | ChatError::PicturesTooLarge { .. }
+            | ChatError::TooLong { .. }
+            | ChatError::NoTokens
+            | ChatError::MinTokens { .. }
+            | ChatError::TenantName { .. }
+            | ChatError::Samples { .. }
+            | ChatError::FormatWithoutEnd
+            | ChatError::Format(_)
+            | ChatError::Tools(_)
+            | ChatError::Text(_)
+            | ChatError::Layout(_)
+            | ChatError::Sampling(_) => ErrorKind::Request,
+            ChatError::Vision(error) => match &**error {
+                VisionError::Media(_) | VisionError::TooLarge { .. } => ErrorKind::Request,
+                VisionError::Host(_) => ErrorKind::Busy,
+                VisionError::DecoderDied => ErrorKind::Model,
+            },
+            ChatError::Overloaded { .. }
+            | ChatError::TooLate { .. }
+            | ChatError::Asleep(_)
+            | ChatError::Unanswered(_) => ErrorKind::Busy,
+            ChatError::NotStarted(_)
+            | ChatError::NotNumbers
+            | ChatError::PreparationDied
+            | ChatError::DeviceLost { .. }
+            | ChatError::ShuttingDown
+            | ChatError::Stopped { .. }
+            | ChatError::GivenUp { .. } => ErrorKind::Model,
+        }
+    }
+
+    /// Returns the error for a token that could not be sampled.
+    pub(super) fn broken(error: Arc<SamplingError>) -> Self {
+        match &*error {
+            SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {
+                ChatError::NotNumbers
+            }
+            _ => ChatError::Sampling(error),
+        }
+    }
+}
+
+impl From<TextError> for ChatError {
+    fn from(error: TextError) -> Self {
+        ChatError::Text(Arc::new(error))
+    }
+}
+
+impl From<MediaError> for ChatError {
+    fn from(error: MediaError) -> Self {
+        match error {
+            MediaError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
+            MediaError::PicturesTooLarge { tokens, limit } => ChatError::PicturesTooLarge { tokens, limit },
+            MediaError::Picture { index, file, source } => ChatError::Picture { index, file, source: Arc::new(source) },
+            MediaError::PictureTooLarge { index, file, patches, limit } => {
+                ChatError::PictureTooLarge { index, file, patches, limit }
+            }
+            MediaError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
+        }
+    }
+}
+
+impl From<SleepError> for ChatError {
+    fn from(error: SleepError) -> Self {
+        match error {
+            SleepError::Stopped { reason } => ChatError::Stopped { reason },
+            error => ChatError::Asleep(Arc::new(error)),
+        }
+    }
+}
+
+impl From<SamplingError> for ChatError {
+    fn from(error: SamplingError) -> Self {
+        ChatError::Sampling(Arc::new(error))
+    }
+}
+
+impl From<GrammarError> for ChatError {
+    fn from(error: GrammarError) -> Self {
+        ChatError::Format(Arc::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_whose_steps_do_not_match_is_told_how_steps_are_written() {
+        let hint = ChatError::Layout(LayoutError::StepPlaceholders { placeholders: 1, steps: 3 }).hint();
+        assert!(hint.contains("`<t seconds>`") && hint.contains("each step") && !hint.contains("template"), "{hint}");
+    }
+}

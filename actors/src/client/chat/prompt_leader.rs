@@ -1,0 +1,87 @@
+//! Coordination of several samples of one prompt. The first sample computes the prompt. The other
+//! samples wait, then use its KV blocks and pictures.
+
+use tokio::sync::watch;
+
+use super::request_pictures::RequestPictures;
+
+/// Outcome of the prompt, which the first sample passes to the other samples.
+#[derive(Clone)]
+pub(super) enum Lead {
+    Computed {
+        /// The generation of the actors that computed the prompt.
+        generation: u64,
+        pictures: RequestPictures,
+    },
+    /// Actors died too often while they served the first sample. The other samples
+    /// would probably fail too.
+    GivenUp,
+}
+
+/// The role of a sample among the samples of its prompt.
+pub(super) enum LeaderRole {
+    /// A single sample, or a sample that no longer waits and for which no other sample waits.
+    Alone,
+    /// Computes the prompt while the other samples wait.
+    Leads(watch::Sender<Option<Lead>>),
+    Follows(watch::Receiver<Option<Lead>>),
+}
+
+impl LeaderRole {
+    /// Creates the roles of `samples` samples.
+    pub(super) fn of(samples: usize) -> Vec<LeaderRole> {
+        if samples < 2 {
+            return (0..samples).map(|_| LeaderRole::Alone).collect();
+        }
+        let (leads, follows) = watch::channel(None);
+        let followers = (1..samples).map(|_| LeaderRole::Follows(follows.clone()));
+        std::iter::once(LeaderRole::Leads(leads)).chain(followers).collect()
+    }
+
+    /// Returns `true` if other samples wait for the prompt.
+    pub(super) fn leads(&self) -> bool {
+        matches!(self, LeaderRole::Leads(_))
+    }
+
+    /// Lets the waiting samples continue, because the prompt is computed or given up.
+    pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
+        if let LeaderRole::Leads(followers) = std::mem::replace(self, LeaderRole::Alone) {
+            followers.send_replace(Some(lead()));
+        }
+    }
+
+    /// Waits until the prompt is computed or given up. Returns `None` if this sample need not wait,
+    /// or if the first sample has ended without an outcome.
+    pub(super) async fn wait(&mut self) -> Option<Lead> {
+        let LeaderRole::Follows(leader) = self else { return None };
+        let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
+        // This drops the receiver. The channel holds the shared pictures until every sample
+        // has dropped its receiver.
+        *self = LeaderRole::Alone;
+        lead
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn followers_wait_for_the_first_sample_unless_it_is_gone() {
+        let mut parts = LeaderRole::of(3);
+        let mut second = parts.pop().expect("three");
+        let mut third = parts.pop().expect("three");
+        let mut first = parts.pop().expect("three");
+        first.announce(|| Lead::Computed { generation: 7, pictures: RequestPictures::default() });
+        first.announce(|| unreachable!("said once"));
+        assert!(matches!(second.wait().await, Some(Lead::Computed { generation: 7, .. })));
+        assert!(matches!(third.wait().await, Some(Lead::Computed { generation: 7, .. })));
+        assert!(second.wait().await.is_none(), "nobody waits twice");
+
+        let mut parts = LeaderRole::of(2);
+        let mut second = parts.pop().expect("two");
+        drop(parts);
+        assert!(second.wait().await.is_none(), "the first has gone without a word");
+        assert!(LeaderRole::of(1).pop().expect("one").wait().await.is_none());
+    }
+}

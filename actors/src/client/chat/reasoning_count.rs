@@ -1,0 +1,67 @@
+//! The number of reasoning tokens in a reply, from the state of its parser before
+//! and after each token.
+
+use bursar_model::text::ReplyPlace;
+
+/// Counts the tokens between the reasoning tags as they arrive. Tokens of the tags are not counted.
+#[derive(Default)]
+pub(super) struct ReasoningCount {
+    tokens: usize,
+    /// Number of latest tokens that may belong to the closing tag of the reasoning.
+    undecided: usize,
+}
+
+impl ReasoningCount {
+    /// Counts a token that moved the parser from `before` to `after`.
+    pub(super) fn token(&mut self, before: ReplyPlace, after: ReplyPlace) {
+        match (before, after) {
+            (ReplyPlace::Answer, _) => {}
+            (_, ReplyPlace::Answer) => self.undecided = 0,
+            (_, ReplyPlace::MaybeTag) => self.undecided += 1,
+            (_, ReplyPlace::Reasoning) => self.tokens += 1 + std::mem::take(&mut self.undecided),
+        }
+    }
+
+    /// The number of reasoning tokens at the end of the reply. An incomplete closing
+    /// tag counts as reasoning.
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens + self.undecided
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::text::{ReplyParser, Thinking, ToolFormat};
+
+    use super::*;
+
+    /// Counts the reasoning tokens among `tokens`.
+    fn counted(thinking: Thinking, tokens: &[&str]) -> usize {
+        let mut parser = ReplyParser::new(thinking, ToolFormat::None, []);
+        let mut count = ReasoningCount::default();
+        for token in tokens {
+            let before = parser.place();
+            parser.feed(token);
+            count.token(before, parser.place());
+        }
+        count.tokens()
+    }
+
+    #[test]
+    fn tokens_between_the_tags_are_counted_and_tags_are_not() {
+        let reply = ["<think>", "\n", "One", " two", ".", "\n", "</think>", "\n\n", "Three", "."];
+        assert_eq!(counted(Thinking::Possible, &reply), 5);
+        assert_eq!(counted(Thinking::Begun, &reply[2..]), 4, "the prompt has opened it");
+        assert_eq!(counted(Thinking::Begun, &reply), 6, "what follows it counts, another such tag too");
+        assert_eq!(counted(Thinking::Possible, &reply[7..]), 0, "it does not reason");
+        assert_eq!(counted(Thinking::Off, &reply), 0);
+    }
+
+    #[test]
+    fn a_tag_of_several_tokens_counts_only_where_it_is_none() {
+        let spelled = ["<", "think", ">", "a", "</", "think", ">", "b"];
+        assert_eq!(counted(Thinking::Possible, &spelled), 1);
+        assert_eq!(counted(Thinking::Begun, &["a", "</", "thing", ">", "</think>", "b"]), 4);
+        assert_eq!(counted(Thinking::Begun, &["a", "</", "think"]), 3, "it was cut off");
+    }
+}

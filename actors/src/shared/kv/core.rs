@@ -1,0 +1,513 @@
+//! Pure: the assignment of blocks to sequences, and the reusable content of free blocks.
+//!
+//! Whole blocks are named by their content. A name (a [`PrefixKey`]) also covers everything before
+//! the block, so two sequences with the same beginning can share its blocks. This is automatic
+//! prefix caching, as in vLLM and SGLang (RadixAttention, arXiv 2312.07104). Free blocks keep their
+//! content until they are reused. The least recently used block is reused first. Among the blocks
+//! of one sequence, the last block is reused first. With a host tier (ADR 15), content is copied to
+//! host memory before its block is reused, and is copied back when a sequence begins with it.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
+use bursar_model::flow::PrefixKey;
+
+use super::{BlockEvent, host::HostTier};
+
+/// The id of a sequence. An engine never reuses an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(pub u64);
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sequence {}", self.0)
+    }
+}
+
+/// The blocks that a sequence needs for the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockRequest {
+    pub sequence: SequenceId,
+    /// Tokens whose keys and values are in the sequence's blocks.
+    pub held: usize,
+    /// Tokens that the step will compute.
+    pub more: usize,
+    /// All tokens of the sequence. If some are found cached, fewer than `more` may
+    /// be left to compute.
+    pub tokens: usize,
+    /// For a sequence without blocks: the names of its first blocks, which it may share. The named
+    /// blocks never contain the last token, so at least one token is left to compute.
+    pub prefix: Vec<PrefixKey>,
+}
+
+/// The blocks of a sequence whose demand was met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    pub sequence: SequenceId,
+    /// All blocks of the sequence, in order.
+    pub blocks: Vec<u32>,
+    /// Tokens whose keys and values are in the blocks, because the sequence held them or because
+    /// they were found cached.
+    pub held: usize,
+}
+
+/// The result for a list of demands. After the first demand that cannot be met, the rest are not
+/// tried, so that a small demand never overtakes a large one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allotment {
+    /// One table for each demand that was met, in order.
+    pub tables: Vec<Table>,
+    /// Blocks missing for the first demand that was not met. 0 if all demands were met.
+    pub short_by: usize,
+}
+
+/// Usage of the block pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvUse {
+    /// All blocks of the pool.
+    pub blocks: usize,
+    /// Blocks that sequences hold.
+    pub held: usize,
+    /// Blocks that no sequence holds, but whose content may be reused.
+    pub cached: usize,
+}
+
+/// The part of a prefix that is available, on the device or in host memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beginning {
+    /// Blocks on the device or in host memory.
+    pub blocks: usize,
+    /// Blocks before the first block that is only in host memory.
+    pub resident: usize,
+    /// Blocks that are only in host memory.
+    pub missing: usize,
+    /// Whether there are enough free blocks to fetch the missing blocks into.
+    pub has_room: bool,
+}
+
+/// Copies of blocks. They must run in this order and before any later step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// Copies from the device to host memory.
+    pub to_host: Vec<BlockCopy>,
+    /// Copies from host memory to the device.
+    pub to_device: Vec<BlockCopy>,
+}
+
+impl Copies {
+    pub fn len(&self) -> usize {
+        self.to_host.len() + self.to_device.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The largest pool, in blocks, that is checked after each change.
+const CHECKED_MAX: usize = 16_384;
+
+#[derive(Clone, Debug, Default)]
+struct Block {
+    /// The number of tables that include the block.
+    references: u32,
+    /// The name of the block's content, if the content may be shared.
+    key: Option<PrefixKey>,
+    /// The value of the pool's clock when the block was last released.
+    idle_since: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct KvCore {
+    pool: Vec<Block>,
+    /// Blocks without content. The block with the lowest index is used next, so that few pages are
+    /// touched and the tail of the pool is used last.
+    blank: BTreeSet<u32>,
+    /// Free blocks with content, ordered by the time of their release. The first of them is reused
+    /// next.
+    idle: BTreeSet<(u64, u32)>,
+    named: BTreeMap<PrefixKey, u32>,
+    tables: BTreeMap<SequenceId, Vec<u32>>,
+    clock: u64,
+    /// The host tier. If it is `None`, content is lost when its block is reused.
+    host: Option<HostTier>,
+    /// Blocks that were allocated, with their old content, which must be copied to the host before
+    /// anything is written to them.
+    leaving: Vec<(PrefixKey, u32)>,
+    /// Sequences whose blocks a copy is filling: the indices in their tables, and the
+    /// names of the content.
+    coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
+    /// Events of named blocks since the last [`take_events`](Self::take_events).
+    events: Vec<BlockEvent>,
+}
+
+impl KvCore {
+    /// A pool of `blocks` blocks, all blank.
+    pub fn new(blocks: usize) -> Self {
+        KvCore {
+            pool: vec![Block::default(); blocks],
+            blank: (0..blocks as u32).collect(),
+            idle: BTreeSet::new(),
+            named: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            clock: 0,
+            host: None,
+            leaving: Vec::new(),
+            coming: BTreeMap::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// Adds a host tier that keeps up to `slots` blocks in host memory.
+    #[must_use]
+    pub fn with_host(mut self, slots: usize) -> Self {
+        self.host = (slots > 0).then(|| HostTier::new(slots));
+        self
+    }
+
+    pub fn has_host(&self) -> bool {
+        self.host.is_some()
+    }
+
+    pub fn host_blocks(&self) -> usize {
+        self.host.as_ref().map_or(0, HostTier::blocks)
+    }
+
+    /// Number of blocks in no table, with or without content.
+    pub fn free_blocks(&self) -> usize {
+        self.blank.len() + self.idle.len()
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.pool.len()
+    }
+
+    pub fn usage(&self) -> KvUse {
+        KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
+    }
+
+    /// Number of blocks that a sequence with this prefix would share with the sequences that hold
+    /// them now.
+    pub fn held_prefix(&self, prefix: &[PrefixKey]) -> usize {
+        let found = prefix.iter().map_while(|key| self.named.get(key));
+        found.filter(|block| self.pool[**block as usize].references > 0).count()
+    }
+
+    /// Number of blocks that a sequence with this prefix would find on the device or in host
+    /// memory, whether or not another sequence holds them.
+    pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
+        let on_host = |key| self.host.as_ref().is_some_and(|host| host.slot(key).is_some());
+        prefix.iter().take_while(|key| self.named.contains_key(key) || on_host(key)).count()
+    }
+
+    /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
+    /// held.
+    pub fn shared_blocks(&self) -> usize {
+        let in_tables: usize = self.tables.values().map(Vec::len).sum();
+        in_tables - (self.blocks() - self.free_blocks())
+    }
+
+    /// Meets demands in order. The first demand that cannot be met, and all later demands, change
+    /// nothing.
+    pub fn allot(&mut self, demands: &[BlockRequest]) -> Allotment {
+        let mut allotment = Allotment::default();
+        for demand in demands {
+            match self.meet(demand) {
+                Ok(table) => allotment.tables.push(table),
+                Err(short_by) => {
+                    allotment.short_by = short_by;
+                    break;
+                }
+            }
+        }
+        self.check();
+        allotment
+    }
+
+    /// Assigns blocks to a sequence, or returns how many blocks are missing.
+    fn meet(&mut self, demand: &BlockRequest) -> Result<Table, usize> {
+        let table = self.tables.get(&demand.sequence).cloned();
+        let shared: Vec<u32> = match table {
+            Some(_) => Vec::new(),
+            None => demand.prefix.iter().map_while(|key| self.named.get(key).copied()).collect(),
+        };
+        let held = demand.held.max(shared.len() * BLOCK_TOKENS);
+        let places = (held + demand.more).min(demand.tokens).div_ceil(BLOCK_TOKENS);
+        let mut blocks = table.unwrap_or_default();
+        let fresh = places.saturating_sub(blocks.len() + shared.len());
+        // Shared blocks that are free now cannot also serve as new blocks.
+        let woken = shared.iter().filter(|block| self.pool[**block as usize].references == 0).count();
+        let available = self.free_blocks() - woken;
+        if fresh > available {
+            return Err(fresh - available);
+        }
+        shared.iter().for_each(|block| self.hold(*block));
+        blocks.extend(shared);
+        blocks.extend((0..fresh).map(|_| self.take()));
+        self.tables.insert(demand.sequence, blocks.clone());
+        Ok(Table { sequence: demand.sequence, blocks, held })
+    }
+
+    fn hold(&mut self, block: u32) {
+        let entry = &mut self.pool[block as usize];
+        if entry.references == 0 {
+            self.idle.remove(&(entry.idle_since, block));
+        }
+        entry.references += 1;
+    }
+
+    /// Returns a block to write to: a blank block, or the least recently used block, whose content
+    /// is forgotten.
+    fn take(&mut self) -> u32 {
+        let block = self.blank.pop_first().unwrap_or_else(|| {
+            let (_, block) = self.idle.pop_first().expect("counted before");
+            self.forget(block);
+            block
+        });
+        self.pool[block as usize].references = 1;
+        block
+    }
+
+    /// Removes the name of a free block's content. If the content is already in host
+    /// memory, its slot is marked as used now. Otherwise, with a host tier, the block is
+    /// queued to be copied there.
+    fn forget(&mut self, block: u32) {
+        let key = self.pool[block as usize].key.take().expect("an idle block has content");
+        self.named.remove(&key);
+        match self.host.as_mut().map(|host| host.touch(&key)) {
+            Some(true) => {}
+            Some(false) => self.leaving.push((key, block)),
+            None => self.events.push(BlockEvent::Removed(key)),
+        }
+    }
+
+    /// Adds [`BlockEvent::Removed`] for each of these keys that no sequence would find any more.
+    fn tell_lost(&mut self, keys: impl IntoIterator<Item = PrefixKey>) {
+        let Some(host) = &self.host else { return };
+        let is_coming = |key: &PrefixKey| self.coming.values().flatten().any(|(_, coming)| coming == key);
+        let is_leaving = |key: &PrefixKey| self.leaving.iter().any(|(leaving, _)| leaving == key);
+        let is_lost = |key: &PrefixKey| {
+            !self.named.contains_key(key) && host.slot(key).is_none() && !is_coming(key) && !is_leaving(key)
+        };
+        self.events.extend(keys.into_iter().filter(is_lost).map(BlockEvent::Removed));
+    }
+
+    /// Adds an event for a block that was just [named](Self::name).
+    pub fn tell(&mut self, event: BlockEvent) {
+        self.events.push(event);
+    }
+
+    /// Returns the events of named blocks since the last call, in order. A block is removed
+    /// when no sequence would find it, on the device or in host memory. A block may be
+    /// stored more than once.
+    pub fn take_events(&mut self) -> Vec<BlockEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Returns the copies to make before anything is written to newly allocated blocks. Each
+    /// copy is returned once.
+    pub fn take_leaving(&mut self) -> Vec<BlockCopy> {
+        self.take_in(&[])
+    }
+
+    /// Assigns host slots to the content that leaves the device. Content in `kept`
+    /// stays in host memory.
+    fn take_in(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
+        let leaving = std::mem::take(&mut self.leaving);
+        let Some(host) = &mut self.host else { return Vec::new() };
+        let copies = host.take_in(&leaving, kept);
+        let forgotten = host.take_forgotten();
+        self.tell_lost(leaving.into_iter().map(|(key, _)| key).chain(forgotten));
+        copies
+    }
+
+    /// Makes free blocks blank, the least recently used first, until `blank` blocks are blank.
+    /// Later steps then find blocks whose content has been copied already. Does nothing
+    /// without a host tier.
+    pub fn make_blank(&mut self, blank: usize) {
+        while self.has_host()
+            && self.blank.len() < blank
+            && let Some((_, block)) = self.idle.pop_first()
+        {
+            self.forget(block);
+            self.blank.insert(block);
+        }
+        self.check();
+    }
+
+    /// Returns how much of `prefix` is on the device or in host memory.
+    pub fn beginning(&self, prefix: &[PrefixKey]) -> Beginning {
+        let mut found = Beginning::default();
+        let Some(host) = &self.host else { return found };
+        // Free blocks that the sequence will share cannot be allocated to it as new blocks.
+        let mut woken = 0;
+        for key in prefix {
+            match self.named.get(key) {
+                Some(block) => {
+                    found.resident += usize::from(found.missing == 0);
+                    woken += usize::from(self.pool[*block as usize].references == 0);
+                }
+                None if host.slot(key).is_some() => found.missing += 1,
+                None => break,
+            }
+            found.blocks += 1;
+        }
+        found.has_room = found.missing <= self.free_blocks() - woken;
+        found
+    }
+
+    /// Assigns the available blocks of `prefix` to a sequence without blocks, and returns the
+    /// copies that bring the missing blocks from the host. Until [`fetched`](Self::fetched) is
+    /// called, no step may use these blocks and no other sequence may share the blocks that the
+    /// copies fill. Returns `None` and changes nothing if no block is missing or there are too few
+    /// free blocks.
+    pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
+        let found = self.beginning(prefix);
+        let prefix = &prefix[..found.blocks];
+        let on_device: Vec<Option<u32>> = prefix.iter().map(|key| self.named.get(key).copied()).collect();
+        if found.missing == 0 || !found.has_room || self.tables.contains_key(&sequence) {
+            return None;
+        }
+        // These blocks are held before any block is taken, so that none of them is reused.
+        on_device.iter().flatten().for_each(|block| self.hold(*block));
+        let table: Vec<u32> = on_device.iter().map(|block| block.unwrap_or_else(|| self.take())).collect();
+        let missing = (0..prefix.len()).filter(|place| on_device[*place].is_none());
+        let coming: Vec<_> = missing.map(|place| (place, prefix[place])).collect();
+        let kept: Vec<_> = coming.iter().map(|(_, key)| *key).collect();
+        let to_host = self.take_in(&kept);
+        let host = self.host.as_ref().expect("something was found there");
+        let slot = |key| host.slot(key).expect("it was kept");
+        let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
+        self.coming.insert(sequence, coming);
+        self.tables.insert(sequence, table);
+        self.check();
+        Some(Copies { to_host, to_device })
+    }
+
+    /// Names the blocks that were fetched for a sequence, because their copies have ended. Other
+    /// sequences may share them from now on.
+    pub fn fetched(&mut self, sequence: SequenceId) {
+        let coming = self.coming.remove(&sequence).expect("it was being fetched");
+        for (place, key) in coming {
+            self.name(sequence, place, &[key]);
+        }
+    }
+
+    /// Whether a running copy fetches the first block of `prefix` that the device does not have.
+    pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
+        let next = prefix.iter().find(|key| !self.named.contains_key(key));
+        let comes = |next| self.coming.values().flatten().any(|(_, key)| key == next);
+        !self.coming.is_empty() && next.is_some_and(comes)
+    }
+
+    pub fn has_table(&self, sequence: SequenceId) -> bool {
+        self.tables.contains_key(&sequence)
+    }
+
+    /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
+    /// other sequences may share them. If another block already has a name, sequences keep sharing
+    /// that other block. Unknown sequences are ignored. Returns the table indices of the blocks
+    /// that were named.
+    pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
+        let Some(table) = self.tables.get(&sequence) else { return Vec::new() };
+        let mut named = Vec::new();
+        for ((place, block), key) in table.iter().enumerate().skip(first).zip(keys) {
+            let entry = &mut self.pool[*block as usize];
+            if entry.key.is_none() && !self.named.contains_key(key) {
+                entry.key = Some(*key);
+                self.named.insert(*key, *block);
+                named.push(place);
+            }
+        }
+        self.check();
+        named
+    }
+
+    /// Forgets a sequence. Blocks in no other table become free. Named blocks among them keep their
+    /// content for now. An unknown sequence is ignored.
+    pub fn release(&mut self, sequence: SequenceId) {
+        assert!(!self.coming.contains_key(&sequence), "a copy fills the blocks of {sequence}");
+        // The last block is released first, because the end of a sequence is
+        // useless without its beginning.
+        for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
+            let entry = &mut self.pool[block as usize];
+            entry.references -= 1;
+            match (entry.references, entry.key) {
+                (0, None) => drop(self.blank.insert(block)),
+                (0, Some(_)) => {
+                    self.clock += 1;
+                    entry.idle_since = self.clock;
+                    self.idle.insert((self.clock, block));
+                }
+                _ => {}
+            }
+        }
+        self.check();
+    }
+
+    /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail is
+    /// released, because blocks cannot be moved. No other sequence is released. Returns the
+    /// released sequences, ordered by `place`. Their blocks below `to` keep their content for now,
+    /// and the blocks of the last sequence keep theirs longest. With a host tier, the content of
+    /// the tail [leaves](Self::take_leaving).
+    pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
+        let tail = to as u32..;
+        let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
+        let mut holders: Vec<SequenceId> = self.tables.iter().filter(holds).map(|(id, _)| *id).collect();
+        holders.sort_by_key(|holder| place(*holder));
+        holders.iter().for_each(|holder| self.release(*holder));
+        let idle: Vec<_> = self.idle.iter().filter(|(_, block)| tail.contains(block)).copied().collect();
+        for (since, block) in idle {
+            self.idle.remove(&(since, block));
+            self.forget(block);
+            self.blank.insert(block);
+        }
+        self.check();
+        holders
+    }
+
+    /// Shrinks the pool to `to` blocks. The tail is [vacated](Self::vacate) first, and its
+    /// sequences are released from the youngest to the oldest. Content of the tail that has not
+    /// been copied to the host before this call is lost.
+    pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
+        let holders = self.vacate(to, Reverse);
+        let gone = self.blank.split_off(&(to as u32));
+        assert_eq!(
+            gone.len(),
+            self.pool.len().saturating_sub(to),
+            "whoever held a block of the tail has been released"
+        );
+        let (too_late, leaving): (Vec<_>, _) = self.leaving.drain(..).partition(|(_, block)| gone.contains(block));
+        self.leaving = leaving;
+        self.tell_lost(too_late.into_iter().map(|(key, _)| key));
+        self.pool.truncate(to);
+        self.check();
+        holders
+    }
+
+    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if the pool is already
+    /// that large or larger.
+    pub fn grow(&mut self, to: usize) {
+        let before = self.blocks();
+        self.blank.extend(before as u32..to as u32);
+        self.pool.resize(to.max(before), Block::default());
+        self.check();
+    }
+
+    /// Checks that every block is blank, idle or held, exactly once. Large devices have 100,000
+    /// blocks and steps of milliseconds, so large pools and release builds skip this check.
+    fn check(&self) {
+        if !cfg!(debug_assertions) || self.pool.len() > CHECKED_MAX {
+            return;
+        }
+        let held = self.pool.iter().filter(|block| block.references > 0).count();
+        assert_eq!(held + self.free_blocks(), self.pool.len(), "blocks were lost or doubled");
+    }
+}
+
+#[cfg(test)]
+mod tests;

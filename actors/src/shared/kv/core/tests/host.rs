@@ -1,0 +1,253 @@
+//! Tests of blocks that are copied to host memory and back.
+
+use std::collections::VecDeque;
+
+use super::*;
+
+fn copy(block: u32, slot: u32) -> BlockCopy {
+    BlockCopy { block, slot }
+}
+
+/// Three blocks on the device. Two of them held content computed by A, which B has displaced.
+fn pushed_out() -> KvCore {
+    let mut kv = KvCore::new(3).with_host(4);
+    kv.allot(&[demand(A, 0, 33)]);
+    fill(&mut kv, A, 7, 33);
+    kv.release(A);
+    kv.allot(&[demand(B, 0, 48)]);
+    kv
+}
+
+#[test]
+fn content_that_is_reused_is_copied_to_the_host_first_and_once() {
+    let mut kv = pushed_out();
+    assert_eq!(kv.take_leaving(), [copy(0, 0), copy(1, 1)]);
+    assert_eq!((kv.take_leaving(), kv.host_blocks()), (Vec::new(), 2));
+    kv.release(B);
+    let fetched = kv.fetch(A, &keys(7, 32)).expect("both are there");
+    assert_eq!(fetched, Copies { to_host: vec![], to_device: vec![copy(0, 0), copy(1, 1)] });
+    kv.fetched(A);
+    kv.release(A);
+    kv.allot(&[demand(B, 0, 48)]);
+    assert_eq!(kv.take_leaving(), [], "the host has had them all along");
+}
+
+#[test]
+fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
+    let mut kv = KvCore::new(4).with_host(4);
+    kv.allot(&[demand(A, 0, 64)]);
+    fill(&mut kv, A, 7, 64);
+    kv.release(A);
+    kv.allot(&[demand(B, 0, 32)]);
+    kv.take_leaving();
+    kv.release(B);
+    let prefix = keys(7, 64);
+    assert_eq!(kv.beginning(&prefix), Beginning { blocks: 4, resident: 2, missing: 2, has_room: true });
+    assert!(kv.fetch(A, &prefix).is_some());
+    assert!(kv.is_coming(&prefix) && !kv.is_coming(&prefix[..2]), "another waits for what comes");
+    assert_eq!(kv.allot(&[alike(B, 7, 33, 1)]).short_by, 1, "what comes is not B's yet, and all is held");
+    kv.fetched(A);
+    assert_eq!(kv.usage(), KvUse { blocks: 4, held: 4, cached: 0 });
+    assert_eq!(kv.allot(&[BlockRequest { more: 0, ..alike(B, 7, 64, 0) }]).tables[0].held, 48);
+}
+
+#[test]
+fn a_fetch_without_room_changes_nothing() {
+    let mut kv = pushed_out();
+    kv.take_leaving();
+    assert_eq!(kv.fetch(A, &keys(7, 32)), None, "B holds all blocks");
+    assert_eq!(kv.fetch(A, &keys(8, 32)), None, "nobody has had that");
+    kv.release(B);
+    assert!(!kv.has_table(A) && kv.free_blocks() == 3);
+}
+
+#[test]
+fn what_leaves_for_a_fetch_never_takes_the_place_of_what_is_fetched() {
+    let mut kv = KvCore::new(2).with_host(2);
+    for (sequence, name) in [(A, 7), (B, 8)] {
+        kv.allot(&[demand(sequence, 0, 32)]);
+        kv.take_leaving();
+        fill(&mut kv, sequence, name, 32);
+        kv.release(sequence);
+    }
+    let fetched = kv.fetch(A, &keys(7, 32)).expect("the host has both");
+    assert_eq!(fetched.to_host, [], "there is no room for B's beside them");
+    assert_eq!(fetched.to_device.len(), 2);
+    kv.fetched(A);
+}
+
+#[test]
+fn blocks_are_made_blank_ahead_of_need_and_keep_their_content_on_the_host() {
+    let mut kv = KvCore::new(4).with_host(8);
+    kv.allot(&[demand(A, 0, 64)]);
+    fill(&mut kv, A, 7, 64);
+    kv.release(A);
+    kv.make_blank(2);
+    assert_eq!((kv.take_leaving(), kv.usage().cached), (vec![copy(2, 0), copy(3, 1)], 2));
+    kv.allot(&[demand(B, 0, 32)]);
+    assert_eq!(kv.take_leaving(), [], "they have left");
+    let mut without = KvCore::new(2);
+    without.allot(&[demand(A, 0, 32)]);
+    fill(&mut without, A, 7, 32);
+    without.release(A);
+    without.make_blank(2);
+    assert_eq!(without.usage().cached, 2, "without a host tier they stay");
+}
+
+#[test]
+fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
+    let mut kv = pushed_out();
+    kv.shrink(1);
+    assert_eq!(kv.take_leaving(), [copy(0, 0)]);
+    assert_eq!(kv.beginning(&keys(7, 32)), Beginning { blocks: 1, resident: 0, missing: 1, has_room: true });
+}
+
+/// Contents of device and host memory. Copies run as late as allowed.
+struct Memory {
+    /// The content of each block: the name, and the block's index in its sequence. `host` has the
+    /// same data for each slot.
+    device: Vec<Option<(u32, usize)>>,
+    host: Vec<Option<(u32, usize)>>,
+    copies: VecDeque<(bool, BlockCopy)>,
+}
+
+impl Memory {
+    fn begin(&mut self, Copies { to_host, to_device }: Copies) {
+        self.copies.extend(to_host.into_iter().map(|copy| (true, copy)));
+        self.copies.extend(to_device.into_iter().map(|copy| (false, copy)));
+    }
+
+    fn run(&mut self, count: usize) {
+        for (is_to_host, BlockCopy { block, slot }) in self.copies.drain(..count.min(self.copies.len())) {
+            let (block, slot) = (&mut self.device[block as usize], &mut self.host[slot as usize]);
+            if is_to_host { *slot = *block } else { *block = *slot }
+        }
+    }
+
+    /// Runs all copies to the host, which must end before a step begins.
+    fn step(&mut self) {
+        self.run(self.copies.iter().rposition(|(is_to_host, _)| *is_to_host).map_or(0, |last| last + 1));
+    }
+}
+
+proptest! {
+    /// Compares the pool with memory that only makes the requested copies. A named block or
+    /// slot has the content that was computed under that name. The tokens that a sequence is
+    /// reported to hold are its own beginning. No block has two uses. A listener that receives
+    /// all events knows all blocks.
+    #[test]
+    fn content_is_what_was_written_wherever_it_went(
+        slots in 1usize..20,
+        steps in proptest::collection::vec((0u8..9, 0u64..6, 1usize..90, 0u32..4), 1..150),
+    ) {
+        let mut kv = KvCore::new(9).with_host(slots);
+        let mut memory = Memory { device: vec![None; 9], host: vec![None; slots], copies: VecDeque::new() };
+        // The name and the number of tokens of each sequence. `fetching` lists the sequences that
+        // wait for copies.
+        let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
+        let mut fetching: VecDeque<u64> = VecDeque::new();
+        let mut known = BTreeSet::new();
+        for (kind, number, tokens, name) in steps {
+            let sequence = SequenceId(number);
+            memory.run(tokens % 4);
+            match kind {
+                0 if !fetching.contains(&number) => {
+                    kv.release(sequence);
+                    alive.remove(&number);
+                }
+                1 if fetching.is_empty() => {
+                    memory.run(usize::MAX);
+                    let to = tokens / 6 + 1;
+                    if to < kv.blocks() {
+                        let gone = kv.shrink(to);
+                        alive.retain(|number, _| !gone.contains(&SequenceId(*number)));
+                    } else {
+                        kv.grow(to);
+                    }
+                    memory.device.resize(kv.blocks(), None);
+                }
+                2 | 3 if !alive.contains_key(&number) => {
+                    let prefix = keys(name, tokens - 1);
+                    let found = kv.beginning(&prefix);
+                    if let Some(copies) = kv.fetch(sequence, &prefix) {
+                        prop_assert_eq!(copies.to_device.len(), found.missing);
+                        memory.begin(copies);
+                        alive.insert(number, (name, found.blocks * BLOCK_TOKENS));
+                        fetching.push_back(number);
+                    }
+                }
+                4 => {
+                    if let Some(number) = fetching.pop_front() {
+                        memory.run(usize::MAX);
+                        kv.fetched(SequenceId(number));
+                        let (name, held) = alive[&number];
+                        let table = &kv.tables[&SequenceId(number)];
+                        prop_assert_eq!(table.len() * BLOCK_TOKENS, held);
+                        for (place, block) in table.iter().enumerate() {
+                            prop_assert_eq!(memory.device[*block as usize], Some((name, place)));
+                        }
+                    }
+                }
+                5 => {
+                    kv.make_blank(tokens % 6);
+                    let to_host = kv.take_leaving();
+                    memory.begin(Copies { to_host, ..Copies::default() });
+                }
+                6.. if !fetching.contains(&number) => {
+                    let (name, held) = alive.get(&number).copied().unwrap_or((name, 0));
+                    let mut wanted = demand(sequence, held.min(tokens), tokens);
+                    if !alive.contains_key(&number) {
+                        wanted.prefix = keys(name, tokens - 1);
+                    }
+                    if tokens <= held {
+                        continue;
+                    }
+                    let allotment = kv.allot(&[wanted]);
+                    // If no step is launched, the copies to the host are left for later.
+                    let Some(table) = allotment.tables.first() else { continue };
+                    let to_host = kv.take_leaving();
+                    memory.begin(Copies { to_host, ..Copies::default() });
+                    memory.step();
+                    for (place, block) in table.blocks.iter().enumerate() {
+                        let content = &mut memory.device[*block as usize];
+                        if place < table.held / BLOCK_TOKENS {
+                            prop_assert_eq!(*content, Some((name, place)))
+                        } else {
+                            *content = Some((name, place))
+                        }
+                    }
+                    alive.insert(number, (name, tokens));
+                    fill(&mut kv, sequence, name, tokens);
+                }
+                _ => {}
+            }
+            let held: BTreeSet<u32> = kv.tables.values().flatten().copied().collect();
+            prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
+            hear(&mut kv, &mut known);
+            let places = (0..4).flat_map(|name| keys(name, 96));
+            let on_host = |key: &PrefixKey| kv.host.as_ref().is_some_and(|host| host.slot(key).is_some());
+            let comes = |key: &PrefixKey| kv.coming.values().flatten().any(|(_, coming)| coming == key);
+            let leaves = |key: &PrefixKey| kv.leaving.iter().any(|(leaving, _)| leaving == key);
+            let is_there = |key: &PrefixKey| kv.named.contains_key(key) || on_host(key) || comes(key) || leaves(key);
+            prop_assert_eq!(&known, &places.filter(is_there).collect(), "what a listener knows is what there is");
+        }
+        memory.run(usize::MAX);
+        for (name, place) in (0..4).flat_map(|name| (0..6).map(move |place| (name, place))) {
+            let key = keys(name, (place + 1) * BLOCK_TOKENS)[place];
+            let coming = fetching.iter().any(|number| kv.coming[&SequenceId(*number)].iter().any(|(_, of)| *of == key));
+            if let Some(block) = kv.named.get(&key).filter(|_| !coming) {
+                prop_assert_eq!(memory.device[*block as usize], Some((name, place)));
+            }
+            let is_leaving = kv.leaving.iter().any(|(of, _)| *of == key);
+            if let Some(slot) = kv.host.as_ref().and_then(|host| host.slot(&key)).filter(|_| !is_leaving) {
+                prop_assert_eq!(memory.host[slot as usize], Some((name, place)));
+            }
+        }
+        for number in fetching {
+            kv.fetched(SequenceId(number));
+        }
+        alive.keys().for_each(|number| kv.release(SequenceId(*number)));
+        prop_assert_eq!(kv.free_blocks(), kv.blocks());
+        prop_assert!(kv.host_blocks() <= slots);
+    }
+}

@@ -1,0 +1,10 @@
+//! Assignment of KV cache blocks to sequences, on the device and in host memory. The scheduler
+//! makes these decisions itself (ADR 8), so this module has no actor.
+
+mod block_log;
+mod core;
+mod host;
+
+pub(crate) use block_log::BlockReceiver;
+pub use block_log::{BlockEvent, BlockLog, StoredBlock};
+pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, SequenceId, Table};

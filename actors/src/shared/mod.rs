@@ -1,0 +1,16 @@
+//! Parts that the actors and the client side share. They name no actor.
+
+pub mod credit;
+pub mod deadline;
+pub mod event;
+pub mod finish_reason;
+pub mod kv;
+pub mod losses;
+pub mod metric;
+pub mod order;
+pub mod pace;
+pub mod phase;
+pub mod responder;
+pub mod supervise;
+pub mod tenant;
+pub mod tree;

@@ -1,0 +1,161 @@
+//! A queue of waiting entries, in the order in which they are served.
+
+use std::collections::BTreeMap;
+
+use super::{OldestWaiting, PASSES_MAX, Priority, Tenants};
+use crate::tenant::TenantWeights;
+
+/// A queue of entries by id. A smaller id means an older entry. An older entry may join after a
+/// younger one.
+#[derive(Debug)]
+pub(crate) struct Line<I, T> {
+    waiting: BTreeMap<I, Waiting<T>>,
+    turn: OldestWaiting<I>,
+    tenants: Tenants,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    rank: Priority,
+    /// How many entries overtook this one while it was next and did not fit.
+    passed: u32,
+    what: T,
+}
+
+impl<I: Copy + Ord, T> Line<I, T> {
+    /// An empty queue. `weights` divide the service among tenants.
+    pub(crate) fn new(weights: TenantWeights) -> Self {
+        Line { waiting: BTreeMap::new(), turn: OldestWaiting::default(), tenants: Tenants::new(weights) }
+    }
+
+    pub(crate) fn join(&mut self, id: I, rank: Priority, what: T) {
+        let waiting = || self.waiting.values().map(|waiting| &waiting.rank.tenant);
+        self.tenants.arrive(&rank.tenant, waiting());
+        self.tenants.forget(waiting().chain([&rank.tenant]));
+        self.waiting.insert(id, Waiting { rank, passed: 0, what });
+    }
+
+    /// Removes an entry that was not served.
+    pub(crate) fn leave(&mut self, id: I) -> Option<T> {
+        self.waiting.remove(&id).map(|waiting| waiting.what)
+    }
+
+    /// Removes the entries for which `stays` returns `false`.
+    pub(crate) fn retain(&mut self, mut stays: impl FnMut(&T) -> bool) {
+        self.waiting.retain(|_, waiting| stays(&waiting.what));
+    }
+
+    /// The entries that may be served next, in order.
+    pub(crate) fn order(&self) -> Vec<I> {
+        self.turn.order(self.oldest(), self.waiting.iter().map(|(id, waiting)| waiting.rank.place(&self.tenants, *id)))
+    }
+
+    pub(crate) fn get(&self, id: I) -> Option<&T> {
+        self.waiting.get(&id).map(|waiting| &waiting.what)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.waiting.values().map(|waiting| &waiting.what)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Returns `true` if another entry may be served before `next`, which does not fit, and counts
+    /// that entry. Returns `false` if too many entries have overtaken `next`, or if `next` was
+    /// served before.
+    pub(crate) fn lets_pass(&mut self, next: I) -> bool {
+        let next = self.waiting.get_mut(&next).expect("it waits");
+        let lets_pass = !next.rank.had_turn && next.passed < PASSES_MAX;
+        next.passed += u32::from(lets_pass);
+        lets_pass
+    }
+
+    /// Removes an entry because it is served, and charges `cost` to its tenant.
+    pub(crate) fn serve(&mut self, id: I, cost: usize) -> T {
+        self.turn.count(self.oldest(), id);
+        let Waiting { rank, what, .. } = self.waiting.remove(&id).expect("it waits");
+        self.tenants.admit(&rank.tenant, cost);
+        what
+    }
+
+    fn oldest(&self) -> Option<I> {
+        self.waiting.first_key_value().map(|(oldest, _)| *oldest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tenant::Tenant;
+
+    fn rank(priority: i32, tenant: &str, had_turn: bool) -> Priority {
+        Priority { priority, tenant: Tenant::new(tenant), had_turn }
+    }
+
+    fn next(line: &mut Line<u32, ()>, cost: usize) -> u32 {
+        let next = line.order()[0];
+        line.serve(next, cost);
+        next
+    }
+
+    #[test]
+    fn the_most_urgent_is_next_then_one_that_had_its_turn_then_the_tenant_that_was_given_least() {
+        let mut line = Line::new(TenantWeights::default());
+        for (id, rank) in
+            [(1, rank(0, "a", false)), (2, rank(0, "a", false)), (3, rank(0, "b", false)), (4, rank(0, "b", true))]
+        {
+            line.join(id, rank, ());
+        }
+        line.join(5, rank(-1, "a", false), ());
+        let order: Vec<_> = (0..5).map(|_| next(&mut line, 10)).collect();
+        assert_eq!(order, [5, 4, 1, 3, 2]);
+    }
+
+    #[test]
+    fn every_eighth_is_the_oldest() {
+        let mut line = Line::new(TenantWeights::default());
+        (0..30).for_each(|id| line.join(id, rank(if id < 2 { 1 } else { 0 }, "", false), ()));
+        let order: Vec<_> = (0..16).map(|_| next(&mut line, 1)).collect();
+        assert_eq!((order[7], order[15]), (0, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn none_is_passed_more_often_than_the_bound(
+            ranks in proptest::collection::vec((-2i32..3, 0usize..3, any::<bool>(), 1usize..9), 1..80),
+            room in proptest::collection::vec(0usize..9, 1..9),
+        ) {
+            // An entry fits if `room` is at least its size. `room` cycles through the given values,
+            // and in every 50th iteration any entry fits.
+            let mut line = Line::new(TenantWeights::default());
+            for (id, (priority, tenant, had_turn, size)) in ranks.iter().enumerate() {
+                line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size);
+            }
+            let (mut oldest, mut passed) = (0, 0);
+            for moment in 0.. {
+                prop_assert!(moment < 100_000, "it ends");
+                let Some(first) = line.oldest() else { break };
+                if first != oldest {
+                    (oldest, passed) = (first, 0);
+                }
+                let room = if moment % 50 == 0 { 9 } else { room[moment % room.len()] };
+                let order = line.order();
+                let served = if *line.get(order[0]).expect("it waits") <= room {
+                    Some(order[0])
+                } else {
+                    let other = order[1..].iter().find(|id| *line.get(**id).expect("it waits") <= room);
+                    other.copied().filter(|_| line.lets_pass(order[0]))
+                };
+                if let Some(id) = served {
+                    line.serve(id, 1);
+                    passed += u32::from(id != oldest);
+                    prop_assert!(passed <= 7 + PASSES_MAX, "{oldest} was passed {passed} times");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The choice between copying keys and values back from host memory and recomputing them, by the
+//! measured costs of copies and steps. Pure.
+
+use super::{StepCosts, StepWork};
+
+/// The cost of copying blocks between device and host, learned from the copies that were
+/// made. Blocks are copied to the host before any is copied back, so the cost is known before
+/// the first copy back.
+#[derive(Clone, Debug, Default)]
+pub struct CopyCosts {
+    /// The cost of computing tokens. `None` if no steps were measured.
+    steps: Option<StepCosts>,
+    /// µs per block of each of the last three copies.
+    lately: [Option<f64>; 3],
+}
+
+impl CopyCosts {
+    /// Creates costs that know no copies yet. Copies are compared with the costs of `steps`.
+    pub fn beside(steps: Option<StepCosts>) -> Self {
+        CopyCosts { steps, lately: [None; 3] }
+    }
+
+    /// Learns that copies of `blocks` blocks, in both directions together, took `micros` µs.
+    pub fn learn(&mut self, blocks: usize, micros: u64) {
+        if blocks > 0 {
+            let [_, second, third] = self.lately;
+            self.lately = [second, third, Some(micros as f64 / blocks as f64)];
+        }
+    }
+
+    /// Returns `true` if copying `blocks` blocks takes no longer than computing their `tokens`
+    /// tokens, which follow `cached` computed tokens. Also `true` while either cost is unknown. The
+    /// cheapest of the last copies counts, because the extra time of the slower copies was not
+    /// spent on copying.
+    pub fn are_worth(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
+        let cheapest = self.lately.iter().flatten().copied().reduce(f64::min);
+        let (Some(steps), Some(block)) = (&self.steps, cheapest) else { return true };
+        let mut work = StepWork::default();
+        work.add_prompt(cached, tokens);
+        let computing = steps.predict(&work, false).saturating_sub(steps.predict(&StepWork::default(), false));
+        block * blocks as f64 <= computing as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pace::{MeasuredCosts, MeasuredStep};
+
+    /// Costs of a device on which a prompt token takes 20 µs, in a step of at least 1 ms.
+    fn steps() -> StepCosts {
+        let step = |prompt: usize, decoding: usize| {
+            let mut work = StepWork::default();
+            (0..decoding).for_each(|_| work.add_decoding(100));
+            if prompt > 0 {
+                work.add_prompt(0, prompt);
+            }
+            MeasuredStep { work, micros: 1000 + 20 * prompt as u64 }
+        };
+        let measured = MeasuredCosts { steps: vec![step(0, 1), step(16, 1), step(1024, 1)], launches: Vec::new() };
+        StepCosts::of(&measured).expect("both kinds were measured")
+    }
+
+    #[test]
+    fn blocks_are_copied_while_that_takes_no_longer_than_computing_them() {
+        let mut costs = CopyCosts::beside(Some(steps()));
+        assert!(costs.are_worth(1, 0, 16), "nothing is known of copies");
+        // 16 tokens take 320 µs.
+        for (micros, worth) in [(300, true), (400, false)] {
+            (0..3).for_each(|_| costs.learn(10, 10 * micros));
+            assert_eq!(costs.are_worth(20, 0, 320), worth, "{micros} µs a block");
+        }
+        costs.learn(10, 1000);
+        assert!(costs.are_worth(20, 0, 320), "a quick one shows what copying takes");
+        costs.learn(0, 1_000_000);
+        assert!(costs.are_worth(20, 0, 320));
+    }
+
+    #[test]
+    fn a_short_stretch_whose_step_runs_anyway_is_computed() {
+        let mut costs = CopyCosts::beside(Some(steps()));
+        (0..3).for_each(|_| costs.learn(1, 330));
+        assert!(!costs.are_worth(1, 4096, 16), "the step runs for what follows it too");
+        let mut unknown = CopyCosts::beside(None);
+        unknown.learn(1, 1_000_000);
+        assert!(unknown.are_worth(1, 0, 16), "no step was measured");
+    }
+}

@@ -1,0 +1,254 @@
+//! Memory that our process takes on a GPU outside leases: measured when it is taken, counted
+//! until it is freed.
+//!
+//! The driver keeps such memory in pools. A new object may seem to take nothing, because it fits in
+//! a pool that grew earlier. Freeing an object may return nothing, because the pool still holds a
+//! newer object. So this module counts the bytes that the driver took and returned, under the name
+//! of the source that made the pool grow.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{Bytes, DeviceError};
+
+/// Two measurements of the remaining memory at one moment. `ours` is independent of other
+/// processes, but not always available.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    /// The driver's count of free bytes, plus the backed bytes.
+    pub(super) free: Bytes,
+    /// The bytes that this process holds, minus the backed bytes.
+    pub(super) ours: Option<Bytes>,
+}
+
+impl Left {
+    /// The bytes taken between two measurements. Uses `ours` if both measurements have it.
+    fn taken_until(self, later: Left) -> Bytes {
+        match (self.ours, later.ours) {
+            (Some(before), Some(after)) => after.saturating_sub(before),
+            _ => self.free.saturating_sub(later.free),
+        }
+    }
+}
+
+/// Measures the memory that work takes, one piece of work at a time. Two concurrent measurements
+/// would count the same bytes twice.
+#[derive(Default)]
+pub(super) struct Meter {
+    turn: Mutex<()>,
+    counted: Mutex<BTreeMap<&'static str, Bytes>>,
+}
+
+impl Meter {
+    /// The sum of all counted bytes.
+    pub(super) fn counted(&self) -> Bytes {
+        self.lock().values().sum()
+    }
+
+    /// The counted bytes by the source that took them.
+    pub(super) fn by_source(&self) -> BTreeMap<&'static str, Bytes> {
+        self.lock().clone()
+    }
+
+    /// Runs `work` while no other thread measures.
+    pub(super) fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _turn = self.turn();
+        work()
+    }
+
+    /// Runs `work`. Returns the bytes that it took, without counting them.
+    pub(super) fn taken_by<T>(
+        &self,
+        left: impl Fn() -> Result<Left, DeviceError>,
+        work: impl FnOnce() -> T,
+    ) -> Result<(T, Bytes), DeviceError> {
+        let turn = self.turn();
+        let before = left()?;
+        let outcome = work();
+        let after = left();
+        // If the second measurement fails, the outcome is dropped here, and dropping it
+        // may need the lock.
+        drop(turn);
+        Ok((outcome, before.taken_until(after?)))
+    }
+
+    /// Runs `work` and counts the bytes that it took under `source`. The bytes count even if the
+    /// work failed, because the driver may keep them.
+    pub(super) fn count<T>(
+        &self,
+        source: &'static str,
+        left: impl Fn() -> Result<Left, DeviceError>,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, DeviceError> {
+        let (outcome, taken) = self.taken_by(left, work)?;
+        *self.lock().entry(source).or_default() += taken;
+        Ok(outcome)
+    }
+
+    /// Runs `work`, which frees memory that `source` took. Subtracts the freed bytes, from that
+    /// source first. Subtracts at most the counted bytes, since another process may have freed
+    /// memory too. If a measurement fails, all bytes stay counted.
+    pub(super) fn count_off(
+        &self,
+        source: &'static str,
+        left: impl Fn() -> Result<Left, DeviceError>,
+        work: impl FnOnce(),
+    ) {
+        let _turn = self.turn();
+        let before = left();
+        work();
+        if let (Ok(before), Ok(after)) = (before, left()) {
+            let (mut back, mut counted) = (after.taken_until(before), self.lock());
+            let mut less = |bytes: &mut Bytes| {
+                let gone = back.min(*bytes);
+                (back, *bytes) = (back - gone, *bytes - gone);
+            };
+            // A pool that another source made grow is freed with the last object in it, so the rest
+            // is subtracted from other sources.
+            counted.get_mut(source).into_iter().for_each(&mut less);
+            counted.values_mut().for_each(less);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Bytes>> {
+        // No code panics while it holds this lock, so a poisoned lock guards a valid map.
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // The lock guards no data that a panic could leave half changed.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::AtomicBytes;
+
+    const ALL: Bytes = Bytes::gib(1);
+
+    /// A driver that reports the memory that is left.
+    #[derive(Default)]
+    struct Driver {
+        taken: AtomicBytes,
+    }
+
+    impl Driver {
+        fn left(&self) -> Result<Left, DeviceError> {
+            Ok(Left { free: ALL - self.taken.load(), ours: None })
+        }
+
+        fn take(&self, bytes: Bytes) {
+            self.taken.fetch_add(bytes);
+        }
+
+        fn give(&self, bytes: Bytes) {
+            self.taken.fetch_sub(bytes);
+        }
+    }
+
+    #[test]
+    fn measurements_on_many_threads_count_each_byte_once() {
+        let (driver, meter, begin) = (Driver::default(), Meter::default(), Barrier::new(8));
+        std::thread::scope(|threads| {
+            for thread in 0..8 {
+                let (driver, meter, begin) = (&driver, &meter, &begin);
+                threads.spawn(move || {
+                    begin.wait();
+                    for round in 0..200 {
+                        let bytes = Bytes::kib(1 + (thread + round) % 7);
+                        let take = || {
+                            driver.take(bytes);
+                            // Gives another thread the chance to run between the two measurements.
+                            std::thread::yield_now();
+                        };
+                        meter.count("handles", || driver.left(), take).expect("it says");
+                        if round % 2 == 0 {
+                            meter.count_off("handles", || driver.left(), || driver.give(bytes));
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(meter.counted(), driver.taken.load());
+        assert!(!meter.counted().is_zero());
+    }
+
+    #[test]
+    fn a_pool_is_counted_until_the_last_that_lies_in_it_has_gone() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let left = || driver.left();
+        // The first allocation makes a pool grow, and the second fits in that pool.
+        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count("streams", left, || ()).expect("it says");
+        meter.count_off("kernels", left, || ());
+        assert_eq!(meter.counted(), Bytes::mib(2), "the driver has given nothing back");
+        assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(2)), ("streams", Bytes::ZERO)]));
+        meter.count_off("streams", left, || driver.give(Bytes::mib(2)));
+        assert_eq!(meter.counted(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_goes_is_counted_off_what_took_it_before_anything_else() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let left = || driver.left();
+        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count("streams", left, || driver.take(Bytes::mib(4))).expect("it says");
+        meter.count_off("streams", left, || driver.give(Bytes::mib(3)));
+        assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(2)), ("streams", Bytes::mib(1))]));
+        meter.count_off("streams", left, || driver.give(Bytes::mib(2)));
+        assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(1)), ("streams", Bytes::ZERO)]));
+    }
+
+    #[test]
+    fn what_another_process_lets_go_of_meanwhile_is_none_of_ours() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let left = || driver.left();
+        driver.take(Bytes::mib(100));
+        meter.count("handles", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count_off("handles", left, || driver.give(Bytes::mib(52)));
+        assert_eq!(meter.counted(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_a_neighbour_takes_meanwhile_is_not_counted_where_the_driver_tells_processes_apart() {
+        let (driver, meter, says_whose) = (Driver::default(), Meter::default(), std::cell::Cell::new(true));
+        let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
+        meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("it says");
+        assert_eq!(meter.counted(), Bytes::ZERO);
+        // A process count that only one of the two measurements has is not used.
+        let falls_silent = || {
+            says_whose.set(false);
+            driver.take(Bytes::mib(2));
+        };
+        meter.count("kernels", left, falls_silent).expect("it says");
+        assert_eq!(meter.counted(), Bytes::mib(2));
+    }
+
+    #[test]
+    fn what_work_that_fails_leaves_behind_is_counted_and_silence_changes_nothing() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let failed: Result<(), &str> = meter
+            .count(
+                "kernels",
+                || driver.left(),
+                || {
+                    driver.take(Bytes::mib(3));
+                    Err("half of it was loaded")
+                },
+            )
+            .expect("it says");
+        assert_eq!((failed.is_err(), meter.counted()), (true, Bytes::mib(3)));
+        let lost = || Err(DeviceError::Lost { reason: "gone".to_owned() });
+        meter.count_off("kernels", lost, || driver.give(Bytes::mib(3)));
+        assert_eq!(meter.counted(), Bytes::mib(3));
+        meter
+            .count("kernels", lost, || panic!("nothing is made where nobody says what it takes"))
+            .expect_err("it is lost");
+    }
+}

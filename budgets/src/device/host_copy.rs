@@ -1,0 +1,36 @@
+//! Copies of device memory on the host.
+
+use std::{any::Any, fmt};
+
+use super::{address::Address, error::DeviceError};
+use crate::Bytes;
+
+/// A copy of a device's memory on the host, which only the same kind of device can read.
+pub struct HostCopy(Box<dyn Any + Send + Sync>);
+
+impl HostCopy {
+    /// A copy in the form that the device defines.
+    pub fn new(copy: impl Any + Send + Sync) -> Self {
+        HostCopy(Box::new(copy))
+    }
+
+    /// The copy in the form `C`.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadRange`] at `address` if a device with another form made the copy.
+    pub fn get<C: Any>(&self, address: Address) -> Result<&C, DeviceError> {
+        self.0.downcast_ref().ok_or_else(|| HostCopy::by_another_device(address))
+    }
+
+    /// The error of a copy to `address` that another device made.
+    pub(super) fn by_another_device(address: Address) -> DeviceError {
+        let reason = "the copy was made by another device";
+        DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason }
+    }
+}
+
+impl fmt::Debug for HostCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostCopy")
+    }
+}

@@ -1,0 +1,77 @@
+//! Pure: whether a served model can run a measurement. Sizes that do not fit
+//! are reported, not reduced.
+
+use std::sync::Arc;
+
+use bursar::Serving;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::{flow::MediaGrid, processor::MediaProcessors};
+
+use super::workload::Prompts;
+
+/// The limits of a served model.
+pub struct Fits {
+    /// The most sequences in a step.
+    pub sequences: usize,
+    /// Token ids below this are text tokens.
+    pub text_ids: u32,
+    context_tokens: usize,
+    kv_tokens: usize,
+    picture_patches: usize,
+    processors: Option<Arc<MediaProcessors>>,
+}
+
+impl Fits {
+    /// Returns the limits under which the model was stressed.
+    pub fn of(serving: &Serving) -> Self {
+        let tokenizer = serving.context.prompts.tokenizer();
+        let marks = tokenizer.added_tokens().iter().map(|token| token.id);
+        Fits {
+            sequences: serving.record.sequences,
+            text_ids: marks.min().unwrap_or(tokenizer.vocabulary_size() as u32),
+            context_tokens: serving.context.envelope.context_tokens,
+            kv_tokens: serving.record.kv_tokens(),
+            picture_patches: serving.context.envelope.picture_patches,
+            processors: serving.context.processors.clone(),
+        }
+    }
+
+    /// Checks that a sequence of this many tokens is admitted.
+    pub fn each(&self, prompt: usize, reply: usize) -> Result<(), String> {
+        let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
+        if tokens <= limit {
+            Ok(())
+        } else {
+            Err(format!("prompt and reply have {tokens} tokens; the limit is {limit}"))
+        }
+    }
+
+    /// Checks that all sequences run in the same steps until they end.
+    pub fn together(&self, prompts: Prompts, reply: usize) -> Result<(), String> {
+        self.each(prompts.length, reply)?;
+        if prompts.count > self.sequences {
+            return Err(format!("{} sequences; a step takes at most {}", prompts.count, self.sequences));
+        }
+        let tokens = prompts.count * (prompts.length + reply).next_multiple_of(BLOCK_TOKENS);
+        if tokens <= self.kv_tokens {
+            Ok(())
+        } else {
+            Err(format!("{tokens} tokens do not fit in the KV cache, which holds {}", self.kv_tokens))
+        }
+    }
+
+    /// Returns the grid of patches that the encoder gets for a picture. Fails if the picture would
+    /// be resized (other than to fill tiles), or if the picture and its reply exceed a limit.
+    pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<MediaGrid, String> {
+        let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
+        let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
+        if plan.tiles.is_none() && plan.resized != plan.source {
+            return Err(format!("the picture would be resized to {} x {}", plan.resized.width, plan.resized.height));
+        }
+        if plan.patches > self.picture_patches {
+            return Err(format!("the picture has {} patches; the limit is {}", plan.patches, self.picture_patches));
+        }
+        self.each(plan.tokens, reply)?;
+        Ok(plan.visual())
+    }
+}

@@ -1,0 +1,57 @@
+//! Pure: the times of a request, and quantiles of times.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// The times of an answered request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Times {
+    /// Time to the first token.
+    pub first: Duration,
+    /// Times from each token to the next, as they reached the caller.
+    pub intervals: Vec<Duration>,
+    /// Time to the last token.
+    pub whole: Duration,
+}
+
+/// Median and 99th percentile, in milliseconds. `None` if there are no times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Quantiles {
+    pub count: usize,
+    pub p50: Option<f64>,
+    pub p99: Option<f64>,
+}
+
+impl Quantiles {
+    pub fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |share| of_sorted(&times, share).map(|time| time.as_secs_f64() * 1e3);
+        Quantiles { count: times.len(), p50: at(0.5), p99: at(0.99) }
+    }
+}
+
+/// Returns the quantile for `share`, by the nearest rank.
+pub fn quantile(times: &[Duration], share: f64) -> Option<Duration> {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    of_sorted(&times, share)
+}
+
+fn of_sorted(times: &[Duration], share: f64) -> Option<Duration> {
+    let last = times.len().checked_sub(1)?;
+    Some(times[(last as f64 * share).round() as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_rank_is_the_peers() {
+        let times: Vec<Duration> = (1..=101).map(Duration::from_millis).collect();
+        assert_eq!(quantile(&times, 0.99), Some(Duration::from_millis(100)));
+        assert_eq!(quantile(&times, 0.5), Some(Duration::from_millis(51)));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}

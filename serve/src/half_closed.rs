@@ -1,0 +1,187 @@
+//! Clients that shut down their sending side after a request (TCP half-close) and
+//! wait for the answer.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    sync::Notify,
+    time::{Instant, Sleep, sleep_until},
+};
+use tokio_rustls::server::TlsStream;
+
+/// An end of input within this time after the last bytes counts as a half-close. A later
+/// end counts as a disconnect, which cancels the request. TCP does not distinguish the two
+/// until the server writes.
+const WITH_REQUEST: Duration = Duration::from_millis(100);
+/// How often a half-closed connection is checked: if the client has reset it,
+/// the request is canceled.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// A stream that can return its socket's error, which reads no longer return after the end of
+/// input.
+pub(super) trait Socket {
+    /// The error that the system has for the socket, such as a reset by the peer.
+    fn socket_error(&self) -> io::Result<Option<io::Error>>;
+}
+
+impl Socket for TcpStream {
+    fn socket_error(&self) -> io::Result<Option<io::Error>> {
+        self.take_error()
+    }
+}
+
+impl Socket for TlsStream<TcpStream> {
+    fn socket_error(&self) -> io::Result<Option<io::Error>> {
+        self.get_ref().0.take_error()
+    }
+}
+
+/// A connection that hides a half-close from the HTTP server. If the request is incomplete, the
+/// timeouts for headers and bodies end the request.
+pub(super) struct HalfClosed<S> {
+    stream: S,
+    /// Time of the last received bytes.
+    heard: Option<Instant>,
+    /// Timer for the next check, if an end of input was hidden.
+    check: Option<Pin<Box<Sleep>>>,
+    ended: Arc<Notify>,
+}
+
+impl<S> HalfClosed<S> {
+    /// Wraps a stream. `ended` is notified when a half-close is hidden, because the client will
+    /// send no further request.
+    pub(super) fn new(stream: S, ended: Arc<Notify>) -> Self {
+        HalfClosed { stream, heard: None, check: None, ended }
+    }
+}
+
+impl<S: Socket> HalfClosed<S> {
+    /// Returns the error of a socket whose end of input was hidden.
+    fn poll_error(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(check) = &mut self.check else { return Poll::Pending };
+        loop {
+            ready!(check.as_mut().poll(context));
+            if let Some(error) = self.stream.socket_error()? {
+                return Poll::Ready(Err(error));
+            }
+            check.as_mut().reset(Instant::now() + CHECK_EVERY);
+        }
+    }
+}
+
+impl<S: AsyncRead + Socket + Unpin> AsyncRead for HalfClosed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.check.is_some() {
+            return self.poll_error(context);
+        }
+        let (before, room) = (buffer.filled().len(), buffer.remaining());
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if !matches!(read, Poll::Ready(Ok(()))) || room == 0 {
+            return read;
+        }
+        if buffer.filled().len() > before {
+            self.heard = Some(Instant::now());
+            return read;
+        }
+        if self.heard.is_none_or(|heard| heard.elapsed() > WITH_REQUEST) {
+            return read;
+        }
+        self.ended.notify_one();
+        self.check = Some(Box::pin(sleep_until(Instant::now() + CHECK_EVERY)));
+        self.poll_error(context)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HalfClosed<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, duplex},
+        net::TcpListener,
+        time::{advance, timeout},
+    };
+
+    use super::*;
+
+    impl Socket for tokio::io::DuplexStream {
+        fn socket_error(&self) -> io::Result<Option<io::Error>> {
+            Ok(None)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_end_that_comes_with_a_request_is_kept_back_and_a_later_one_is_not() {
+        for (pause_ms, is_kept_back) in [(0, true), (99, true), (101, false)] {
+            let ((ours, mut theirs), ended) = (duplex(64), Arc::new(Notify::new()));
+            let mut ours = HalfClosed::new(ours, ended.clone());
+            theirs.write_all(b"GET").await.expect("it is read");
+            ours.read_exact(&mut [0; 3]).await.expect("it comes");
+            advance(Duration::from_millis(pause_ms)).await;
+            theirs.shutdown().await.expect("it ends");
+            let read = timeout(Duration::from_secs(60), ours.read(&mut [0; 3])).await;
+            assert_eq!(read.is_err(), is_kept_back, "{pause_ms} ms");
+            let told = timeout(Duration::from_secs(1), ended.notified()).await;
+            assert_eq!(told.is_ok(), is_kept_back, "{pause_ms} ms");
+        }
+        let (ours, theirs) = duplex(64);
+        drop(theirs);
+        let mut ours = HalfClosed::new(ours, Arc::default());
+        assert_eq!(ours.read(&mut [0; 3]).await.expect("the end"), 0, "nothing was asked");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_resets_the_connection_later_is_noticed() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
+        let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
+        let ours = listener.accept().await.expect("a client").0;
+        let mut ours = HalfClosed::new(ours, Arc::default());
+        theirs.write_all(b"GET").await.expect("it is read");
+        theirs.shutdown().await.expect("it ends");
+        ours.read_exact(&mut [0; 3]).await.expect("it comes");
+        let read = timeout(CHECK_EVERY * 5 / 2, ours.read(&mut [0; 3])).await;
+        assert!(read.is_err(), "the end is kept back");
+        theirs.set_zero_linger().expect("an option of sockets");
+        drop(theirs);
+        let read = timeout(Duration::from_secs(30), ours.read(&mut [0; 3])).await.expect("it is checked");
+        read.expect_err("a reset");
+    }
+}

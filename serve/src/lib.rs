@@ -1,0 +1,71 @@
+//! HTTP server with OpenAI's and Anthropic's APIs over a [`Runtime`](bursar::Runtime), as
+//! used by `bursar serve`.
+//!
+//! This crate only translates between HTTP and [`Chat`](bursar::Chat). The runtime decides on
+//! limits, order and memory. A [`Service`] is an [`axum::Router`] to mount next to your own routes;
+//! a [`Server`] adds a listener.
+//!
+//! ```no_run
+//! use bursar::{ModelSource, Runtime, RuntimeConfig};
+//! use bursar_serve::{ServeOptions, Service};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let runtime = Runtime::start(RuntimeConfig::default()).await?;
+//! let service = Service::new(&runtime, ServeOptions::default());
+//! service.add(["demo"], runtime.load(ModelSource::demo()).await?);
+//! let app = axum::Router::new().route("/mine", axum::routing::get(|| async { "hello" })).merge(service.router());
+//! axum::serve(tokio::net::TcpListener::bind("127.0.0.1:8000").await?, app).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(missing_docs)]
+
+mod access;
+mod anthropic;
+mod body;
+mod client_names;
+mod connection_slots;
+mod data_uri;
+mod draft_message;
+mod effort;
+mod error;
+mod fetch;
+mod ffmpeg;
+mod film;
+mod form;
+mod guard;
+mod half_closed;
+mod header_params;
+mod health;
+mod id;
+mod lenient;
+mod listen;
+mod media;
+mod memory;
+mod models;
+mod neighbour;
+mod one_or_many;
+mod openai;
+mod openapi;
+mod options;
+mod page;
+mod patience;
+mod picture_reader;
+mod query;
+mod root_path;
+mod routes;
+mod sleep;
+mod sse;
+mod state;
+mod tokens;
+mod tool;
+mod vllm_series;
+
+pub use access::ACCESS_LOG;
+pub use listen::{ListenError, Server, TlsFiles};
+pub use models::ModelState;
+pub use options::{KeyError, ServeOptions};
+pub use picture_reader::{NotRead, ReadPictures};
+pub use state::Service;

@@ -1,0 +1,46 @@
+//! Conversion of a Responses request into a [`Chat`].
+
+use std::sync::Arc;
+
+use bursar::{Chat, ModelHandle};
+
+use super::{request::Fields, store::Said, tools::Tools, turns};
+use crate::{
+    body::BodyPermit,
+    draft_message::{self, MediaFields},
+    effort::with_effort,
+    error::ApiError,
+    form::{form, with_format},
+    state::Shared,
+};
+
+/// Builds the chat. The last entry of `said` is the input of this request; the entries before it
+/// are the conversation that the request continues.
+pub(super) async fn chat(
+    fields: &Fields,
+    tools: &mut Tools,
+    said: &[Arc<Said>],
+    model: &ModelHandle,
+    shared: &Shared,
+    room: &mut BodyPermit,
+) -> Result<(Chat, MediaFields), ApiError> {
+    let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
+    let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
+    let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
+    let drafts = turns::drafts(fields.instructions.as_deref(), before.chain(now))?;
+    let (mut chat, places) = draft_message::chat(drafts, model, shared, room).await?;
+    let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
+    chat = chat.tools(std::mem::take(&mut tools.functions));
+    chat = chat.tool_choice(choice.clone());
+    chat = chat.parallel_tool_calls(fields.parallel_tool_calls);
+    chat = chat.max_tokens(fields.max_output_tokens);
+    chat = chat.temperature(fields.temperature);
+    chat = chat.top_p(fields.top_p);
+    chat = with_effort(chat, fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()));
+    let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
+    let format = format.map(|format| {
+        let kind = format["type"].as_str().unwrap_or_default();
+        form(kind, format.get("schema").cloned(), "text.format", "text.format.schema")
+    });
+    Ok((with_format(chat, choice.as_ref(), format.transpose()?.flatten()), places))
+}

@@ -1,0 +1,91 @@
+//! `POST /v1/responses`.
+
+use std::sync::Arc;
+
+use axum::{Extension, Json, extract::State, response::Response};
+use serde_json::{Value, json};
+
+use super::{
+    chat,
+    encoder::ResponseEncoder,
+    request::{Fields, ResponsesRequest},
+    run::{Keeping, Run},
+    store::Said,
+    tools::Tools,
+};
+use crate::{
+    body::JsonBody, error::ApiError, guard::Client, id, models::shortened, one_or_many::OneOrMany, state::Shared,
+};
+
+/// Fields of a chat that errors name, with their names in a Responses request.
+const NAMES: [(&str, &str); 3] =
+    [("max_tokens", "max_output_tokens"), ("messages", "input"), ("response_format", "text.format")];
+
+pub(crate) async fn create(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    body: JsonBody<ResponsesRequest>,
+) -> Result<Response, ApiError> {
+    let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
+    let (name, model) = shared.models.ready(fields.model.as_deref())?;
+    fields.check()?;
+    let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
+    let mut said = before(&fields, &shared, &client)?;
+    let OneOrMany(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
+    said.push(shared.responses.said(items, bytes));
+    let mut held = client.hold(1, room)?;
+    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
+    let chat = client.header_params().apply(chat.priority(fields.priority));
+    let reply = model.chat(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
+    let reply = shared.served(reply);
+    let response = fields.response(&id::fresh("resp_"), id::now(), &name);
+    let is_streamed = fields.stream.unwrap_or_default();
+    let encoder = ResponseEncoder::new(response.clone(), tools);
+    let run = |keeping| Run { shared: shared.clone(), encoder, keeping, held };
+    if fields.is_in_background() {
+        if !shared.responses.has_room() {
+            let error =
+                ApiError::full("the limit of responses in the background is reached").code("responses_exhausted");
+            return Err(error.hint("poll one until it ends, or cancel one"));
+        }
+        let kept = shared.responses.keep(client.key(), said, response);
+        return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
+    }
+    let keeping = if fields.is_stored() { Keeping::Later { owner: client.key(), said } } else { Keeping::No };
+    if is_streamed { Ok(run(keeping).streamed(reply)) } else { run(keeping).whole(reply).await }
+}
+
+/// `POST /v1/responses/input_tokens`: the number of prompt tokens that the response would have.
+pub(crate) async fn input_tokens(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    body: JsonBody<ResponsesRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
+    let (_, model) = shared.models.ready(fields.model.as_deref())?;
+    fields.check()?;
+    let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
+    let mut said = before(&fields, &shared, &client)?;
+    let items = fields.input.take().map(|items| items.0).unwrap_or_default();
+    said.push(shared.responses.said(items, bytes));
+    // The memory stays reserved until the prompt is rendered.
+    let mut room = Some(room);
+    let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, &mut room).await?;
+    let prompt = model.prompt_of(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
+}
+
+/// Conversation that the request continues (`previous_response_id`).
+fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<Said>>, ApiError> {
+    let Some(id) = &fields.previous_response_id else { return Ok(Vec::new()) };
+    let refused = |told: &str, code, hint: &str| {
+        let told = format!("the response `{}` {told}", shortened(id));
+        ApiError::invalid("previous_response_id", told).code(code).hint(hint)
+    };
+    let kept = shared.responses.find(client.key(), id).ok_or_else(|| {
+        let hint = "responses are kept in memory, and the oldest are dropped; send the whole conversation as `input`";
+        refused("is not stored", "previous_response_not_found", hint)
+    })?;
+    kept.conversation()
+        .ok_or_else(|| refused("has no answer to continue from", "previous_response_unfinished", "poll it"))
+}

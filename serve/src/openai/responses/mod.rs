@@ -1,0 +1,13 @@
+//! OpenAI's Responses API: replies that are stored for a while, so that later
+//! requests can continue them.
+
+mod chat;
+pub(crate) mod create;
+mod encoder;
+mod items;
+pub(crate) mod kept;
+pub(crate) mod request;
+mod run;
+pub(crate) mod store;
+mod tools;
+mod turns;

@@ -1,0 +1,141 @@
+//! Generation of a response: whole, streamed, or in the background.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response, sse::Event},
+};
+use bursar::Reply;
+use futures_util::{StreamExt, stream};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tracing::{Instrument, Span};
+
+use super::{
+    encoder::ResponseEncoder,
+    store::{Said, StoredResponse},
+};
+use crate::{access, error::ApiError, guard::Held, openai::usage::UsageTold, sse, state::Shared};
+
+/// Maximum number of events that a background response may be ahead of the client that watches it.
+const AHEAD: usize = 64;
+
+pub(super) struct Run {
+    pub(super) shared: Arc<Shared>,
+    pub(super) encoder: ResponseEncoder,
+    pub(super) keeping: Keeping,
+    pub(super) held: Held,
+}
+
+/// When the response is stored, if it is stored at all.
+pub(super) enum Keeping {
+    No,
+    /// The response is stored when it has ended.
+    Later {
+        owner: Option<usize>,
+        said: Vec<Arc<Said>>,
+    },
+    /// The response is stored already, so that it can be polled and cancelled.
+    Now(Arc<StoredResponse>),
+}
+
+impl Run {
+    fn told(&mut self, heard: Result<bursar::ChatEvent, bursar::ChatError>) -> (Vec<Value>, bool) {
+        if let Ok(bursar::ChatEvent::Done { usage, .. }) = &heard {
+            self.held.used(UsageTold::of([*usage]));
+        }
+        let (told, is_last) = self.encoder.told(heard);
+        if is_last {
+            // Store the response before the client receives its end, so that the client can
+            // continue it at once.
+            self.end();
+        }
+        (told, is_last)
+    }
+
+    fn end(&mut self) {
+        self.held = Held::default();
+        let (store, told) = (&self.shared.responses, &self.encoder.response);
+        match std::mem::replace(&mut self.keeping, Keeping::No) {
+            Keeping::No => {}
+            Keeping::Later { owner, said } => {
+                let mut running = told.clone();
+                running["status"] = "in_progress".into();
+                let kept = store.keep(owner, said, running);
+                store.ended(&kept, told);
+            }
+            Keeping::Now(kept) => store.ended(&kept, told),
+        }
+    }
+
+    /// Waits for the whole response. Dropping the future, as on a client
+    /// disconnect, cancels the reply.
+    pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ApiError> {
+        while let Some(heard) = reply.next().await {
+            if self.told(Ok(heard?)).1 {
+                break;
+            }
+        }
+        Ok(Json(self.encoder.response).into_response())
+    }
+
+    pub(super) fn streamed(mut self, reply: Reply) -> Response {
+        let keep_alive = self.shared.options.keep_alive;
+        let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
+        let events = sse::told(reply, self, |run, heard| {
+            let (told, is_last) = run.told(heard);
+            (told.iter().map(sse::typed).collect(), is_last)
+        });
+        sse::response(stream::iter(greetings).chain(events), keep_alive)
+    }
+
+    /// Generates the response even if the client disconnects. The client gets the unfinished
+    /// response at once, or a stream of its events.
+    pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<StoredResponse>, is_streamed: bool) -> Response {
+        let keep_alive = self.shared.options.keep_alive;
+        let greetings: Vec<Event> = self.encoder.begin().iter().map(sse::typed).collect();
+        let answer = Json(kept.told()).into_response();
+        let (sender, events) = mpsc::channel(AHEAD);
+        let watched = self.watched(reply, kept.clone(), is_streamed.then_some(sender));
+        tokio::spawn(watched.instrument(Span::current()));
+        if is_streamed {
+            let events = stream::unfold(events, |mut events| async { Some((events.recv().await?, events)) });
+            sse::response(stream::iter(greetings).chain(events), keep_alive)
+        } else {
+            answer
+        }
+    }
+
+    async fn watched(mut self, mut reply: Reply, kept: Arc<StoredResponse>, mut watcher: Option<mpsc::Sender<Event>>) {
+        loop {
+            let (told, is_last) = tokio::select! {
+                biased;
+                () = kept.stopped() => (self.encoder.cancel(), true),
+                heard = reply.next() => match heard {
+                    Some(heard) => self.told(heard),
+                    None => return,
+                },
+            };
+            if is_last {
+                access::ended(&self.encoder.response);
+                // A cancelled reply must release its resources before this task waits
+                // for a slow client.
+                drop((reply, std::mem::take(&mut self.held)));
+                return watch(&told, &mut watcher).await;
+            }
+            watch(&told, &mut watcher).await;
+        }
+    }
+}
+
+/// Sends events to the client that watches, until it disconnects.
+async fn watch(told: &[Value], watcher: &mut Option<mpsc::Sender<Event>>) {
+    for told in told {
+        if let Some(sender) = watcher
+            && sender.send(sse::typed(told)).await.is_err()
+        {
+            *watcher = None;
+        }
+    }
+}

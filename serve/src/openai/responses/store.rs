@@ -1,0 +1,292 @@
+//! Stored responses: in memory only, bounded by count and bytes. The oldest response of the key
+//! that stores the most is evicted first.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use super::items::Item;
+use crate::{error::ApiError, id, models::shortened};
+
+/// All stored responses of a server.
+pub(crate) struct Responses {
+    kept: Mutex<VecDeque<Arc<StoredResponse>>>,
+    /// Bytes of all stored items, including items of removed responses
+    /// that later responses continue.
+    bytes: Arc<AtomicUsize>,
+    count_max: usize,
+    bytes_max: usize,
+}
+
+pub(crate) struct StoredResponse {
+    pub(super) id: String,
+    /// Index of the client's key. Other keys cannot see the response.
+    owner: Option<usize>,
+    /// The conversation before the answer. The last entry is the input of this request.
+    said: Vec<Arc<Said>>,
+    state: Mutex<State>,
+    stopped: Notify,
+}
+
+struct State {
+    told: Value,
+    answer: Option<Arc<Said>>,
+}
+
+/// Items that several responses may share.
+pub(crate) struct Said {
+    pub(super) items: Vec<Item>,
+    held: Held,
+}
+
+/// Bytes that count towards the total from when a response first stores them
+/// until they are dropped.
+struct Held {
+    bytes: usize,
+    total: Arc<AtomicUsize>,
+    counts: AtomicBool,
+}
+
+impl Held {
+    fn count(&self) {
+        if !self.counts.swap(true, Relaxed) {
+            self.total.fetch_add(self.bytes, Relaxed);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if *self.counts.get_mut() {
+            self.total.fetch_sub(self.bytes, Relaxed);
+        }
+    }
+}
+
+impl Responses {
+    pub(crate) fn new(count_max: usize, bytes_max: usize) -> Self {
+        Responses { kept: Mutex::default(), bytes: Arc::default(), count_max, bytes_max }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<StoredResponse>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wraps items of this many bytes. The bytes count towards the total once a response stores
+    /// them.
+    pub(super) fn said(&self, items: Vec<Item>, bytes: usize) -> Arc<Said> {
+        Arc::new(Said { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })
+    }
+
+    /// Whether another background response may start. Running responses are never evicted.
+    pub(super) fn has_room(&self) -> bool {
+        let kept = self.lock();
+        kept.len() < self.count_max && self.bytes.load(Relaxed) <= self.bytes_max
+            || kept.iter().any(|kept| !kept.state().is_running())
+    }
+
+    /// Stores a response. If a limit is exceeded, older responses that have ended are evicted.
+    pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<StoredResponse> {
+        let id = told["id"].as_str().unwrap_or_default().to_owned();
+        said.iter().for_each(|said| said.held.count());
+        let state = Mutex::new(State { told, answer: None });
+        let kept = Arc::new(StoredResponse { id, owner, said, state, stopped: Notify::new() });
+        self.lock().push_back(kept.clone());
+        self.trim();
+        kept
+    }
+
+    /// Records the end of a stored response. A response that was cancelled stays cancelled.
+    pub(super) fn ended(&self, kept: &StoredResponse, told: &Value) {
+        let items = told["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
+        let answer = self.said(items.collect(), told.to_string().len());
+        answer.held.count();
+        let mut state = kept.state();
+        if state.is_running() {
+            *state = State { told: told.clone(), answer: Some(answer) };
+        }
+        drop(state);
+        self.trim();
+    }
+
+    fn trim(&self) {
+        let mut kept = self.lock();
+        while kept.len() > self.count_max || self.bytes.load(Relaxed) > self.bytes_max {
+            // The newest response is never evicted: its client is about to read it.
+            let older = kept.len().saturating_sub(1);
+            let ended = kept.iter().take(older).enumerate().filter(|(_, kept)| !kept.state().is_running());
+            let mut counts = BTreeMap::<_, (usize, usize)>::new();
+            for (at, kept) in ended {
+                counts.entry(kept.owner).or_insert((0, at)).0 += 1;
+            }
+            // Evict from the key that stores the most, so that no key evicts responses of
+            // keys that store fewer.
+            let most = counts.into_values().max_by_key(|&(count, at)| (count, Reverse(at)));
+            let Some((_, oldest)) = most else { return };
+            kept.remove(oldest);
+        }
+    }
+
+    pub(super) fn find(&self, owner: Option<usize>, id: &str) -> Option<Arc<StoredResponse>> {
+        self.lock().iter().find(|kept| kept.id == id && kept.owner == owner).cloned()
+    }
+
+    /// Finds the response with this id. The error is 404.
+    pub(super) fn of(&self, owner: Option<usize>, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
+        let missing = || {
+            let told = format!("the response `{}` does not exist", shortened(id));
+            ApiError::not_found(told).hint("responses are kept in memory, and the oldest are dropped")
+        };
+        self.find(owner, id).ok_or_else(missing)
+    }
+
+    pub(super) fn remove(&self, kept: &StoredResponse) {
+        kept.stop("cancelled");
+        self.lock().retain(|other| other.id != kept.id);
+    }
+}
+
+impl State {
+    fn is_running(&self) -> bool {
+        matches!(self.told["status"].as_str(), Some("in_progress" | "queued"))
+    }
+}
+
+impl StoredResponse {
+    /// Input items of the request, with ids.
+    pub(super) fn input_items(&self) -> Vec<Value> {
+        let items = self.said.last().map(|said| &said.items[..]).unwrap_or_default();
+        let id = |at: usize| format!("msg_{at}_{}", self.id.trim_start_matches("resp_"));
+        items.iter().enumerate().map(|(at, item)| item.told(&id(at))).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn told(&self) -> Value {
+        self.state().told.clone()
+    }
+
+    /// Waits until the response is stopped. Only one task may wait.
+    pub(super) async fn stopped(&self) {
+        self.stopped.notified().await;
+    }
+
+    /// Stops the generation of the response if it is still running.
+    pub(super) fn stop(&self, status: &str) {
+        let mut state = self.state();
+        if state.is_running() {
+            state.told["status"] = status.into();
+            state.told["completed_at"] = id::now().into();
+            self.stopped.notify_one();
+        }
+    }
+
+    /// The conversation with its answer. `None` if there is no answer, or the response failed.
+    pub(super) fn conversation(&self) -> Option<Vec<Arc<Said>>> {
+        let state = self.state();
+        let answer = state.answer.clone().filter(|_| state.told["error"].is_null())?;
+        Some(self.said.iter().cloned().chain([answer]).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(store: &Responses, owner: Option<usize>, id: &str, bytes: usize) -> Arc<StoredResponse> {
+        let said = store.said(vec![Item::from("a".to_owned())], bytes);
+        store.keep(owner, vec![said], json!({"id": id, "status": "in_progress"}))
+    }
+
+    fn ids(store: &Responses) -> Vec<String> {
+        store.lock().iter().map(|kept| kept.id.clone()).collect()
+    }
+
+    fn ended(store: &Responses, kept: &StoredResponse) {
+        store.ended(kept, &json!({"id": kept.id, "status": "completed", "output": []}));
+    }
+
+    #[test]
+    fn the_oldest_go_first_by_number_and_by_bytes() {
+        let store = Responses::new(2, 300);
+        for id in ["a", "b", "c"] {
+            ended(&store, &asked(&store, None, id, 10));
+        }
+        assert_eq!(ids(&store), ["b", "c"]);
+        ended(&store, &asked(&store, None, "d", 200));
+        assert_eq!(ids(&store), ["c", "d"]);
+        ended(&store, &asked(&store, None, "e", 200));
+        assert_eq!(ids(&store), ["e"]);
+    }
+
+    #[test]
+    fn a_key_that_keeps_much_pushes_out_its_own() {
+        let store = Responses::new(3, 1000);
+        for (owner, id) in [(0, "a"), (1, "b"), (1, "c"), (1, "d"), (1, "e")] {
+            ended(&store, &asked(&store, Some(owner), id, 1));
+        }
+        assert_eq!(ids(&store), ["a", "d", "e"]);
+    }
+
+    #[test]
+    fn what_runs_is_never_pushed_out_and_what_is_not_kept_does_not_count() {
+        let store = Responses::new(2, 100);
+        let running = [asked(&store, None, "a", 10), asked(&store, None, "b", 10)];
+        assert!(!store.has_room());
+        let _large = store.said(Vec::new(), 1000);
+        drop(asked(&store, None, "c", 10));
+        assert_eq!(ids(&store), ["a", "b", "c"]);
+        assert!(running.iter().all(|kept| kept.told()["status"] == "in_progress"));
+        ended(&store, &running[0]);
+        assert_eq!(ids(&store), ["b", "c"]);
+    }
+
+    #[test]
+    fn what_a_later_response_goes_on_from_still_counts() {
+        let store = Responses::new(9, 200);
+        let first = asked(&store, None, "a", 60);
+        ended(&store, &first);
+        let said = first.conversation().expect("it has ended");
+        store.remove(&first);
+        drop(first);
+        assert!(store.bytes.load(Relaxed) > 60);
+        let second = store.keep(None, said, json!({"id": "b", "status": "in_progress"}));
+        ended(&store, &second);
+        drop(second);
+        drop(asked(&store, None, "c", 90));
+        assert_eq!(ids(&store), ["c"], "b held the bytes of a");
+        assert_eq!(store.bytes.load(Relaxed), 90);
+    }
+
+    #[test]
+    fn another_key_finds_nothing() {
+        let store = Responses::new(9, 100);
+        drop(asked(&store, Some(0), "a", 1));
+        assert!(store.find(Some(0), "a").is_some());
+        assert!(store.find(Some(1), "a").is_none() && store.find(None, "a").is_none());
+        assert_eq!(store.of(Some(1), "a").map(|_| ()).expect_err("it is another's").status, 404);
+    }
+
+    #[test]
+    fn a_cancelled_response_stays_so() {
+        let store = Responses::new(9, 1000);
+        let kept = asked(&store, None, "a", 1);
+        kept.stop("cancelled");
+        store.ended(&kept, &json!({"id": "a", "status": "completed", "output": []}));
+        assert_eq!(kept.told()["status"], "cancelled");
+        assert!(kept.conversation().is_none());
+    }
+}

@@ -1,0 +1,23 @@
+//! vLLM's `stop_reason`: the rule of the request that ended a reply.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use bursar::StopReason;
+
+/// The stop string or the stop token that ended the reply.
+#[derive(Clone, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum StopTold {
+    Text(String),
+    Token(u32),
+}
+
+impl From<StopReason> for StopTold {
+    fn from(reason: StopReason) -> Self {
+        match reason {
+            StopReason::String(text) => StopTold::Text(text),
+            StopReason::Token(id) => StopTold::Token(id),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Reading of pictures for embedders, under the rules of a server.
+
+use std::fmt;
+
+use bursar::{Hint, Image};
+
+use super::{
+    body::BodyPermit,
+    error::ApiError,
+    media::{self, Link, LoadedMedia},
+    state::Service,
+};
+
+/// Pictures that were read. They count towards the byte limit of the [`Service`]
+/// until they are dropped.
+pub struct ReadPictures {
+    /// The pictures, in the order of their URLs.
+    pub pictures: Vec<Image>,
+    _room: BodyPermit,
+}
+
+/// Why a picture was not read: its host or folder is not allowed, it is too large, or it
+/// is not a picture.
+#[derive(Clone, Debug)]
+pub struct NotRead(ApiError);
+
+impl NotRead {
+    /// Whether a retry may succeed, because only memory or a thread was not available.
+    pub fn is_busy(&self) -> bool {
+        self.0.status.is_server_error()
+    }
+}
+
+impl fmt::Display for NotRead {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.0.message())
+    }
+}
+
+impl std::error::Error for NotRead {}
+
+impl Hint for NotRead {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        self.0.hint_text().to_owned()
+    }
+}
+
+impl Service {
+    /// Reads pictures as the server does for its requests: `data:` URIs in base64, `http:` and
+    /// `https:` URLs of [allowed hosts](super::ServeOptions::url_hosts), and `file:` URLs below the
+    /// [media root](super::ServeOptions::media_root), with the same limits on bytes and time.
+    /// Intended for servers with other protocols. The pictures are not decoded.
+    ///
+    /// # Errors
+    /// [`NotRead`] for the first picture that could not be read.
+    pub async fn read_pictures(&self, urls: &[impl AsRef<str>]) -> Result<ReadPictures, NotRead> {
+        let link = |(at, url): (usize, &_)| Link::picture(format!("pictures[{at}]"), AsRef::<str>::as_ref(url));
+        let links: Result<Vec<_>, _> = urls.iter().enumerate().map(link).collect();
+        let mut room = None;
+        let seen = media::read(links.map_err(NotRead)?, None, self.shared(), &mut room).await.map_err(NotRead)?;
+        let pictures = seen.into_iter().filter_map(|seen| match seen {
+            LoadedMedia::Picture(picture) => Some(picture),
+            LoadedMedia::Film(_) => None,
+        });
+        Ok(ReadPictures { pictures: pictures.collect(), _room: room })
+    }
+}
