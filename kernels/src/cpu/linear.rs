@@ -16,7 +16,7 @@ use crate::{
 
 /// Largest number of rows of `x` for which the product is computed as dot products. With so few
 /// rows, packing the operands for `gemm` would cost more than it saves.
-const FEW_ROWS: usize = 4;
+const SMALL_M_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     if call.weight.dtype() == DType::F8E4M3 {
@@ -32,7 +32,7 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
         // SAFETY: a worker processes one panel at a time, so nothing else
         // uses this worker's scratch.
         let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
-        if call.x.rows() <= FEW_ROWS {
+        if call.x.rows() <= SMALL_M_ROWS {
             multiply_few(&call, rows.clone(), weight);
         } else {
             multiply_many(&call, rows.clone(), weight);

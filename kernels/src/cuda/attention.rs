@@ -72,7 +72,7 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
     let past_is_there = sequences == call.sequences.context_lengths.rows();
     // This project's GEMMs of few rows read their weights with the L2 evict-first hint.
     let others_read_once =
-        call.queries.rows() <= contract::linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
+        call.queries.rows() <= contract::gemm_small_m::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
         + u32::from(others_read_once) * attention_decode::OTHERS_READ_ONCE;
     let arguments = arguments![

@@ -6,8 +6,7 @@ use bursar_budgets::{Address, DeviceError};
 use super::{
     arguments::{Arguments, Extent, arguments, count},
     contract::{
-        Experts, PLACES, experts as scheme, experts_few as few, linear_many as many, route as routing,
-        route_normed as normed,
+        Experts, PLACES, experts as scheme, experts_small_m, gemm_large_m, route as routing, route_normed as normed,
     },
     elementwise,
     functions::Function,
@@ -35,11 +34,11 @@ pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelErr
     let out = &call.out;
     let slots = slots_of(&call);
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
-    if rows <= routing::FEW_ROWS {
+    if rows <= routing::SMALL_M_ROWS {
         let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted).with(slots);
         // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the
         // shapes and allocated the scratch.
-        return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
+        return unsafe { cuda.launch(kernels.route_small_m, Extent::line(1, routing::THREADS), all) };
     }
     let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
     let (block_rows, threads, counts) = if is_sorted_by_one {
@@ -69,7 +68,8 @@ fn slots_of(call: &calls::Route<'_>) -> Address {
 pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Result<(), KernelError> {
     let calls::RmsNormRoute { norm, product, routing } = call;
     let hopper = cuda.entry_points().hopper.as_ref();
-    let Some(hopper) = hopper.filter(|_| cuda.gemm.backend != GemmBackend::Library && is_few(&norm, &product)) else {
+    let Some(hopper) = hopper.filter(|_| cuda.gemm.backend != GemmBackend::Library && is_small_m(&norm, &product))
+    else {
         elementwise::rms_norm(cuda, norm)?;
         gemm::linear(cuda, product)?;
         return route(cuda, routing);
@@ -102,11 +102,11 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
 
 /// Returns `true` if the kernel's single cluster can process all rows, and the operands are aligned
 /// as its 16-byte accesses require.
-fn is_few(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
+fn is_small_m(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
     norm.out.rounded.is_none()
-        && (1..=routing::FEW_ROWS).contains(&rows)
+        && (1..=routing::SMALL_M_ROWS).contains(&rows)
         && product.weight.rows() <= normed::EXPERTS_MAX
         && hidden <= normed::HIDDEN_MAX
         && hidden.is_multiple_of(normed::COLUMNS)
@@ -231,14 +231,15 @@ impl ExpertGemm<'_> {
         if self.choices() == 0 {
             return Ok(());
         }
-        if let (Some(hopper), Some(few)) = (self.hopper(cuda), Few::of(cuda, self)?) {
-            let of_sizes = if self.is_gated { &hopper.gated_few } else { &hopper.few };
-            let operands = arguments![few.weight].followed_by(operands).with(few.stages).followed_by(self.scales());
+        if let (Some(hopper), Some(small_m)) = (self.hopper(cuda), SmallM::of(cuda, self)?) {
+            let of_sizes = if self.is_gated { &hopper.gated_small_m } else { &hopper.small_m };
+            let operands =
+                arguments![small_m.weight].followed_by(operands).with(small_m.stages).followed_by(self.scales());
             // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
-            return unsafe { cuda.launch(of_sizes[few.size], few.extent, operands) };
+            return unsafe { cuda.launch(of_sizes[small_m.size], small_m.extent, operands) };
         }
-        if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.many(cuda)?) {
-            let kernel = if self.is_gated { hopper.gated_many } else { hopper.many };
+        if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.large_m(cuda)?) {
+            let kernel = if self.is_gated { hopper.gated_large_m } else { hopper.large_m };
             // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
             let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
             return unsafe { cuda.launch(kernel, extent, operands) };
@@ -300,27 +301,30 @@ impl ExpertGemm<'_> {
 
     /// Returns the weight's tensor map and the extent for Hopper's kernel for many rows, if the
     /// kernel supports the GEMM.
-    fn many(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
+    fn large_m(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
         if self.choices() == 0 || !self.is_aligned() {
             return Ok(None);
         }
         let (columns, rows) = (self.of.weight.columns(), self.of.weight.rows());
         let of = Rows { rows, columns, pitch: columns };
         let dtype = self.of.weight.dtype();
-        let cube = [many::TILE_WEIGHTS / 4, 2 * many::STEP_COLUMNS / dtype.size()];
+        let cube = [gemm_large_m::TILE_WEIGHTS / 4, 2 * gemm_large_m::STEP_COLUMNS / dtype.size()];
         let weight = TensorMap::of_rows(self.of.weight.address().0, dtype, of, cube)?;
-        let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
-        let places =
-            self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.held.count.min(self.choices());
-        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.sms / many::CLUSTER);
-        let extent =
-            Extent { grid: [many::CLUSTER * clusters, 1, 1], block: [many::THREADS, 1], shared: many::SHARED_BYTES };
+        let tile = if self.is_gated { gemm_large_m::TILE_WEIGHTS / 2 } else { gemm_large_m::TILE_WEIGHTS };
+        let places = self.choices().div_ceil(gemm_large_m::CLUSTER * gemm_large_m::TILE_ROWS)
+            + self.routing.held.count.min(self.choices());
+        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.sms / gemm_large_m::CLUSTER);
+        let extent = Extent {
+            grid: [gemm_large_m::CLUSTER * clusters, 1, 1],
+            block: [gemm_large_m::THREADS, 1],
+            shared: gemm_large_m::SHARED_BYTES,
+        };
         Ok(Some((weight, extent)))
     }
 }
 
 /// A launch of Hopper's kernel for few rows.
-struct Few {
+struct SmallM {
     /// Index of the tile's number of places in [`PLACES`].
     size: usize,
     stages: u32,
@@ -343,9 +347,9 @@ const STAGES_OF_HALF: usize = 4;
 /// Minimum number of stages of a thread block that has an SM to itself.
 const STAGES_OF_ALL: usize = 5;
 
-impl Few {
+impl SmallM {
     /// Returns the launch, or `None` if the kernel does not support the GEMM.
-    fn of(cuda: &Cuda, product: &ExpertGemm<'_>) -> Result<Option<Few>, DeviceError> {
+    fn of(cuda: &Cuda, product: &ExpertGemm<'_>) -> Result<Option<SmallM>, DeviceError> {
         let &ExpertGemm { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.held.count);
         let choices = product.choices();
@@ -354,24 +358,24 @@ impl Few {
         let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
         let row_bytes = weight.dtype().bytes(in_features).as_usize();
-        let x_bytes = PLACES[size] * row_bytes.next_multiple_of(few::STEP_BYTES);
-        let scratch = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;
+        let x_bytes = PLACES[size] * row_bytes.next_multiple_of(experts_small_m::STEP_BYTES);
+        let scratch = |bytes: usize| bytes.saturating_sub(x_bytes) / experts_small_m::STAGE_BYTES;
         let all = cuda.kernels.functions.shared_most() - STATIC_BYTES;
         let (stages, of_one) = match (scratch(HALF_BYTES), scratch(all)) {
             (stages @ STAGES_OF_HALF.., _) => (stages, 2),
             (_, stages @ STAGES_OF_ALL..) => (stages, 1),
             _ => return Ok(None),
         };
-        let stages = stages.min(few::STAGES_MAX);
-        let tile = if is_gated { few::TILE_ROWS / 2 } else { few::TILE_ROWS };
+        let stages = stages.min(experts_small_m::STAGES_MAX);
+        let tile = if is_gated { experts_small_m::TILE_ROWS / 2 } else { experts_small_m::TILE_ROWS };
         let items = (choices.div_ceil(PLACES[size]) + experts.min(choices)) * features.div_ceil(tile);
         let extent = Extent {
             grid: [items.min(of_one * cuda.kernels.target.sms), 1, 1],
-            block: [few::THREADS, 1],
-            shared: x_bytes + stages * few::STAGE_BYTES,
+            block: [experts_small_m::THREADS, 1],
+            shared: x_bytes + stages * experts_small_m::STAGE_BYTES,
         };
         let weight = weight_map(product)?;
-        Ok(Some(Few { size, stages: count(stages), weight, extent }))
+        Ok(Some(SmallM { size, stages: count(stages), weight, extent }))
     }
 }
 
@@ -381,7 +385,7 @@ fn weight_map(product: &ExpertGemm<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();
     let (experts, pitch) = (product.routing.held.count as u64, dtype.size() as u64 * columns);
-    let (chunk, rows) = (count(few::ROW_BYTES / dtype.size()), few::TILE_ROWS);
+    let (chunk, rows) = (count(experts_small_m::ROW_BYTES / dtype.size()), experts_small_m::TILE_ROWS);
     let swizzle = Swizzle::Bytes128;
     let layout = if product.is_gated {
         Layout {

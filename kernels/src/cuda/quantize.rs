@@ -1,5 +1,5 @@
 //! Launches of the kernels that round activations to E4M3: unchanged rows, norms
-//! and gates (`kernels/cuda/quantize.cu`, `quantize_many.cu`).
+//! and gates (`kernels/cuda/quantize.cu`, `quantize_large_m.cu`).
 
 use bursar_budgets::Address;
 
@@ -25,8 +25,10 @@ pub(super) fn serves(columns: usize) -> bool {
 pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x));
     let kernels = cuda.entry_points();
-    let (kernel, before) = match (many(cuda, x, x.columns()), long(cuda, x, &call.out), &kernels.hopper) {
-        (Some((hopper, held)), ..) => (Kernel::many(cuda, hopper.quantize_many, held, x), before.with(count(x.rows()))),
+    let (kernel, before) = match (large_m(cuda, x, x.columns()), long(cuda, x, &call.out), &kernels.hopper) {
+        (Some((hopper, held)), ..) => {
+            (Kernel::large_m(cuda, hopper.quantize_large_m, held, x), before.with(count(x.rows())))
+        }
         (None, Some(threads), Some(hopper)) => (Kernel::long(hopper.quantize_long, x.rows(), threads), before),
         _ => (Kernel::row_each(kernels.quantize, x.rows(), x.columns()), before),
     };
@@ -37,9 +39,9 @@ pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), Ker
 /// without rounding, if requested.
 pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
-    let (kernel, before) = match many(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
+    let (kernel, before) = match large_m(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
         Some((hopper, held)) => {
-            (Kernel::many(cuda, hopper.rms_norm_rounded_many, held, x), before.with(count(x.rows())))
+            (Kernel::large_m(cuda, hopper.rms_norm_rounded_large_m, held, x), before.with(count(x.rows())))
         }
         None => (Kernel::row_each(cuda.entry_points().rms_norm_rounded, x.rows(), x.columns()), before),
     };
@@ -64,7 +66,7 @@ pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>)
     let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();
     let kernel = match (&kernels.hopper, long(cuda, gate_up, rounded)) {
-        (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_few, rows, columns),
+        (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_small_m, rows, columns),
         (Some(hopper), Some(threads)) => Kernel::long(hopper.silu_mul_rounded_long, rows, threads),
         _ => Kernel::row_each(kernels.silu_mul_rounded, rows, columns),
     };
@@ -96,8 +98,8 @@ impl Kernel {
     }
 
     /// Creates a launch with as many thread blocks as the device runs at once. Each thread block
-    /// processes many rows of `x`. See `quantize_many.cu`.
-    fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
+    /// processes many rows of `x`. See `quantize_large_m.cu`.
+    fn large_m(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
         let blocks = x.rows().min(at_once * cuda.kernels.target.sms);
@@ -111,7 +113,7 @@ fn threads(vectors: usize) -> usize {
 
 /// Returns Hopper's kernels for many rows, and the number of vectors of a row that a thread keeps.
 /// Returns `None` if `x` has at most one row per SM, or if the kernels do not support these rows.
-fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
+fn large_m<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
     let hopper = cuda.entry_points().hopper.as_ref()?;
     let held = (columns / VECTOR).div_ceil(THREADS_MAX);
     ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.sms && is_whole(x)).then_some((hopper, held))

@@ -69,8 +69,8 @@ const FINALISTS: usize = 4;
 /// Trials of each finalist. The shortest time counts.
 const TRIALS: usize = 3;
 
-/// Milliseconds that `linear_few.cu` may be slower than cuBLASLt and still be chosen.
-/// `linear_few.cu` reads weights while the preceding kernel runs, and lets the next kernel start
+/// Milliseconds that `gemm_small_m.cu` may be slower than cuBLASLt and still be chosen.
+/// `gemm_small_m.cu` reads weights while the preceding kernel runs, and lets the next kernel start
 /// early. This overlap saves more time after a kernel whose thread blocks end at different times,
 /// such as attention, than after the uniform kernel of a trial. The difference is about this much
 /// per GEMM in a decode step of 64 rows with the shapes of a 7B model (`tools/gpu/products.py`).
@@ -255,7 +255,7 @@ impl<'t> Trial<'t> {
     }
 
     /// Returns the mean milliseconds of the GEMM over at most `turns` runs, with weights that are
-    /// not in the L2 cache. For `linear_few.cu`, `HEAD_START` is subtracted.
+    /// not in the L2 cache. For `gemm_small_m.cu`, `HEAD_START` is subtracted.
     fn time(&self, described: Option<&Described>, algorithm: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
         let weight_bytes = self.problem.scheme.size() * self.problem.out_features * self.problem.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);

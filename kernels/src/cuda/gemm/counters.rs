@@ -8,7 +8,7 @@ use std::sync::{
 use bursar_budgets::{Address, Overhead};
 
 use super::super::{
-    contract::linear_few::{STREAM_COUNTERS, STREAMS},
+    contract::gemm_small_m::{STREAM_COUNTERS, STREAMS},
     error::OpenError,
     functions::Functions,
     stream::Stream,
@@ -43,7 +43,7 @@ impl Counters {
         let Ok(taken) = sets.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return Ok(None) };
         let set = taken.trailing_ones() as usize;
         let mut counters = Counters { address: Address(0), set, sets: sets.clone(), stream: stream.clone() };
-        let first = functions.variable("linear_few", c"linear_few_counters")?;
+        let first = functions.variable("gemm_small_m", c"gemm_small_m_counters")?;
         counters.address = first.offset(DType::U32.bytes(set * STREAM_COUNTERS));
         Ok(Some(counters))
     }

@@ -1,5 +1,5 @@
 //! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
-//! for Hopper (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). The input of a gate
+//! for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). The input of a gate
 //! is never written to memory.
 
 use bursar_budgets::Address;
@@ -8,8 +8,8 @@ use super::{
     super::{
         arguments::{Extent, arguments, count},
         contract::{
-            LinearE4m3,
-            linear_many::{BOX, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
+            LargeME4m3,
+            gemm_large_m::{BOX, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
         },
         functions::Function,
         lane::Cuda,
@@ -88,7 +88,7 @@ pub(super) unsafe fn launch(
         arguments = with_scales(arguments, problem, operands).with(scales).with(output.scale);
     }
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
-    let e4m3 = |kernels: &LinearE4m3<Function>| match (problem.gates, problem.accumulates) {
+    let e4m3 = |kernels: &LargeME4m3<Function>| match (problem.gates, problem.accumulates) {
         (true, _) if operands.out_is_e4m3 => kernels.gated_rounded,
         (true, _) => kernels.gated,
         (false, true) => kernels.add,
@@ -98,8 +98,8 @@ pub(super) unsafe fn launch(
         QuantScheme::Unquantized if problem.gates => kernels.linear_gated,
         QuantScheme::Unquantized if problem.accumulates => kernels.linear_add,
         QuantScheme::Unquantized => kernels.linear,
-        QuantScheme::E4m3Blocks { .. } => e4m3(&kernels.linear_e4m3_blocks),
-        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => e4m3(&kernels.linear_e4m3_rows),
+        QuantScheme::E4m3Blocks { .. } => e4m3(&kernels.gemm_large_m_e4m3_blocks),
+        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => e4m3(&kernels.gemm_large_m_e4m3_rows),
     };
     let blocks = large_m_blocks(problem, cuda.kernels.target.sms);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };

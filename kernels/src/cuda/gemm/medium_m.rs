@@ -1,5 +1,5 @@
 //! Gated GEMMs of 65 to 256 rows by this project's kernel for Hopper
-//! (`kernels/cuda/gate_up_middle.cu`). The gate's input is never written to memory, and the tile
+//! (`kernels/cuda/gemm_medium_m.cu`). The gate's input is never written to memory, and the tile
 //! width is chosen so that a decode step fills the device.
 
 use bursar_budgets::Address;
@@ -9,7 +9,7 @@ use super::{
         arguments::{Extent, arguments, count},
         contract::{
             GATED_WIDTHS,
-            gate_up_middle::{PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
+            gemm_medium_m::{PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
         },
         lane::Cuda,
         tensor_map::{Rows, TensorMap},
@@ -42,7 +42,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
         count(problem.in_features),
     ];
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
-    let kernel = kernels.gate_up_middle[tiles.width];
+    let kernel = kernels.gemm_medium_m[tiles.width];
     let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
     // SAFETY: these are the kernel's parameters, and the caller guarantees that
     // their addresses are valid.

@@ -6,7 +6,7 @@
 use bursar_budgets::Bytes;
 
 use super::{
-    super::contract::turn_scales::PADDED,
+    super::contract::transpose_scales::PADDED,
     problem::{GemmOperands, GemmProblem, QuantScheme},
 };
 use crate::{DType, FP8_BLOCK};

@@ -1,4 +1,4 @@
-//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/linear_few.cu`), which
+//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/gemm_small_m.cu`), which
 //! streams the weight once.
 
 use bursar_budgets::{Address, DeviceError};
@@ -7,8 +7,8 @@ use super::{
     super::{
         arguments::{Extent, arguments, count},
         contract::{
-            FewRows,
-            linear_few::{ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, ROWS_MAX, THREADS, shared_bytes},
+            SmallMRows,
+            gemm_small_m::{ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, ROWS_MAX, THREADS, shared_bytes},
         },
         lane::Cuda,
         tensor_map::{Layout, Rows, Swizzle, TensorMap},
@@ -33,7 +33,7 @@ pub(super) unsafe fn launch(
     cut: Cut,
 ) -> Result<(), KernelError> {
     let tiles = SmallMTiles::of(problem, cut, cuda.kernels.target.sms);
-    let kernel_rows = FewRows::holding(problem.rows).expect("the kernel supports the GEMM");
+    let kernel_rows = SmallMRows::holding(problem.rows).expect("the kernel supports the GEMM");
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
     let counters = cuda.gemm.counters.as_ref().expect("the kernel supports the GEMM");
     let activation = cuda.kernels.target.activation;
@@ -64,10 +64,10 @@ pub(super) unsafe fn launch(
         arguments = arguments.with(flags);
     }
     let of_rows = match problem.scheme {
-        QuantScheme::Unquantized if problem.gates => &kernels.gate_up_few,
-        QuantScheme::Unquantized => &kernels.linear_few,
-        QuantScheme::E4m3Blocks { .. } => &kernels.linear_few_e4m3_blocks,
-        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &kernels.linear_few_e4m3_rows,
+        QuantScheme::Unquantized if problem.gates => &kernels.gemm_small_m_gated,
+        QuantScheme::Unquantized => &kernels.gemm_small_m,
+        QuantScheme::E4m3Blocks { .. } => &kernels.gemm_small_m_e4m3_blocks,
+        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &kernels.gemm_small_m_e4m3_rows,
     };
     if !problem.scheme.is_unquantized() {
         arguments = with_scales(arguments, problem, operands);

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::{
-    super::contract::linear_few::{GATE_ROWS, ROWS_MAX as SMALL_M_ROWS},
+    super::contract::gemm_small_m::{GATE_ROWS, ROWS_MAX as SMALL_M_ROWS},
     problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
     scale_scratch,
     tiles::SmallMTiles,
@@ -13,13 +13,13 @@ use crate::DType;
 /// A family of kernels that compute GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
-    /// Streams the weight once, for up to 64 rows (`linear_few.cu`).
+    /// Streams the weight once, for up to 64 rows (`gemm_small_m.cu`).
     SmallM,
-    /// Gated GEMMs of 65 to 256 rows (`gate_up_middle.cu`).
+    /// Gated GEMMs of 65 to 256 rows (`gemm_medium_m.cu`).
     MediumM,
-    /// Tall tiles (`linear_gated_hopper.cu`, `linear_many_e4m3.cu`).
+    /// Tall tiles (`gemm_large_m.cu`, `gemm_large_m_e4m3.cu`).
     LargeM,
-    /// E4M3 on GPU generations other than Hopper (`linear_e4m3.cu`).
+    /// E4M3 on GPU generations other than Hopper (`gemm_tiled_e4m3.cu`).
     TiledE4m3,
     /// cuBLASLt, loaded at run time.
     Library,

@@ -1,4 +1,4 @@
-//! GEMMs of FP8 weights on GPU generations other than Hopper (`kernels/cuda/linear_e4m3.cu`).
+//! GEMMs of FP8 weights on GPU generations other than Hopper (`kernels/cuda/gemm_tiled_e4m3.cu`).
 
 use bursar_budgets::Address;
 
@@ -7,9 +7,9 @@ use super::{
         arguments::{Extent, arguments, count},
         contract::{
             TILED_ROWS,
-            linear_e4m3::{
-                ADD_TO_OUT, BY_BLOCKS, FEW_FEATURES, FEW_THREADS, IS_BF16, MANY_FEATURES, MANY_ROWS, MANY_SHARED_BYTES,
-                MANY_THREADS, OUT_IS_F32,
+            gemm_tiled_e4m3::{
+                ADD_TO_OUT, BY_BLOCKS, IS_BF16, LARGE_M_FEATURES, LARGE_M_ROWS, LARGE_M_SHARED_BYTES, LARGE_M_THREADS,
+                OUT_IS_F32, SMALL_M_FEATURES, SMALL_M_THREADS,
             },
         },
         lane::Cuda,
@@ -24,7 +24,7 @@ use crate::{DType, KernelError};
 /// `operands` match `problem`, which has rows and features, and the kernel supports the GEMM
 /// ([`Kernel::TiledE4m3`](super::table::Kernel)).
 pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) -> Result<(), KernelError> {
-    let kernels = cuda.entry_points().linear_e4m3.as_ref().expect("the kernel supports the GEMM");
+    let kernels = cuda.entry_points().gemm_tiled_e4m3.as_ref().expect("the kernel supports the GEMM");
     let (height, by_blocks) = match problem.scheme {
         QuantScheme::E4m3Blocks { height } => (height, BY_BLOCKS),
         _ => (1, 0),
@@ -50,12 +50,14 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
         count(height),
         flags,
     ];
-    let few = TILED_ROWS.iter().position(|most| problem.rows <= *most);
-    let (kernel, extent) = match few {
-        Some(size) => (kernels.few[size], Extent::line(problem.out_features.div_ceil(FEW_FEATURES), FEW_THREADS)),
+    let small_m = TILED_ROWS.iter().position(|most| problem.rows <= *most);
+    let (kernel, extent) = match small_m {
+        Some(size) => {
+            (kernels.small_m[size], Extent::line(problem.out_features.div_ceil(SMALL_M_FEATURES), SMALL_M_THREADS))
+        }
         None => {
-            let grid = [problem.rows.div_ceil(MANY_ROWS), problem.out_features.div_ceil(MANY_FEATURES), 1];
-            (kernels.many, Extent { grid, block: [MANY_THREADS, 1], shared: MANY_SHARED_BYTES })
+            let grid = [problem.rows.div_ceil(LARGE_M_ROWS), problem.out_features.div_ceil(LARGE_M_FEATURES), 1];
+            (kernels.large_m, Extent { grid, block: [LARGE_M_THREADS, 1], shared: LARGE_M_SHARED_BYTES })
         }
     };
     // SAFETY: the arguments match the kernels' parameters, and the caller guarantees that

@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::contract::{
-        FewRows, GATED_WIDTHS, gate_up_middle,
-        linear_few::{GATE_ROWS, STEP_COLUMNS, STREAM_COUNTERS, TEAM, TILE_ROWS, part_numbers},
-        linear_many,
+        GATED_WIDTHS, SmallMRows, gemm_large_m, gemm_medium_m,
+        gemm_small_m::{GATE_ROWS, STEP_COLUMNS, STREAM_COUNTERS, TEAM, TILE_ROWS, part_numbers},
     },
     problem::GemmProblem,
 };
@@ -61,13 +60,13 @@ impl SmallMTiles {
     }
 
     /// Returns the bytes that thread blocks need for the partial sums of shared tiles.
-    fn part_bytes(&self, kernel_rows: FewRows) -> Bytes {
+    fn part_bytes(&self, kernel_rows: SmallMRows) -> Bytes {
         DType::F32.bytes(2 * self.blocks * part_numbers(kernel_rows))
     }
 
     /// Whether partial sums fit into the workspace and tiles into the counters, with any cut.
     pub(super) fn all_fit(problem: GemmProblem, sms: usize, workspace_bytes: usize) -> bool {
-        let Some(kernel_rows) = FewRows::holding(problem.rows) else { return false };
+        let Some(kernel_rows) = SmallMRows::holding(problem.rows) else { return false };
         Cut::ALL.iter().all(|cut| {
             let tiles = SmallMTiles::of(problem, *cut, sms);
             tiles.part_bytes(kernel_rows).as_usize() <= workspace_bytes && tiles.tiles <= STREAM_COUNTERS
@@ -88,7 +87,7 @@ impl MediumMTiles {
     /// the widest is chosen, because it reads x least often. There are no more thread blocks than
     /// tiles, and no more than run at once.
     pub(super) fn of(problem: GemmProblem, sms: usize) -> Self {
-        use gate_up_middle::{BLOCK_ROWS, CLUSTER};
+        use gemm_medium_m::{BLOCK_ROWS, CLUSTER};
         let clusters = (sms / CLUSTER).max(1);
         let tiles = |width: usize| {
             problem.rows.div_ceil(CLUSTER * BLOCK_ROWS) * problem.features().div_ceil(GATED_WIDTHS[width])
@@ -102,7 +101,7 @@ impl MediumMTiles {
 /// Thread blocks per launch of the large-m kernels: no more than there are tiles, and no more than
 /// run at once.
 pub(super) fn large_m_blocks(problem: GemmProblem, sms: usize) -> usize {
-    use linear_many::{CLUSTER, TILE_ROWS, TILE_WEIGHTS};
+    use gemm_large_m::{CLUSTER, TILE_ROWS, TILE_WEIGHTS};
     let across = TILE_WEIGHTS / if problem.gates { 2 } else { 1 };
     let tiles = problem.rows.div_ceil(CLUSTER * TILE_ROWS) * problem.features().div_ceil(across);
     CLUSTER * tiles.min(sms / CLUSTER)
@@ -112,7 +111,7 @@ pub(super) fn large_m_blocks(problem: GemmProblem, sms: usize) -> usize {
 mod tests {
     use super::{
         super::{
-            super::contract::linear_few::shared_bytes,
+            super::contract::gemm_small_m::shared_bytes,
             problem::testing::{gated, problem},
         },
         *,
@@ -140,10 +139,10 @@ mod tests {
 
     #[test]
     fn a_small_m_thread_block_takes_more_than_half_of_the_shared_memory_of_an_sm() {
-        for rows in FewRows::ALL {
+        for rows in SmallMRows::ALL {
             assert!((114 * 1024..=213 * 1024).contains(&shared_bytes(rows)), "{rows:?}: {}", shared_bytes(rows));
         }
-        let kernel_rows = [0, 1, 8, 9, 64, 65].map(|rows| FewRows::holding(rows).map(FewRows::rows));
+        let kernel_rows = [0, 1, 8, 9, 64, 65].map(|rows| SmallMRows::holding(rows).map(SmallMRows::rows));
         assert_eq!(kernel_rows, [None, Some(8), Some(8), Some(16), Some(64), None]);
     }
 

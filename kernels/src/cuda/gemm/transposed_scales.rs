@@ -1,11 +1,11 @@
-//! Conversion of scales by blocks to the layouts that cuBLASLt reads (`kernels/cuda/turn_scales.cu`).
+//! Conversion of scales by blocks to the layouts that cuBLASLt reads (`kernels/cuda/transpose_scales.cu`).
 
 use bursar_budgets::Address;
 
 use super::{
     super::{
         arguments::{Extent, arguments, count},
-        contract::turn_scales::{PADDED, THREADS, TILE},
+        contract::transpose_scales::{PADDED, THREADS, TILE},
         lane::Cuda,
     },
     problem::{GemmOperands, GemmProblem, QuantScheme},
@@ -44,7 +44,7 @@ pub(super) unsafe fn transpose(
         count(blocks),
         count(padded_groups),
     ];
-    let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").turn_scales;
+    let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").transpose_scales;
     // SAFETY: these are the kernel's parameters, and the caller guarantees that
     // their addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };

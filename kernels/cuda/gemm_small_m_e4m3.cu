@@ -1,13 +1,13 @@
-// GEMM with few rows and FP8 weights: linear_few.cu with E4M3 numbers and scales. A decode step
+// GEMM with few rows and FP8 weights: gemm_small_m.cu with E4M3 numbers and scales. A decode step
 // reads half as many bytes as with 16-bit weights. Division of work, memory and launch are as in
-// linear_few.cu, except for these differences: the multiplying warps write all tiles, and block
-// scales are loaded together with each step (few_scales.cuh). The weight's scales, like the weight,
+// gemm_small_m.cu, except for these differences: the multiplying warps write all tiles, and block
+// scales are loaded together with each step (small_m_scales.cuh). The weight's scales, like the weight,
 // are loaded before the previous kernel has ended.
 // Targets: sm_90a
 //
-// linear_few_e4m3_blocks_<type>_r<ROWS>    one scale for each block of the weight, and one for each
+// gemm_small_m_e4m3_blocks_<type>_r<ROWS>    one scale for each block of the weight, and one for each
 //                                          128 columns of a row of x
-// linear_few_e4m3_rows_<type>_r<ROWS>      one scale for each row of the weight, and one for each
+// gemm_small_m_e4m3_rows_<type>_r<ROWS>      one scale for each row of the weight, and one for each
 //                                          row of x or for all rows
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
@@ -25,24 +25,24 @@
 // DeepSeek-V3's report, arXiv 2412.19437). A NaN in x or its scales affects only its row; a NaN in
 // the weight or its scales affects only the features that use it. `in` is a multiple of 16.
 
-#include "few_product.cuh"
+#include "small_m_product.cuh"
 
 #define LINEAR_FEW(name, Element, SCALES, BLOCKS, ROWS)                                                                \
-    extern "C" __global__ void __cluster_dims__(TEAM, 1, 1) __launch_bounds__(contract::linear_few::THREADS, 1)        \
-        linear_few_e4m3_##SCALES##_##name##_r##ROWS(                                                                   \
+    extern "C" __global__ void __cluster_dims__(TEAM, 1, 1) __launch_bounds__(contract::gemm_small_m::THREADS, 1)        \
+        gemm_small_m_e4m3_##SCALES##_##name##_r##ROWS(                                                                   \
             const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, void* out,                  \
             const Element* bias, float* parts, uint32_t* counters, uint32_t out_pitch, uint32_t rows,                  \
             uint32_t features, uint32_t steps, uint32_t tiles, uint32_t tile_rows, uint32_t flags,                     \
             const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {        \
-        few<E4m3Format<Element, BLOCKS>, ROWS, false>(                                                                 \
+        small_m<E4m3Format<Element, BLOCKS>, ROWS, false>(                                                                 \
             weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags,         \
                         {weight_scales, x_scales, fixed, groups, height}});                                            \
     }
 #define OF_ROWS(name, Element, ROWS)                      \
     LINEAR_FEW(name, Element, blocks, true, ROWS)         \
     LINEAR_FEW(name, Element, rows, false, ROWS)
-#define KERNEL(name, Element) FOR_EACH_FEW_ROWS(OF_ROWS, name, Element)
+#define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(OF_ROWS, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: as linear_few.cu, with its counters. The tensor maps have type UINT8, strides of {in} and
+// Launch: as gemm_small_m.cu, with its counters. The tensor maps have type UINT8, strides of {in} and
 // {pitch} bytes, and boxes {128, tile_rows} and {128, ROWS}.

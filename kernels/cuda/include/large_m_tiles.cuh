@@ -1,5 +1,5 @@
 // Tiles of GEMMs with many rows on Hopper, and their biases. Shared
-// by linear_gated_hopper.cu and linear_many_e4m3.cu.
+// by gemm_large_m.cu and gemm_large_m_e4m3.cu.
 #pragma once
 
 #include "contract.cuh"
@@ -9,10 +9,10 @@
 #include "tensor_core.cuh"
 #include "wgmma.cuh"
 
-using contract::linear_many::BOX;                            // rows and columns of an out box
-using contract::linear_many::TILE_ROWS;                      // rows of x
-using contract::linear_many::TILE_WEIGHTS;                   // rows of the weight
-constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;  // blocks per cluster, stacked along the rows
+using contract::gemm_large_m::BOX;                            // rows and columns of an out box
+using contract::gemm_large_m::TILE_ROWS;                      // rows of x
+using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight
+constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 static_assert(TILE_ROWS == 128 && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");

@@ -1,27 +1,27 @@
-// GEMMs of few rows with expert weights of the activations' type: see experts_few_product.cuh.
+// GEMMs of few rows with expert weights of the activations' type: see experts_small_m_product.cuh.
 //
 // Targets: sm_90a
 
-#include "experts_few_product.cuh"
+#include "experts_small_m_product.cuh"
 
-#define EXPERTS_FEW(name, Element, PLACES)                                                                                 \
+#define EXPERTS_SMALL_M(name, Element, PLACES)                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
-        gated_experts_few_##name##_r##PLACES(const __grid_constant__ TensorMap weight, const Element* x, uint32_t x_pitch, \
+        gated_experts_small_m_##name##_r##PLACES(const __grid_constant__ TensorMap weight, const Element* x, uint32_t x_pitch, \
                                              uint32_t in, uint32_t features, const uint32_t* choices, uint32_t top,        \
                                              const uint32_t* starts, uint32_t experts, Element* out, uint32_t stages) {    \
-        few<PlainFormat<Element>, PLACES, true>(                                                                                        \
+        small_m<PlainFormat<Element>, PLACES, true>(                                                                                        \
             weight, {x, choices, starts, nullptr, out, x_pitch, in, features, top, experts, stages, {}});                      \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
-        experts_few_##name##_r##PLACES(const __grid_constant__ TensorMap weight, const Element* x, uint32_t in,            \
+        experts_small_m_##name##_r##PLACES(const __grid_constant__ TensorMap weight, const Element* x, uint32_t in,            \
                                        uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* starts,   \
                                        uint32_t experts, const float* weights, Element* out, uint32_t stages) {            \
-        few<PlainFormat<Element>, PLACES, false>(weight,                                                                                \
+        small_m<PlainFormat<Element>, PLACES, false>(weight,                                                                                \
                                     {x, choices, starts, weights, out, in, in, features, top, experts, stages, {}});           \
     }
 #define KERNEL(name, Element)     \
-    EXPERTS_FEW(name, Element, 8)  \
-    EXPERTS_FEW(name, Element, 16) \
-    EXPERTS_FEW(name, Element, 24) \
-    EXPERTS_FEW(name, Element, 32)
+    EXPERTS_SMALL_M(name, Element, 8)  \
+    EXPERTS_SMALL_M(name, Element, 16) \
+    EXPERTS_SMALL_M(name, Element, 24) \
+    EXPERTS_SMALL_M(name, Element, 32)
 FOR_EACH_ACTIVATION(KERNEL)

@@ -1,10 +1,10 @@
-// GEMMs with few rows on Hopper: the work of a block of linear_few.cu, whose head describes the
-// method, and of linear_few_e4m3.cu.
+// GEMMs with few rows on Hopper: the work of a block of gemm_small_m.cu, whose head describes the
+// method, and of gemm_small_m_e4m3.cu.
 #pragma once
 
 #include "contract.cuh"
-#include "few_pieces.cuh"
-#include "few_stages.cuh"
+#include "small_m_pieces.cuh"
+#include "small_m_stages.cuh"
 #include "wgmma.cuh"
 
 // Writes this block's part of a tile to `parts`. Returns true in the last of the blocks that share
@@ -13,7 +13,7 @@ template <typename Format, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const Line& line,
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // per thread
-    static_assert(VALUES * MULTIPLIERS == contract::linear_few::PART_NUMBERS<ROWS>, "scratch is made of such parts");
+    static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "scratch is made of such parts");
     // Parts that are read at once: as many as fit into registers.
     constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
@@ -398,7 +398,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
 }
 
 template <typename Format, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments) {
+__device__ __forceinline__ void small_m(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments) {
     extern __shared__ __align__(1024) uint8_t stages_bytes[];
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));

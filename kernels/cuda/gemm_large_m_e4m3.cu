@@ -1,11 +1,11 @@
 // GEMM with many rows and FP8 weights on Hopper (sm_90a only), also fused with the gate of a
 // gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of work
-// are as in linear_gated_hopper.cu.
+// are as in gemm_large_m.cu.
 //
 // linear_e4m3_<scales>_<type>                 out = x * weight^T + bias
 // linear_add_e4m3_<scales>_<type>             out += x * weight^T + bias
 // linear_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
-//                                             linear_gated_hopper.cu
+//                                             gemm_large_m.cu
 // linear_gated_rounded_e4m3_<scales>_<type>   as linear_gated_e4m3, with out rounded to E4M3 and
 //                                             one scale for each 128 columns of a row, or one scale
 //                                             for all of out
@@ -30,20 +30,20 @@
 // accumulation, DeepSeek-V3's report, arXiv 2412.19437), because the tensor cores keep fewer bits
 // than f32 has. The result is rounded once at the end. `in` is a multiple of 16, columns a multiple
 // of 8 (of 16 if rounded), bias is aligned to 4 bytes; everything else is as in
-// linear_gated_hopper.cu. A NaN in x or its scales affects only its row; a NaN in the weight or its
+// gemm_large_m.cu. A NaN in x or its scales affects only its row; a NaN in the weight or its
 // scales affects only the features that use it.
 
 // Targets: sm_90a
 
 #include "include/e4m3.cuh"
 #include "include/kernel_order.cuh"
-#include "include/many_tiles.cuh"
+#include "include/large_m_tiles.cuh"
 #include "include/rounding.cuh"
 
 namespace {
 
-using contract::linear_many::MULTIPLIERS;
-using contract::linear_many::STAGES;
+using contract::gemm_large_m::MULTIPLIERS;
+using contract::gemm_large_m::STAGES;
 constexpr uint32_t DEPTH = GROUP;                      // columns of a step: 128 bytes
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB per step
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // rows of the weight that one product takes
@@ -51,7 +51,7 @@ constexpr uint32_t HALF_BYTES = HALF * DEPTH;          // 16 KiB
 constexpr uint32_t QUARTER = TILE_WEIGHTS / 4;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes per multiplying warpgroup
-static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
+static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
 // the other writes out.
 constexpr uint32_t LEAD = 2;
@@ -408,7 +408,7 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
             {weight_scales, x_scales, fixed, groups, height, out_scales, out_fixed});                                 \
     }
 #define LINEAR_E4M3_WITH(SCALES, BY_BLOCKS, SUFFIX, TYPE)                                                  \
-    LINEAR_E4M3(linear_e4m3_##SCALES##_##SUFFIX, Kind::PLAIN, BY_BLOCKS, false, TYPE)                      \
+    LINEAR_E4M3(linear_e4m3_##SCALES##_##SUFFIX, Kind::PLAIN, BY_BLOCKS, false, TYPE)                           \
     LINEAR_E4M3(linear_add_e4m3_##SCALES##_##SUFFIX, Kind::ADDED, BY_BLOCKS, false, TYPE)                  \
     LINEAR_E4M3(linear_gated_e4m3_##SCALES##_##SUFFIX, Kind::GATED, BY_BLOCKS, false, TYPE)                \
     LINEAR_E4M3(linear_gated_rounded_e4m3_##SCALES##_##SUFFIX, Kind::GATED, BY_BLOCKS, true, TYPE)
@@ -418,5 +418,5 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
 
 FOR_EACH_ACTIVATION(LINEAR_E4M3_OF)
 
-// Launch: as linear_gated_hopper.cu. The tensor maps of x, weight and a rounded output have type
+// Launch: as gemm_large_m.cu. The tensor maps of x, weight and a rounded output have type
 // UINT8, strides of {in}, {in} and {columns} bytes, and boxes {128, 128}, {128, 128} and {128, 64}.

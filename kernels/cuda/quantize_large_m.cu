@@ -1,7 +1,7 @@
 // Rounding of many rows of activations to E4M3 on Hopper. Results have the same bits as from
 // quantize.cu. Operands are as in quantize.cu, with `rows` in addition.
 //
-// quantize_many_<held>_<type>, rms_norm_rounded_many_<held>_<type>
+// quantize_large_m_<held>_<type>, rms_norm_rounded_large_m_<held>_<type>
 //   A block processes every gridDim.x-th row. The next row is loaded while the current row is
 //   rounded, and weights stay in registers. A thread keeps `held` vectors of a row.
 // quantize_long_<threads>_<type>, silu_mul_rounded_long_<threads>_<type>
@@ -147,13 +147,13 @@ __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitc
 
 #define MANY(HELD, name, Element)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                              \
-        quantize_many_##HELD##_##name(const Element* x, uint32_t x_pitch, uint32_t rows, uint32_t columns,           \
+        quantize_large_m_##HELD##_##name(const Element* x, uint32_t x_pitch, uint32_t rows, uint32_t columns,           \
                                       Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {    \
         round_rows<false, HELD, Element>(x, x_pitch, nullptr, 0.0f, rows,                                            \
                                          Target<Element>{columns, plain, kind, fixed, data, scales});                \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                              \
-        rms_norm_rounded_many_##HELD##_##name(const Element* x, uint32_t x_pitch, const Element* weight,             \
+        rms_norm_rounded_large_m_##HELD##_##name(const Element* x, uint32_t x_pitch, const Element* weight,             \
                                               float epsilon, uint32_t rows, uint32_t columns, Element* plain,        \
                                               uint32_t kind, float fixed, uint8_t* data, float* scales) {            \
         round_rows<true, HELD>(x, x_pitch, weight, epsilon, rows,                                                    \

@@ -1,8 +1,8 @@
-// Output of a tile of few_product.cuh: one warp's part of the tile, with bias or gate, optionally
+// Output of a tile of small_m_product.cuh: one warp's part of the tile, with bias or gate, optionally
 // added to the previous contents; and loads and stores of sums in shared memory.
 #pragma once
 
-#include "few_stages.cuh"
+#include "small_m_stages.cuh"
 
 __device__ __forceinline__ float silu(float gate) {
     // For a very negative gate, exp overflows to infinity, and the quotient is zero.

@@ -1,12 +1,12 @@
 // GEMMs of few rows with the weights of their experts on Hopper: a decode step, which is bound by
 // reading the weights of the chosen experts once.
 //
-// gated_experts_few_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
+// gated_experts_small_m_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                                      (SwiGLU, arXiv 2002.05202)
-// experts_few_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_small_m_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_few_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
-// `_e4m3_blocks` and `_e4m3_rows` as in linear_few_e4m3.cu.
+// experts_small_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
+// `_e4m3_blocks` and `_e4m3_rows` as in gemm_small_m_e4m3.cu.
 //
 // <type> is bf16 or f16. PLACES is 8, 16, 24 or 32: the places of one expert in a tile. Operands
 // are as in experts.cu, except that the weight is passed as a tensor map, x and its rows start at
@@ -27,24 +27,24 @@
 #include "contract.cuh"
 #include "expert_places.cuh"
 #include "expert_walk.cuh"
-#include "few_formats.cuh"
+#include "small_m_formats.cuh"
 #include "hopper_copy.cuh"
 #include "kernel_order.cuh"
 #include "tensor_core.cuh"
 #include "weight_copy.cuh"
 #include "wgmma.cuh"
 
-using contract::experts_few::ROW_BYTES;
-using contract::experts_few::STAGES_MAX;
-using contract::experts_few::STEP_BYTES;
-using contract::experts_few::THREADS;
-using contract::experts_few::TILE_ROWS;
+using contract::experts_small_m::ROW_BYTES;
+using contract::experts_small_m::STAGES_MAX;
+using contract::experts_small_m::STEP_BYTES;
+using contract::experts_small_m::THREADS;
+using contract::experts_small_m::TILE_ROWS;
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t CHUNKS = STEP_BYTES / ROW_BYTES;
 constexpr uint32_t CHUNK_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t STAGE_BYTES = CHUNKS * CHUNK_BYTES;
 static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "a warpgroup multiplies, a warp copies");
-static_assert(STAGE_BYTES == contract::experts_few::STAGE_BYTES, "the launch counts so many");
+static_assert(STAGE_BYTES == contract::experts_small_m::STAGE_BYTES, "the launch counts so many");
 
 template <typename Format>
 struct Arguments {
@@ -227,7 +227,7 @@ __device__ __forceinline__ void copy_weight(uint32_t to, const TensorMap& weight
 }
 
 template <typename Format, uint32_t PLACES, bool GATED>
-__device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Format>& arguments) {
+__device__ __forceinline__ void small_m(const TensorMap& weight, const Arguments<Format>& arguments) {
     extern __shared__ __align__(1024) uint8_t dynamic[];
     __shared__ Walk walk;
     __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
@@ -371,9 +371,9 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
 // swizzle 128B, out of bounds NONE (zeros), and
 //
-//   gated_experts_few   rank 5, dimensions {in, 8, 2, features / 8, experts},
+//   gated_experts_small_m   rank 5, dimensions {in, 8, 2, features / 8, experts},
 //                       strides {2 * in, 2 * in * features, 16 * in, 4 * in * features} bytes,
 //                       box {64, 8, 2, 4, 1}
-//   experts_few         rank 3, dimensions {in, features, experts},
+//   experts_small_m         rank 3, dimensions {in, features, experts},
 //                       strides {2 * in, 2 * in * features} bytes, box {64, 64, 1}
 //   in E4M3             type UINT8, half the strides, boxes of 128 columns

@@ -1,23 +1,23 @@
-// Work distribution of few_product.cuh: shared memory and its stages, the ranges of units that
+// Work distribution of small_m_product.cuh: shared memory and its stages, the ranges of units that
 // blocks take, the features of a tile, and the warp that keeps the stages full.
 #pragma once
 
 #include "contract.cuh"
 #include "element.cuh"
-#include "few_formats.cuh"
-#include "few_scales.cuh"
+#include "small_m_formats.cuh"
+#include "small_m_scales.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
 
-using contract::linear_few::ADD_TO_OUT;
-using contract::linear_few::CHUNK_COLUMNS;
-using contract::linear_few::GATE_ROWS;
-using contract::linear_few::MULTIPLIERS;
-using contract::linear_few::OUT_IS_F32;
-using contract::linear_few::STAGES_MAX;
-using contract::linear_few::TEAM;
-constexpr uint32_t CHUNKS = contract::linear_few::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step
+using contract::gemm_small_m::ADD_TO_OUT;
+using contract::gemm_small_m::CHUNK_COLUMNS;
+using contract::gemm_small_m::GATE_ROWS;
+using contract::gemm_small_m::MULTIPLIERS;
+using contract::gemm_small_m::OUT_IS_F32;
+using contract::gemm_small_m::STAGES_MAX;
+using contract::gemm_small_m::TEAM;
+constexpr uint32_t CHUNKS = contract::gemm_small_m::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step
 constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // of a chunk's row
 // CHUNK is the number of columns of a chunk, COLUMNS that of a step. Both are twice as large with
 // one-byte elements.
@@ -25,11 +25,11 @@ template <typename Format>
 constexpr uint32_t CHUNK = ROW_BYTES / sizeof(typename Format::Operand);
 template <typename Format>
 constexpr uint32_t COLUMNS = CHUNKS * CHUNK<Format>;
-constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // half of the tallest tile: the rows of one wgmma
+constexpr uint32_t HALF_ROWS = contract::gemm_small_m::TILE_ROWS / 2;  // half of the tallest tile: the rows of one wgmma
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t COPIER = MULTIPLIERS;  // first thread of the copying warp; one more warp writes
 static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup has one half");
-static_assert(contract::linear_few::THREADS == COPIER + 2 * 32, "the launch");
+static_assert(contract::gemm_small_m::THREADS == COPIER + 2 * 32, "the launch");
 
 // IDs of named barriers for a part of the block; 0 is the barrier of all threads.
 constexpr uint32_t MULTIPLIERS_MEET = 1;
@@ -44,14 +44,14 @@ template <uint32_t ROWS>
 struct Shared {
     // Space for the sums of a tall tile, or for the sums that three other warpgroups send to each
     // warpgroup.
-    static constexpr uint32_t TOLD_BYTES = contract::linear_few::TOLD_BYTES<ROWS>;
-    static constexpr uint32_t TOLD_AT = contract::linear_few::STAGES_BYTES<ROWS>;
+    static constexpr uint32_t TOLD_BYTES = contract::gemm_small_m::TOLD_BYTES<ROWS>;
+    static constexpr uint32_t TOLD_AT = contract::gemm_small_m::STAGES_BYTES<ROWS>;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
     static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one per warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
-    static_assert(BYTES == contract::linear_few::SHARED_BYTES<ROWS>, "the launch gives so many");
+    static_assert(BYTES == contract::gemm_small_m::SHARED_BYTES<ROWS>, "the launch gives so many");
 
     // Start of the sums that this warpgroup receives.
     static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {

@@ -21,7 +21,7 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
 template <uint32_t ROWS, uint32_t CHUNKS>
 struct StepScales {
     // Most scales of a tile's rows in one group.
-    static constexpr uint32_t WEIGHT_ROWS = contract::linear_few::TILE_ROWS / contract::fp8::BLOCK_ROWS_MIN + 1;
+    static constexpr uint32_t WEIGHT_ROWS = contract::gemm_small_m::TILE_ROWS / contract::fp8::BLOCK_ROWS_MIN + 1;
     static constexpr uint32_t X_BYTES = CHUNKS * ROWS * sizeof(float);  // [CHUNKS, ROWS]
     static constexpr uint32_t BYTES = X_BYTES + CHUNKS * WEIGHT_ROWS * sizeof(float);  // [WEIGHT_ROWS, CHUNKS]
 

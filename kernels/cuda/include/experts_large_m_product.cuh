@@ -1,12 +1,12 @@
 // GEMMs of many rows with the weights of their experts on Hopper (sm_90a only): prompt steps.
-// Tiles, the ring and the order of warpgroups are as in linear_gated_hopper.cu.
+// Tiles, the ring and the order of warpgroups are as in gemm_large_m.cu.
 //
-// gated_experts_many_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
+// gated_experts_large_m_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)
 //                             (SwiGLU, arXiv 2002.05202)
-// experts_many_<type>         out[place] = weight of the choice * (x[place] * w^T)
+// experts_large_m_<type>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// experts_many_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
-// `_e4m3_blocks` and `_e4m3_rows` as in linear_many_e4m3.cu.
+// experts_large_m_e4m3.cu has variants of both kernels with weights and x in E4M3, which are named
+// `_e4m3_blocks` and `_e4m3_rows` as in gemm_large_m_e4m3.cu.
 //
 // Operands are as in experts.cu, except that the weight is passed as a tensor map, x, out and their
 // rows start at multiples of 16 bytes, and `in` and `features` are multiples of 8. Sums are f32 in
@@ -26,7 +26,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "expert_list.cuh"
-#include "few_formats.cuh"
+#include "small_m_formats.cuh"
 #include "hopper_store.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
@@ -35,14 +35,14 @@
 
 namespace {
 
-using contract::linear_many::BOX;
-using contract::linear_many::MULTIPLIERS;
-using contract::linear_many::STAGES;
-using contract::linear_many::TILE_ROWS;     // rows of x
-using contract::linear_many::TILE_WEIGHTS;  // rows of the weight
+using contract::gemm_large_m::BOX;
+using contract::gemm_large_m::MULTIPLIERS;
+using contract::gemm_large_m::STAGES;
+using contract::gemm_large_m::TILE_ROWS;     // rows of x
+using contract::gemm_large_m::TILE_WEIGHTS;  // rows of the weight
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;
-constexpr uint32_t ROW_BYTES = 2 * contract::linear_many::STEP_COLUMNS;  // of a step
+constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;
+constexpr uint32_t ROW_BYTES = 2 * contract::gemm_large_m::STEP_COLUMNS;  // of a step
 constexpr uint32_t X_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;
 constexpr uint32_t HALF_BYTES = HALF * ROW_BYTES;
@@ -58,7 +58,7 @@ constexpr uint32_t BEGIN = 2;    // IDs of named barriers; 1 is for counting til
 constexpr uint32_t ALONE = 3;
 static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
 static_assert(LEAD + LANDING <= STAGES, "or no stage that the second waits for would ever be said to be full");
-static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
+static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
 
 using Barriers = RingBarriers<STAGES>;
 
@@ -508,7 +508,7 @@ struct Multiplier {
 };
 
 template <bool GATED, typename Format>
-__device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Format>& arguments) {
+__device__ __forceinline__ void large_m(const TensorMap& weight, const Arguments<Format>& arguments) {
     extern __shared__ __align__(1024) uint8_t tiles_of_shared[];
     __shared__ Barriers barriers;
     __shared__ Tiles tiles;
@@ -548,7 +548,7 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
 #define IN_CLUSTERS __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)
 
 // Launch: persistent; block THREADS and dynamic shared memory SHARED_BYTES of
-// contract::linear_many, grid x = 2 * min(multiprocessors / 2, largest possible number of items).
+// contract::gemm_large_m, grid x = 2 * min(multiprocessors / 2, largest possible number of items).
 // Any other even grid is correct, but slower. Clusters of two are compiled in. May be launched
 // with programmatic stream serialization.
 //

@@ -17,10 +17,10 @@
 #include "contract.cuh"
 #include "kernel_order.cuh"
 
-using namespace contract::turn_scales;
+using namespace contract::transpose_scales;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    turn_scales(const float* x_scales, float* turned, uint32_t rows, uint32_t groups, const float* weight_scales,
+    transpose_scales(const float* x_scales, float* turned, uint32_t rows, uint32_t groups, const float* weight_scales,
                 float* padded, uint32_t blocks, uint32_t padded_groups) {
     let_next_kernel_start();
     // The previous kernel may use this kernel's outputs as its workspace.
@@ -52,5 +52,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Launch: grid (div_ceil(rows, TILE) * div_ceil(groups, TILE), and with `padded` div_ceil(blocks *
-// padded_groups, THREADS) more), block (THREADS of contract::turn_scales), no dynamic shared
+// padded_groups, THREADS) more), block (THREADS of contract::transpose_scales), no dynamic shared
 // memory. rows and groups > 0.

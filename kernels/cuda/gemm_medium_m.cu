@@ -3,7 +3,7 @@
 // GPU's power limit, bound it.
 // Targets: sm_90a
 //
-// gate_up_middle_<type>_f<width>
+// gemm_medium_m_<type>_f<width>
 //   gate = x * weight[0 .. features]^T + bias[0 .. features]
 //   up   = x * weight[features .. 2 * features]^T + bias[features .. 2 * features]
 //   out  = gate / (1 + exp(-gate)) * up
@@ -24,7 +24,7 @@
 // The first copies of weights do not wait for the previous kernel. Code that writes weights must
 // therefore synchronize before it launches this kernel with programmatic stream serialization.
 //
-// As in linear_gated_hopper.cu, a cluster of two blocks has 256 rows and shares the weights of its
+// As in gemm_large_m.cu, a cluster of two blocks has 256 rows and shares the weights of its
 // tile; one warp copies, two warpgroups multiply. The difference is the tile's width, which lets so
 // few rows fill the GPU. With 96 features per tile (192 rows of the weight), 18,944 features are
 // 198 tiles, three for each of 66 clusters; with 128 features they are 148 tiles, two and a quarter
@@ -45,15 +45,15 @@
 
 namespace {
 
-using contract::gate_up_middle::BLOCK_ROWS;
-using contract::gate_up_middle::MULTIPLIERS;  // warpgroups that multiply
-using contract::gate_up_middle::PART_ROWS;    // rows of x per warpgroup
+using contract::gemm_medium_m::BLOCK_ROWS;
+using contract::gemm_medium_m::MULTIPLIERS;  // warpgroups that multiply
+using contract::gemm_medium_m::PART_ROWS;    // rows of x per warpgroup
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // in a cluster, stacked along the rows
-constexpr uint32_t DEPTH = contract::gate_up_middle::STEP_COLUMNS;  // 128 bytes
+constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // in a cluster, stacked along the rows
+constexpr uint32_t DEPTH = contract::gemm_medium_m::STEP_COLUMNS;  // 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
-constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_MAX;
-static_assert(contract::gate_up_middle::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
+constexpr uint32_t STAGES_MAX = contract::gemm_medium_m::STAGES_MAX;
+static_assert(contract::gemm_medium_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
 // the other writes out.
 constexpr uint32_t LEAD = 3;
@@ -65,7 +65,7 @@ using Barriers = RingBarriers<STAGES_MAX>;
 
 // The number of stages of `bytes` bytes that fit into shared memory, up to STAGES_MAX.
 __host__ __device__ constexpr uint32_t stages_of(uint32_t bytes) {
-    return contract::gate_up_middle::SHARED_BYTES / bytes < STAGES_MAX ? contract::gate_up_middle::SHARED_BYTES / bytes
+    return contract::gemm_medium_m::SHARED_BYTES / bytes < STAGES_MAX ? contract::gemm_medium_m::SHARED_BYTES / bytes
                                                                       : STAGES_MAX;
 }
 
@@ -350,7 +350,7 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
 
 #define GATE_UP(name, Element, WIDTH)                                                                                  \
     extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)      \
-        gate_up_middle_##name##_f##WIDTH(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,\
+        gemm_medium_m_##name##_f##WIDTH(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,\
                                          Element* out, const Element* bias, uint32_t out_pitch, uint32_t rows,         \
                                          uint32_t features, uint32_t in_features) {                                    \
         gate_up<Element, WIDTH>(x, weight, {out, bias, out_pitch, rows, features, in_features});                       \
@@ -358,7 +358,7 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
 #define KERNEL(name, Element) FOR_EACH_GATED_WIDTH(GATE_UP, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid
+// Launch. Block THREADS, dynamic shared memory SHARED_BYTES (contract::gemm_medium_m), grid
 // x = 2 * min(SMs / 2, tiles), where tiles = div_ceil(rows, 256) * div_ceil(features,
 // width). Any even grid is correct; this grid is the fastest. `rows`, `features` and `in_features`
 // are > 0. The kernel itself sets its cluster size of two. The limit of dynamic shared memory must

@@ -3,9 +3,9 @@
 // to f16 in registers.
 // Targets: sm_75, sm_80, sm_89
 //
-// linear_e4m3_few_r<ROWS>   a block computes 16 features of ROWS rows of x (8, 16 or 32); its warps
+// gemm_tiled_e4m3_small_m_r<ROWS>   a block computes 16 features of ROWS rows of x (8, 16 or 32); its warps
 //                           divide the columns
-// linear_e4m3_many          a block computes 128 features of 64 rows, through shared memory
+// gemm_tiled_e4m3_large_m          a block computes 128 features of 64 rows, through shared memory
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
@@ -17,7 +17,7 @@
 // bias          [features]           activations' type, or null
 // out           [rows, features]     activations' type or f32, rows out_pitch elements apart
 // height        rows of the weight per scale block, any number > 0
-// flags         BY_BLOCKS, ADD_TO_OUT, OUT_IS_F32, IS_BF16 of contract::linear_e4m3
+// flags         BY_BLOCKS, ADD_TO_OUT, OUT_IS_F32, IS_BF16 of contract::gemm_tiled_e4m3
 //
 // After each group, its sum of E4M3 products is added to an f32 total (two-level accumulation,
 // DeepSeek-V3's report, arXiv 2412.19437). A NaN in x or its scales affects only its row; a NaN in
@@ -31,7 +31,7 @@
 #include "element.cuh"
 #include "tensor_core.cuh"
 
-using namespace contract::linear_e4m3;
+using namespace contract::gemm_tiled_e4m3;
 
 namespace {
 
@@ -164,12 +164,12 @@ __device__ __forceinline__ uint4 load_chunk(const uint8_t* row, bool is_there, u
 // lane loads sixteen consecutive numbers of a row; the four lanes that share a row thus have 64
 // columns, which two products of 32 columns use.
 template <uint32_t TILES>
-__device__ __forceinline__ void few(const Product& product) {
+__device__ __forceinline__ void small_m(const Product& product) {
     constexpr uint32_t ROWS = TILES * FRAGMENT_ROWS, CHUNKS = GROUP / (4 * CHUNK);
-    static_assert(FEW_FEATURES == FRAGMENT_FEATURES && FEW_THREADS == FEW_WARPS * WARP, "a warp has a fragment's features");
-    __shared__ float parts[FEW_WARPS][ROWS][FEW_FEATURES + 1];
+    static_assert(SMALL_M_FEATURES == FRAGMENT_FEATURES && SMALL_M_THREADS == FEW_WARPS * WARP, "a warp has a fragment's features");
+    __shared__ float parts[FEW_WARPS][ROWS][SMALL_M_FEATURES + 1];
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, of_eight = lane / 4, pair = lane % 4;
-    const uint32_t first_feature = blockIdx.x * FEW_FEATURES, first_row = blockIdx.y * ROWS;
+    const uint32_t first_feature = blockIdx.x * SMALL_M_FEATURES, first_row = blockIdx.y * ROWS;
     const uint32_t groups = product.groups(), columns = product.columns;
     const uint32_t features[2] = {first_feature + of_eight, first_feature + of_eight + 8};
     const uint8_t* weights[2];
@@ -238,8 +238,8 @@ __device__ __forceinline__ void few(const Product& product) {
         }
     }
     __syncthreads();
-    for (uint32_t at = threadIdx.x; at < ROWS * FEW_FEATURES; at += FEW_THREADS) {
-        const uint32_t row = at / FEW_FEATURES, feature = at % FEW_FEATURES;
+    for (uint32_t at = threadIdx.x; at < ROWS * SMALL_M_FEATURES; at += SMALL_M_THREADS) {
+        const uint32_t row = at / SMALL_M_FEATURES, feature = at % SMALL_M_FEATURES;
         float sum = 0.0f;
 #pragma unroll
         for (uint32_t part = 0; part < FEW_WARPS; ++part) {
@@ -251,13 +251,13 @@ __device__ __forceinline__ void few(const Product& product) {
 
 // The warps of a block, four across the features and two across the rows, and each warp's
 // part of the tile.
-constexpr uint32_t WARPS_ACROSS = 4, WARP_FEATURES = MANY_FEATURES / WARPS_ACROSS, WARP_ROWS = 32;
+constexpr uint32_t WARPS_ACROSS = 4, WARP_FEATURES = LARGE_M_FEATURES / WARPS_ACROSS, WARP_ROWS = 32;
 constexpr uint32_t FEATURE_TILES = WARP_FEATURES / FRAGMENT_FEATURES, ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
 constexpr uint32_t ROW_CHUNKS = GROUP / CHUNK;
-constexpr uint32_t STAGE_BYTES = (MANY_FEATURES + MANY_ROWS) * GROUP;
-constexpr uint32_t SUMS_PITCH = MANY_FEATURES + 4;  // f32: lanes that write at once hit different banks
-static_assert(MANY_THREADS == WARP * WARPS_ACROSS * (MANY_ROWS / WARP_ROWS), "all of the tile has a warp");
-static_assert(MANY_SHARED_BYTES == 2 * STAGE_BYTES && MANY_ROWS * SUMS_PITCH * sizeof(float) <= MANY_SHARED_BYTES,
+constexpr uint32_t STAGE_BYTES = (LARGE_M_FEATURES + LARGE_M_ROWS) * GROUP;
+constexpr uint32_t SUMS_PITCH = LARGE_M_FEATURES + 4;  // f32: lanes that write at once hit different banks
+static_assert(LARGE_M_THREADS == WARP * WARPS_ACROSS * (LARGE_M_ROWS / WARP_ROWS), "all of the tile has a warp");
+static_assert(LARGE_M_SHARED_BYTES == 2 * STAGE_BYTES && LARGE_M_ROWS * SUMS_PITCH * sizeof(float) <= LARGE_M_SHARED_BYTES,
               "there is room for two stages, and then for the sums");
 
 // Byte offset of a chunk of a 128-byte row. The same chunk of eight rows lies in different banks.
@@ -270,8 +270,8 @@ template <uint32_t COUNT>
 __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from, uint32_t pitch, uint32_t first, uint32_t rows,
                                           uint32_t group, uint32_t columns) {
 #pragma unroll
-    for (uint32_t turn = 0; turn < COUNT * ROW_CHUNKS / MANY_THREADS; ++turn) {
-        const uint32_t at = turn * MANY_THREADS + threadIdx.x, row = at / ROW_CHUNKS, chunk = at % ROW_CHUNKS;
+    for (uint32_t turn = 0; turn < COUNT * ROW_CHUNKS / LARGE_M_THREADS; ++turn) {
+        const uint32_t at = turn * LARGE_M_THREADS + threadIdx.x, row = at / ROW_CHUNKS, chunk = at % ROW_CHUNKS;
         const uint32_t column = group * GROUP + chunk * CHUNK;
         const bool valid = first + row < rows && column < columns;
         const uint8_t* source = valid ? from + static_cast<uint64_t>(first + row) * pitch + column : from;
@@ -279,18 +279,18 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* from, uint
     }
 }
 
-__device__ __forceinline__ void many(const Product& product) {
+__device__ __forceinline__ void large_m(const Product& product) {
     extern __shared__ __align__(128) uint8_t memory[];
     const uint32_t shared = shared_address(memory);
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, of_eight = lane / 4, pair = lane % 4;
     const uint32_t quarter = lane / 8, of_quarter = lane % 8;
-    const uint32_t first_row = blockIdx.x * MANY_ROWS, first_feature = blockIdx.y * MANY_FEATURES;
+    const uint32_t first_row = blockIdx.x * LARGE_M_ROWS, first_feature = blockIdx.y * LARGE_M_FEATURES;
     const uint32_t warp_feature = warp % WARPS_ACROSS * WARP_FEATURES, warp_row = warp / WARPS_ACROSS * WARP_ROWS;
     const uint32_t groups = product.groups();
     const auto copy = [&](uint32_t group) {
         const uint32_t stage = shared + group % 2 * STAGE_BYTES;
-        copy_rows<MANY_FEATURES>(stage, product.weight, product.columns, first_feature, product.features, group, product.columns);
-        copy_rows<MANY_ROWS>(stage + MANY_FEATURES * GROUP, product.x, product.x_pitch, first_row, product.rows, group,
+        copy_rows<LARGE_M_FEATURES>(stage, product.weight, product.columns, first_feature, product.features, group, product.columns);
+        copy_rows<LARGE_M_ROWS>(stage + LARGE_M_FEATURES * GROUP, product.x, product.x_pitch, first_row, product.rows, group,
                              product.columns);
     };
     float sums[FEATURE_TILES][ROW_TILES][4] = {};
@@ -303,7 +303,7 @@ __device__ __forceinline__ void many(const Product& product) {
             // All warps are done with the other stage.
             copy(group + 1);
         }
-        const uint32_t weights = shared + group % 2 * STAGE_BYTES, x = weights + MANY_FEATURES * GROUP;
+        const uint32_t weights = shared + group % 2 * STAGE_BYTES, x = weights + LARGE_M_FEATURES * GROUP;
         float partial[FEATURE_TILES][ROW_TILES][4] = {};
 #pragma unroll CHUNK_PAIRS_AT_ONCE
         for (uint32_t chunk = 0; chunk < ROW_CHUNKS; chunk += 2) {
@@ -355,8 +355,8 @@ __device__ __forceinline__ void many(const Product& product) {
     }
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t at = threadIdx.x; at < MANY_ROWS * MANY_FEATURES; at += MANY_THREADS) {
-        const uint32_t row = at / MANY_FEATURES, feature = at % MANY_FEATURES;
+    for (uint32_t at = threadIdx.x; at < LARGE_M_ROWS * LARGE_M_FEATURES; at += LARGE_M_THREADS) {
+        const uint32_t row = at / LARGE_M_FEATURES, feature = at % LARGE_M_FEATURES;
         store_sum(product, first_row + row, first_feature + feature, tile_of_sums[row * SUMS_PITCH + feature]);
     }
 }
@@ -371,13 +371,13 @@ __device__ __forceinline__ void many(const Product& product) {
         COMPUTE({weight, x, weight_scales, x_scales, fixed, bias, out, rows, features, columns, x_pitch, out_pitch,    \
                  height, flags});                                                                                      \
     }
-LINEAR_E4M3(linear_e4m3_few_r8, FEW_THREADS, 1, few<1>)
-LINEAR_E4M3(linear_e4m3_few_r16, FEW_THREADS, 1, few<2>)
-LINEAR_E4M3(linear_e4m3_few_r32, FEW_THREADS, 1, few<4>)
-LINEAR_E4M3(linear_e4m3_many, MANY_THREADS, 2, many)
+LINEAR_E4M3(gemm_tiled_e4m3_small_m_r8, SMALL_M_THREADS, 1, small_m<1>)
+LINEAR_E4M3(gemm_tiled_e4m3_small_m_r16, SMALL_M_THREADS, 1, small_m<2>)
+LINEAR_E4M3(gemm_tiled_e4m3_small_m_r32, SMALL_M_THREADS, 1, small_m<4>)
+LINEAR_E4M3(gemm_tiled_e4m3_large_m, LARGE_M_THREADS, 2, large_m)
 
 // Launch: rows, features and columns > 0.
-//   few:  grid (div_ceil(features, FEW_FEATURES), div_ceil(rows, ROWS)), block (FEW_THREADS), no
+//   few:  grid (div_ceil(features, SMALL_M_FEATURES), div_ceil(rows, ROWS)), block (SMALL_M_THREADS), no
 //         dynamic shared memory
-//   many: grid (div_ceil(rows, MANY_ROWS), div_ceil(features, MANY_FEATURES)), block
-//         (MANY_THREADS), dynamic shared memory MANY_SHARED_BYTES
+//   many: grid (div_ceil(rows, LARGE_M_ROWS), div_ceil(features, LARGE_M_FEATURES)), block
+//         (LARGE_M_THREADS), dynamic shared memory LARGE_M_SHARED_BYTES

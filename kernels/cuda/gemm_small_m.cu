@@ -1,13 +1,13 @@
 // GEMM with few rows: a decode step, which is bound by the time to read the weights once.
 // Targets: sm_90a
 //
-// linear_few_<type>_r<ROWS>     out = x * weight^T (+ bias) (+ out)
-// gate_up_few_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv
+// gemm_small_m_<type>_r<ROWS>     out = x * weight^T (+ bias) (+ out)
+// gemm_small_m_gated_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv
 //                               2002.05202)
 //
 // <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the most rows that the kernel supports.
 //
-// weight    [features, in]          as a tensor map; gate_up_few: [2 * features, in], gate rows,
+// weight    [features, in]          as a tensor map; gemm_small_m_gated: [2 * features, in], gate rows,
 //           then up rows
 // x         [rows, in]              as a tensor map, 1 <= rows <= ROWS
 // out       [rows, features]        the same type, or f32 with OUT_IS_F32; rows out_pitch elements
@@ -18,7 +18,7 @@
 //           launch
 // steps     div_ceil(in, 128)
 // tiles     number of tiles that the features are divided into, as equally as possible
-// tile_rows rows of the tallest tile, div_ceil(features, tiles) <= 128; gate_up_few: 16 *
+// tile_rows rows of the tallest tile, div_ceil(features, tiles) <= 128; gemm_small_m_gated: 16 *
 //           div_ceil(features / 8, tiles)
 // flags     ADD_TO_OUT: add to the contents of out; OUT_IS_F32
 //
@@ -26,7 +26,7 @@
 // they are multiplied. The same shape, kernel, grid and tile_rows give the same bits every time:
 // the order of additions does not depend on which block finishes last. A NaN in x affects only its
 // row, a NaN in the weight only the features that use it. The tensor maps require that `in` is a
-// multiple of 8, that rows of x and weight start at multiples of 16 bytes, and, for gate_up_few,
+// multiple of 8, that rows of x and weight start at multiples of 16 bytes, and, for gemm_small_m_gated,
 // that features is a multiple of 8. Otherwise any size is correct: positions past an edge count as
 // zeros and are not written. out must not overlap x. Consecutive launches in one stream may share
 // parts and counters; other launches must not.
@@ -48,39 +48,39 @@
 // on an SM as soon as the previous kernel's block there has ended, and fills its stages while other
 // blocks of that kernel still run.
 
-#include "few_product.cuh"
+#include "small_m_product.cuh"
 
 // One set of counters for each stream that may launch at the same time. Each such stream needs its
 // own set, from here or from elsewhere.
-using contract::linear_few::STREAM_COUNTERS;
-using contract::linear_few::STREAMS;
-extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
+using contract::gemm_small_m::STREAM_COUNTERS;
+using contract::gemm_small_m::STREAMS;
+extern "C" __device__ uint32_t gemm_small_m_counters[STREAMS * STREAM_COUNTERS] = {};
 
 // This bound allows 168 registers per thread, which adding up parts of 64 rows
 // needs; 128 were slower.
 #define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
     extern "C" __global__ void IN_TEAMS                                                                                \
-        linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
+        gemm_small_m_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
                                     uint32_t tiles, uint32_t tile_rows, uint32_t flags) {                              \
-        few<PlainFormat<Element>, ROWS, false>(                                                                                     \
+        small_m<PlainFormat<Element>, ROWS, false>(                                                                                     \
             weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});       \
     }                                                                                                                  \
     extern "C" __global__ void IN_TEAMS                                                                                \
-        gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
+        gemm_small_m_gated_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
                                      uint32_t tile_rows) {                                                             \
-        few<PlainFormat<Element>, ROWS, true>(                                                                                      \
+        small_m<PlainFormat<Element>, ROWS, true>(                                                                                      \
             weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
     }
-#define KERNEL(name, Element) FOR_EACH_FEW_ROWS(LINEAR_FEW, name, Element)
+#define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(LINEAR_FEW, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (SMs), or tiles * steps if that is less; the grid is even. Block (THREADS), dynamic
-// shared memory SHARED_BYTES<ROWS> (contract::linear_few), for which the function's limit must be
+// shared memory SHARED_BYTES<ROWS> (contract::gemm_small_m), for which the function's limit must be
 // raised first. ROWS is the smallest of 8, 16, 32 and 64 that is >= rows. Clusters of two are
 // compiled in. The kernel may, and should, be launched with programmatic stream serialization. For
 // parts and counters see the head of this file.
@@ -106,9 +106,9 @@ FOR_EACH_ACTIVATION(KERNEL)
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element
 // strides 1, interleave NONE, swizzle 128B, L2 promotion 128 bytes (256 were slower), out of
 // bounds NONE (zeros), and
-//   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes,
+//   weight of gemm_small_m    rank 2, dimensions {in, features}, strides {2 * in} bytes,
 //                           box {64, tile_rows}
-//   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8},
+//   weight of gemm_small_m_gated   rank 4, dimensions {in, 8, 2, features / 8},
 //                           strides {2 * in, 2 * in * features, 16 * in} bytes,
 //                           box {64, 8, 2, tile_rows / 16}
 //   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes,

@@ -3,7 +3,7 @@
 // the warp-specialized persistent GEMMs of CUTLASS 3: TMA loads tiles, two warpgroups multiply with
 // wgmma, and two blocks share the weights that both need.
 //
-// linear_gated_hopper_<type>
+// gemm_large_m_<type>
 //   gate = x * weight[0 .. columns]^T + bias[0 .. columns]
 //   up   = x * weight[columns .. 2 * columns]^T + bias[columns .. 2 * columns]
 //   out  = gate / (1 + exp(-gate)) * up
@@ -29,21 +29,21 @@
 #include "include/hopper_cluster.cuh"
 #include "include/hopper_store.cuh"
 #include "include/kernel_order.cuh"
-#include "include/many_tiles.cuh"
+#include "include/large_m_tiles.cuh"
 #include "include/tensor_core.cuh"
 #include "include/wgmma.cuh"
 
 namespace {
 
-using contract::linear_many::MULTIPLIERS;   // warpgroups that multiply, 64 rows of the tile each
-using contract::linear_many::STAGES;
-constexpr uint32_t DEPTH = contract::linear_many::STEP_COLUMNS;  // 128 bytes
+using contract::gemm_large_m::MULTIPLIERS;   // warpgroups that multiply, 64 rows of the tile each
+using contract::gemm_large_m::STAGES;
+constexpr uint32_t DEPTH = contract::gemm_large_m::STEP_COLUMNS;  // 128 bytes
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;              // 16 KiB per step
 constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;            // half of the weight's rows: 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;            // two boxes per multiplying warpgroup
-static_assert(contract::linear_many::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
-static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
+static_assert(contract::gemm_large_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
+static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
 // the other writes out.
 constexpr uint32_t LEAD = 3;
@@ -220,20 +220,20 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
         linear<KIND, TYPE>(x, weight, out, bias, {rows, columns, in_features, group});                             \
     }
 #define LINEAR_HOPPER_OF(SUFFIX, TYPE)                                         \
-    LINEAR_HOPPER(linear_gated_hopper_##SUFFIX, Kind::GATED, TYPE)             \
+    LINEAR_HOPPER(gemm_large_m_##SUFFIX, Kind::GATED, TYPE)             \
     LINEAR_HOPPER(linear_hopper_##SUFFIX, Kind::PLAIN, TYPE)                   \
     LINEAR_HOPPER(linear_add_hopper_##SUFFIX, Kind::ADDED, TYPE)
 
 FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
 
-// Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::linear_many),
+// Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::gemm_large_m),
 // grid x = 2 * min(SMs / 2, pairs * across), where
 //   pairs = div_ceil(rows, 256), and
 //   across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the other
 //   kernels.
 // Any even grid is correct; this grid is the fastest. `rows`, `columns`, `in_features` and `group`
 // are > 0. `group` is the number of pairs of row tiles that clusters process before they continue
-// with the next columns (many_tiles.cuh); 16 is a good value. The kernel itself sets its cluster
+// with the next columns (large_m_tiles.cuh); 16 is a good value. The kernel itself sets its cluster
 // size of two. The limit of dynamic shared memory must be raised once per function
 // (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
