@@ -1,6 +1,6 @@
 // Rounding of activations to E4M3: of rows as they are, of normalized rows, and of gated rows. The
 // norm and the gate round their own results, so that no separate pass has to read them again. On
-// Hopper, quantize_many.cu handles many rows.
+// Hopper, quantize_large_m.cu handles many rows.
 //
 // quantize_<type>
 //   out = x
@@ -9,7 +9,7 @@
 // add_experts_rms_norm_rounded_<type> (Hopper only)
 //   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then the
 //   norm of rms_norm_rounded, of residual
-// silu_mul_rounded_<type>, on Hopper also silu_mul_rounded_few_<type>
+// silu_mul_rounded_<type>, on Hopper also silu_mul_rounded_small_m_<type>
 //   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
 // x        [rows, columns]       rows x_pitch elements apart
@@ -342,7 +342,7 @@ FOR_EACH_ACTIVATION(KERNEL)
     }                                                                                                              \
     extern "C" __global__ void __cluster_dims__(GATE_BLOCKS, 1, 1)                                                 \
         __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \
-        silu_mul_rounded_few_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,    \
+        silu_mul_rounded_small_m_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,    \
                                     uint32_t kind, float fixed, uint8_t* data, float* scales) {                    \
         silu_mul<GATE_BLOCKS>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});       \
     }
@@ -350,6 +350,6 @@ FOR_EACH_ACTIVATION(KERNEL_OF_HOPPER)
 #endif
 
 // Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8),
-// no dynamic shared memory. silu_mul_rounded_few has a cluster of GATE_BLOCKS per row: grid (rows *
+// no dynamic shared memory. silu_mul_rounded_small_m has a cluster of GATE_BLOCKS per row: grid (rows *
 // GATE_BLOCKS), and the block is computed from columns / GATE_BLOCKS. rows, columns and top > 0.
 // Any block of whole warps, at most THREADS_MAX threads, is correct.

@@ -2,7 +2,7 @@
 // all choices sorted by expert for the expert GEMMs. Few rows take one launch, more
 // rows two consecutive launches.
 //
-// route_few_f32      everything, for up to FEW_ROWS rows
+// route_small_m_f32      everything, for up to SMALL_M_ROWS rows
 // route_choose_f32   each row's experts and weights, and the number of choices that each expert has
 //                    in each block's rows
 // route_sort_u32     the place of each choice in the sorted order, and the choice at each place
@@ -31,7 +31,7 @@
 #include "route_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    route_few_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
+    route_small_m_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
                   uint32_t renormalised, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts,
                   uint32_t* loads, const uint32_t* slots) {
     __shared__ Sort sort;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     let_next_kernel_start();
     sort.clear();
     wait_for_previous_kernel();
-    route_few(sort, of_row, logits, pitch, {rows, experts, top, renormalised != 0}, {weights, places, choices, starts, loads, slots});
+    route_small_m(sort, of_row, logits, pitch, {rows, experts, top, renormalised != 0}, {weights, places, choices, starts, loads, slots});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Launch: no dynamic shared memory; all kernels may be launched
 // with programmatic stream serialization.
-//   route_few_f32      grid (1), block (THREADS); rows <= FEW_ROWS, and may be 0
+//   route_small_m_f32      grid (1), block (THREADS); rows <= SMALL_M_ROWS, and may be 0
 //   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any whole warps up to THREADS)
 //   route_sort_u32     block (THREADS). With counts: the same grid, and block_choices = block_rows
 //                      * top. Without: grid (1) and block_choices = choices_count

@@ -3,7 +3,7 @@
 // Targets: sm_90a
 //
 // route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019,
-//                       arXiv 1910.07467); then route_few_f32 of route.cu with
+//                       arXiv 1910.07467); then route_small_m_f32 of route.cu with
 //                       logits = normed * router^T
 //
 // x        [rows, hidden]       rows x_pitch elements apart
@@ -12,7 +12,7 @@
 // normed   [rows, hidden]       contiguous, the same bits as from rms_norm.cu
 //
 // The rows of all operands are aligned to 16 bytes. hidden is a multiple of COLUMNS, at most
-// HIDDEN_MAX; experts is at most EXPERTS_MAX, rows at most FEW_ROWS. Sums are f32. The order of a
+// HIDDEN_MAX; experts is at most EXPERTS_MAX, rows at most SMALL_M_ROWS. Sums are f32. The order of a
 // logit's additions is fixed, so a row's bits do not depend on the other rows.
 //
 // The grid is one cluster. Each block normalizes all rows and multiplies them by sixteen experts of
@@ -36,9 +36,9 @@ constexpr uint32_t WIDTH = 8;
 // Groups of COLUMNS columns that a warp multiplies.
 constexpr uint32_t HELD = HIDDEN_MAX / COLUMNS / WARPS;
 constexpr uint32_t SUM_BYTES = contract::route_normed::SUM_BYTES;
-static_assert(OF_BLOCK == 16 && FEW_ROWS == 16, "two tiles of mma.sync");
+static_assert(OF_BLOCK == 16 && SMALL_M_ROWS == 16, "two tiles of mma.sync");
 static_assert(HELD * COLUMNS * WARPS == HIDDEN_MAX && COLUMNS == 4 * WIDTH, "four lanes a row and a group");
-static_assert(SUM_BYTES == WARPS * FEW_ROWS * OF_BLOCK * sizeof(float), "sums of each warp");
+static_assert(SUM_BYTES == WARPS * SMALL_M_ROWS * OF_BLOCK * sizeof(float), "sums of each warp");
 
 template <typename Element>
 struct Operands {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     extern __shared__ __align__(16) uint8_t dynamic[];
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];
-    __shared__ float logits[FEW_ROWS][ROUTED_MAX], squares[FEW_ROWS][WARPS];
+    __shared__ float logits[SMALL_M_ROWS][ROUTED_MAX], squares[SMALL_M_ROWS][WARPS];
     let_next_kernel_start();
     const uint32_t rank = cluster_rank(), warp = warp_of_thread(), lane = lane_of_thread();
     const uint32_t eight = lane / 4, quarter = lane % 4, rows = routed.rows;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
             }
         }
     }
-    auto* sums = reinterpret_cast<float(*)[FEW_ROWS][OF_BLOCK]>(sums_at);
+    auto* sums = reinterpret_cast<float(*)[SMALL_M_ROWS][OF_BLOCK]>(sums_at);
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t expert = half * 8 + 2 * quarter;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     }
     cluster_sync();
     if (rank == 0) {
-        route_few(sort, of_row, &logits[0][0], ROUTED_MAX, routed, to);
+        route_small_m(sort, of_row, &logits[0][0], ROUTED_MAX, routed, to);
     }
 }
 

@@ -5,30 +5,7 @@ use std::ops::Range;
 
 use bursar_budgets::Bytes;
 
-use crate::{Backend, DType, FP8_BLOCK, KernelError, Scope, Tensor};
-
-/// How activations are quantized to E4M3. Each scale is the largest magnitude of the numbers that
-/// it covers, divided by 448.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Quantization {
-    /// Each group of [`FP8_BLOCK`] columns of a row has a scale.
-    Groups,
-    /// Each row has one scale.
-    Rows,
-    /// All numbers share this scale. Magnitudes above 448 after scaling are clamped to 448.
-    Fixed(f32),
-}
-
-impl Quantization {
-    /// Returns the number of scales that are stored for each row of `columns` numbers.
-    pub fn row_scales(self, columns: usize) -> usize {
-        match self {
-            Quantization::Groups => columns.div_ceil(FP8_BLOCK),
-            Quantization::Rows => 1,
-            Quantization::Fixed(_) => 0,
-        }
-    }
-}
+use crate::{DType, Quantization, Tensor};
 
 /// The formats in which an operation writes the activations that it computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,9 +112,12 @@ impl<'s> Activations<'s> {
 
 /// Space for activations that are computed one after another, each in a different format.
 pub struct ActivationScratch<'s> {
-    plain: Option<Tensor<'s>>,  // [rows, columns]
-    data: Option<Tensor<'s>>,   // [rows, columns] E4M3
-    scales: Option<Tensor<'s>>, // [rows, most scales of a row] f32
+    /// `[rows, columns]`
+    pub(crate) plain: Option<Tensor<'s>>,
+    /// `[rows, columns]` E4M3
+    pub(crate) data: Option<Tensor<'s>>,
+    /// `[rows, most scales of a row]` f32
+    pub(crate) scales: Option<Tensor<'s>>,
 }
 
 impl ActivationScratch<'_> {
@@ -161,7 +141,7 @@ impl ActivationScratch<'_> {
 }
 
 impl Rounded<'_> {
-    /// Returns the bytes of numbers and scales.
+    /// Bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
         self.data.bytes() + self.scales.bytes()
     }
@@ -182,48 +162,5 @@ impl<'a> From<&'a Tensor<'_>> for Activations<'a> {
 impl<'a> From<&'a Activations<'_>> for Activations<'a> {
     fn from(activations: &'a Activations<'_>) -> Self {
         activations.view()
-    }
-}
-
-impl<B: Backend> Scope<'_, B> {
-    /// Takes space from the workspace for activations `[rows, columns]` that are in one of
-    /// `formats` at a time.
-    pub fn activation_scratch(
-        &self,
-        formats: impl IntoIterator<Item = ActivationFormat>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<ActivationScratch<'_>, KernelError> {
-        let mut of_all = (false, None);
-        for format in formats {
-            of_all.0 |= format.is_unquantized;
-            let scales = format.quantization.map(|quantization| quantization.row_scales(columns));
-            of_all.1 = of_all.1.max(scales);
-        }
-        let (is_unquantized, scales) = of_all;
-        Ok(ActivationScratch {
-            plain: is_unquantized.then(|| self.empty([rows, columns])).transpose()?,
-            data: scales.map(|_| self.take([rows, columns], DType::F8E4M3)).transpose()?,
-            scales: scales.map(|of_row| self.empty_f32([rows, of_row])).transpose()?,
-        })
-    }
-
-    /// Takes uninitialized activations `[rows, columns]` in this format.
-    pub(crate) fn empty_in(
-        &self,
-        format: ActivationFormat,
-        rows: usize,
-        columns: usize,
-    ) -> Result<Activations<'_>, KernelError> {
-        let plain = if format.is_unquantized { Some(self.empty([rows, columns])?) } else { None };
-        let rounded = match format.quantization {
-            Some(quantization) => Some(Rounded {
-                data: self.take([rows, columns], DType::F8E4M3)?,
-                scales: self.empty_f32([rows, quantization.row_scales(columns)])?,
-                quantization,
-            }),
-            None => None,
-        };
-        Ok(Activations { plain, rounded })
     }
 }

@@ -3,7 +3,7 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{KernelError, Rank, Target, ops::*};
+use crate::{KernelError, Rank, Target, calls};
 
 /// Layers that autotuning should run through, if the model has that many. In a real step, a
 /// layer's weights from the step before are no longer in any cache. Autotuning over this many
@@ -44,7 +44,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// The device is lost.
-    fn measure(&self, _: measure::Call<'_>) -> Result<(), KernelError> {
+    fn measure(&self, _: calls::Measure<'_>) -> Result<(), KernelError> {
         Ok(())
     }
 
@@ -81,34 +81,34 @@ pub trait Backend {
     }
 
     /// Copies host memory to the device.
-    fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
+    fn upload(&self, call: calls::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host once all earlier work is done.
-    fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError>;
+    fn download(&self, call: calls::Download<'_>) -> Result<(), KernelError>;
     /// Draws random numbers in place.
-    fn fill_random(&self, call: fill_random::Call<'_>) -> Result<(), KernelError>;
+    fn fill_random(&self, call: calls::FillRandom<'_>) -> Result<(), KernelError>;
     /// Starts a copy of device memory to the host, ordered after all earlier work, and returns at
     /// once. Later launches may overwrite the source.
-    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;
+    fn download_later(&self, call: calls::DownloadLater<'_>) -> Result<Box<dyn calls::Arrival>, KernelError>;
     /// Starts copies of blocks between the device and host memory, and returns at once.
-    /// [`copy_blocks::Call`] describes how the copies are ordered with other work.
-    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError>;
+    /// [`calls::CopyBlocks`] describes how the copies are ordered with other work.
+    fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError>;
     /// Cuts pictures into normalized patches.
-    fn patchify(&self, call: patchify::Call<'_>) -> Result<(), KernelError>;
+    fn patchify(&self, call: calls::Patchify<'_>) -> Result<(), KernelError>;
     /// Interpolates learned position embeddings between the points of a grid.
-    fn position_grid(&self, call: position_grid::Call<'_>) -> Result<(), KernelError>;
+    fn position_grid(&self, call: calls::PositionGrid<'_>) -> Result<(), KernelError>;
     /// Looks up rows of a table, by token id or by the choices of the previous pass.
-    fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
+    fn embed(&self, call: calls::Embed<'_>) -> Result<(), KernelError>;
     /// Normalizes rows by their root mean square.
-    fn rms_norm(&self, call: rms_norm::Call<'_>) -> Result<(), KernelError>;
+    fn rms_norm(&self, call: calls::RmsNorm<'_>) -> Result<(), KernelError>;
     /// Normalizes rows by their mean and variance.
-    fn layer_norm(&self, call: layer_norm::Call<'_>) -> Result<(), KernelError>;
+    fn layer_norm(&self, call: calls::LayerNorm<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, and writes the output or adds to it.
-    fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
+    fn linear(&self, call: calls::Linear<'_>) -> Result<(), KernelError>;
     /// Multiplies by the gate and up weights, and applies the gate. The default is the
     /// product followed by [`silu_mul`](Backend::silu_mul).
-    fn gated_linear(&self, call: gated_linear::Call<'_>) -> Result<(), KernelError> {
-        let gated = silu_mul::Call { gate_up: call.gate_up.view(), out: call.out };
-        self.linear(linear::Call {
+    fn gated_linear(&self, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
+        let gated = calls::SiluMul { gate_up: call.gate_up.view(), out: call.out };
+        self.linear(calls::Linear {
             x: call.x,
             weight: call.weight,
             bias: call.bias,
@@ -119,41 +119,41 @@ pub trait Backend {
         self.silu_mul(gated)
     }
     /// Chooses each row's experts, and sorts the choices by expert.
-    fn route(&self, call: route::Call<'_>) -> Result<(), KernelError>;
+    fn route(&self, call: calls::Route<'_>) -> Result<(), KernelError>;
     /// Normalizes rows, multiplies them by a router, and routes them. The default calls the
     /// three operations in turn.
-    fn rms_norm_route(&self, call: rms_norm_route::Call<'_>) -> Result<(), KernelError> {
+    fn rms_norm_route(&self, call: calls::RmsNormRoute<'_>) -> Result<(), KernelError> {
         self.rms_norm(call.norm)?;
         self.linear(call.product)?;
         self.route(call.routing)
     }
     /// Multiplies rows by the gate and up weights of their experts, and applies the gate.
-    fn gated_experts(&self, call: gated_experts::Call<'_>) -> Result<(), KernelError>;
+    fn gated_experts(&self, call: calls::GatedExperts<'_>) -> Result<(), KernelError>;
     /// Multiplies by the experts' down weights, and adds each row's weighted sum to the output.
-    fn add_experts(&self, call: add_experts::Call<'_>) -> Result<(), KernelError>;
+    fn add_experts(&self, call: calls::AddExperts<'_>) -> Result<(), KernelError>;
     /// Does the same as [`add_experts`](Backend::add_experts), and normalizes the rows of the sum.
     /// The default calls the two operations in turn.
-    fn add_experts_rms_norm(&self, call: add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
-        let add_experts_rms_norm::Call { experts, weight, epsilon, out } = call;
+    fn add_experts_rms_norm(&self, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
+        let calls::AddExpertsRmsNorm { experts, weight, epsilon, out } = call;
         let sum = experts.sum;
-        self.add_experts(add_experts::Call { sum: sum.view(), ..experts })?;
-        self.rms_norm(rms_norm::Call { x: sum, weight, epsilon, out })
+        self.add_experts(calls::AddExperts { sum: sum.view(), ..experts })?;
+        self.rms_norm(calls::RmsNorm { x: sum, weight, epsilon, out })
     }
     /// Sums the tensors of all ranks. Unlike other operations, a collective may wait for other
     /// devices, for a bounded time.
-    fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
+    fn all_reduce(&self, call: calls::AllReduce<'_>) -> Result<(), KernelError>;
     /// Sums the tensors of all ranks onto a residual, and normalizes its rows by their root mean
     /// square. The default is [`all_reduce`](Backend::all_reduce) followed by
     /// [`rms_norm`](Backend::rms_norm).
-    fn all_reduce_rms_norm(&self, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
-        all_reduce_rms_norm::in_two(self, call)
+    fn all_reduce_rms_norm(&self, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
+        all_reduce_then_rms_norm(self, call)
     }
     /// Concatenates the columns of all ranks. The call may wait, like
     /// [`all_reduce`](Backend::all_reduce).
-    fn all_gather(&self, call: all_gather::Call<'_>) -> Result<(), KernelError>;
+    fn all_gather(&self, call: calls::AllGather<'_>) -> Result<(), KernelError>;
     /// Picks the largest of the values that the ranks found. The call
     /// may wait, like [`all_reduce`](Backend::all_reduce).
-    fn best_of_ranks(&self, call: best_of_ranks::Call<'_>) -> Result<(), KernelError>;
+    fn best_of_ranks(&self, call: calls::BestOfRanks<'_>) -> Result<(), KernelError>;
 
     /// `true` if [`best_of_ranks`](Backend::best_of_ranks) is supported. Otherwise each rank
     /// chooses from the gathered logits.
@@ -161,30 +161,30 @@ pub trait Backend {
         true
     }
     /// Applies rotary embeddings to heads in place.
-    fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
+    fn rotary(&self, call: calls::Rotary<'_>) -> Result<(), KernelError>;
     /// Applies rotary embeddings to queries and keys, and writes keys and values into
     /// the KV cache's blocks.
-    fn rotary_kv_write(&self, call: rotary_kv_write::Call<'_>) -> Result<(), KernelError>;
+    fn rotary_kv_write(&self, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError>;
     /// Computes causal attention of new tokens over the KV cache's blocks.
-    fn attention_paged(&self, call: attention_paged::Call<'_>) -> Result<(), KernelError>;
+    fn attention_paged(&self, call: calls::AttentionPaged<'_>) -> Result<(), KernelError>;
     /// Computes bidirectional attention within packed ranges of rows.
-    fn attention_packed(&self, call: attention_packed::Call<'_>) -> Result<(), KernelError>;
+    fn attention_packed(&self, call: calls::AttentionPacked<'_>) -> Result<(), KernelError>;
     /// Multiplies the SiLU of one half of the columns by the other half.
-    fn silu_mul(&self, call: silu_mul::Call<'_>) -> Result<(), KernelError>;
+    fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError>;
     /// Quantizes rows to E4M3.
-    fn quantize(&self, call: quantize::Call<'_>) -> Result<(), KernelError>;
+    fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
-    fn gelu(&self, call: gelu::Call<'_>) -> Result<(), KernelError>;
+    fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;
     /// Copies rows from given indices.
-    fn gather_rows(&self, call: gather_rows::Call<'_>) -> Result<(), KernelError>;
+    fn gather_rows(&self, call: calls::GatherRows<'_>) -> Result<(), KernelError>;
     /// Writes rows to given indices.
-    fn scatter_rows(&self, call: scatter_rows::Call<'_>) -> Result<(), KernelError>;
+    fn scatter_rows(&self, call: calls::ScatterRows<'_>) -> Result<(), KernelError>;
     /// Adds rows from given indices to rows at given indices.
-    fn add_rows(&self, call: add_rows::Call<'_>) -> Result<(), KernelError>;
+    fn add_rows(&self, call: calls::AddRows<'_>) -> Result<(), KernelError>;
     /// Finds the index of each row's largest element.
-    fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
+    fn argmax(&self, call: calls::Argmax<'_>) -> Result<(), KernelError>;
     /// Chooses a token for each row of logits.
-    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError>;
+    fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError>;
 }
 
 /// Calls the macro `$then` with the name and the argument of every required operation
@@ -192,32 +192,42 @@ pub trait Backend {
 macro_rules! each_operation {
     ($then:ident) => {
         $then! {
-            fill_random: $crate::ops::fill_random::Call<'_>,
-            patchify: $crate::ops::patchify::Call<'_>,
-            position_grid: $crate::ops::position_grid::Call<'_>,
-            embed: $crate::ops::embed::Call<'_>,
-            rms_norm: $crate::ops::rms_norm::Call<'_>,
-            layer_norm: $crate::ops::layer_norm::Call<'_>,
-            linear: $crate::ops::linear::Call<'_>,
-            route: $crate::ops::route::Call<'_>,
-            gated_experts: $crate::ops::gated_experts::Call<'_>,
-            add_experts: $crate::ops::add_experts::Call<'_>,
-            rotary: $crate::ops::rotary::Call<'_>,
-            rotary_kv_write: $crate::ops::rotary_kv_write::Call<'_>,
-            attention_paged: $crate::ops::attention_paged::Call<'_>,
-            attention_packed: $crate::ops::attention_packed::Call<'_>,
-            silu_mul: $crate::ops::silu_mul::Call<'_>,
-            quantize: $crate::ops::quantize::Call<'_>,
-            gelu: $crate::ops::gelu::Call<'_>,
-            gather_rows: $crate::ops::gather_rows::Call<'_>,
-            scatter_rows: $crate::ops::scatter_rows::Call<'_>,
-            add_rows: $crate::ops::add_rows::Call<'_>,
-            argmax: $crate::ops::argmax::Call<'_>,
-            sample: $crate::ops::sample::Call<'_>,
+            fill_random: $crate::calls::FillRandom<'_>,
+            patchify: $crate::calls::Patchify<'_>,
+            position_grid: $crate::calls::PositionGrid<'_>,
+            embed: $crate::calls::Embed<'_>,
+            rms_norm: $crate::calls::RmsNorm<'_>,
+            layer_norm: $crate::calls::LayerNorm<'_>,
+            linear: $crate::calls::Linear<'_>,
+            route: $crate::calls::Route<'_>,
+            gated_experts: $crate::calls::GatedExperts<'_>,
+            add_experts: $crate::calls::AddExperts<'_>,
+            rotary: $crate::calls::Rotary<'_>,
+            rotary_kv_write: $crate::calls::RotaryKvWrite<'_>,
+            attention_paged: $crate::calls::AttentionPaged<'_>,
+            attention_packed: $crate::calls::AttentionPacked<'_>,
+            silu_mul: $crate::calls::SiluMul<'_>,
+            quantize: $crate::calls::Quantize<'_>,
+            gelu: $crate::calls::ApplyGelu<'_>,
+            gather_rows: $crate::calls::GatherRows<'_>,
+            scatter_rows: $crate::calls::ScatterRows<'_>,
+            add_rows: $crate::calls::AddRows<'_>,
+            argmax: $crate::calls::Argmax<'_>,
+            sample: $crate::calls::Sample<'_>,
         }
     };
 }
 pub(crate) use each_operation;
+
+/// Calls [`all_reduce`](Backend::all_reduce) and [`rms_norm`](Backend::rms_norm) in turn.
+pub(crate) fn all_reduce_then_rms_norm<B: Backend + ?Sized>(
+    backend: &B,
+    call: calls::AllReduceRmsNorm<'_>,
+) -> Result<(), KernelError> {
+    let calls::AllReduceRmsNorm { partial, residual, weight, epsilon, out } = call;
+    backend.all_reduce(calls::AllReduce { partial, accumulate: true, out: residual.view() })?;
+    backend.rms_norm(calls::RmsNorm { x: residual, weight, epsilon, out })
+}
 
 /// The captured launches of one pass, replayed as a unit.
 ///

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use bursar_budgets::DeviceError;
 
-use crate::{Backend, Graph, KernelError, Rank, Target, backend::each_operation, ops::*};
+use crate::{Backend, Graph, KernelError, Rank, Target, backend::each_operation, calls};
 
 /// A backend whose operations can be made to fail, as if the device had refused their
 /// launches. Only the passes that contain a failed operation fail. All other operations
@@ -69,7 +69,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.autotune(on);
     }
 
-    fn measure(&self, call: measure::Call<'_>) -> Result<(), KernelError> {
+    fn measure(&self, call: calls::Measure<'_>) -> Result<(), KernelError> {
         self.backend.measure(call)
     }
 
@@ -85,30 +85,30 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.wait_for_all()
     }
 
-    fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError> {
+    fn upload(&self, call: calls::Upload<'_>) -> Result<(), KernelError> {
         self.backend.upload(call)
     }
 
-    fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError> {
+    fn download(&self, call: calls::Download<'_>) -> Result<(), KernelError> {
         self.backend.download(call)
     }
 
-    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError> {
+    fn download_later(&self, call: calls::DownloadLater<'_>) -> Result<Box<dyn calls::Arrival>, KernelError> {
         self.backend.download_later(call)
     }
 
-    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
+    fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {
         self.backend.copy_blocks(call)
     }
 
     launches! {
-        gated_linear: gated_linear::Call<'_>,
-        add_experts_rms_norm: add_experts_rms_norm::Call<'_>,
-        rms_norm_route: rms_norm_route::Call<'_>,
-        all_reduce: all_reduce::Call<'_>,
-        all_reduce_rms_norm: all_reduce_rms_norm::Call<'_>,
-        all_gather: all_gather::Call<'_>,
-        best_of_ranks: best_of_ranks::Call<'_>,
+        gated_linear: calls::GatedLinear<'_>,
+        add_experts_rms_norm: calls::AddExpertsRmsNorm<'_>,
+        rms_norm_route: calls::RmsNormRoute<'_>,
+        all_reduce: calls::AllReduce<'_>,
+        all_reduce_rms_norm: calls::AllReduceRmsNorm<'_>,
+        all_gather: calls::AllGather<'_>,
+        best_of_ranks: calls::BestOfRanks<'_>,
     }
     each_operation!(launches);
 }

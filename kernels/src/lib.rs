@@ -1,10 +1,10 @@
 //! The operations that models are written in.
 //!
-//! A forward pass is code over a [`Scope`]. Each call checks shapes, allocates its output from the
-//! workspace, counts the work and leaves the arithmetic to a [`Backend`]. [`Plan`] runs the same
-//! code on shapes only, [`Cpu`] computes on leased host memory, and [`Cuda`] launches on a GPU. A
-//! plan is made for one [`Target`], and the bytes that the plan reports are exactly the bytes that
-//! a pass takes on that target.
+//! A forward pass is code over a [`Scope`]. Each call checks shapes, takes its output from the
+//! workspace, counts the work and hands the operands, a struct of [`calls`], to a [`Backend`].
+//! [`Plan`] runs the same code on shapes only, [`Cpu`] computes on leased host memory, and
+//! [`Cuda`] launches on a GPU. A plan is made for one [`Target`], and the bytes that it reports
+//! are exactly the bytes that the target's pass takes.
 //!
 //! This crate knows shapes, element types and launches. It must never know a model's name, a
 //! request, a token's meaning, an actor or a file. It allocates no device memory: every temporary,
@@ -14,6 +14,7 @@
 
 mod activations;
 mod backend;
+pub mod calls;
 mod cpu;
 mod cuda;
 mod dtype;
@@ -25,6 +26,7 @@ mod input_token;
 mod kv_layer;
 pub mod ops;
 mod plan;
+mod quantization;
 mod rank;
 pub mod sampling;
 mod scope;
@@ -34,7 +36,7 @@ mod tensor;
 mod weight;
 mod work;
 
-pub use activations::{ActivationFormat, ActivationScratch, Activations, Quantization, Rounded};
+pub use activations::{ActivationFormat, ActivationScratch, Activations, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{
@@ -49,10 +51,11 @@ pub use host_link::HostLink;
 pub use input_token::{InputToken, UnseenToken};
 pub use kv_layer::{BLOCK_TOKENS, HostBlocks, HostRows, KvLayer, KvShape, ScaledLayer};
 pub use plan::Plan;
+pub use quantization::{FP8_BLOCK, Quantization};
 pub use rank::{Rank, RankShard};
 pub use scope::Scope;
 pub use shape::Shape;
 pub use target::Target;
 pub use tensor::Tensor;
-pub use weight::{FP8_BLOCK, Weight, WeightScales};
+pub use weight::{Weight, WeightScales};
 pub use work::{Work, WorkCounter};

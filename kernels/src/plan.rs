@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Backend, KernelError, Rank, Target, backend::each_operation, ops::*};
+use crate::{Backend, KernelError, Rank, Target, backend::each_operation, calls};
 
 /// A backend that runs a pass on shapes only. With
 /// [`Workspace::dry`](bursar_budgets::Workspace::dry), a plan yields the workspace's peak,
@@ -28,7 +28,7 @@ impl Plan {
 /// A download that copies nothing and is complete from the start.
 struct Nothing;
 
-impl transfer::Arrival for Nothing {
+impl calls::Arrival for Nothing {
     fn has_come(&self) -> bool {
         true
     }
@@ -55,20 +55,20 @@ impl Backend for Plan {
         self.rank
     }
 
-    fn download_later(&self, _: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError> {
+    fn download_later(&self, _: calls::DownloadLater<'_>) -> Result<Box<dyn calls::Arrival>, KernelError> {
         Ok(Box::new(Nothing))
     }
 
-    fn copy_blocks(&self, _: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
-        Ok(Box::new(copy_blocks::Copied(Duration::ZERO)))
+    fn copy_blocks(&self, _: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {
+        Ok(Box::new(calls::Copied(Duration::ZERO)))
     }
 
     nothing_to_compute! {
-        upload: transfer::Upload<'_>,
-        download: transfer::Download<'_>,
-        all_reduce: all_reduce::Call<'_>,
-        all_gather: all_gather::Call<'_>,
-        best_of_ranks: best_of_ranks::Call<'_>,
+        upload: calls::Upload<'_>,
+        download: calls::Download<'_>,
+        all_reduce: calls::AllReduce<'_>,
+        all_gather: calls::AllGather<'_>,
+        best_of_ranks: calls::BestOfRanks<'_>,
     }
     each_operation!(nothing_to_compute);
 }

@@ -2,7 +2,10 @@
 
 use bursar_budgets::{Bytes, Frame, Workspace};
 
-use crate::{Activations, Backend, DType, KernelError, Rank, Shape, Target, Tensor, Work, WorkCounter};
+use crate::{
+    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, Rank, Rounded, Shape, Target,
+    Tensor, Work, WorkCounter,
+};
 
 /// The frame from which a pass allocates its temporaries, and the backend that runs its operations.
 ///
@@ -83,6 +86,47 @@ impl<'w, B: Backend> Scope<'w, B> {
         let shape = shape.into();
         let stretch = self.frame.take(dtype.bytes(shape.elements()))?;
         Ok(Tensor::over(stretch.address, shape, dtype))
+    }
+
+    /// Takes space from the workspace for activations `[rows, columns]` that are in one of
+    /// `formats` at a time.
+    pub fn activation_scratch(
+        &self,
+        formats: impl IntoIterator<Item = ActivationFormat>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<ActivationScratch<'_>, KernelError> {
+        let mut of_all = (false, None);
+        for format in formats {
+            of_all.0 |= format.is_unquantized;
+            let scales = format.quantization.map(|quantization| quantization.row_scales(columns));
+            of_all.1 = of_all.1.max(scales);
+        }
+        let (is_unquantized, scales) = of_all;
+        Ok(ActivationScratch {
+            plain: is_unquantized.then(|| self.empty([rows, columns])).transpose()?,
+            data: scales.map(|_| self.take([rows, columns], DType::F8E4M3)).transpose()?,
+            scales: scales.map(|of_row| self.empty_f32([rows, of_row])).transpose()?,
+        })
+    }
+
+    /// Takes uninitialized activations `[rows, columns]` in this format.
+    pub(crate) fn empty_in(
+        &self,
+        format: ActivationFormat,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Activations<'_>, KernelError> {
+        let plain = if format.is_unquantized { Some(self.empty([rows, columns])?) } else { None };
+        let rounded = match format.quantization {
+            Some(quantization) => Some(Rounded {
+                data: self.take([rows, columns], DType::F8E4M3)?,
+                scales: self.empty_f32([rows, quantization.row_scales(columns)])?,
+                quantization,
+            }),
+            None => None,
+        };
+        Ok(Activations { plain, rounded })
     }
 
     /// Allocates scratch that the target declared. The backend decides how it uses the scratch.

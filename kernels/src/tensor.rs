@@ -70,7 +70,7 @@ impl<'m> Tensor<'m> {
         Tensor { address, shape, pitch: shape.columns(), dtype, writable: true, memory: PhantomData }
     }
 
-    /// Returns a second view of the same memory, for use in a `Call`.
+    /// Returns a second view of the same memory, for use in a struct of [`calls`](crate::calls).
     pub(crate) fn view(&self) -> Tensor<'_> {
         Tensor { ..*self }
     }

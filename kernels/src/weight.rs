@@ -4,10 +4,6 @@ use bursar_budgets::Bytes;
 
 use crate::{DType, Quantization, Tensor};
 
-/// Rows and columns of a block of a weight, and columns of a group of activations. Each block and
-/// each group has one scale.
-pub const FP8_BLOCK: usize = 128;
-
 /// A weight `[out_features, in_features]` and its scales.
 pub struct Weight<'m> {
     /// The numbers of the weight, contiguous. They are E4M3 if there are scales.
@@ -20,12 +16,12 @@ pub struct Weight<'m> {
 pub enum WeightScales<'m> {
     /// The weight is unquantized and has no scales.
     Unquantized,
-    /// One scale for each block. Activations are quantized in groups of [`FP8_BLOCK`] columns.
+    /// One scale for each block. Activations are quantized in groups of [`FP8_BLOCK`](crate::FP8_BLOCK) columns.
     Blocks {
         /// `[ceil(out_features / height), ceil(in_features / FP8_BLOCK)]` f32.
         scales: Tensor<'m>,
-        /// Rows of a block: [`FP8_BLOCK`], or fewer if the weight combines several projections that
-        /// do not all start at a multiple of [`FP8_BLOCK`] rows.
+        /// Rows of a block: [`FP8_BLOCK`](crate::FP8_BLOCK), or fewer if the weight combines several projections that
+        /// do not all start at a multiple of [`FP8_BLOCK`](crate::FP8_BLOCK) rows.
         height: usize,
     },
     /// One scale for each row.

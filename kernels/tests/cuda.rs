@@ -100,7 +100,7 @@ impl Gpu {
         // SAFETY: `enter` has made the device's context current in this thread.
         assert_eq!(unsafe { sys::cuCtxSynchronize() }, sys::CUresult::CUDA_SUCCESS);
         let (cuda, counter) =
-            (Cuda::new(kernels).expect("a stream").with_products_by(products_by), WorkCounter::default());
+            (Cuda::new(kernels).expect("a stream").with_gemm_backend(products_by), WorkCounter::default());
         let workspace = Workspace::over(segment);
         let outcome = pass(&Scope::new(&cuda, &workspace, &counter)).unwrap();
         // A pass that downloads nothing may still be running, and its memory is freed next.
@@ -244,7 +244,7 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
 
 #[test]
 fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
-    let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+    let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
     let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();
     assert_eq!(
@@ -348,7 +348,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
 
         // There are more lanes here than counters for our own kernel. The lanes without counters
         // use cuBLASLt.
-        let lane = |_| Cuda::new(kernels).expect("a stream").with_products_by(GemmBackend::Ours);
+        let lane = |_| Cuda::new(kernels).expect("a stream").with_gemm_backend(GemmBackend::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
             run(lane, 5);
@@ -558,7 +558,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
     for products_by in [GemmBackend::Library, GemmBackend::Measured, GemmBackend::Ours] {
         // Measurements are kept with the kernels, so each backend loads its own kernels.
         let kernels = gpu.load(target);
-        let cuda = Cuda::new(&kernels).expect("a stream").with_products_by(products_by);
+        let cuda = Cuda::new(&kernels).expect("a stream").with_gemm_backend(products_by);
         let (layers, counter) = (Layers::drawn(&cuda, gpu, LAYERS), WorkCounter::default());
         for rows in ROWS {
             let shape = [rows, Layers::HIDDEN];

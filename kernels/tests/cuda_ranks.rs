@@ -88,7 +88,7 @@ fn on_gpu_ranks_with<T: Send>(
     let memory = memory(&device, &kernels, of, at_once);
     let addresses: Vec<_> = memory.iter().map(Segment::address).collect();
     // SAFETY: the memory is cleared, and outlives the threads below.
-    let links = unsafe { CudaLink::between(&addresses, at_once, patience(), target.processors, of) };
+    let links = unsafe { CudaLink::between(&addresses, at_once, patience(), target.sms, of) };
     let begun = Barrier::new(of);
     let results = std::thread::scope(|scope| {
         let run = |link| {

@@ -9,7 +9,7 @@ HEADER = Path(__file__).resolve().parents[2] / "kernels/cuda/include/contract.cu
 
 
 def sizes(macro):
-    """The sizes in a list of kernels: `sizes("FOR_EACH_FEW_ROWS")`."""
+    """The sizes in a list of kernels: `sizes("FOR_EACH_SMALL_M_ROWS")`."""
     listed = HEADER.read_text().split(f"#define {macro}(")[1].split("\n\n")[0]
     return [int(size) for size in re.findall(r"KERNEL\(__VA_ARGS__, (\d+)\)", listed)]
 

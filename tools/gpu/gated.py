@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks and times the products of linear_gated_hopper.cu against cuBLASLt, on a Hopper GPU.
+"""Checks and times the products of gemm_large_m.cu against cuBLASLt, on a Hopper GPU.
 
     gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--rows N ...] [--group N ...] [--milliseconds N]
 
 DIR (default kernels/cuda/compiled) contains the archive of compiled kernels, or files that `compile.py --unpack` wrote. --file
-names other builds of linear_gated_hopper in DIR. Without --check and --time it does both, for all shapes. The check uses
+names other builds of gemm_large_m in DIR. Without --check and --time it does both, for all shapes. The check uses
 sizes that no tile size divides, poisoned outputs, and float64 as the reference. Times are medians of rounds in which all
 versions run in random order, on normal random numbers, with weights that rotate beyond the cache: microseconds, TFLOP/s,
 and the speedup over cuBLASLt. Needs torch.
@@ -24,7 +24,7 @@ from contract import contract
 from device import ENDINGS, Kernel, driver, processors, tensor_map
 
 ROUNDS = 9
-NUMBERS = contract("linear_many")
+NUMBERS = contract("gemm_large_m")
 TILE_ROWS, TILE_WEIGHTS, CLUSTER = NUMBERS.TILE_ROWS, NUMBERS.TILE_WEIGHTS, NUMBERS.CLUSTER
 # kind, in, columns, bias, rows of Qwen2.5-VL-7B and its vision tower
 SHAPES = {
@@ -37,7 +37,7 @@ SHAPES = {
     "vision.proj": ("add", 1280, 1280, True, (5476, 21904)),
     "vision.down": ("add", 3456, 1280, True, (5476, 21904)),
 }
-NAMES = {"gated": "linear_gated_hopper", "plain": "linear_hopper", "add": "linear_add_hopper"}
+NAMES = {"gated": "gemm_large_m", "plain": "linear_hopper", "add": "linear_add_hopper"}
 TYPES = (torch.bfloat16, torch.float16)
 
 
@@ -189,7 +189,7 @@ def time(files, shape, all_rows, groups, milliseconds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=device.COMPILED)
-    parser.add_argument("--file", nargs="+", default=["linear_gated_hopper.sm_90a.cubin"])
+    parser.add_argument("--file", nargs="+", default=["gemm_large_m.sm_90a.cubin"])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", nargs="*")
     parser.add_argument("--rows", nargs="+", type=int)

@@ -3,7 +3,7 @@ next to cuBLASLt's.
 
     python3 tools/gpu/products.py [check] [sanitize] [time] [--rows N ...] [--compiled FOLDER]     default: check and time
 
-check     every kernel of linear_few.cubin and gate_up_middle.cubin at odd sizes in poisoned memory, against float64
+check     every kernel of gemm_small_m.cubin and gemm_medium_m.cubin at odd sizes in poisoned memory, against float64
 sanitize  a small part of `check`, to be run under compute-sanitizer
 time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64 and 256 rows, or at the given numbers, with
           different weights for each layer, as graphs of launches: first each product, then the whole step with norms,
@@ -34,13 +34,13 @@ CONTEXT = 576  # tokens
 BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
 # Numbers of blocks that share a tile, from which Bursar's autotuning
-# chooses (`CUTS` of kernels/src/cuda/linear_few.rs).
+# chooses (`CUTS` of kernels/src/cuda/gemm_small_m.rs).
 CUTS = [1, 2, 4, 132]
-FEW, MIDDLE = contract("linear_few"), contract("gate_up_middle")
+FEW, MIDDLE = contract("gemm_small_m"), contract("gemm_medium_m")
 WIDTHS = sizes("FOR_EACH_GATED_WIDTH")
 TEAM = FEW.TEAM  # blocks per cluster
 # The largest number of rows that the kernels for few rows take.
-FEW_ROWS = FEW.ROWS_MAX
+SMALL_M_ROWS = FEW.ROWS_MAX
 
 
 SWIZZLE = 3  # 128 bytes
@@ -97,17 +97,17 @@ class Kernels:
         arguments += [self.parts, self.counters, out.stride(0), rows, features, steps, tiles, tile_rows]
         if not gated:
             arguments.append(FEW.ADD_TO_OUT * add | FEW.OUT_IS_F32 * (out.dtype == torch.float32))
-        name = f"{'gate_up' if gated else 'linear'}_few_{ENDINGS[x.dtype]}_r{most}"
-        Kernel("linear_few", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
+        name = f"{'gemm_small_m_gated' if gated else 'gemm_small_m'}_{ENDINGS[x.dtype]}_r{most}"
+        Kernel("gemm_small_m", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
 
-    def middle(self, x, weight, out, bias=None, grid=None, width=None):
+    def medium_m(self, x, weight, out, bias=None, grid=None, width=None):
         """A gated product of some hundred rows, in tiles of `width` features. By default the width that Bursar chooses."""
         (rows, columns), features = x.shape, out.shape[1]
         clusters = (grid or self.processors) // MIDDLE.CLUSTER
         tiles = lambda width: -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // width)  # noqa: E731
         width = width or min(reversed(WIDTHS), key=lambda width: -(-tiles(width) // clusters) * width)
         blocks = MIDDLE.CLUSTER * min(clusters, tiles(width))
-        key = weight.data_ptr(), weight.shape, "middle", width
+        key = weight.data_ptr(), weight.shape, "medium_m", width
         if key not in self.maps:
             box = [MIDDLE.STEP_COLUMNS, width]
             self.maps[key] = tensor_map(weight, [columns, 2 * features], [2 * weight.stride(0)], box, SWIZZLE)
@@ -116,7 +116,7 @@ class Kernels:
             self.maps[key],
             *(out, bias, out.stride(0), rows, features, columns),
         ]
-        kernel = Kernel("gate_up_middle", f"gate_up_middle_{ENDINGS[x.dtype]}_f{width}", MIDDLE.SHARED_BYTES)
+        kernel = Kernel("gemm_medium_m", f"gemm_medium_m_{ENDINGS[x.dtype]}_f{width}", MIDDLE.SHARED_BYTES)
         kernel((blocks,), (MIDDLE.THREADS,), *arguments, early=True)
 
 
@@ -133,7 +133,7 @@ WAYS = {
 MARGIN = 776.0  # fills the memory next to an output
 
 
-def check(kernels, shapes, rows, grid=None, middle=None):
+def check(kernels, shapes, rows, grid=None, medium_m=None):
     """Checks every variant of every shape [features, in], with the kernels for few rows, or, for gated products, for
     some hundred rows. Prints the largest errors, and returns whether all were right."""
     worst, cases, wrong = {}, 0, 0
@@ -146,10 +146,10 @@ def check(kernels, shapes, rows, grid=None, middle=None):
                 x = torch.randn(count, columns + 8, device="cuda", dtype=dtype)[:, :columns]
                 both = x.double() @ weights.double().T
                 for way, (out_type, biased, added, gated) in WAYS.items():
-                    if (not gated if middle else gated and (biased or features % 8)):
+                    if (not gated if medium_m else gated and (biased or features % 8)):
                         continue
                     cut = CUTS[(cases + cases // 6) % len(CUTS)]
-                    pitch = -(-features // 4) * 4 + 4 if middle else features + 3
+                    pitch = -(-features // 4) * 4 + 4 if medium_m else features + 3
                     around = torch.full((count * pitch + 64,), MARGIN, device="cuda", dtype=out_type or dtype)
                     out = around[: count * pitch].view(count, pitch)[:, :features]
                     out.copy_(torch.randn_like(out)) if added else out.fill_(float("nan"))
@@ -160,8 +160,8 @@ def check(kernels, shapes, rows, grid=None, middle=None):
                     expected = torch.nn.functional.silu(gate) * up if gated else gate.clone()
                     expected += (bias.double() if biased and not gated else 0) + (out.double() if added else 0)
                     weight = weights if gated else weights[:features]
-                    if middle:
-                        kernels.middle(x, weight, out, bias if biased else None, grid, middle)
+                    if medium_m:
+                        kernels.medium_m(x, weight, out, bias if biased else None, grid, medium_m)
                     else:
                         kernels.few(x, weight, out, bias if biased else None, added, gated, cut, grid)
                     torch.cuda.synchronize()
@@ -250,8 +250,8 @@ class Step:
             "logits": (self.normed, self.logits_f32, self.logits),
         }[name]
         added, bias = name in ("o", "down"), self.bias if name == "qkv" else None
-        if cut and self.rows > FEW_ROWS:
-            return self.kernels.middle(x, weight, out)
+        if cut and self.rows > SMALL_M_ROWS:
+            return self.kernels.medium_m(x, weight, out)
         if cut:
             return self.kernels.few(x, weight, out, bias, added, name == "gate_up", cut)
         if name == "qkv" or added:
@@ -295,7 +295,7 @@ def time(kernels, all_rows):
     for rows in all_rows:
         step.resize(rows)
         best, ours = {}, {}
-        few = rows <= FEW_ROWS
+        few = rows <= SMALL_M_ROWS
         print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours{' by blocks that share a tile' if few else ''}")
         for name in names:
             count = 4 if name == "logits" else LAYERS
@@ -344,7 +344,7 @@ def main():
             right &= check(kernels, [(INTERMEDIATE, HIDDEN), (1000, 18944)], (72, 129, 256), None, width)
             right &= check(kernels, [(2, 8), (78, 72), (134, 264), (3000, 520)], rows, None, width)
             right &= check(kernels, [(666, 520)], rows, 14, width)
-            right &= all([repeats(kernels.middle, rows, 2 * HIDDEN, width=width) for rows in (96, 256)])
+            right &= all([repeats(kernels.medium_m, rows, 2 * HIDDEN, width=width) for rows in (96, 256)])
     if "time" in parts:
         time(kernels, options.rows)
     sys.exit(0 if right else 1)

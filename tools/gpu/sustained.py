@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from operations.e4m3 import SEVEN_BILLION, Product, beside_blocks, beside_few, many, rounding
+from operations.e4m3 import SEVEN_BILLION, Product, beside_blocks, beside_small_m, many, rounding
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 8448
 # The shapes of 72B are those of one of two ranks.
@@ -87,7 +87,7 @@ def of_shape(name, features, columns):
         return made.run
 
     rows, blocks = (Product(ROWS, features, columns, torch.bfloat16, height) for height in (None, 128))
-    library, of_blocks = beside_few(rows)["torch"], beside_blocks(blocks).get("torch")
+    library, of_blocks = beside_small_m(rows)["torch"], beside_blocks(blocks).get("torch")
     tell(f"{name}, rows, cuBLASLt, fast", [fast(rows)])
     tell(f"{name}, rows, cuBLASLt", [library])
     tell(f"{name}, rows, ours", [case(many(rows))])

@@ -211,7 +211,7 @@ impl Executor {
                     // cuBLASLt is not used here: before it loads a kernel, it waits for running
                     // kernels. The running kernels may in turn wait for this rank, which would be a
                     // deadlock.
-                    cuda = cuda.with_products_by(GemmBackend::Ours);
+                    cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                 }
                 let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
                 on_gpus.push((runner, device.timeline()));
@@ -239,11 +239,11 @@ impl Executor {
             // No lane uses that memory yet, so no other access races with the clear.
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
-        let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
+        let Target::Cuda(CudaTarget { sms, .. }) = self.target() else { unreachable!("these are GPUs") };
         let sharing = ranks_of_a_device(devices(device));
         // SAFETY: the memory is mapped for all ranks and was cleared above, and the runners of all
         // ranks keep it alive until their work has ended.
-        let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, processors, sharing) };
+        let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, sms, sharing) };
         Ok(links.into_iter().map(RankLink::from).collect())
     }
 

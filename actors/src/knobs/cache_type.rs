@@ -132,9 +132,9 @@ mod tests {
     use super::*;
 
     const HOST: Target = Target::Cpu { threads: 1 };
-    const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+    const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
 
-    const OLDER: Target = Target::Cuda(CudaTarget { capability: (8, 9), processors: 142, activation: DType::BF16 });
+    const OLDER: Target = Target::Cuda(CudaTarget { capability: (8, 9), sms: 142, activation: DType::BF16 });
 
     fn named(name: &str) -> KvCacheType {
         name.parse().expect("a name")

@@ -123,7 +123,7 @@ mod tests {
     const HOST: Target = Target::Cpu { threads: 1 };
 
     fn gpu(capability: (u32, u32), activation: DType) -> Target {
-        Target::Cuda(CudaTarget { capability, processors: 58, activation })
+        Target::Cuda(CudaTarget { capability, sms: 58, activation })
     }
 
     #[test]

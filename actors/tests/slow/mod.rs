@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use bursar_budgets::{Bytes, DeviceError};
 use bursar_kernels::{
     Backend, Cpu, Graph, KernelError, Target,
-    ops::{transfer::Arrival, *},
+    calls::{self, Arrival},
 };
 
 /// How far the device may progress, and a log of events.
@@ -98,7 +98,7 @@ impl Backend for Slow {
         self.cpu.target()
     }
 
-    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
+    fn download_later(&self, call: calls::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
         let copied = self.cpu.download_later(call)?;
         let (number, refuses) = {
             let mut state = self.clock.state.lock().expect("no holder panicked");
@@ -113,7 +113,7 @@ impl Backend for Slow {
         Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
     }
 
-    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
+    fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {
         self.cpu.copy_blocks(call)
     }
 
@@ -131,7 +131,7 @@ impl Backend for Slow {
         Ok(None)
     }
 
-    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError> {
+    fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError> {
         let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
         // SAFETY: the op layer has checked that the tensor has `count` computed `f32` elements. The
         // CPU backend keeps them in host memory, and nothing writes to them during this call.
@@ -141,31 +141,31 @@ impl Backend for Slow {
     }
 
     as_the_cpu! {
-        upload: transfer::Upload<'_>,
-        download: transfer::Download<'_>,
-        embed: embed::Call<'_>,
-        rms_norm: rms_norm::Call<'_>,
-        layer_norm: layer_norm::Call<'_>,
-        linear: linear::Call<'_>,
-        route: route::Call<'_>,
-        gated_experts: gated_experts::Call<'_>,
-        add_experts: add_experts::Call<'_>,
-        all_reduce: all_reduce::Call<'_>,
-        all_gather: all_gather::Call<'_>,
-        best_of_ranks: best_of_ranks::Call<'_>,
-        rotary: rotary::Call<'_>,
-        rotary_kv_write: rotary_kv_write::Call<'_>,
-        position_grid: position_grid::Call<'_>,
-        patchify: patchify::Call<'_>,
-        fill_random: fill_random::Call<'_>,
-        attention_paged: attention_paged::Call<'_>,
-        attention_packed: attention_packed::Call<'_>,
-        silu_mul: silu_mul::Call<'_>,
-        quantize: quantize::Call<'_>,
-        gelu: gelu::Call<'_>,
-        gather_rows: gather_rows::Call<'_>,
-        scatter_rows: scatter_rows::Call<'_>,
-        add_rows: add_rows::Call<'_>,
-        argmax: argmax::Call<'_>,
+        upload: calls::Upload<'_>,
+        download: calls::Download<'_>,
+        embed: calls::Embed<'_>,
+        rms_norm: calls::RmsNorm<'_>,
+        layer_norm: calls::LayerNorm<'_>,
+        linear: calls::Linear<'_>,
+        route: calls::Route<'_>,
+        gated_experts: calls::GatedExperts<'_>,
+        add_experts: calls::AddExperts<'_>,
+        all_reduce: calls::AllReduce<'_>,
+        all_gather: calls::AllGather<'_>,
+        best_of_ranks: calls::BestOfRanks<'_>,
+        rotary: calls::Rotary<'_>,
+        rotary_kv_write: calls::RotaryKvWrite<'_>,
+        position_grid: calls::PositionGrid<'_>,
+        patchify: calls::Patchify<'_>,
+        fill_random: calls::FillRandom<'_>,
+        attention_paged: calls::AttentionPaged<'_>,
+        attention_packed: calls::AttentionPacked<'_>,
+        silu_mul: calls::SiluMul<'_>,
+        quantize: calls::Quantize<'_>,
+        gelu: calls::ApplyGelu<'_>,
+        gather_rows: calls::GatherRows<'_>,
+        scatter_rows: calls::ScatterRows<'_>,
+        add_rows: calls::AddRows<'_>,
+        argmax: calls::Argmax<'_>,
     }
 }

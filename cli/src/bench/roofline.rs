@@ -149,7 +149,7 @@ mod tests {
         let random = shape_settings(shape).expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let checkpoint = checkpoint.with_quantization(quantization);
-        let target = Target::Cuda(CudaTarget { capability, processors: 132, activation: DType::BF16 });
+        let target = Target::Cuda(CudaTarget { capability, sms: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is planned");
         Planner { model, target, step_tokens: 8192, launch_patches: 3 * 5476 }
     }

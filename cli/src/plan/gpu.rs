@@ -56,7 +56,7 @@ impl Gpu {
     /// The kernel target of such a GPU.
     pub fn target(&self) -> CudaTarget {
         let activation = if self.capability >= (8, 0) { DType::BF16 } else { DType::F16 };
-        CudaTarget { capability: self.capability, processors: self.processors, activation }
+        CudaTarget { capability: self.capability, sms: self.processors, activation }
     }
 }
 

@@ -28,13 +28,13 @@
     KERNEL(__VA_ARGS__, 80)
 
 // `KERNEL(..., size)` for each number of rows that products of few rows are compiled for.
-#define FOR_EACH_FEW_ROWS(KERNEL, ...) \
+#define FOR_EACH_SMALL_M_ROWS(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 8) \
     KERNEL(__VA_ARGS__, 16) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64)
 
-// `KERNEL(..., size)` for each number of features that a tile of gate_up_middle.cu has.
+// `KERNEL(..., size)` for each number of features that a tile of gemm_medium_m.cu has.
 #define FOR_EACH_GATED_WIDTH(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 80) \
     KERNEL(__VA_ARGS__, 96) \
@@ -119,7 +119,7 @@ constexpr uint32_t NORMED_HEADS_MAX = 256;
 // route.cu: one warp per row, then one thread per choice.
 namespace route {
 // Maximum number of rows of the kernel that does everything in one launch.
-constexpr uint32_t FEW_ROWS = 16;
+constexpr uint32_t SMALL_M_ROWS = 16;
 // Rows per thread block of `route_choose` when a single thread block sorts all choices.
 constexpr uint32_t SORTED_BLOCK_ROWS = 4;
 // Maximum number of choices that a single thread block sorts.
@@ -132,7 +132,7 @@ constexpr uint32_t EXPERTS_MAX = 512;
 constexpr uint32_t THREADS = 512;
 }  // namespace route
 
-// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts up to `route::FEW_ROWS`
+// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts up to `route::SMALL_M_ROWS`
 // rows.
 namespace route_normed {
 // Thread blocks per cluster.
@@ -164,9 +164,9 @@ constexpr uint32_t TILE_PLACES = 32;
 constexpr uint32_t ADD_THREADS = 256;
 }  // namespace experts
 
-// experts_few.cu: the tiles of all experts' weights in one sequence, of which each thread block takes a contiguous
+// experts_small_m.cu: the tiles of all experts' weights in one sequence, of which each thread block takes a contiguous
 // range.
-namespace experts_few {
+namespace experts_small_m {
 // Maximum number of experts.
 constexpr uint32_t EXPERTS_MAX = 512;
 // Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
@@ -181,7 +181,7 @@ constexpr uint32_t THREADS = 160;
 constexpr uint32_t STAGE_BYTES = 16384;
 // Maximum number of pipeline stages.
 constexpr uint32_t STAGES_MAX = 12;
-}  // namespace experts_few
+}  // namespace experts_small_m
 
 // fill_random.cu: one thread per element, in a grid-stride loop.
 namespace random {
@@ -298,8 +298,8 @@ constexpr uint32_t PACKED_SHARED_BYTES =
     HEAD_DIM == 32 ? 57344 : HEAD_DIM == 64 ? 114688 : HEAD_DIM == 72 ? 133120 : HEAD_DIM == 80 ? 133120 : HEAD_DIM == 128 ? 196608 : 0;
 }  // namespace attention_hopper
 
-// linear_few.cu: GEMMs of few rows.
-namespace linear_few {
+// gemm_small_m.cu: GEMMs of few rows.
+namespace gemm_small_m {
 // Maximum number of rows of x.
 constexpr uint32_t ROWS_MAX = 64;
 // Maximum weight rows per tile.
@@ -346,7 +346,7 @@ constexpr uint32_t SHARED_BYTES =
 template <uint32_t ROWS>
 constexpr uint32_t PART_NUMBERS =
     ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
-}  // namespace linear_few
+}  // namespace gemm_small_m
 
 // quantize.cu, and the FP8 constants that the FP8 GEMMs share with it.
 namespace fp8 {
@@ -374,32 +374,32 @@ constexpr uint32_t BY_ROWS = 1;
 constexpr uint32_t FIXED = 2;
 }  // namespace fp8
 
-// turn_scales.cu: transposes scales into the layout that cuBLASLt reads.
-namespace turn_scales {
+// transpose_scales.cu: transposes scales into the layout that cuBLASLt reads.
+namespace transpose_scales {
 // Rows and groups of the tile that a thread block transposes.
 constexpr uint32_t TILE = 32;
 // Threads per thread block.
 constexpr uint32_t THREADS = 256;
 // The scales of a row of weight blocks are padded to a multiple of this number.
 constexpr uint32_t PADDED = 4;
-}  // namespace turn_scales
+}  // namespace transpose_scales
 
-// linear_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other kernels for FP8 weights.
-namespace linear_e4m3 {
+// gemm_tiled_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other kernels for FP8 weights.
+namespace gemm_tiled_e4m3 {
 // Features per thread block of the kernel for few rows.
-constexpr uint32_t FEW_FEATURES = 16;
+constexpr uint32_t SMALL_M_FEATURES = 16;
 // Warps per thread block of the kernel for few rows. The warps share the columns.
 constexpr uint32_t FEW_WARPS = 4;
 // Threads per thread block of the kernel for few rows.
-constexpr uint32_t FEW_THREADS = 128;
+constexpr uint32_t SMALL_M_THREADS = 128;
 // Features per tile of the kernel for many rows.
-constexpr uint32_t MANY_FEATURES = 128;
+constexpr uint32_t LARGE_M_FEATURES = 128;
 // Rows of x per tile of the kernel for many rows.
-constexpr uint32_t MANY_ROWS = 64;
+constexpr uint32_t LARGE_M_ROWS = 64;
 // Threads per thread block of the kernel for many rows.
-constexpr uint32_t MANY_THREADS = 256;
+constexpr uint32_t LARGE_M_THREADS = 256;
 // Bytes of dynamic shared memory of the kernel for many rows: two stages, each with the columns of one group.
-constexpr uint32_t MANY_SHARED_BYTES = 49152;
+constexpr uint32_t LARGE_M_SHARED_BYTES = 49152;
 // Bit of `flags`: there is a scale for each block of the weight and each group of x, instead of each row.
 constexpr uint32_t BY_BLOCKS = 1;
 // Bit of `flags`: the product is added to the output.
@@ -408,10 +408,10 @@ constexpr uint32_t ADD_TO_OUT = 2;
 constexpr uint32_t OUT_IS_F32 = 4;
 // Bit of `flags`: activations are bf16, not f16.
 constexpr uint32_t IS_BF16 = 8;
-}  // namespace linear_e4m3
+}  // namespace gemm_tiled_e4m3
 
-// gate_up_middle.cu: gated GEMMs of some hundred rows.
-namespace gate_up_middle {
+// gemm_medium_m.cu: gated GEMMs of some hundred rows.
+namespace gemm_medium_m {
 // Thread blocks per cluster. They compute tiles of adjacent rows.
 constexpr uint32_t CLUSTER = 2;
 // Warpgroups per thread block that multiply; one more warpgroup copies.
@@ -428,10 +428,10 @@ constexpr uint32_t THREADS = 384;
 constexpr uint32_t STAGES_MAX = 8;
 // Bytes of dynamic shared memory, which holds as many stages as fit.
 constexpr uint32_t SHARED_BYTES = 229376;
-}  // namespace gate_up_middle
+}  // namespace gemm_medium_m
 
-// linear_gated_hopper.cu: GEMMs of many rows.
-namespace linear_many {
+// gemm_large_m.cu: GEMMs of many rows.
+namespace gemm_large_m {
 // Thread blocks per cluster. They compute tiles of adjacent rows and share the weights of these tiles.
 constexpr uint32_t CLUSTER = 2;
 // Warpgroups per thread block that multiply; one more warpgroup copies.
@@ -450,7 +450,7 @@ constexpr uint32_t THREADS = 384;
 constexpr uint32_t STAGES = 4;
 // Bytes of dynamic shared memory: the stages, and two output boxes for each multiplying warpgroup.
 constexpr uint32_t SHARED_BYTES = 229376;
-}  // namespace linear_many
+}  // namespace gemm_large_m
 
 // sampling.cu and include/sampling: the sampling request of a row, and the data that the kernels pass on to each other.
 namespace sampling {

@@ -47,7 +47,7 @@
 // are read without it, then keys and values fill the cache, stay until other keys and values
 // replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose
 // keys and values are too large to remain in the cache until the next step, a step with the
-// GEMMs of linear_few.cu took 4 us longer per layer. So keys and values are read with the same
+// GEMMs of gemm_small_m.cu took 4 us longer per layer. So keys and values are read with the same
 // hint if they are large.
 
 #pragma once

@@ -6,12 +6,12 @@
 #include "contract.cuh"
 
 using contract::route::EXPERTS_MAX;
-using contract::route::FEW_ROWS;
+using contract::route::SMALL_M_ROWS;
 using contract::route::THREADS;
 constexpr uint32_t WARPS = THREADS / LANES;
 constexpr uint32_t NO_EXPERT = EXPERTS_MAX;
 static_assert(THREADS == EXPERTS_MAX, "a thread an expert");
-static_assert(FEW_ROWS == WARPS && FEW_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
+static_assert(SMALL_M_ROWS == WARPS && SMALL_M_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
 
 // An integer with the order of the values: larger for larger numbers, the same for both zeros,
 // above 1 for all numbers, and 1 for NaN.
@@ -207,8 +207,8 @@ __device__ __forceinline__ void count_off(const uint32_t* slots, uint32_t row, u
     }
 }
 
-// Routes up to FEW_ROWS rows completely, with one block. `sort.clear()` must have been called.
-__device__ __forceinline__ void route_few(Sort& sort, uint32_t (&of_row)[THREADS], const float* logits, uint32_t pitch,
+// Routes up to SMALL_M_ROWS rows completely, with one block. `sort.clear()` must have been called.
+__device__ __forceinline__ void route_small_m(Sort& sort, uint32_t (&of_row)[THREADS], const float* logits, uint32_t pitch,
                                           const Routed& routed, const RoutedTo& to) {
     const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES, top = routed.top;
     if (row < routed.rows) {

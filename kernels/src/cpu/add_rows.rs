@@ -4,9 +4,9 @@ use super::{
     memory::{Output, Rows, assert_places, indices},
     threads::Threads,
 };
-use crate::ops::add_rows::Call;
+use crate::calls::AddRows;
 
-pub(super) fn add_rows(threads: &Threads, call: Call<'_>) {
+pub(super) fn add_rows(threads: &Threads, call: AddRows<'_>) {
     let (x, from, to) = (Rows::<f32>::of(&call.x), indices(&call.from), indices(&call.to));
     assert_places(to, call.out.rows());
     let (out, columns) = (Output::of(&call.out), call.out.columns());

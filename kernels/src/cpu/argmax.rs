@@ -6,9 +6,9 @@ use super::{
     memory::{Rows, start_of},
     threads::Threads,
 };
-use crate::ops::argmax::{Call, NO_CHOICE};
+use crate::calls::{Argmax, NO_CHOICE};
 
-pub(super) fn argmax(_: &Threads, call: Call<'_>) {
+pub(super) fn argmax(_: &Threads, call: Argmax<'_>) {
     let x = Rows::<f32>::of(&call.x);
     // SAFETY: the op layer allocated `out` as `[rows]` u32 for this call, and nothing else accesses
     // it during the call.

@@ -6,11 +6,11 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    ops::attention_packed::Call,
+    calls::AttentionPacked,
     target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
 };
 
-pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
+pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
     let (heads, head_dim) = (call.heads, call.head_dim);
     let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
     assert_stretches(starts, call.out.rows());

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     BLOCK_TOKENS, E4m3,
-    ops::attention_paged::Call,
+    calls::AttentionPaged,
     target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
 };
 
@@ -23,7 +23,7 @@ struct Item {
     visible: usize,
 }
 
-pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
+pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
     let (shape, head_dim) = (call.layer.shape, call.layer.shape.head_dim);
     let queries = Rows::<f32>::of(&call.queries);
     let tables = Rows::<u32>::of(&call.sequences.block_tables);
@@ -65,7 +65,7 @@ pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
 }
 
 /// Divides the work into items. Panics if the sequences are inconsistent.
-fn items(call: &Call<'_>) -> Vec<Item> {
+fn items(call: &AttentionPaged<'_>) -> Vec<Item> {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);
     let table_tokens = call.sequences.block_tables.columns() * BLOCK_TOKENS;
@@ -101,7 +101,7 @@ fn items(call: &Call<'_>) -> Vec<Item> {
 }
 
 /// Writes zeros to the output of padding, which are the rows of sequences without a context.
-fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
+fn fill_padding(call: &AttentionPaged<'_>, out: &Output<'_>) {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);
     let padding = starts.windows(2).zip(contexts).filter(|(_, context)| **context == 0);
@@ -113,7 +113,7 @@ fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
 
 /// Copies the keys and values of `count` tokens. The first token, `start`, must be the
 /// first of a block.
-fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
+fn gather(call: &AttentionPaged<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
     let head_dim = call.layer.shape.head_dim;
     let step = BLOCK_TOKENS * head_dim;
     let halves = out.keys.chunks_mut(step).zip(out.values.chunks_mut(step));
@@ -128,7 +128,7 @@ fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usiz
 
 /// Copies the first `to.len()` elements of the keys (half 0) or values (half 1) of one
 /// head in a block.
-fn take(call: &Call<'_>, block: usize, half: usize, head: usize, to: &mut [f32]) {
+fn take(call: &AttentionPaged<'_>, block: usize, half: usize, head: usize, to: &mut [f32]) {
     let layer = call.layer;
     match &call.scales {
         // SAFETY: nothing writes the layer during the operation.

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use crate::{
     KernelError,
-    ops::copy_blocks::{BlockRange, Call, Copied, Copying},
+    calls::{BlockRange, Copied, CopyBlocks, Copying},
 };
 
-pub(super) fn copy_blocks(call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
+pub(super) fn copy_blocks(call: CopyBlocks<'_>) -> Result<Box<dyn Copying>, KernelError> {
     let begun = Instant::now();
     let each = |stretches: &[BlockRange], is_to_host: bool| {
         for pieces in call.pieces {

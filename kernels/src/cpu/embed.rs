@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{
     InputToken, RankShard,
-    ops::{argmax::NO_CHOICE, embed::Call},
+    calls::{Embed, NO_CHOICE},
 };
 
-pub(super) fn embed(threads: &Threads, call: Call<'_>) {
+pub(super) fn embed(threads: &Threads, call: Embed<'_>) {
     let (ids, previous) = (indices(&call.ids), indices(&call.previous));
     write_rows(threads, &call.out, 1, |token, out| match InputToken::of_code(ids[token]) {
         InputToken::Known(id) => look_up(&call, id, out),
@@ -26,7 +26,7 @@ pub(super) fn embed(threads: &Threads, call: Call<'_>) {
 
 /// Copies a token's row, or writes zeros if another rank holds it.
 #[inline(always)]
-fn look_up(call: &Call<'_>, id: u32, out: &mut [f32]) {
+fn look_up(call: &Embed<'_>, id: u32, out: &mut [f32]) {
     let (RankShard { first, count, whole }, id) = (call.tokens, id as usize);
     assert!(id < whole, "row {id} of {whole}");
     match id.checked_sub(first).filter(|row| *row < count) {

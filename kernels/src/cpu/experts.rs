@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     Activations, DType, Tensor, Weight,
-    ops::{add_experts, gated_experts, route::Routing},
+    calls::{self, Routing},
     target::{CPU_EXPERT_ROWS, CPU_PANEL_ROWS, cpu_experts_share},
 };
 
-pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
+pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // Rows are quantized as a whole, but a panel has only some columns of a row, so quantization
     // needs the unquantized rows.
@@ -55,7 +55,7 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     }
 }
 
-pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
+pub(super) fn add_experts(threads: &Threads, call: calls::AddExperts<'_>) {
     let (products, features) = (Output::of(&call.products), call.sum.columns());
     let panels = Panels {
         x: Operand::of(&call.x),

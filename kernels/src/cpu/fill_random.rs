@@ -7,13 +7,13 @@ use half::{bf16, f16};
 use super::{memory::start_of, threads::Threads};
 use crate::{
     DType, E4m3, Element,
-    ops::fill_random::{Call, STEP},
+    calls::{FillRandom, STEP},
 };
 
 /// Elements that a thread draws at a time.
 const PIECE: usize = 1 << 14;
 
-pub(super) fn fill_random(threads: &Threads, call: Call<'_>) {
+pub(super) fn fill_random(threads: &Threads, call: FillRandom<'_>) {
     match call.out.dtype() {
         DType::F32 => draw::<f32>(threads, &call, |number| number),
         DType::F16 => draw(threads, &call, f16::from_f32),
@@ -23,7 +23,7 @@ pub(super) fn fill_random(threads: &Threads, call: Call<'_>) {
     }
 }
 
-fn draw<E: Element>(threads: &Threads, call: &Call<'_>, narrow: impl Fn(f32) -> E + Sync) {
+fn draw<E: Element>(threads: &Threads, call: &FillRandom<'_>, narrow: impl Fn(f32) -> E + Sync) {
     let (start, count) = (start_of::<E>(&call.out) as usize, call.out.shape().elements());
     let columns = call.out.columns();
     threads.share(count.div_ceil(PIECE), count, |_, piece| {

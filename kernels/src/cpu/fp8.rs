@@ -8,11 +8,11 @@ use super::{
 };
 use crate::{
     Activations, E4m3, FP8_BLOCK, Quantization, Tensor, Weight, WeightScales,
-    ops::linear::Call,
+    calls::Linear,
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
-pub(super) fn linear(threads: &Threads, call: Call<'_>) {
+pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     let (x, weight) = (RoundedRows::of(&call.x), WeightRows::of(&call.weight));
     let (features, in_features, rows) = (call.weight.rows(), call.weight.columns(), call.x.rows());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));

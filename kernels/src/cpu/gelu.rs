@@ -3,12 +3,12 @@
 use std::f32::consts::FRAC_1_SQRT_2;
 
 use super::{arithmetic::exp, memory::write_rows, threads::Threads};
-use crate::ops::gelu::{Call, Gelu};
+use crate::calls::{ApplyGelu, Gelu};
 
 /// `2 * sqrt(2 / pi)`: the approximation's `(1 + tanh(y)) / 2` is the logistic function of `2 * y`.
 const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
 
-pub(super) fn gelu(threads: &Threads, call: Call<'_>) {
+pub(super) fn gelu(threads: &Threads, call: ApplyGelu<'_>) {
     match call.kind {
         Gelu::Erf => apply(threads, call, 32, |x| 0.5 * x * (1.0 + libm::erff(x * FRAC_1_SQRT_2))),
         Gelu::Tanh => apply(threads, call, 12, |x| x * logistic(TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x))),
@@ -16,7 +16,7 @@ pub(super) fn gelu(threads: &Threads, call: Call<'_>) {
     }
 }
 
-fn apply(threads: &Threads, call: Call<'_>, cost: usize, unit: impl Fn(f32) -> f32 + Sync) {
+fn apply(threads: &Threads, call: ApplyGelu<'_>, cost: usize, unit: impl Fn(f32) -> f32 + Sync) {
     write_rows(threads, &call.x, cost, |_, x| x.iter_mut().for_each(|x| *x = unit(*x)));
 }
 

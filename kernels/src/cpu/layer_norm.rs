@@ -5,9 +5,9 @@ use super::{
     memory::{Rows, widened, write_rows},
     threads::Threads,
 };
-use crate::ops::layer_norm::Call;
+use crate::calls::LayerNorm;
 
-pub(super) fn layer_norm(threads: &Threads, call: Call<'_>) {
+pub(super) fn layer_norm(threads: &Threads, call: LayerNorm<'_>) {
     let (x, weight, bias) = (Rows::<f32>::of(&call.x), widened(&call.weight), widened(&call.bias));
     write_rows(threads, &call.out, 4, |row, out| {
         let x = x.row(row);

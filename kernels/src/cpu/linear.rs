@@ -10,15 +10,15 @@ use super::{
 };
 use crate::{
     DType, Tensor,
-    ops::linear::Call,
+    calls::Linear,
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
 /// Largest number of rows of `x` for which the product is computed as dot products. With so few
 /// rows, packing the operands for `gemm` would cost more than it saves.
-const FEW_ROWS: usize = 4;
+const SMALL_M_ROWS: usize = 4;
 
-pub(super) fn linear(threads: &Threads, call: Call<'_>) {
+pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     if call.weight.dtype() == DType::F8E4M3 {
         return fp8::linear(threads, call);
     }
@@ -32,7 +32,7 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
         // SAFETY: a worker processes one panel at a time, so nothing else
         // uses this worker's scratch.
         let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
-        if call.x.rows() <= FEW_ROWS {
+        if call.x.rows() <= SMALL_M_ROWS {
             multiply_few(&call, rows.clone(), weight);
         } else {
             multiply_many(&call, rows.clone(), weight);
@@ -58,7 +58,7 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
 }
 
 /// Computes the panel's columns of the output, or adds to them.
-fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
+fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
     let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
@@ -73,7 +73,7 @@ fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
 
 /// Does the same as `multiply_many`, with dot products.
 #[inline(always)]
-fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
+fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(call.x.plain()), Output::of(&call.out));
     for row in 0..call.x.rows() {
         // SAFETY: no other panel has these columns, so no other thread writes these elements.
@@ -87,7 +87,7 @@ fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
 
 /// Adds the panel's part of the bias to its columns of the output while they are in cache.
 #[inline(always)]
-fn add_bias(call: &Call<'_>, columns: Range<usize>, bias: &[f32]) {
+fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);
     for row in 0..call.x.rows() {
         // SAFETY: no other panel has these columns, so no other thread writes these elements.

@@ -33,7 +33,7 @@ mod transfer;
 
 use threads::Threads;
 
-use crate::{Backend, HostLink, KernelError, Rank, Target, ops};
+use crate::{Backend, HostLink, KernelError, Rank, Target, calls};
 
 /// Computes on host memory with the calling thread and a separate thread pool.
 ///
@@ -83,53 +83,50 @@ impl Backend for Cpu {
         self.link.as_ref().map_or(Rank::ALONE, HostLink::rank)
     }
 
-    fn all_reduce(&self, call: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
+    fn all_reduce(&self, call: calls::AllReduce<'_>) -> Result<(), KernelError> {
         ranks::all_reduce(&self.threads, self.link.as_ref(), call)
     }
 
-    fn all_gather(&self, call: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
+    fn all_gather(&self, call: calls::AllGather<'_>) -> Result<(), KernelError> {
         ranks::all_gather(&self.threads, self.link.as_ref(), call)
     }
 
-    fn best_of_ranks(&self, call: ops::best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+    fn best_of_ranks(&self, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
         ranks::best_of_ranks(self.link.as_ref(), call)
     }
 
-    fn download_later(
-        &self,
-        call: ops::transfer::DownloadLater<'_>,
-    ) -> Result<Box<dyn ops::transfer::Arrival>, KernelError> {
+    fn download_later(&self, call: calls::DownloadLater<'_>) -> Result<Box<dyn calls::Arrival>, KernelError> {
         Ok(transfer::download_later(&self.threads, call))
     }
 
-    fn copy_blocks(&self, call: ops::copy_blocks::Call<'_>) -> Result<Box<dyn ops::copy_blocks::Copying>, KernelError> {
+    fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {
         copy_blocks::copy_blocks(call)
     }
 
     compute! {
-        upload: ops::transfer::Upload<'_> => transfer::upload,
-        download: ops::transfer::Download<'_> => transfer::download,
-        fill_random: ops::fill_random::Call<'_> => fill_random::fill_random,
-        patchify: ops::patchify::Call<'_> => patchify::patchify,
-        position_grid: ops::position_grid::Call<'_> => position_grid::position_grid,
-        embed: ops::embed::Call<'_> => embed::embed,
-        rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
-        layer_norm: ops::layer_norm::Call<'_> => layer_norm::layer_norm,
-        linear: ops::linear::Call<'_> => linear::linear,
-        route: ops::route::Call<'_> => route::route,
-        gated_experts: ops::gated_experts::Call<'_> => experts::gated_experts,
-        add_experts: ops::add_experts::Call<'_> => experts::add_experts,
-        rotary: ops::rotary::Call<'_> => rotary::rotary,
-        rotary_kv_write: ops::rotary_kv_write::Call<'_> => rotary_kv_write::rotary_kv_write,
-        attention_paged: ops::attention_paged::Call<'_> => attention_paged::attention_paged,
-        attention_packed: ops::attention_packed::Call<'_> => attention_packed::attention_packed,
-        silu_mul: ops::silu_mul::Call<'_> => silu_mul::silu_mul,
-        quantize: ops::quantize::Call<'_> => quantize::quantize,
-        gelu: ops::gelu::Call<'_> => gelu::gelu,
-        gather_rows: ops::gather_rows::Call<'_> => gather_rows::gather_rows,
-        scatter_rows: ops::scatter_rows::Call<'_> => scatter_rows::scatter_rows,
-        add_rows: ops::add_rows::Call<'_> => add_rows::add_rows,
-        argmax: ops::argmax::Call<'_> => argmax::argmax,
-        sample: ops::sample::Call<'_> => sample::sample,
+        upload: calls::Upload<'_> => transfer::upload,
+        download: calls::Download<'_> => transfer::download,
+        fill_random: calls::FillRandom<'_> => fill_random::fill_random,
+        patchify: calls::Patchify<'_> => patchify::patchify,
+        position_grid: calls::PositionGrid<'_> => position_grid::position_grid,
+        embed: calls::Embed<'_> => embed::embed,
+        rms_norm: calls::RmsNorm<'_> => rms_norm::rms_norm,
+        layer_norm: calls::LayerNorm<'_> => layer_norm::layer_norm,
+        linear: calls::Linear<'_> => linear::linear,
+        route: calls::Route<'_> => route::route,
+        gated_experts: calls::GatedExperts<'_> => experts::gated_experts,
+        add_experts: calls::AddExperts<'_> => experts::add_experts,
+        rotary: calls::Rotary<'_> => rotary::rotary,
+        rotary_kv_write: calls::RotaryKvWrite<'_> => rotary_kv_write::rotary_kv_write,
+        attention_paged: calls::AttentionPaged<'_> => attention_paged::attention_paged,
+        attention_packed: calls::AttentionPacked<'_> => attention_packed::attention_packed,
+        silu_mul: calls::SiluMul<'_> => silu_mul::silu_mul,
+        quantize: calls::Quantize<'_> => quantize::quantize,
+        gelu: calls::ApplyGelu<'_> => gelu::gelu,
+        gather_rows: calls::GatherRows<'_> => gather_rows::gather_rows,
+        scatter_rows: calls::ScatterRows<'_> => scatter_rows::scatter_rows,
+        add_rows: calls::AddRows<'_> => add_rows::add_rows,
+        argmax: calls::Argmax<'_> => argmax::argmax,
+        sample: calls::Sample<'_> => sample::sample,
     }
 }

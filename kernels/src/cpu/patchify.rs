@@ -4,12 +4,12 @@ use super::{
     memory::{Rows, write_rows},
     threads::Threads,
 };
-use crate::ops::patchify::{CHANNELS, Call, PatchSize};
+use crate::calls::{CHANNELS, PatchSize, Patchify};
 
 /// Cost per value in multiply-adds: a division, and a read with a stride of three bytes.
 const VALUE_COST: usize = 4;
 
-pub(super) fn patchify(threads: &Threads, call: Call<'_>) {
+pub(super) fn patchify(threads: &Threads, call: Patchify<'_>) {
     let PatchSize { side, frames } = call.size;
     let bytes = Rows::<u8>::of(&call.bytes).all();
     let (layout, levels) = (Rows::<u32>::of(&call.layout), Rows::<f32>::of(&call.levels));

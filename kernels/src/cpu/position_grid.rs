@@ -4,12 +4,12 @@ use super::{
     memory::{Rows, add_widened, write_rows},
     threads::Threads,
 };
-use crate::ops::position_grid::Call;
+use crate::calls::PositionGrid;
 
 /// Cost per element in multiply-adds: four points, which are also widened to `f32`.
 const ELEMENT_COST: usize = 8;
 
-pub(super) fn position_grid(threads: &Threads, call: Call<'_>) {
+pub(super) fn position_grid(threads: &Threads, call: PositionGrid<'_>) {
     let (layout, places) = (Rows::<u32>::of(&call.layout), Rows::<u32>::of(&call.places));
     let side = call.side;
     write_rows(threads, &call.out, ELEMENT_COST, |patch, out| {

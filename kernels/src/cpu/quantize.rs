@@ -4,9 +4,9 @@ use super::{
     memory::{Output, Rows},
     threads::Threads,
 };
-use crate::{Activations, E4m3, FP8_BLOCK, Quantization, Rounded, e4m3_scale, largest_magnitude, ops::quantize::Call};
+use crate::{Activations, E4m3, FP8_BLOCK, Quantization, Rounded, calls::Quantize, e4m3_scale, largest_magnitude};
 
-pub(super) fn quantize(threads: &Threads, call: Call<'_>) {
+pub(super) fn quantize(threads: &Threads, call: Quantize<'_>) {
     let x = Rows::<f32>::of(&call.x);
     round_rows(threads, &call.out, |row| x.row(row));
 }

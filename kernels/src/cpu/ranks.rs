@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     DType, KernelError, Tensor,
+    calls::{self, NO_CHOICE},
     host_link::{Brought, HostLink},
-    ops::{all_gather, all_reduce, argmax::NO_CHOICE, best_of_ranks},
 };
 
 /// Numbers that are summed at a time, few enough for registers and the L1 cache.
@@ -21,7 +21,7 @@ const AT_ONCE: usize = 256;
 pub(super) fn all_reduce(
     threads: &Threads,
     link: Option<&HostLink>,
-    call: all_reduce::Call<'_>,
+    call: calls::AllReduce<'_>,
 ) -> Result<(), KernelError> {
     let own = brought("all_reduce", &call.partial);
     let sum = |all: &[Brought]| {
@@ -52,7 +52,7 @@ pub(super) fn all_reduce(
 pub(super) fn all_gather(
     threads: &Threads,
     link: Option<&HostLink>,
-    call: all_gather::Call<'_>,
+    call: calls::AllGather<'_>,
 ) -> Result<(), KernelError> {
     let (own, columns) = (brought("all_gather", &call.part), call.part.columns());
     let gather = |all: &[Brought]| {
@@ -67,7 +67,7 @@ pub(super) fn all_gather(
     meet(link, own, gather)
 }
 
-pub(super) fn best_of_ranks(link: Option<&HostLink>, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
     let x = Rows::<f32>::of(&call.x);
     // SAFETY: the op layer allocated `out` as `[rows]` u32 for this call, and nothing else accesses
     // it during the call.

@@ -6,9 +6,9 @@ use super::{
     quantize::write_activations,
     threads::Threads,
 };
-use crate::ops::rms_norm::Call;
+use crate::calls::RmsNorm;
 
-pub(super) fn rms_norm(threads: &Threads, call: Call<'_>) {
+pub(super) fn rms_norm(threads: &Threads, call: RmsNorm<'_>) {
     let (x, weight) = (Rows::<f32>::of(&call.x), widened(&call.weight));
     let (weight, epsilon) = (&weight, call.epsilon);
     write_activations(threads, &call.out, 2, |row| {

@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{
     Tensor,
-    ops::rotary::{Call, PairAxes},
+    calls::{PairAxes, Rotary},
 };
 
-pub(super) fn rotary(threads: &Threads, call: Call<'_>) {
+pub(super) fn rotary(threads: &Threads, call: Rotary<'_>) {
     turn(threads, &call.x, call.heads, &call.positions, &call.frequencies, call.axes);
 }
 

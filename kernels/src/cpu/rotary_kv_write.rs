@@ -9,10 +9,10 @@ use super::{
 };
 use crate::{
     BLOCK_TOKENS, E4m3, Element, KvLayer,
-    ops::rotary_kv_write::{Call, HeadNorms, NO_SLOT},
+    calls::{HeadNorms, NO_SLOT, RotaryKvWrite},
 };
 
-pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
+pub(super) fn rotary_kv_write(threads: &Threads, call: RotaryKvWrite<'_>) {
     let shape = call.layer.shape;
     if let Some(norms) = call.norms {
         normalise(threads, &call, norms);
@@ -29,7 +29,7 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
 
 /// Writes keys and values to their slots. `stored(head, x)` converts a number for storage. Heads
 /// are numbered over all key heads, followed by all value heads.
-fn write<E: Element>(call: &Call<'_>, stored: impl Fn(usize, f32) -> E) {
+fn write<E: Element>(call: &RotaryKvWrite<'_>, stored: impl Fn(usize, f32) -> E) {
     let shape = call.layer.shape;
     let rows = Rows::<f32>::of(&call.qkv);
     let columns = shape.kv_heads * shape.head_dim;
@@ -51,7 +51,7 @@ fn write<E: Element>(call: &Call<'_>, stored: impl Fn(usize, f32) -> E) {
 }
 
 /// Normalizes each query and key head by its root mean square.
-fn normalise(threads: &Threads, call: &Call<'_>, norms: &HeadNorms<'_>) {
+fn normalise(threads: &Threads, call: &RotaryKvWrite<'_>, norms: &HeadNorms<'_>) {
     let shape = call.layer.shape;
     let (query, key) = (widened(&norms.query), widened(&norms.key));
     write_rows(threads, &call.qkv, 4, |_, row| {

@@ -5,9 +5,9 @@ use super::{
     memory::{Output, Rows, indices},
     threads::Threads,
 };
-use crate::ops::{rotary_kv_write::NO_SLOT, route::Call};
+use crate::calls::{NO_SLOT, Route};
 
-pub(super) fn route(threads: &Threads, call: Call<'_>) {
+pub(super) fn route(threads: &Threads, call: Route<'_>) {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
     let (logits, weights) = (Rows::<f32>::of(&call.logits), Output::of(&call.out.weights));
     let by_row = call.out.places.reshape([rows, top]);

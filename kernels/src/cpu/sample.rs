@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     InputToken,
-    ops::{argmax::NO_CHOICE, sample::Call},
+    calls::{NO_CHOICE, Sample},
     sampling::{
         Candidate, ChoiceScratch, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, SampleLayout, SampleList,
         SampleRow, TOP_MAX, Wishes, choose, fault_of,
@@ -26,7 +26,7 @@ struct Answer {
     top: Vec<(u32, f32)>,
 }
 
-pub(super) fn sample(threads: &Threads, call: Call<'_>) {
+pub(super) fn sample(threads: &Threads, call: Sample<'_>) {
     let SampleLayout { rows, vocabulary } = call.layout;
     // SAFETY: the op layer borrows both tensors exclusively for this call.
     let (chosen, report) = unsafe {

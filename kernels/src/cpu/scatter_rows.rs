@@ -4,9 +4,9 @@ use super::{
     memory::{Output, Rows, assert_places, indices},
     threads::Threads,
 };
-use crate::ops::scatter_rows::Call;
+use crate::calls::ScatterRows;
 
-pub(super) fn scatter_rows(threads: &Threads, call: Call<'_>) {
+pub(super) fn scatter_rows(threads: &Threads, call: ScatterRows<'_>) {
     let (x, rows, columns) = (Rows::<f32>::of(&call.x), indices(&call.rows), call.x.columns());
     assert_places(rows, call.out.rows());
     let out = Output::of(&call.out);

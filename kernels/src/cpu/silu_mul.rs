@@ -1,9 +1,9 @@
 //! The gate of a gated MLP.
 
 use super::{arithmetic::exp, memory::Rows, quantize::write_activations, threads::Threads};
-use crate::ops::silu_mul::Call;
+use crate::calls::SiluMul;
 
-pub(super) fn silu_mul(threads: &Threads, call: Call<'_>) {
+pub(super) fn silu_mul(threads: &Threads, call: SiluMul<'_>) {
     let (gate_up, columns) = (Rows::<f32>::of(&call.gate_up), call.out.columns());
     write_activations(threads, &call.out, 8, |row| {
         let (gate, up) = gate_up.row(row).split_at(columns);

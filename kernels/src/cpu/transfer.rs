@@ -5,7 +5,7 @@ use bursar_budgets::Bytes;
 use super::{memory::host_bytes, threads::Threads};
 use crate::{
     KernelError,
-    ops::transfer::{Arrival, Download, DownloadLater, Upload},
+    calls::{Arrival, Download, DownloadLater, Upload},
 };
 
 pub(super) fn upload(_: &Threads, call: Upload<'_>) {

@@ -2,33 +2,35 @@
 //! split along their contexts.
 
 use super::{
-    Cuda,
-    contract::{HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill},
+    arguments::{Arguments, Extent, arguments, count},
+    contract::{
+        self, HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill,
+    },
     decode_launch::DecodeLaunch,
     e4m3_cache::{e4m3_cache, scales_address},
-    launch::{Arguments, Extent, Function, arguments, count},
-    linear_few,
+    functions::Function,
+    lane::Cuda,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
-use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
+use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
 
 /// The extent of the Hopper kernel for attention over the KV cache. The kernel is persistent: it
 /// has at most as many thread blocks as the device runs at once, and each thread block processes
 /// one job after another.
-fn paged_extent(is_e4m3: bool, jobs: usize, processors: usize) -> Extent {
+fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
     use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
     let (threads, shared) =
         if is_e4m3 { (PAGED_E4M3_THREADS, PAGED_E4M3_SHARED_BYTES) } else { (PAGED_THREADS, PAGED_SHARED_BYTES) };
-    Extent { shared, ..Extent::line(jobs.min(processors), threads) }
+    Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
 /// The extent of the Hopper kernel for attention within packed sequences. The kernel is persistent:
 /// it has at most as many thread blocks as the device runs at once, and each thread block processes
 /// one job after another.
-fn packed_extent(head_dim: PackedHeadDim, jobs: usize, processors: usize) -> Extent {
+fn packed_extent(head_dim: PackedHeadDim, jobs: usize, sms: usize) -> Extent {
     let (threads, shared) =
         (attention_hopper::packed_threads(head_dim), attention_hopper::packed_shared_bytes(head_dim));
-    Extent { shared, ..Extent::line(jobs.min(processors), threads) }
+    Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
 /// The error for a head dimension that has no kernels. The op layer has already refused such calls.
@@ -37,7 +39,7 @@ fn refused(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> KernelError 
     KernelError::Shape { op, what: "heads", expected, found: rows.shape() }
 }
 
-fn paged_head_dim(call: &ops::attention_paged::Call<'_>) -> Result<HeadDim, KernelError> {
+fn paged_head_dim(call: &calls::AttentionPaged<'_>) -> Result<HeadDim, KernelError> {
     let head_dim = call.layer.shape.head_dim;
     HeadDim::of(head_dim).ok_or_else(|| refused("attention_paged", head_dim, &call.queries))
 }
@@ -47,7 +49,7 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn paged(cuda: &Cuda, call: calls::AttentionPaged<'_>) -> Result<(), KernelError> {
     let singles = call.sequences.single_rows;
     if singles > 0 {
         decode(cuda, &call, singles)?;
@@ -56,13 +58,12 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
 }
 
 /// Decodes the first `sequences` sequences, which have one row each.
-fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
+fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
-    let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
+    let (sms, shared_most) = (cuda.kernels.target.sms, cuda.kernels.functions.shared_most());
     let head_dim = paged_head_dim(call)?;
     let ring = attention_decode::ring_bytes(head_dim);
-    let launch =
-        DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
+    let launch = DecodeLaunch::of(sequences, call.heads, shape.kv_heads, sms).within(shared_most, ring, sms);
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
     assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
@@ -70,7 +71,8 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     // contexts can be read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
     // This project's GEMMs of few rows read their weights with the L2 evict-first hint.
-    let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
+    let others_read_once =
+        call.queries.rows() <= contract::gemm_small_m::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
         + u32::from(others_read_once) * attention_decode::OTHERS_READ_ONCE;
     let arguments = arguments![
@@ -99,13 +101,13 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         Some(e4m3) => &e4m3.attention_decode,
         None => &cuda.entry_points().attention_decode,
     };
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernels[head_dim], extent, arguments) }
 }
 
 /// Computes attention for the sequences from `first_sequence` on.
-fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: usize) -> Result<(), KernelError> {
-    let (shape, processors) = (call.layer.shape, cuda.kernels.target.processors);
+fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize) -> Result<(), KernelError> {
+    let (shape, sms) = (call.layer.shape, cuda.kernels.target.sms);
     let sequences = call.sequences.context_lengths.rows();
     // Each sequence before `first_sequence` has one row.
     let (rows, left) = (call.queries.rows() - first_sequence, sequences - first_sequence);
@@ -118,7 +120,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
     let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
-    let splits = (processors / jobs).min(keys / attention_hopper::SPLIT_KEYS);
+    let splits = (sms / jobs).min(keys / attention_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
     let e4m3 = e4m3_cache(cuda, "attention_paged", call.layer)?;
     let (arguments, kernel, extent) = if let Some(hopper) = hopper {
@@ -128,7 +130,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
             None => (hopper.attention_paged, hopper.attention_paged_split),
         };
         let (kernel, jobs) = if split.is_some() { (split_kernel, jobs * splits) } else { (whole_kernel, jobs) };
-        (arguments, kernel, paged_extent(e4m3.is_some(), jobs, processors))
+        (arguments, kernel, paged_extent(e4m3.is_some(), jobs, sms))
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
         let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
@@ -157,7 +159,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     if split.is_some() {
         arguments = arguments.with(count(splits));
     }
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments.with(scales_address(&call.scales)).with(call.scale)) }?;
     match split {
         Some(hopper) => combine(cuda, hopper, call, first_sequence, jobs, splits),
@@ -169,7 +171,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
 fn combine(
     cuda: &Cuda,
     hopper: &HopperEntryPoints<Function>,
-    call: &ops::attention_paged::Call<'_>,
+    call: &calls::AttentionPaged<'_>,
     first_sequence: usize,
     jobs: usize,
     splits: usize,
@@ -192,13 +194,13 @@ fn combine(
     ];
     let warps = attention_hopper::COMBINE_WARPS;
     let extent = Extent::line(jobs * (attention_hopper::PAGED_QUERIES / warps), 32 * warps);
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
 }
 
 /// Tensor map of the KV cache. One piece contains the keys or the values of sixteen
 /// tokens of one head.
-fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelError> {
+fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
     let layout = if shape.dtype == DType::F8E4M3 {
@@ -221,7 +223,7 @@ fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelE
     Ok(TensorMap::new(call.layer.address, shape.dtype, &layout)?)
 }
 
-pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn packed(cuda: &Cuda, call: calls::AttentionPacked<'_>) -> Result<(), KernelError> {
     let (rows, stretches) = (call.qkv.rows(), call.starts.rows() - 1);
     if rows == 0 {
         return Ok(());
@@ -242,13 +244,13 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
         let map = packed_map(&call.qkv, call.heads, head_dim)?;
         let arguments = arguments![map, call.out.address(), call.qkv.address()];
         let jobs = call.heads * tiles(attention_hopper::packed_queries(head_dim), rows, stretches);
-        let extent = packed_extent(head_dim, jobs, cuda.kernels.target.processors);
+        let extent = packed_extent(head_dim, jobs, cuda.kernels.target.sms);
         (arguments, hopper.attention_packed[head_dim], extent)
     } else {
         let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
         (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, places(arguments)) }
 }
 

@@ -9,13 +9,10 @@ use std::{
 use bursar_budgets::{CudaDevice, DeviceError, Overhead};
 use cudarc::driver::sys;
 
-use super::{
-    Cuda,
-    stream::{Clock, Event, Stream},
-};
+use super::stream::{Clock, Event, Stream};
 use crate::{
     KernelError,
-    ops::copy_blocks::{BlockRange, Call, Copying, Pieces},
+    calls::{BlockRange, CopyBlocks, Copying, Pieces},
 };
 
 /// Maximum number of copies that an actor has in flight; each copy has a clock.
@@ -104,38 +101,41 @@ impl CopyStream {
             CudaDevice::said("cuMemcpyBatchAsync", copied)
         })
     }
-}
 
-/// Copies one piece for each layer and contiguous range, many pieces per driver call. The driver
-/// then keeps all of the copies in flight; separate calls would take about 2.5 us each in addition
-/// to the transfer time.
-pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
-    cuda.enter_to_copy()?;
-    let copies = cuda.copies.as_ref().expect("a lane with host memory to copy to has a stream for that");
-    let clock = copies.clocks.take(&cuda.kernels.device)?;
-    // `Running` returns its clock when it is dropped, even if a copy is refused. The lane waits for
-    // the copies that have started.
-    let copying = Box::new(Running { clock: Some(clock), clocks: copies.clocks.clone() });
-    let clock = copying.clock.as_ref().expect("it is there until it drops");
-    let each = |stretches: &[BlockRange]| -> Vec<Piece> {
-        call.pieces.iter().flat_map(|pieces| stretches.iter().map(|stretch| sides(pieces, stretch))).collect()
-    };
-    let back = |(device, host, bytes): Piece| (host, device, bytes);
-    clock.begin(&copies.stream)?;
-    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
-    // layer has checked that the ranges lie within it. The slots are page-locked memory
-    // that outlives the lane.
-    unsafe { copies.copy(&each(&call.to_host))? };
-    if !call.to_host.is_empty() {
-        copies.left.record(&copies.stream)?;
-        copies.left.hold(&cuda.stream)?;
+    /// Copies one piece for each layer and contiguous range, many pieces per driver call. The driver
+    /// then keeps all of the copies in flight; separate calls would take about 2.5 us each in addition
+    /// to the transfer time. Later work in the stream `passes` waits for the copies to the host.
+    pub(super) fn start(
+        &self,
+        passes: &Stream,
+        device: &Arc<CudaDevice>,
+        call: CopyBlocks<'_>,
+    ) -> Result<Box<dyn Copying>, DeviceError> {
+        let clock = self.clocks.take(device)?;
+        // `Running` returns its clock when it is dropped, even if a copy is refused. The lane waits for
+        // the copies that have started.
+        let copying = Box::new(Running { clock: Some(clock), clocks: self.clocks.clone() });
+        let clock = copying.clock.as_ref().expect("it is there until it drops");
+        let each = |stretches: &[BlockRange]| -> Vec<Piece> {
+            call.pieces.iter().flat_map(|pieces| stretches.iter().map(|stretch| sides(pieces, stretch))).collect()
+        };
+        let back = |(device, host, bytes): Piece| (host, device, bytes);
+        clock.begin(&self.stream)?;
+        // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
+        // layer has checked that the ranges lie within it. The slots are page-locked memory
+        // that outlives the lane.
+        unsafe { self.copy(&each(&call.to_host))? };
+        if !call.to_host.is_empty() {
+            self.left.record(&self.stream)?;
+            self.left.hold(passes)?;
+        }
+        // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
+        // layer has checked that the ranges lie within it. The slots are page-locked memory
+        // that outlives the lane.
+        unsafe { self.copy(&each(&call.to_device).into_iter().map(back).collect::<Vec<_>>())? };
+        clock.end(&self.stream)?;
+        Ok(copying)
     }
-    // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
-    // layer has checked that the ranges lie within it. The slots are page-locked memory
-    // that outlives the lane.
-    unsafe { copies.copy(&each(&call.to_device).into_iter().map(back).collect::<Vec<_>>())? };
-    clock.end(&copies.stream)?;
-    Ok(copying)
 }
 
 impl Clocks {

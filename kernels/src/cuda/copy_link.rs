@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
-use super::{Cuda, stream::Stream};
-use crate::{DType, HostLink, KernelError, Rank, Tensor, host_link::Brought, ops::all_gather};
+use super::stream::Stream;
+use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Brought};
 
 /// A rank's end of a link between GPU ranks that meet on the host, as host
 /// ranks do; see [`HostLink`].
@@ -138,11 +138,11 @@ impl CopyLink {
         self.host.rank()
     }
 
-    pub(super) fn all_gather(&self, cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
-        cuda.enter_to_copy()?;
-        cuda.stream.wait()?;
+    /// Gathers after all earlier work in `stream`. The device's context is current on this thread.
+    pub(super) fn all_gather(&self, stream: &Stream, call: calls::AllGather<'_>) -> Result<(), KernelError> {
+        stream.wait()?;
         let mut copied = Ok(());
-        let copies = |all: &[Brought]| copied = self.copy_all(&cuda.stream, all, &call.out);
+        let copies = |all: &[Brought]| copied = self.copy_all(stream, all, &call.out);
         self.host.meet(Brought::of("all_gather", &call.part), copies)?;
         Ok(copied?)
     }

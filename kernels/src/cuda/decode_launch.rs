@@ -21,7 +21,6 @@ const FEW_RUNS: usize = 32;
 
 /// Minimum length of a piece, in cache blocks, if there are few runs.
 const SHORT_PIECE: u32 = 8;
-
 /// Minimum length of a piece, in cache blocks, if there are many runs.
 const PIECE: u32 = 20;
 
@@ -39,19 +38,19 @@ pub(super) struct DecodeLaunch {
 impl DecodeLaunch {
     /// Returns the launch for `sequences` sequences of one row each, on a device with Hopper's
     /// shared memory per SM.
-    pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
+    pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, sms: usize) -> Self {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
-        let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
+        let of_warps = |warps, piece| DecodeLaunch { warps, workers: sms * WARPS / warps, piece };
         if runs <= FEW_RUNS {
             return of_warps(8, SHORT_PIECE);
         }
-        if 3 * runs <= processors * WARPS / SHARED_WARPS {
+        if 3 * runs <= sms * WARPS / SHARED_WARPS {
             return of_warps(SHARED_WARPS, SHORT_PIECE);
         }
         // Minimum percentage of the thread blocks that must have a run. With fewer warps per thread
         // block, idle thread blocks keep the read bandwidth below its maximum.
         let fills = |warps: usize, percent: usize| {
-            let blocks = processors * WARPS / warps;
+            let blocks = sms * WARPS / warps;
             runs <= blocks && 100 * runs >= percent * blocks
         };
         let whole = [(8, 70), (2, 85), (1, 90)].into_iter().find(|(warps, percent)| fills(*warps, *percent));
@@ -61,13 +60,13 @@ impl DecodeLaunch {
     /// Limits this launch to `shared` bytes of shared memory per thread block, if the ring
     /// of a warp has `ring` bytes. A launch that does not fit gets fewer warps, and one
     /// thread block per SM.
-    pub(super) fn within(self, shared: usize, ring: usize, processors: usize) -> Self {
+    pub(super) fn within(self, shared: usize, ring: usize, sms: usize) -> Self {
         if WARPS * ring <= shared {
             return self;
         }
         // One thread block per SM is not enough for each run to have a thread block, so thread
         // blocks have at least as many warps as for equal shares.
-        DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: processors, piece: self.piece }
+        DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: sms, piece: self.piece }
     }
 
     /// Returns the number of f32 numbers of all partial results that thread blocks leave for other

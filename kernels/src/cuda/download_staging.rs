@@ -7,11 +7,11 @@ use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError, Pinned};
 use cudarc::driver::sys;
 
 use super::{
-    CudaLink,
+    link::CudaLink,
     rank_link::Witness,
     stream::{Event, Stream},
 };
-use crate::{KernelError, Tensor, ops::transfer::Arrival};
+use crate::{KernelError, Tensor, calls::Arrival};
 
 /// Free staging buffers: page-locked memory, each buffer with an event. A lane has two steps in
 /// flight, so there are never more than a few buffers, two of them long. After the stress before

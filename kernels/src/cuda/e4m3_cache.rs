@@ -2,7 +2,7 @@
 
 use bursar_budgets::Address;
 
-use super::{Cuda, contract::E4m3Cache, launch::Function};
+use super::{contract::E4m3Cache, functions::Function, lane::Cuda};
 use crate::{DType, KernelError, KvLayer, Tensor};
 
 /// Returns the entry points for an E4M3 cache, or `None` if the cache has the activation type.

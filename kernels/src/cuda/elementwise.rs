@@ -2,17 +2,18 @@
 //! ends with a description of the launch that the kernel expects.
 
 use super::{
-    Cuda,
+    arguments::{Arguments, Extent, arguments, count},
     contract::{
         argmax as argmax_numbers, copy_rows, gate, norm, patchify as patchify_numbers, position_grid as grid_numbers,
         random,
     },
-    launch::{Arguments, Extent, Function, arguments, count},
+    functions::Function,
+    lane::Cuda,
     quantize,
 };
 use crate::{
     DType, KernelError, Tensor,
-    ops::{self, gelu::Gelu},
+    calls::{self, Gelu},
 };
 
 fn pitch(tensor: &Tensor<'_>) -> u32 {
@@ -23,7 +24,7 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
     count(tensor.columns())
 }
 
-pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn fill_random(cuda: &Cuda, call: calls::FillRandom<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     let elements = call.out.shape().elements();
     let extent = Extent::line(elements.div_ceil(random::THREADS).min(8192), random::THREADS);
@@ -40,7 +41,7 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
-pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn patchify(cuda: &Cuda, call: calls::Patchify<'_>) -> Result<(), KernelError> {
     let side = call.size.side;
     let units = side * side / if side.is_multiple_of(2) { patchify_numbers::PIXELS } else { 1 };
     let wide = units.min(patchify_numbers::THREADS_MAX);
@@ -65,7 +66,7 @@ pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(),
 /// Elements of a row that a thread processes at once.
 const GRID_VECTOR: usize = 8;
 
-pub(super) fn position_grid(cuda: &Cuda, call: ops::position_grid::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn position_grid(cuda: &Cuda, call: calls::PositionGrid<'_>) -> Result<(), KernelError> {
     let wide = call.out.columns().div_ceil(GRID_VECTOR).clamp(1, grid_numbers::THREADS);
     let tall = grid_numbers::THREADS / wide;
     let extent = Extent { grid: [call.out.rows().div_ceil(tall), 1, 1], block: [wide, tall], shared: 0 };
@@ -84,7 +85,7 @@ pub(super) fn position_grid(cuda: &Cuda, call: ops::position_grid::Call<'_>) -> 
     unsafe { cuda.launch(cuda.entry_points().position_grid, extent, arguments) }
 }
 
-pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn embed(cuda: &Cuda, call: calls::Embed<'_>) -> Result<(), KernelError> {
     let extent = Extent::line(call.ids.rows(), copy_rows::THREADS);
     let arguments = arguments![
         call.table.address(),
@@ -117,7 +118,7 @@ fn normalise(
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
     // A thread block reuses its weights over many rows.
-    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), norm_threads(out.columns()));
+    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.sms), norm_threads(out.columns()));
     let arguments = Arguments::default().with(x.address()).with(pitch(x));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
@@ -125,7 +126,7 @@ fn normalise(
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
-pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn rms_norm(cuda: &Cuda, call: calls::RmsNorm<'_>) -> Result<(), KernelError> {
     match &call.out.rounded {
         Some(rounded) => quantize::rms_norm(cuda, &call, rounded),
         None => {
@@ -135,7 +136,7 @@ pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(),
     }
 }
 
-pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn layer_norm(cuda: &Cuda, call: calls::LayerNorm<'_>) -> Result<(), KernelError> {
     normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
@@ -146,7 +147,7 @@ fn over_columns(rows: usize, columns: usize) -> Extent {
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
 }
 
-pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn silu_mul(cuda: &Cuda, call: calls::SiluMul<'_>) -> Result<(), KernelError> {
     if call.out.rounded.is_some() {
         return quantize::silu_mul(cuda, &call.gate_up, &call.out);
     }
@@ -157,7 +158,7 @@ pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(),
     unsafe { cuda.launch(cuda.entry_points().silu_mul, extent, arguments) }
 }
 
-pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn gelu(cuda: &Cuda, call: calls::ApplyGelu<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.x.rows(), call.x.columns());
     let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x)];
     let kernels = cuda.entry_points();
@@ -170,7 +171,7 @@ pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelE
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
-pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn gather_rows(cuda: &Cuda, call: calls::GatherRows<'_>) -> Result<(), KernelError> {
     let arguments = arguments![
         call.x.address(),
         count(call.x.rows()),
@@ -187,7 +188,7 @@ pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Resu
     }
 }
 
-pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn scatter_rows(cuda: &Cuda, call: calls::ScatterRows<'_>) -> Result<(), KernelError> {
     let arguments = arguments![
         call.x.address(),
         pitch(&call.x),
@@ -204,7 +205,7 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Re
     }
 }
 
-pub(super) fn add_rows(cuda: &Cuda, call: ops::add_rows::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn add_rows(cuda: &Cuda, call: calls::AddRows<'_>) -> Result<(), KernelError> {
     let arguments = arguments![
         call.x.address(),
         count(call.x.rows()),
@@ -220,7 +221,7 @@ pub(super) fn add_rows(cuda: &Cuda, call: ops::add_rows::Call<'_>) -> Result<(),
     unsafe { cuda.launch(cuda.entry_points().add_rows, Extent::line(call.to.rows(), copy_rows::THREADS), arguments) }
 }
 
-pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn argmax(cuda: &Cuda, call: calls::Argmax<'_>) -> Result<(), KernelError> {
     let is_f32 = call.x.dtype() == DType::F32;
     let kernel = if is_f32 { cuda.entry_points().argmax_f32 } else { cuda.entry_points().argmax };
     // In Hopper's machine code, a cluster of thread blocks shares a row.

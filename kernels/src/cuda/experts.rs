@@ -1,34 +1,26 @@
 //! Launches for mixtures of experts. The kernels' sources (`route.cu`, `experts.cu` and others) end
 //! with a description of the launches that they expect.
 
-use bursar_budgets::{Address, Bytes, DeviceError};
+use bursar_budgets::{Address, DeviceError};
 
 use super::{
-    Cuda,
-    blas::QuantScheme,
+    arguments::{Arguments, Extent, arguments, count},
     contract::{
-        Experts, PLACES, experts as scheme, experts_few as few, linear_many as many, route as routing,
-        route_normed as normed,
+        Experts, PLACES, experts as scheme, experts_small_m, gemm_large_m, route as routing, route_normed as normed,
     },
     elementwise,
-    launch::{Arguments, Extent, Function, arguments, count},
-    linear::{self, Operands},
-    linear_few::GemmBackend,
+    functions::Function,
+    gemm::{self, GemmBackend, Operands, QuantScheme},
+    lane::Cuda,
     quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{
     DType, FP8_BLOCK, KernelError, Tensor,
-    ops::{self, route::Routing},
+    calls::{self, Routing},
 };
 
-/// Returns the bytes of scratch for choosing among `experts` experts for `rows` rows. The scratch
-/// has each thread block's number of choices per expert.
-pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
-    DType::U32.bytes(rows.div_ceil(routing::BLOCK_ROWS) * experts)
-}
-
-pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn route(cuda: &Cuda, call: calls::Route<'_>) -> Result<(), KernelError> {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
     let kernels = cuda.entry_points();
     let logits = arguments![
@@ -42,11 +34,11 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
     let out = &call.out;
     let slots = slots_of(&call);
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
-    if rows <= routing::FEW_ROWS {
+    if rows <= routing::SMALL_M_ROWS {
         let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted).with(slots);
         // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the
         // shapes and allocated the scratch.
-        return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
+        return unsafe { cuda.launch(kernels.route_small_m, Extent::line(1, routing::THREADS), all) };
     }
     let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
     let (block_rows, threads, counts) = if is_sorted_by_one {
@@ -69,16 +61,17 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
 }
 
 /// Returns the address of the rows' cache slots, or 0 if the call has no slots.
-fn slots_of(call: &ops::route::Call<'_>) -> Address {
+fn slots_of(call: &calls::Route<'_>) -> Address {
     call.slots.as_ref().map_or(Address(0), Tensor::address)
 }
 
-pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -> Result<(), KernelError> {
-    let ops::rms_norm_route::Call { norm, product, routing } = call;
+pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Result<(), KernelError> {
+    let calls::RmsNormRoute { norm, product, routing } = call;
     let hopper = cuda.entry_points().hopper.as_ref();
-    let Some(hopper) = hopper.filter(|_| cuda.products_by != GemmBackend::Library && is_few(&norm, &product)) else {
+    let Some(hopper) = hopper.filter(|_| cuda.gemm.backend != GemmBackend::Library && is_small_m(&norm, &product))
+    else {
         elementwise::rms_norm(cuda, norm)?;
-        linear::linear(cuda, product)?;
+        gemm::linear(cuda, product)?;
         return route(cuda, routing);
     };
     let (rows, hidden, out) = (norm.x.rows(), norm.x.columns(), &routing.out);
@@ -103,17 +96,17 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -
     ];
     let shared = rows * (2 * hidden + normed::ROW_GAP_BYTES) + 2 * hidden + normed::SUM_BYTES;
     let extent = Extent { grid: [normed::CLUSTER, 1, 1], block: [routing::THREADS, 1], shared };
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
 }
 
 /// Returns `true` if the kernel's single cluster can process all rows, and the operands are aligned
 /// as its 16-byte accesses require.
-fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bool {
+fn is_small_m(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
     let (rows, hidden) = (norm.x.rows(), norm.x.columns());
     let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
     norm.out.rounded.is_none()
-        && (1..=routing::FEW_ROWS).contains(&rows)
+        && (1..=routing::SMALL_M_ROWS).contains(&rows)
         && product.weight.rows() <= normed::EXPERTS_MAX
         && hidden <= normed::HIDDEN_MAX
         && hidden.is_multiple_of(normed::COLUMNS)
@@ -121,7 +114,7 @@ fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bo
         && starts.into_iter().all(|start| start.is_multiple_of(16))
 }
 
-pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Result<(), KernelError> {
     let (rows, features) = (call.out.rows(), call.out.columns());
     // A row can be rounded only when the whole row is computed, so gated outputs are first written
     // to this scratch in the activation type.
@@ -142,18 +135,18 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
     ];
     ExpertGemm { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
     match call.out.rounded {
-        Some(rounded) => quantize::quantize(cuda, ops::quantize::Call { x: out.view(), out: rounded }),
+        Some(rounded) => quantize::quantize(cuda, calls::Quantize { x: out.view(), out: rounded }),
         None => Ok(()),
     }
 }
 
-pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn add_experts(cuda: &Cuda, call: calls::AddExperts<'_>) -> Result<(), KernelError> {
     products(cuda, &call)?;
     add(cuda, &call)
 }
 
 /// Adds up the products of each row.
-fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+fn add(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
     let sum = arguments![
         call.products.address(),
         call.routing.places.address(),
@@ -166,18 +159,17 @@ fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError
         count(call.sum.pitch()),
     ];
     let rows = Extent::line(call.sum.rows(), scheme::ADD_THREADS);
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
 }
 
-pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
     let experts = &call.experts;
     products(cuda, experts)?;
     if let Some(rounded) = call.out.rounded.as_ref().filter(|_| cuda.entry_points().hopper.is_none()) {
         add(cuda, experts)?;
         let out = call.out.view();
-        let norm =
-            ops::rms_norm::Call { x: experts.sum.view(), weight: call.weight.view(), epsilon: call.epsilon, out };
+        let norm = calls::RmsNorm { x: experts.sum.view(), weight: call.weight.view(), epsilon: call.epsilon, out };
         return quantize::rms_norm(cuda, &norm, rounded);
     }
     let (rows, columns) = (experts.sum.rows(), experts.sum.columns());
@@ -194,12 +186,12 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm:
     }
     let norm = sum.with(count(columns)).with(call.epsilon).with(call.out.plain().address());
     let extent = Extent::line(rows, elementwise::norm_threads(columns));
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts_rms_norm, extent, norm) }
 }
 
 /// Launches the GEMM that computes the product of each choice, multiplied by the choice's weight.
-fn products(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+fn products(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
     let features = call.sum.columns();
     let op = "add_experts";
     let of = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op })?;
@@ -239,17 +231,16 @@ impl ExpertGemm<'_> {
         if self.choices() == 0 {
             return Ok(());
         }
-        if let (Some(hopper), Some(few)) = (self.hopper(cuda), Few::of(cuda, self)?) {
-            let of_sizes = if self.is_gated { &hopper.gated_few } else { &hopper.few };
-            let operands = arguments![few.weight].followed_by(operands).with(few.stages).followed_by(self.scales());
-            // SAFETY: the arguments match the kernel's parameters, and the op layer
-            // has checked the shapes.
-            return unsafe { cuda.launch(of_sizes[few.size], few.extent, operands) };
+        if let (Some(hopper), Some(small_m)) = (self.hopper(cuda), SmallM::of(cuda, self)?) {
+            let of_sizes = if self.is_gated { &hopper.gated_small_m } else { &hopper.small_m };
+            let operands =
+                arguments![small_m.weight].followed_by(operands).with(small_m.stages).followed_by(self.scales());
+            // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+            return unsafe { cuda.launch(of_sizes[small_m.size], small_m.extent, operands) };
         }
-        if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.many(cuda)?) {
-            let kernel = if self.is_gated { hopper.gated_many } else { hopper.many };
-            // SAFETY: the arguments match the kernel's parameters, and the op layer
-            // has checked the shapes.
+        if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.large_m(cuda)?) {
+            let kernel = if self.is_gated { hopper.gated_large_m } else { hopper.large_m };
+            // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
             let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
             return unsafe { cuda.launch(kernel, extent, operands) };
         }
@@ -267,8 +258,7 @@ impl ExpertGemm<'_> {
         let places = choices.div_ceil(scheme::TILE_PLACES) + experts.min(choices);
         let extent = Extent { grid: [self.features.div_ceil(tile), places, 1], block: [scheme::THREADS, 1], shared: 0 };
         let operands = arguments![self.of.weight.address()].followed_by(operands);
-        // SAFETY: the arguments match the kernel's parameters, and the op layer
-        // has checked the shapes.
+        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
         unsafe { cuda.launch(kernel, extent, operands) }
     }
 
@@ -311,27 +301,30 @@ impl ExpertGemm<'_> {
 
     /// Returns the weight's tensor map and the extent for Hopper's kernel for many rows, if the
     /// kernel supports the GEMM.
-    fn many(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
+    fn large_m(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
         if self.choices() == 0 || !self.is_aligned() {
             return Ok(None);
         }
         let (columns, rows) = (self.of.weight.columns(), self.of.weight.rows());
         let of = Rows { rows, columns, pitch: columns };
         let dtype = self.of.weight.dtype();
-        let cube = [many::TILE_WEIGHTS / 4, 2 * many::STEP_COLUMNS / dtype.size()];
+        let cube = [gemm_large_m::TILE_WEIGHTS / 4, 2 * gemm_large_m::STEP_COLUMNS / dtype.size()];
         let weight = TensorMap::of_rows(self.of.weight.address().0, dtype, of, cube)?;
-        let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
-        let places =
-            self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.held.count.min(self.choices());
-        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.processors / many::CLUSTER);
-        let extent =
-            Extent { grid: [many::CLUSTER * clusters, 1, 1], block: [many::THREADS, 1], shared: many::SHARED_BYTES };
+        let tile = if self.is_gated { gemm_large_m::TILE_WEIGHTS / 2 } else { gemm_large_m::TILE_WEIGHTS };
+        let places = self.choices().div_ceil(gemm_large_m::CLUSTER * gemm_large_m::TILE_ROWS)
+            + self.routing.held.count.min(self.choices());
+        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.sms / gemm_large_m::CLUSTER);
+        let extent = Extent {
+            grid: [gemm_large_m::CLUSTER * clusters, 1, 1],
+            block: [gemm_large_m::THREADS, 1],
+            shared: gemm_large_m::SHARED_BYTES,
+        };
         Ok(Some((weight, extent)))
     }
 }
 
 /// A launch of Hopper's kernel for few rows.
-struct Few {
+struct SmallM {
     /// Index of the tile's number of places in [`PLACES`].
     size: usize,
     stages: u32,
@@ -351,13 +344,12 @@ const HALF_BYTES: usize = 110 * 1024;
 
 /// Minimum number of stages of a thread block that shares its SM.
 const STAGES_OF_HALF: usize = 4;
-
 /// Minimum number of stages of a thread block that has an SM to itself.
 const STAGES_OF_ALL: usize = 5;
 
-impl Few {
+impl SmallM {
     /// Returns the launch, or `None` if the kernel does not support the GEMM.
-    fn of(cuda: &Cuda, product: &ExpertGemm<'_>) -> Result<Option<Few>, DeviceError> {
+    fn of(cuda: &Cuda, product: &ExpertGemm<'_>) -> Result<Option<SmallM>, DeviceError> {
         let &ExpertGemm { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.held.count);
         let choices = product.choices();
@@ -366,24 +358,24 @@ impl Few {
         let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
         let row_bytes = weight.dtype().bytes(in_features).as_usize();
-        let x_bytes = PLACES[size] * row_bytes.next_multiple_of(few::STEP_BYTES);
-        let scratch = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;
+        let x_bytes = PLACES[size] * row_bytes.next_multiple_of(experts_small_m::STEP_BYTES);
+        let scratch = |bytes: usize| bytes.saturating_sub(x_bytes) / experts_small_m::STAGE_BYTES;
         let all = cuda.kernels.functions.shared_most() - STATIC_BYTES;
         let (stages, of_one) = match (scratch(HALF_BYTES), scratch(all)) {
             (stages @ STAGES_OF_HALF.., _) => (stages, 2),
             (_, stages @ STAGES_OF_ALL..) => (stages, 1),
             _ => return Ok(None),
         };
-        let stages = stages.min(few::STAGES_MAX);
-        let tile = if is_gated { few::TILE_ROWS / 2 } else { few::TILE_ROWS };
+        let stages = stages.min(experts_small_m::STAGES_MAX);
+        let tile = if is_gated { experts_small_m::TILE_ROWS / 2 } else { experts_small_m::TILE_ROWS };
         let items = (choices.div_ceil(PLACES[size]) + experts.min(choices)) * features.div_ceil(tile);
         let extent = Extent {
-            grid: [items.min(of_one * cuda.kernels.target.processors), 1, 1],
-            block: [few::THREADS, 1],
-            shared: x_bytes + stages * few::STAGE_BYTES,
+            grid: [items.min(of_one * cuda.kernels.target.sms), 1, 1],
+            block: [experts_small_m::THREADS, 1],
+            shared: x_bytes + stages * experts_small_m::STAGE_BYTES,
         };
         let weight = weight_map(product)?;
-        Ok(Some(Few { size, stages: count(stages), weight, extent }))
+        Ok(Some(SmallM { size, stages: count(stages), weight, extent }))
     }
 }
 
@@ -393,7 +385,7 @@ fn weight_map(product: &ExpertGemm<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();
     let (experts, pitch) = (product.routing.held.count as u64, dtype.size() as u64 * columns);
-    let (chunk, rows) = (count(few::ROW_BYTES / dtype.size()), few::TILE_ROWS);
+    let (chunk, rows) = (count(experts_small_m::ROW_BYTES / dtype.size()), experts_small_m::TILE_ROWS);
     let swizzle = Swizzle::Bytes128;
     let layout = if product.is_gated {
         Layout {

@@ -6,7 +6,7 @@ use std::{ptr, sync::Arc};
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Overhead};
 use cudarc::driver::sys;
 
-use super::{Cuda, CudaKernels, RankLink, nccl::Watch, stream::Stream};
+use super::{kernels::CudaKernels, lane::Cuda, nccl::Watch, rank_link::RankLink, stream::Stream};
 use crate::{Graph, KernelError};
 
 /// A graph that can run in the stream that it was captured in.

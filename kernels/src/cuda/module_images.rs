@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_later_archive_replaces_a_module_of_an_earlier_one() {
-        let products = String::from_utf8(module((8, 9), "linear_e4m3")).expect("PTX is text");
+        let products = String::from_utf8(module((8, 9), "gemm_tiled_e4m3")).expect("PTX is text");
         assert!(products.contains(".target sm_89"));
         assert_eq!(images_for((8, 9))[0].modules().len(), images_for((8, 0))[0].modules().len());
     }

@@ -1,10 +1,10 @@
 //! Launches of the kernels that round activations to E4M3: unchanged rows, norms
-//! and gates (`kernels/cuda/quantize.cu`, `quantize_many.cu`).
+//! and gates (`kernels/cuda/quantize.cu`, `quantize_large_m.cu`).
 
 use bursar_budgets::Address;
 
 use super::{
-    Cuda,
+    arguments::{Arguments, Extent, arguments, count},
     contract::{
         HopperEntryPoints,
         fp8::{
@@ -12,20 +12,23 @@ use super::{
             VECTOR,
         },
     },
-    launch::{Arguments, Extent, Function, arguments, count},
+    functions::Function,
+    lane::Cuda,
 };
-use crate::{Activations, KernelError, Quantization, Rounded, Tensor, ops};
+use crate::{Activations, KernelError, Quantization, Rounded, Tensor, calls};
 
 /// Returns `true` if rows of `columns` columns can be rounded.
 pub(super) fn serves(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(VECTOR)
 }
 
-pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x));
     let kernels = cuda.entry_points();
-    let (kernel, before) = match (many(cuda, x, x.columns()), long(cuda, x, &call.out), &kernels.hopper) {
-        (Some((hopper, held)), ..) => (Kernel::many(cuda, hopper.quantize_many, held, x), before.with(count(x.rows()))),
+    let (kernel, before) = match (large_m(cuda, x, x.columns()), long(cuda, x, &call.out), &kernels.hopper) {
+        (Some((hopper, held)), ..) => {
+            (Kernel::large_m(cuda, hopper.quantize_large_m, held, x), before.with(count(x.rows())))
+        }
         (None, Some(threads), Some(hopper)) => (Kernel::long(hopper.quantize_long, x.rows(), threads), before),
         _ => (Kernel::row_each(kernels.quantize, x.rows(), x.columns()), before),
     };
@@ -34,11 +37,11 @@ pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(),
 
 /// Computes the norm of rows and rounds it. `call.out.plain` also gets the norm
 /// without rounding, if requested.
-pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
+pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
-    let (kernel, before) = match many(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
+    let (kernel, before) = match large_m(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
         Some((hopper, held)) => {
-            (Kernel::many(cuda, hopper.rms_norm_rounded_many, held, x), before.with(count(x.rows())))
+            (Kernel::large_m(cuda, hopper.rms_norm_rounded_large_m, held, x), before.with(count(x.rows())))
         }
         None => (Kernel::row_each(cuda.entry_points().rms_norm_rounded, x.rows(), x.columns()), before),
     };
@@ -60,10 +63,10 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
-    let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.processors;
+    let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();
     let kernel = match (&kernels.hopper, long(cuda, gate_up, rounded)) {
-        (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_few, rows, columns),
+        (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_small_m, rows, columns),
         (Some(hopper), Some(threads)) => Kernel::long(hopper.silu_mul_rounded_long, rows, threads),
         _ => Kernel::row_each(kernels.silu_mul_rounded, rows, columns),
     };
@@ -95,11 +98,11 @@ impl Kernel {
     }
 
     /// Creates a launch with as many thread blocks as the device runs at once. Each thread block
-    /// processes many rows of `x`. See `quantize_many.cu`.
-    fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
+    /// processes many rows of `x`. See `quantize_large_m.cu`.
+    fn large_m(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
         let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
-        let blocks = x.rows().min(at_once * cuda.kernels.target.processors);
+        let blocks = x.rows().min(at_once * cuda.kernels.target.sms);
         Kernel { function: by_held[held - 1], blocks, threads }
     }
 }
@@ -110,10 +113,10 @@ fn threads(vectors: usize) -> usize {
 
 /// Returns Hopper's kernels for many rows, and the number of vectors of a row that a thread keeps.
 /// Returns `None` if `x` has at most one row per SM, or if the kernels do not support these rows.
-fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
+fn large_m<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
     let hopper = cuda.entry_points().hopper.as_ref()?;
     let held = (columns / VECTOR).div_ceil(THREADS_MAX);
-    ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.processors && is_whole(x)).then_some((hopper, held))
+    ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.sms && is_whole(x)).then_some((hopper, held))
 }
 
 /// Returns the threads per thread block for the kernels that keep a long row of `x` in registers
@@ -123,7 +126,7 @@ fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a Hoppe
 fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
     let vectors = out.data.columns() / VECTOR;
     let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
-    let is_many = x.rows() > 4 * cuda.kernels.target.processors;
+    let is_many = x.rows() > 4 * cuda.kernels.target.sms;
     let is_kept = out.quantization == Quantization::Rows && is_long && is_many && is_whole(x);
     is_kept.then(|| vectors.div_ceil(LONG_HELD).next_multiple_of(32))
 }

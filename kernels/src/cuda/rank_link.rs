@@ -1,13 +1,13 @@
-//! A rank's end of a link between GPU ranks, and the dispatch of operations to the kind
-//! of link in use.
+//! A rank's end of a link between GPU ranks, of any kind.
 
 use bursar_budgets::{Address, DeviceError};
 
-use super::{CopyLink, Cuda, CudaLink, NcclLink, link, nccl::Watch};
-use crate::{
-    KernelError, Rank,
-    ops::{all_gather, all_reduce, all_reduce_rms_norm, best_of_ranks},
+use super::{
+    copy_link::CopyLink,
+    link::CudaLink,
+    nccl::{NcclLink, Watch},
 };
+use crate::Rank;
 
 /// A rank's end of a link between the GPU ranks of a group.
 pub enum RankLink {
@@ -75,42 +75,5 @@ impl Witness {
             Witness::Note(_) => Ok(()),
             Witness::Watch(watch) => watch.check(),
         }
-    }
-}
-
-pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::all_reduce(cuda, link, call),
-        Some(RankLink::Nccl(link)) => link.all_reduce(cuda, call),
-        Some(RankLink::Copies(_)) | None => Err(KernelError::NoKernel { op: "all_reduce" }),
-    }
-}
-
-pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::all_reduce_rms_norm(cuda, link, call),
-        _ => all_reduce_rms_norm::in_two(cuda, call),
-    }
-}
-
-pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::all_gather(cuda, link, call),
-        Some(RankLink::Nccl(link)) => link.all_gather(cuda, call),
-        Some(RankLink::Copies(link)) => link.all_gather(cuda, call),
-        None => Err(KernelError::NoKernel { op: "all_gather" }),
-    }
-}
-
-pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
-    match &cuda.link {
-        Some(RankLink::Kernels(link)) => link::best_of_ranks(cuda, link, call),
-        _ => Err(KernelError::NoKernel { op: "best_of_ranks" }),
-    }
-}
-
-pub(super) fn abort_collectives(cuda: &Cuda) {
-    if let Some(RankLink::Kernels(link)) = &cuda.link {
-        link::abort_collectives(cuda, link);
     }
 }

@@ -1,14 +1,14 @@
 //! Launches of rotary position embedding, separate and fused with the write to the KV cache.
 
 use super::{
-    Cuda,
+    arguments::{Argument, Extent, arguments, count},
     contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
     e4m3_cache::{e4m3_cache, scales_address},
-    launch::{Extent, arguments, count},
+    lane::Cuda,
 };
 use crate::{
     KernelError,
-    ops::{self, rotary::PairAxes, rotary_kv_write::HeadNorms},
+    calls::{self, HeadNorms, PairAxes},
 };
 
 /// The position axis of each pair of elements, in the layout of the kernel's parameter.
@@ -18,6 +18,8 @@ pub(super) struct Sections {
     pairs: [u32; AXES_MAX],
     is_interleaved: u32,
 }
+
+impl Argument for Sections {}
 
 impl Sections {
     /// Panics if there are more axes than the kernels support, which is more than any model has.
@@ -39,7 +41,7 @@ fn extent(tokens: usize, elements: usize) -> Extent {
     Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, THREADS_MAX))
 }
 
-pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn rotary(cuda: &Cuda, call: calls::Rotary<'_>) -> Result<(), KernelError> {
     let head_dim = 2 * call.frequencies.rows();
     let arguments = arguments![
         call.x.address(),
@@ -55,7 +57,7 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
     unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
-pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError> {
     let shape = call.layer.shape;
     let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
     let arguments = arguments![

@@ -1,49 +1,20 @@
 //! Launches of sampling: four kernels per group of rows.
 
-use bursar_budgets::{Address, Bytes};
+use bursar_budgets::Address;
 
 use super::{
-    Cuda,
+    arguments::{Extent, arguments, count},
     contract::sampling as scheme,
-    launch::{Extent, arguments, count},
+    lane::Cuda,
+    sample_scratch::{ROWS, changed_pitch, parts},
 };
 use crate::{
     DType, KernelError,
-    ops::sample::Call,
+    calls::Sample,
     sampling::{ROW_WORDS, SampleLayout, TOP_MAX},
 };
 
-/// Rows per group. 64 rows fill every GPU; more rows would only need more scratch.
-const ROWS: usize = 64;
-
-/// Returns the bytes of scratch in which the kernels pass data to each other, for a
-/// row of `slices` slices.
-fn row_bytes(slices: usize) -> usize {
-    (scheme::ROW_BYTES + scheme::SLICE_BYTES * slices).next_multiple_of(scheme::ROW_ALIGNMENT)
-}
-
-/// Returns the number of elements from the start of one changed row to the start of the next. Rows
-/// are aligned to 16 bytes.
-fn changed_pitch(vocabulary: usize) -> usize {
-    vocabulary.next_multiple_of(4)
-}
-
-/// Returns the byte offsets of the parts of the scratch: the data that the kernels pass to each
-/// other, the changed rows, and the tokens chosen by the previous step. The last entry is the
-/// end of the scratch.
-fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
-    let at_once = rows.min(ROWS);
-    let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(scheme::SLICE))) as u64);
-    let previous = changed + DType::F32.bytes(at_once * changed_pitch(vocabulary));
-    let kept = if rows > ROWS { sequences } else { 0 };
-    [Bytes::ZERO, changed, previous, previous + DType::U32.bytes(kept)]
-}
-
-pub(crate) fn cuda_sample_scratch(rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
-    parts(rows, sequences, vocabulary)[3]
-}
-
-pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
+pub(super) fn sample(cuda: &Cuda, call: Sample<'_>) -> Result<(), KernelError> {
     let SampleLayout { rows, vocabulary } = call.layout;
     let sequences = call.chosen.rows();
     let mut previous = call.chosen.address();
@@ -62,7 +33,7 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
 }
 
 /// Samples one group of rows, starting at `first`.
-fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
+fn some_rows(cuda: &Cuda, call: &Sample<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
     let SampleLayout { rows: batch_rows, vocabulary } = call.layout;
     let rows = ROWS.min(batch_rows - first);
     let slices = vocabulary.div_ceil(scheme::SLICE);

@@ -16,13 +16,19 @@ pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 /// Minimum number of features that a tile of a GEMM covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
 
+/// Returns the bytes of scratch for choosing among `experts` experts for `rows` rows. The scratch
+/// has each thread block's number of choices per expert.
+pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
+    DType::U32.bytes(rows.div_ceil(contract::route::BLOCK_ROWS) * experts)
+}
+
 /// A GPU's generation, number of SMs and activation type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CudaTarget {
     /// Compute capability, for example (9, 0) for an H200.
     pub capability: (u32, u32),
     /// Number of SMs (streaming multiprocessors).
-    pub processors: usize,
+    pub sms: usize,
     /// The type of activations, weights and the KV cache: bf16 if the tensor cores support it (from
     /// compute capability 8.0 on), otherwise f16. Any GPU can be set to f16.
     pub activation: DType,
@@ -39,9 +45,9 @@ impl CudaTarget {
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
-        let processors = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let sms = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let activation = if capability >= (8, 0) { DType::BF16 } else { DType::F16 };
-        Ok(CudaTarget { capability, processors, activation })
+        Ok(CudaTarget { capability, sms, activation })
     }
 
     /// Returns the bytes of scratch for the partial results that attention stores before it
@@ -53,11 +59,11 @@ impl CudaTarget {
     /// kernel that splits them.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
-        let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
+        let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.sms);
         let decoding = if single_rows > 0 { launch.part_numbers(head_dim) } else { 0 };
         let has_split = self.capability == (9, 0) && shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
         let splits = has_split && rows > single_rows;
-        let split = if splits { self.processors * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
+        let split = if splits { self.sms * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
         DType::F32.bytes(decoding.max(split))
     }
 

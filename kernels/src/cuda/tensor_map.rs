@@ -3,13 +3,15 @@
 use bursar_budgets::{Address, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
-use super::launch::count;
+use super::arguments::{Argument, count};
 use crate::DType;
 
 /// The driver's opaque 128-byte tensor map, which a kernel takes by value.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct TensorMap([u64; 16]);
+
+impl Argument for TensorMap {}
 
 /// The pattern by which the rows of a box are distributed over the banks of shared memory.
 #[derive(Clone, Copy)]

@@ -2,32 +2,7 @@
 //! each row's weighted sum over its experts, added to the residual stream.
 
 use super::{check, route::Routing};
-use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
-
-/// Computes `sum[row] = Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of
-/// each row whose experts this rank holds. The terms are added in the order of the choices' ranks,
-/// so that the bits of a row do not depend on the other rows. The result is added to the contents
-/// of `sum` if `accumulate` is set.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows * top, in_features]` activations, only in the format that the weight wants, in
-    /// the routing's sorted order.
-    pub x: Activations<'a>,
-    /// `[experts * out_features, in_features]`, contiguous.
-    pub weight: Weight<'a>,
-    /// The experts of each row.
-    pub routing: Routing<'a>,
-    /// `[rows * top, out_features]` activations: space for the product of each choice. The
-    /// contents are undefined afterwards.
-    pub products: Tensor<'a>,
-    /// Scratch declared with
-    /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
-    pub scratch: Tensor<'a>,
-    /// `true` to add to the contents of `sum` instead of replacing them.
-    pub accumulate: bool,
-    /// `[rows, out_features]` activations. A gap between rows is allowed.
-    pub sum: Tensor<'a>,
-}
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies `x` `[rows * top, in_features]`, as returned by
@@ -70,7 +45,7 @@ impl<B: Backend> Scope<'_, B> {
         routing: &Routing<'_>,
         accumulate: bool,
         sum: &mut Tensor<'_>,
-        launch: impl FnOnce(Call<'_>) -> Result<(), KernelError>,
+        launch: impl FnOnce(calls::AddExperts<'_>) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
         const OP: &str = "add_experts";
         self.check_product(OP, &x, &weight, None)?;
@@ -91,7 +66,7 @@ impl<B: Backend> Scope<'_, B> {
         work.bytes += if accumulate { sum.bytes() } else { bursar_budgets::Bytes::ZERO };
         work.bytes += x.bytes() + routing.weight_bytes(&weight);
         self.count_product(&x, work);
-        launch(Call {
+        launch(calls::AddExperts {
             x: x.view(),
             weight: weight.view(),
             routing: routing.view(),

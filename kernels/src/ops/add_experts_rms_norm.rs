@@ -1,22 +1,8 @@
 //! The second half of a mixture of gated MLPs, fused with the norm at the start of the next layer.
 //! The operation that computes the rows of the residual stream also normalizes these rows.
 
-use super::{add_experts, check, rms_norm::RmsNorm, route::Routing};
-use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
-
-/// Computes `experts`, whose sum is rounded to the type of activations, and then
-/// `out = sum / sqrt(mean(sum^2) + epsilon) * weight`, row by row, with the mean in `f32`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// The sum over experts, with `accumulate` set. This rank has all experts of the routing.
-    pub experts: add_experts::Call<'a>,
-    /// `[out_features]`, floating point.
-    pub weight: Tensor<'a>,
-    /// Constant added to the mean square.
-    pub epsilon: f32,
-    /// `[rows, out_features]` in the requested formats.
-    pub out: Activations<'a>,
-}
+use super::{check, rms_norm::RmsNorm, route::Routing};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Like [`add_experts`](Scope::add_experts), and also writes the rows of `sum`
@@ -48,7 +34,7 @@ impl<B: Backend> Scope<'_, B> {
             work.bytes += out.bytes();
             self.count(work);
             let (weight, epsilon) = (norm.weight.view(), norm.epsilon);
-            self.backend.add_experts_rms_norm(Call { experts, weight, epsilon, out: out.view() })
+            self.backend.add_experts_rms_norm(calls::AddExpertsRmsNorm { experts, weight, epsilon, out: out.view() })
         })
     }
 }

@@ -1,23 +1,9 @@
 //! Addition of rows at given indices. Models use this operation to add features of a vision
 //! encoder's middle layers to the picture tokens in the first layers of the language model.
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
-
-/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` occurs at
-/// most once in `to`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations.
-    pub x: Tensor<'a>,
-    /// `[chosen]` u32, each below the number of rows of `x`.
-    pub from: Tensor<'a>,
-    /// `[chosen]` u32, each below the number of rows of `out`.
-    pub to: Tensor<'a>,
-    /// `[rows, columns]` activations. Rows that are not in `to` keep their contents.
-    pub out: Tensor<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Adds the rows of `x` `[n, columns]` at the indices `from` `[chosen]` to the rows
@@ -41,6 +27,6 @@ impl<B: Backend> Scope<'_, B> {
         let elements = from.rows() * out.columns();
         let bytes = out.dtype().bytes(3 * elements) + from.bytes() + to.bytes();
         self.count(Work { flops: elements as u64, bytes, ..Work::default() });
-        self.backend.add_rows(Call { x: x.view(), from: from.view(), to: to.view(), out: out.view() })
+        self.backend.add_rows(calls::AddRows { x: x.view(), from: from.view(), to: to.view(), out: out.view() })
     }
 }

@@ -2,17 +2,7 @@
 //! logits of an output projection whose rows are divided among the ranks.
 
 use super::check;
-use crate::{Backend, KernelError, Scope, Tensor, Work};
-
-/// Computes `out[:, rank * columns..][..columns] = part of that rank` for each rank. The rules for
-/// the order of calls and for waiting are the same as for [`all_reduce`](super::all_reduce::Call).
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations or f32: this rank's columns. A gap between rows is allowed.
-    pub part: Tensor<'a>,
-    /// `[rows, ranks * columns]` of the same type. A gap between rows is allowed.
-    pub out: Tensor<'a>,
-}
+use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Writes all ranks' `part` `[rows, columns]` side by side to `out` `[rows, ranks * columns]`,
@@ -27,6 +17,6 @@ impl<B: Backend> Scope<'_, B> {
         check::writable(OP, "out", out);
         check::shape(OP, "out", out, [part.rows(), self.rank().of() * part.columns()])?;
         self.count(Work::over(0, &[part, out]));
-        self.backend.all_gather(Call { part: part.view(), out: out.view() })
+        self.backend.all_gather(calls::AllGather { part: part.view(), out: out.view() })
     }
 }

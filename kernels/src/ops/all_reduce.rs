@@ -2,24 +2,7 @@
 //! partial products of a weight whose columns are divided among the ranks.
 
 use super::check;
-use crate::{Backend, KernelError, Scope, Tensor, Work};
-
-/// Computes `out = Σ partial`, or adds the sum to `out` if `accumulate` is set. The partial results
-/// of all ranks are summed in f32 in the order of the ranks' indices, and rounded once. Therefore
-/// all ranks get the same bits, and repeated calls give the same bits. With [NCCL](crate::NcclLink)
-/// the library determines the order, and intermediate sums are rounded.
-///
-/// All ranks must call the same collectives with the same shapes in the same order. The collective
-/// ends on a rank when all ranks have read that rank's `partial`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations: this rank's partial result. A gap between rows is allowed.
-    pub partial: Tensor<'a>,
-    /// `true` to add to the contents of `out` instead of replacing them.
-    pub accumulate: bool,
-    /// `[rows, columns]` activations. A gap between rows is allowed.
-    pub out: Tensor<'a>,
-}
+use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Writes the sum of all ranks' `partial` `[rows, columns]` to `out` `[rows, columns]`.
@@ -49,6 +32,6 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(additions as u64, &[partial, out]);
         work.bytes += if accumulate { out.bytes() } else { bursar_budgets::Bytes::ZERO };
         self.count(work);
-        self.backend.all_reduce(Call { partial: partial.view(), accumulate, out: out.view() })
+        self.backend.all_reduce(calls::AllReduce { partial: partial.view(), accumulate, out: out.view() })
     }
 }

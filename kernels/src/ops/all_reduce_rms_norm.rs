@@ -1,28 +1,7 @@
 //! All-reduce onto the residual, followed by root-mean-square normalization.
 
-use super::{
-    all_reduce, check,
-    rms_norm::{self, RmsNorm},
-};
-use crate::{Activations, Backend, KernelError, Scope, Tensor, Work};
-
-/// Computes `residual = residual + Σ partial` as [`all_reduce`](all_reduce::Call) does,
-/// and then `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, with
-/// the mean in `f32`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, hidden]` activations: this rank's partial result. A gap between rows is allowed.
-    pub partial: Tensor<'a>,
-    /// `[rows, hidden]` activations, equal on all ranks and updated in place. A gap
-    /// between rows is allowed.
-    pub residual: Tensor<'a>,
-    /// `[hidden]`, floating point.
-    pub weight: Tensor<'a>,
-    /// Constant added to the mean square.
-    pub epsilon: f32,
-    /// `[rows, hidden]` in the requested formats.
-    pub out: Activations<'a>,
-}
+use super::{check, rms_norm::RmsNorm};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual`
@@ -47,13 +26,12 @@ impl<B: Backend> Scope<'_, B> {
         work.bytes += out.bytes();
         self.count(work);
         let (partial, residual, weight) = (partial.view(), residual.view(), weight.view());
-        self.backend.all_reduce_rms_norm(Call { partial, residual, weight, epsilon, out: out.view() })
+        self.backend.all_reduce_rms_norm(calls::AllReduceRmsNorm {
+            partial,
+            residual,
+            weight,
+            epsilon,
+            out: out.view(),
+        })
     }
-}
-
-/// Calls `all_reduce` and then `rms_norm`.
-pub(crate) fn in_two<B: Backend + ?Sized>(backend: &B, call: Call<'_>) -> Result<(), KernelError> {
-    let Call { partial, residual, weight, epsilon, out } = call;
-    backend.all_reduce(all_reduce::Call { partial, accumulate: true, out: residual.view() })?;
-    backend.rms_norm(rms_norm::Call { x: residual, weight, epsilon, out })
 }

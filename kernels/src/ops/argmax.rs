@@ -1,22 +1,11 @@
 //! Argmax: the index of each row's largest element, for greedy decoding without copying the
 //! logits to the host.
 
-use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
+use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
-/// The result for a row that has only NaN.
-pub const NO_CHOICE: u32 = u32::MAX;
-
-/// Computes `out[i]`, the first index of the largest element of row `i`. NaN is never chosen over a
-/// number. The result for a row that has only NaN is [`NO_CHOICE`].
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations or f32.
-    pub x: Tensor<'a>,
-    /// `[rows]` u32.
-    pub out: Tensor<'a>,
-}
+pub use crate::calls::NO_CHOICE;
 
 impl<B: Backend> Scope<'_, B> {
     /// Returns the first index of the largest element in each row of `x`
@@ -37,6 +26,6 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(OP, "out", out, [x.rows()])?;
         check::writable(OP, "out", out);
         self.count(Work::over(x.shape().elements() as u64, &[x, out]));
-        self.backend.argmax(Call { x: x.view(), out: out.view() })
+        self.backend.argmax(calls::Argmax { x: x.view(), out: out.view() })
     }
 }

@@ -2,7 +2,7 @@
 //! of a picture. No score matrix is ever stored (online softmax, Milakov and Gimelshein 2018, arXiv
 //! 1805.02867; FlashAttention, arXiv 2205.14135).
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
@@ -17,27 +17,6 @@ pub struct Stretches<'m> {
     pub longest: usize,
     /// Sum of the squared stretch lengths. The amount of arithmetic is proportional to this number.
     pub query_key_pairs: u64,
-}
-
-/// Computes softmax attention of each row over all rows of its stretch.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, 3 * heads * head_dim]` activations: queries, keys, values.
-    pub qkv: Tensor<'a>,
-    /// Query heads. There are as many key heads and value heads.
-    pub heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Factor on the dot products of queries and keys.
-    pub scale: f32,
-    /// `[stretches + 1]` u32.
-    pub starts: Tensor<'a>,
-    /// An upper bound on the rows of a stretch.
-    pub longest: usize,
-    /// Scratch declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
-    pub scratch: Tensor<'a>,
-    /// `[rows, heads * head_dim]` activations.
-    pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -67,7 +46,7 @@ impl<B: Backend> Scope<'_, B> {
         self.count(Work::over(4 * stretches.query_key_pairs * hidden as u64, &[qkv, &out]));
         let inner = self.scope();
         let scratch = inner.take_scratch(self.target().packed_scratch(head_dim))?;
-        self.backend.attention_packed(Call {
+        self.backend.attention_packed(calls::AttentionPacked {
             qkv: qkv.view(),
             heads,
             head_dim,

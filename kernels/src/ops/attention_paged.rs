@@ -4,55 +4,11 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{Backend, KernelError, KvLayer, KvShape, ScaledLayer, Scope, Tensor, Work};
+use crate::{Backend, KernelError, KvShape, ScaledLayer, Scope, Tensor, Work, calls};
 
 use super::check;
 
-/// Assignment of rows to sequences, and the blocks that contain each sequence's keys and values.
-#[derive(Debug)]
-pub struct PagedSequences<'m> {
-    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
-    /// Together the sequences cover all rows from 0.
-    pub query_starts: Tensor<'m>,
-    /// `[sequences]` u32: tokens in the cache, including this step's rows. A
-    /// sequence with one row and length 0 is padding. The output of padding is
-    /// zeros. Padding counts towards [`single_rows`](Self::single_rows).
-    pub context_lengths: Tensor<'m>,
-    /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
-    /// entries are not read.
-    pub block_tables: Tensor<'m>,
-    /// Number of leading sequences that have exactly one row, as decoding sequences do. Backends
-    /// with a separate kernel for such sequences use it. With a value below the true number, the
-    /// result is correct but slower to compute.
-    pub single_rows: usize,
-    /// Number of pairs of a query and a key that the query sees, over all sequences. The amount of
-    /// arithmetic is proportional to this number.
-    pub query_key_pairs: u64,
-}
-
-/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first
-/// `context - n + r + 1` tokens.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
-    pub queries: Tensor<'a>,
-    /// Query heads. Each group of `heads / kv_heads` query heads shares one key and value head.
-    pub heads: usize,
-    /// Factor on the dot products of queries and keys.
-    pub scale: f32,
-    /// The layer's keys and values, including those that this step has written. If every sequence
-    /// has one row, the tokens before that row may be read before the preceding operation has
-    /// ended, because they were written before this step.
-    pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3 elements: the scales of each head's keys, then the
-    /// scales of each head's values.
-    pub scales: Option<Tensor<'a>>,
-    pub sequences: &'a PagedSequences<'a>,
-    /// Scratch declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
-    pub scratch: Tensor<'a>,
-    /// `[tokens, heads * head_dim]` activations.
-    pub out: Tensor<'a>,
-}
+pub use crate::calls::PagedSequences;
 
 impl<B: Backend> Scope<'_, B> {
     /// Computes attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`.
@@ -103,7 +59,7 @@ impl<B: Backend> Scope<'_, B> {
         let inner = self.scope();
         let bytes = self.target().paged_scratch(shape, heads, sequences.single_rows, queries.rows());
         let scratch = inner.take_scratch(bytes)?;
-        self.backend.attention_paged(Call {
+        self.backend.attention_paged(calls::AttentionPaged {
             queries: queries.view(),
             heads,
             scale,

@@ -1,23 +1,8 @@
 //! The index of each row's largest element among the columns of all ranks, for greedy
 //! decoding without gathering logits.
 
-use super::{argmax, check};
-use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work};
-
-/// For each row `i`, picks the largest of the elements that the ranks found in their own columns.
-/// `out[i]` is the index of this element among the concatenated columns of all ranks. Among equal
-/// elements, the lowest index wins. A rank whose columns have only NaN is ignored. If a row has
-/// only NaN on all ranks, the result is [`NO_CHOICE`](argmax::NO_CHOICE). The rules for the order
-/// of calls and for waiting are the same as for [`all_reduce`](super::all_reduce::Call).
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` f32: this rank's columns. A gap between rows is allowed.
-    pub x: Tensor<'a>,
-    /// Index of this rank's first column among the columns of all ranks.
-    pub first: usize,
-    /// `[rows]` u32: the [`argmax`](argmax::Call) of each row of `x`, which the result replaces.
-    pub out: Tensor<'a>,
-}
+use super::check;
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Returns `true` if there are several ranks, and each rank needs only its
@@ -46,10 +31,10 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(OP, "out", out, [x.rows()])?;
         check::writable(OP, "out", out);
         self.count(Work::over(x.shape().elements() as u64, &[x, out]));
-        self.backend.argmax(argmax::Call { x: x.view(), out: out.view() })?;
+        self.backend.argmax(calls::Argmax { x: x.view(), out: out.view() })?;
         if !self.chooses_among_ranks() {
             return Ok(());
         }
-        self.backend.best_of_ranks(Call { x: x.view(), first: columns.first, out: out.view() })
+        self.backend.best_of_ranks(calls::BestOfRanks { x: x.view(), first: columns.first, out: out.view() })
     }
 }

@@ -1,29 +1,8 @@
 //! Embedding: one row of a table per token.
 
-use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, input_token::PREVIOUS};
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, calls, input_token::PREVIOUS};
 
 use super::check;
-
-/// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
-/// [code](crate::InputToken::code) of a token. The id of a token that the host has not seen is
-/// `previous[row]`. If that entry is [`NO_CHOICE`](super::argmax::NO_CHOICE), no token was
-/// chosen, and the output row is all zeros. For a token that is not in `tokens`, the output row
-/// is all zeros too.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[tokens.count, hidden]`, floating point.
-    pub table: Tensor<'a>,
-    /// The tokens of the vocabulary that have a row in the table.
-    pub tokens: RankShard,
-    /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
-    /// a row of `previous`.
-    pub ids: Tensor<'a>,
-    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE). The
-    /// tensor is empty if all ids are known.
-    pub previous: Tensor<'a>,
-    /// `[tokens, hidden]` activations.
-    pub out: Tensor<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`. Returns `[tokens, hidden]`. The
@@ -55,7 +34,7 @@ impl<B: Backend> Scope<'_, B> {
         let out = self.empty([ids.rows(), table.columns()])?;
         let bytes = table.dtype().bytes(out.shape().elements()) + out.bytes() + ids.bytes();
         self.count(Work { bytes, ..Work::default() });
-        self.backend.embed(Call {
+        self.backend.embed(calls::Embed {
             table: table.view(),
             tokens,
             ids: ids.view(),

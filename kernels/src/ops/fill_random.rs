@@ -23,7 +23,10 @@
 //! which is close enough to normal for weights. 37837.227237 is the standard deviation of that sum,
 //! the square root of `4 * (65536^2 - 1) / 12`.
 
-use crate::{Backend, DType, KernelError, Tensor};
+use crate::{
+    Backend, DType, KernelError, Tensor,
+    calls::{self, STEP},
+};
 
 use super::check;
 
@@ -32,20 +35,6 @@ const SUM_DEVIATION: f64 = 37_837.227_237;
 
 /// The largest number that can be drawn, in standard deviations.
 pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
-
-/// Fills `out` as the module describes.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// Equal seeds give equal numbers.
-    pub seed: u64,
-    /// Elements from the start of a row of the whole matrix to the start of the next.
-    pub pitch: usize,
-    /// Factor on each element's integer sum: the requested standard deviation divided by the
-    /// standard deviation of the sum.
-    pub factor: f32,
-    /// Contiguous, floating point.
-    pub out: Tensor<'a>,
-}
 
 /// Fills `out` with numbers of mean zero and standard deviation `deviation`. This function is
 /// called outside any pass, to load random weights.
@@ -73,9 +62,6 @@ pub struct MatrixSlice {
     pub pitch: usize,
 }
 
-/// Increment of the SplitMix64 state per step.
-pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// Like [`fill_random`], but `out` is a part of a matrix.
 ///
 /// # Errors
@@ -95,5 +81,5 @@ pub fn fill_random_part<B: Backend>(
     let factor = (f64::from(deviation) / SUM_DEVIATION) as f32;
     // This is equivalent to starting the generator `part.first` steps later.
     let seed = part.seed.wrapping_add(part.first.wrapping_mul(STEP));
-    backend.fill_random(Call { seed, pitch: part.pitch, factor, out: out.view() })
+    backend.fill_random(calls::FillRandom { seed, pitch: part.pitch, factor, out: out.view() })
 }

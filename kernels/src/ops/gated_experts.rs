@@ -4,30 +4,7 @@
 use bursar_budgets::Bytes;
 
 use super::{check, route::Routing};
-use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
-
-/// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the
-/// row and the expert of the choice at `place` in the sorted order. Rows of `out` for experts that
-/// this rank does not hold are undefined.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// unquantized rows is allowed.
-    pub x: Activations<'a>,
-    /// `[experts * 2 * features, in_features]`, contiguous: for each expert of this rank, the gate
-    /// rows, then the up rows.
-    pub weight: Weight<'a>,
-    /// The experts of each row.
-    pub routing: Routing<'a>,
-    /// Scratch declared with
-    /// [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
-    pub scratch: Tensor<'a>,
-    /// Scratch declared with [`Target::gated_rows_scratch`](crate::Target::gated_rows_scratch).
-    /// Empty if `out` has unquantized rows.
-    pub gated: Tensor<'a>,
-    /// `[rows * top, features]` in the requested formats, in the routing's sorted order.
-    pub out: Activations<'a>,
-}
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies the rows of `x` `[rows, in_features]` by the gate and up weights of the experts
@@ -69,7 +46,7 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over((choices * features * (4 * in_features + 5)) as u64, &[&routing.choices]);
         work.bytes += x.bytes() + out.bytes() + routing.weight_bytes(&weight);
         self.count_product(&x, work);
-        self.backend.gated_experts(Call {
+        self.backend.gated_experts(calls::GatedExperts {
             x: x.view(),
             weight: weight.view(),
             routing: routing.view(),

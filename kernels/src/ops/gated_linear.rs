@@ -3,29 +3,9 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 use super::check;
-
-/// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// unquantized rows is allowed.
-    pub x: Activations<'a>,
-    /// `[2 * features, in_features]`, contiguous: gate, then up.
-    pub weight: Weight<'a>,
-    /// `[2 * features]`, floating point.
-    pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: space for the intermediate product. The
-    /// contents are undefined afterwards.
-    pub gate_up: Tensor<'a>,
-    /// Scratch declared with
-    /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
-    pub scratch: Tensor<'a>,
-    /// `[rows, features]` in the requested formats.
-    pub out: Activations<'a>,
-}
 
 const OP: &str = "gated_linear";
 
@@ -69,7 +49,7 @@ impl<B: Backend> Scope<'_, B> {
         let bias_bytes = bias.map_or(Bytes(0), Tensor::bytes);
         let bytes = x.bytes() + weight.bytes() + out.bytes() + bias_bytes;
         self.count_product(&x, Work { flops, bytes, ..Work::default() });
-        self.backend.gated_linear(Call {
+        self.backend.gated_linear(calls::GatedLinear {
             x: x.view(),
             weight: weight.view(),
             bias: bias.map(Tensor::view),

@@ -1,20 +1,9 @@
 //! Gather: copies rows at given indices, for example the rows of a window or the row of
 //! each sequence's last token.
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
-
-/// Computes `out[i] = x[rows[i]]`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations.
-    pub x: Tensor<'a>,
-    /// `[chosen]` u32, each below the number of rows of `x`.
-    pub rows: Tensor<'a>,
-    /// `[chosen, columns]` activations.
-    pub out: Tensor<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Copies the rows of `x` at the indices `rows` `[chosen]`, in
@@ -35,6 +24,6 @@ impl<B: Backend> Scope<'_, B> {
         check::writable(OP, "out", out);
         check::shape(OP, "out", out, [rows.rows(), x.columns()])?;
         self.count(Work::over(0, &[out, out, rows]));
-        self.backend.gather_rows(Call { x: x.view(), rows: rows.view(), out: out.view() })
+        self.backend.gather_rows(calls::GatherRows { x: x.view(), rows: rows.view(), out: out.view() })
     }
 }

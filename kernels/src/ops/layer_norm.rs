@@ -1,24 +1,8 @@
 //! Layer normalization (Ba et al. 2016, arXiv 1607.06450).
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
-
-/// Computes `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, with
-/// mean and variance in `f32`. The variance is the mean squared distance from the mean.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, hidden]` activations.
-    pub x: Tensor<'a>,
-    /// `[hidden]`, floating point.
-    pub weight: Tensor<'a>,
-    /// `[hidden]`, floating point.
-    pub bias: Tensor<'a>,
-    /// Constant added to the variance.
-    pub epsilon: f32,
-    /// `[rows, hidden]` activations.
-    pub out: Tensor<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by
@@ -37,7 +21,7 @@ impl<B: Backend> Scope<'_, B> {
         let out = self.empty(x.shape())?;
         self.count(Work::over(8 * x.shape().elements() as u64, &[x, weight, bias, &out]));
         let (weight, bias) = (weight.view(), bias.view());
-        self.backend.layer_norm(Call { x: x.view(), weight, bias, epsilon, out: out.view() })?;
+        self.backend.layer_norm(calls::LayerNorm { x: x.view(), weight, bias, epsilon, out: out.view() })?;
         Ok(out)
     }
 }

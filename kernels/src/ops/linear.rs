@@ -2,33 +2,9 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 use super::check;
-
-/// Computes `out = x @ weight^T + bias`, or adds the result to `out` if `accumulate` is set. Sums
-/// are computed in `f32`.
-///
-/// With an FP8 weight and quantized activations, products of E4M3 numbers are summed in
-/// f32 within each group of columns that has a scale, and each sum is multiplied by the
-/// scales of both operands.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// unquantized rows is allowed.
-    pub x: Activations<'a>,
-    /// `[out_features, in_features]`, contiguous.
-    pub weight: Weight<'a>,
-    /// `[out_features]`, floating point.
-    pub bias: Option<Tensor<'a>>,
-    /// `true` to add to the contents of `out` instead of replacing them.
-    pub accumulate: bool,
-    /// Scratch declared with
-    /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
-    pub scratch: Tensor<'a>,
-    /// `[rows, out_features]` activations. f32 is also allowed if `accumulate` is not set.
-    pub out: Tensor<'a>,
-}
 
 const OP: &str = "linear";
 
@@ -101,7 +77,7 @@ impl<B: Backend> Scope<'_, B> {
         work.bytes += x.bytes() + weight.bytes() + bias.map_or(Bytes(0), Tensor::bytes);
         work.bytes += if accumulate { out.bytes() } else { Bytes(0) };
         self.count_product(&x, work);
-        self.backend.linear(Call {
+        self.backend.linear(calls::Linear {
             x: x.view(),
             weight: weight.view(),
             bias: bias.map(Tensor::view),

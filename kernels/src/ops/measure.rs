@@ -1,13 +1,6 @@
 //! The end of autotuning: timing of the products called so far, at small row counts.
 
-use crate::{Backend, DType, KernelError, Scope, Tensor};
-
-/// Memory that a backend may measure in.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[bytes]` u8 with arbitrary contents: all free memory of the workspace.
-    pub memory: Tensor<'a>,
-}
+use crate::{Backend, DType, KernelError, Scope, calls};
 
 impl<B: Backend> Scope<'_, B> {
     /// Lets the backend time the products that were called since autotuning began, in all
@@ -23,6 +16,6 @@ impl<B: Backend> Scope<'_, B> {
             return Ok(());
         }
         let memory = self.take([self.left().as_usize()], DType::U8)?;
-        self.backend.measure(Call { memory: memory.view() })
+        self.backend.measure(calls::Measure { memory: memory.view() })
     }
 }

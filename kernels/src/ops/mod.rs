@@ -1,8 +1,5 @@
-//! Operations. The file of an operation has its contract, its checks, the allocation of its output
-//! and its cost. Backends only compute.
-//!
-//! The `Call` structs passed to backends are `#[non_exhaustive]`, so other crates cannot build one
-//! without the checks in the methods here.
+//! Operations, one file each: the checks, the output that the operation takes, and its cost. The
+//! contract between an operation and the backends is a struct of [`calls`](crate::calls).
 
 pub mod add_experts;
 pub mod add_experts_rms_norm;

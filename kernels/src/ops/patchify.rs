@@ -2,35 +2,11 @@
 //! Uploading bytes moves an eighth of the data that f32 patches would take, and the frame of a
 //! still picture is uploaded once.
 
-use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
+use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
 
-/// Color channels: red, green and blue.
-pub const CHANNELS: usize = 3;
-
-/// Numbers that locate a picture: its first byte, patches down, patches across, frames.
-pub const LAYOUT_NUMBERS: usize = 4;
-
-/// Numbers that normalize a picture's color levels: a factor, then each channel's shift,
-/// then each channel's scale.
-pub const LEVEL_NUMBERS: usize = 1 + 2 * CHANNELS;
-
-/// The size of one patch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PatchSize {
-    /// Pixels per side.
-    pub side: usize,
-    /// Frames per patch. If a picture has fewer frames, its last frame is repeated.
-    pub frames: usize,
-}
-
-impl PatchSize {
-    /// Returns the number of values per patch: `channels x frames x side x side`.
-    pub fn values(&self) -> usize {
-        CHANNELS * self.frames * self.side * self.side
-    }
-}
+pub use crate::calls::{CHANNELS, LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize};
 
 /// The pictures of one launch, and the patch of each output row. A time step of a video is a
 /// picture of several frames.
@@ -46,24 +22,6 @@ pub struct Pixels<'m> {
     /// `[3, patches]` u32: for each row of the output, the picture, and the patch's row and
     /// column in the picture.
     pub places: Tensor<'m>,
-}
-
-/// Computes `out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]` for
-/// the pixel `(y, x)` of patch `places[.., i]`, in single precision and in this order, then
-/// converts it to activations.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[bytes]` u8.
-    pub bytes: Tensor<'a>,
-    /// `[pictures, LAYOUT_NUMBERS]` u32. The number of frames is 1 to `size.frames`.
-    pub layout: Tensor<'a>,
-    /// `[pictures, LEVEL_NUMBERS]` f32.
-    pub levels: Tensor<'a>,
-    /// `[3, patches]` u32: picture, row, column.
-    pub places: Tensor<'a>,
-    pub size: PatchSize,
-    /// `[patches, CHANNELS * frames * side * side]` activations, contiguous.
-    pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -93,7 +51,7 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(size.values() > 0, OP, "out", out, "patches of at least one value")?;
         let flops = 3 * out.shape().elements() as u64;
         self.count(Work::over(flops, &[bytes, layout, levels, places, out]));
-        self.backend.patchify(Call {
+        self.backend.patchify(calls::Patchify {
             bytes: bytes.view(),
             layout: layout.view(),
             levels: levels.view(),

@@ -2,20 +2,9 @@
 //! that computed them: the output of attention, and unquantized activations that are multiplied
 //! by an FP8 weight.
 
-use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Rounded, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Scope, Tensor, Work, calls};
 
 use super::check;
-
-/// For each row and each of its groups, computes `scale = largest magnitude / 448` in f32, at least
-/// the smallest normal number, and `data = x / scale`, rounded to the nearest with ties to even,
-/// and clamped to a magnitude of 448. NaN stays NaN, and the scale ignores NaN.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, columns]` activations. A gap between rows is allowed.
-    pub x: Tensor<'a>,
-    /// `[rows, columns]` E4M3 and its scales.
-    pub out: Rounded<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Quantizes the rows of `x` `[rows, columns]`.
@@ -33,6 +22,6 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(2 * x.shape().elements() as u64, &[x]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.quantize(Call { x: x.view(), out: out.view() })
+        self.backend.quantize(calls::Quantize { x: x.view(), out: out.view() })
     }
 }

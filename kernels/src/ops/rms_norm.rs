@@ -1,21 +1,8 @@
 //! Root-mean-square normalization (Zhang and Sennrich, 2019, arXiv 1910.07467).
 
-use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Target, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Target, Tensor, Work, calls};
 
 use super::check;
-
-/// Computes `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, with the mean in `f32`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, hidden]` activations.
-    pub x: Tensor<'a>,
-    /// `[hidden]`, floating point.
-    pub weight: Tensor<'a>,
-    /// Constant added to the mean square.
-    pub epsilon: f32,
-    /// `[rows, hidden]` in the requested formats.
-    pub out: Activations<'a>,
-}
 
 #[derive(Clone, Copy)]
 pub struct RmsNorm<'a> {
@@ -83,6 +70,6 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(4 * x.shape().elements() as u64, &[x, weight]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.rms_norm(Call { x: x.view(), weight: weight.view(), epsilon, out: out.view() })
+        self.backend.rms_norm(calls::RmsNorm { x: x.view(), weight: weight.view(), epsilon, out: out.view() })
     }
 }

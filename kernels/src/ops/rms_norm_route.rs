@@ -1,24 +1,8 @@
 //! The operations before the experts of a mixture: the norm of the residual stream, the router's
 //! logits, and the routing.
 
-use super::{
-    check, linear,
-    rms_norm::{self, RmsNorm},
-    route::{self, Routing},
-};
-use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
-
-/// Computes `norm`, then the router's logits from the unquantized rows of the norm, then `routing`
-/// of the logits. No other operation reads the logits.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// The norm, whose output includes unquantized rows.
-    pub norm: rms_norm::Call<'a>,
-    /// The product with the router's weight, with f32 output and without a bias.
-    pub product: linear::Call<'a>,
-    /// The routing of the product.
-    pub routing: route::Call<'a>,
-}
+use super::{check, rms_norm::RmsNorm, route::Routing};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
 
 #[derive(Clone, Copy)]
 pub struct Router<'a> {
@@ -74,9 +58,9 @@ impl<B: Backend> Scope<'_, B> {
         let inner = self.scope();
         let of_product = inner.take_scratch(self.target().linear_scratch(experts, hidden, weight.dtype()))?;
         let of_routing = inner.take_scratch(self.target().route_scratch(rows, experts))?;
-        self.backend.rms_norm_route(Call {
-            norm: rms_norm::Call { x: x.view(), weight: norm.weight.view(), epsilon: norm.epsilon, out: normed.view() },
-            product: linear::Call {
+        self.backend.rms_norm_route(calls::RmsNormRoute {
+            norm: calls::RmsNorm { x: x.view(), weight: norm.weight.view(), epsilon: norm.epsilon, out: normed.view() },
+            product: calls::Linear {
                 x: plain.view(),
                 weight: weight.view(),
                 bias: None,
@@ -84,7 +68,7 @@ impl<B: Backend> Scope<'_, B> {
                 scratch: of_product.view(),
                 out: logits.view(),
             },
-            routing: route::Call {
+            routing: calls::Route {
                 logits: logits.view(),
                 renormalised: router.renormalised,
                 scratch: of_routing.view(),

@@ -1,9 +1,11 @@
 //! Rotary position embedding (Su et al., 2021, arXiv 2104.09864), with several position axes for
 //! pictures (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191).
 
-use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
+use crate::{Backend, DType, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
+
+pub use crate::calls::PairAxes;
 
 /// The rotation of each pair of elements, per position.
 #[derive(Debug)]
@@ -12,70 +14,6 @@ pub struct Rope<'m> {
     pub frequencies: Tensor<'m>,
     /// The axis of the position that each pair follows.
     pub axes: PairAxes,
-}
-
-/// The axis of a position that each pair of elements follows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PairAxes {
-    /// `sections[axis]` consecutive pairs follow each axis, and the sections together cover all
-    /// pairs. If positions have one axis, there is one entry.
-    Sections(Vec<usize>),
-    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, and pairs 2, 5, 8,
-    /// ... below `3 * .1` follow the third axis. All other pairs follow the first
-    /// axis (Qwen3-VL, arXiv 2511.21631).
-    Interleaved(usize, usize),
-}
-
-impl PairAxes {
-    /// Returns the number of axes that a position must have.
-    pub fn count(&self) -> usize {
-        match self {
-            PairAxes::Sections(sections) => sections.len(),
-            PairAxes::Interleaved(..) => 3,
-        }
-    }
-
-    /// Returns the axis of each of `pairs` pairs.
-    pub fn of_pairs(&self, pairs: usize) -> Vec<usize> {
-        match self {
-            PairAxes::Sections(sections) => {
-                let axes = sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count));
-                axes.take(pairs).collect()
-            }
-            PairAxes::Interleaved(second, third) => {
-                let axis = |pair: usize| match pair % 3 {
-                    1 if pair < 3 * second => 1,
-                    2 if pair < 3 * third => 2,
-                    _ => 0,
-                };
-                (0..pairs).map(axis).collect()
-            }
-        }
-    }
-
-    /// Returns `true` if the axes are defined for exactly `pairs` pairs.
-    fn fit(&self, pairs: usize) -> bool {
-        match self {
-            PairAxes::Sections(sections) => sections.iter().sum::<usize>() == pairs,
-            PairAxes::Interleaved(second, third) => 3 * second <= pairs + 1 && 3 * third <= pairs,
-        }
-    }
-}
-
-/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element
-/// `i + head_dim / 2` by `positions[axis of i][row] * frequencies[i]` (the halves convention).
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, at least heads * head_dim]` activations, changed in place.
-    pub x: Tensor<'a>,
-    /// Heads to rotate. The columns after them are unchanged.
-    pub heads: usize,
-    /// `[axes, rows]` u32.
-    pub positions: Tensor<'a>,
-    /// `[head_dim / 2]` f32.
-    pub frequencies: Tensor<'a>,
-    /// The axis that each pair follows.
-    pub axes: &'a PairAxes,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -96,7 +34,7 @@ impl<B: Backend> Scope<'_, B> {
         let turned = x.rows() * heads * pairs * 2;
         let bytes = x.dtype().bytes(2 * turned) + positions.bytes();
         self.count(Work { flops: 3 * turned as u64, bytes, ..Work::default() });
-        self.backend.rotary(Call {
+        self.backend.rotary(calls::Rotary {
             x: x.view(),
             heads,
             positions: positions.view(),

@@ -3,53 +3,14 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{Backend, KernelError, KvLayer, ScaledLayer, Scope, Tensor, Work};
+use crate::{Backend, KernelError, ScaledLayer, Scope, Tensor, Work, calls};
 
 use super::{
     check,
-    rotary::{PairAxes, Rope, check_rope},
+    rotary::{Rope, check_rope},
 };
 
-/// The slot number of a row whose keys and values are not written. Padding rows have this slot, so
-/// that they leave the cache unchanged.
-pub const NO_SLOT: u32 = u32::MAX;
-
-/// Norms of each query and key head before rotation (RMS, as in Qwen3, arXiv 2505.09388).
-#[derive(Debug)]
-pub struct HeadNorms<'m> {
-    /// `[head_dim]`, the target's type of weights.
-    pub query: Tensor<'m>,
-    /// `[head_dim]`, the type of `query`.
-    pub key: Tensor<'m>,
-    /// Constant added to the mean square.
-    pub epsilon: f32,
-}
-
-/// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too. The keys and
-/// values of a row are written to token `slots[row] % 16` of block `slots[row] / 16`, unless the
-/// slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. A gap
-    /// between rows is allowed.
-    pub qkv: Tensor<'a>,
-    pub heads: usize,
-    /// Norms of queries and keys before rotation.
-    pub norms: Option<&'a HeadNorms<'a>>,
-    /// `[axes, tokens]` u32.
-    pub positions: Tensor<'a>,
-    /// `[head_dim / 2]` f32.
-    pub frequencies: Tensor<'a>,
-    /// The axis that each pair follows.
-    pub axes: &'a PairAxes,
-    /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
-    pub slots: Tensor<'a>,
-    pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3 elements. The keys and values of a head are divided
-    /// by their scales and rounded once, to the nearest. Magnitudes above 448 after the division
-    /// are clamped to 448, and NaN stays NaN.
-    pub scales: Option<Tensor<'a>>,
-}
+pub use crate::calls::{HeadNorms, NO_SLOT};
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalizes each query and key head if there are `norms`, rotates the queries and keys of
@@ -92,7 +53,7 @@ impl<B: Backend> Scope<'_, B> {
             work.bytes += query.bytes() + key.bytes();
         }
         self.count(work);
-        self.backend.rotary_kv_write(Call {
+        self.backend.rotary_kv_write(calls::RotaryKvWrite {
             qkv: qkv.view(),
             heads,
             norms,

@@ -8,66 +8,11 @@
 use bursar_budgets::Bytes;
 
 use super::check;
-use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work};
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work, calls};
 
-/// Maximum number of experts of a layer.
-pub const EXPERTS_MAX: usize = 512;
+pub use crate::calls::{EXPERTS_MAX, Routing, TOP_MAX};
 
-/// Maximum number of experts of a token.
-pub const TOP_MAX: usize = 32;
-
-/// The router's choices. Choice `row * top + rank` is the expert number `rank` of the row, in
-/// descending order of likelihood.
-///
-/// Choices are sorted by expert, and the choices of one expert by row. An index in the sorted order
-/// is called a place.
-pub struct Routing<'s> {
-    /// Number of experts per row.
-    pub top: usize,
-    /// `[rows, top]` f32: the factor of each expert's result in the row's sum.
-    pub weights: Tensor<'s>,
-    /// `[rows * top]` u32: the choice at each place of the sorted order.
-    pub choices: Tensor<'s>,
-    /// `[rows * top]` u32: the place of each choice.
-    pub places: Tensor<'s>,
-    /// `[experts + 1]` u32: the first place of each expert, and at the end the number of places.
-    pub starts: Tensor<'s>,
-    /// The experts whose weights are on this rank. Later operations skip the choices of all other
-    /// experts, which other ranks compute.
-    pub held: RankShard,
-}
-
-impl<'s> Routing<'s> {
-    /// Returns the same choices for a rank that has only the weights of the experts in `held`.
-    ///
-    /// # Panics
-    /// If `held` is a share of a different number of experts, or is empty.
-    pub fn held(self, held: RankShard) -> Routing<'s> {
-        assert!(held.whole == self.experts() && held.count > 0, "{held:?} of {} experts", self.experts());
-        Routing { held, ..self }
-    }
-
-    /// Returns the number of routed rows.
-    pub fn rows(&self) -> usize {
-        self.weights.rows()
-    }
-
-    /// Returns the number of experts of the layer.
-    pub fn experts(&self) -> usize {
-        self.starts.rows() - 1
-    }
-
-    pub(crate) fn view(&self) -> Routing<'_> {
-        Routing {
-            top: self.top,
-            weights: self.weights.view(),
-            choices: self.choices.view(),
-            places: self.places.view(),
-            starts: self.starts.view(),
-            held: self.held,
-        }
-    }
-
+impl Routing<'_> {
     /// Returns the bytes of the experts' weight that a pass reads, which is an estimate because the
     /// rows are not routed yet.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
@@ -81,26 +26,6 @@ impl<'s> Routing<'s> {
 /// independently chooses `top` experts at random.
 fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
     1.0 - (1.0 - top as f64 / experts as f64).powf(rows as f64)
-}
-
-/// Chooses experts. Among equal logits, the expert with the lower index comes first. NaN logits
-/// come last, and each weight whose softmax includes a NaN is NaN.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, experts]` f32. A gap between rows is allowed.
-    pub logits: Tensor<'a>,
-    /// `true` if a row's weights are scaled to add up to 1. Otherwise the weights are the
-    /// probabilities of the softmax over all experts.
-    pub renormalised: bool,
-    /// Scratch declared with [`Target::route_scratch`](crate::Target::route_scratch); may be empty.
-    pub scratch: Tensor<'a>,
-    pub out: Routing<'a>,
-    /// `[experts]` u32 counters, to which the number of each expert's choices
-    /// is added, with wrapping.
-    pub loads: Tensor<'a>,
-    /// `[rows]` u32: the KV cache slot of each row. The choices of a row without a slot
-    /// ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)) are not counted.
-    pub slots: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -120,7 +45,7 @@ impl<B: Backend> Scope<'_, B> {
         let out = self.routing(logits, top, loads)?;
         let inner = self.scope();
         let scratch = inner.take_scratch(self.target().route_scratch(logits.rows(), logits.columns()))?;
-        self.backend.route(Call {
+        self.backend.route(calls::Route {
             logits: logits.view(),
             renormalised,
             scratch: scratch.view(),

@@ -4,7 +4,7 @@
 use bursar_budgets::Bytes;
 
 use crate::{
-    Backend, DType, KernelError, Scope, Tensor, Work,
+    Backend, DType, KernelError, Scope, Tensor, Work, calls,
     sampling::{Fault, SampleLayout, TOP_MAX},
 };
 
@@ -12,26 +12,6 @@ use super::{argmax::NO_CHOICE, check};
 
 /// Largest supported vocabulary. Up to this size, sums of weights are exact on every target.
 const VOCABULARY_MAX: usize = 1 << 19;
-
-/// Computes `chosen[i]` for each row by [`choose`](crate::sampling::choose), or [`NO_CHOICE`],
-/// and writes the report.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, vocabulary]` f32.
-    pub logits: Tensor<'a>,
-    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. Unused words
-    /// may follow the batch.
-    pub asked: Tensor<'a>,
-    /// The positions of the parts of `asked` and of the report, and the number of rows.
-    pub layout: SampleLayout,
-    /// Scratch declared with [`Target::sample_scratch`](crate::Target::sample_scratch).
-    pub scratch: Tensor<'a>,
-    /// `[sequences]` u32, contiguous, at least as many as rows. Produced tokens that the host does
-    /// not know yet are read from this tensor before any of the first `rows` entries is written.
-    pub chosen: Tensor<'a>,
-    /// `[words]` u32, contiguous, at least as long as the layout requires; see [`outcomes`].
-    pub report: Tensor<'a>,
-}
 
 /// The result for one row.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,7 +94,7 @@ impl<B: Backend> Scope<'_, B> {
             logits.shape().elements() as u64,
             &[logits, &report.row_range(0..layout.report_words())],
         ));
-        self.backend.sample(Call {
+        self.backend.sample(calls::Sample {
             logits: logits.view(),
             asked: asked.view(),
             layout,

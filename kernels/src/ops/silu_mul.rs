@@ -1,17 +1,8 @@
 //! The gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202).
 
-use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work, calls};
 
 use super::check;
-
-/// Computes `out = gate / (1 + exp(-gate)) * up`.
-#[non_exhaustive]
-pub struct Call<'a> {
-    /// `[rows, 2 * features]` activations: gate, then up.
-    pub gate_up: Tensor<'a>,
-    /// `[rows, features]` in the requested formats.
-    pub out: Activations<'a>,
-}
 
 impl<B: Backend> Scope<'_, B> {
     /// Multiplies the SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` by the
@@ -29,7 +20,7 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(5 * (out.rows() * out.columns()) as u64, &[gate_up]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.silu_mul(Call { gate_up: gate_up.view(), out: out.view() })?;
+        self.backend.silu_mul(calls::SiluMul { gate_up: gate_up.view(), out: out.view() })?;
         Ok(out)
     }
 }

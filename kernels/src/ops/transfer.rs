@@ -4,47 +4,12 @@ use std::{fmt, marker::PhantomData};
 
 use bursar_budgets::Bytes;
 
-use crate::{Backend, DType, Element, KernelError, Scope, Shape, Tensor, Work};
+use crate::{
+    Backend, DType, Element, KernelError, Scope, Shape, Tensor, Work,
+    calls::{self, Arrival},
+};
 
 use super::check;
-
-/// Copies `source` to the device.
-#[non_exhaustive]
-pub struct Upload<'a> {
-    /// The elements' bytes, row by row.
-    pub source: &'a [u8],
-    /// Contiguous, of the same size in bytes.
-    pub out: Tensor<'a>,
-}
-
-/// Copies `source` to the host.
-#[non_exhaustive]
-pub struct Download<'a> {
-    pub source: Tensor<'a>,
-    /// Memory of the same size in bytes as `source`.
-    pub out: &'a mut [u8],
-}
-
-/// Starts a copy of `source` to the host.
-#[non_exhaustive]
-pub struct DownloadLater<'a> {
-    /// Contiguous. If `source` is empty, the arrival only marks the end of all earlier work.
-    pub source: Tensor<'a>,
-}
-
-/// A copy to the host that is in progress. The value may be dropped before the copy ends. A copy
-/// that is still in progress at the drop must not write to memory that is reused.
-pub trait Arrival {
-    /// Returns `true` if [`wait`](Arrival::wait) would return at once. This method never blocks.
-    fn has_come(&self) -> bool;
-
-    /// Waits until the device has finished the copy, and therefore all earlier work, and fills
-    /// `out`, which is as long as the source.
-    ///
-    /// # Errors
-    /// Any error that the device reports for that work.
-    fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError>;
-}
 
 /// Elements that are being copied to the host while host and device continue.
 #[must_use = "what is downloaded later comes with `wait`"]
@@ -87,7 +52,7 @@ impl<B: Backend> Scope<'_, B> {
         assert_eq!(shape.elements(), elements.len(), "upload of {} elements as {shape}", elements.len());
         let out = self.take(shape, E::DTYPE)?;
         self.count(Work::over(0, &[&out]));
-        self.backend.upload(Upload { source: as_bytes(elements), out: out.view() })?;
+        self.backend.upload(calls::Upload { source: as_bytes(elements), out: out.view() })?;
         Ok(out)
     }
 
@@ -105,7 +70,7 @@ impl<B: Backend> Scope<'_, B> {
         let mut first = 0;
         for part in parts {
             let place = out.row_range_mut(first..first + part.len());
-            self.backend.upload(Upload { source: as_bytes(part), out: place })?;
+            self.backend.upload(calls::Upload { source: as_bytes(part), out: place })?;
             first += part.len();
         }
         Ok(out)
@@ -116,7 +81,7 @@ impl<B: Backend> Scope<'_, B> {
         check_source::<E>("download", source)?;
         self.count(Work::over(0, &[source]));
         let mut elements = vec![E::default(); source.shape().elements()];
-        self.backend.download(Download { source: source.view(), out: as_bytes_mut(&mut elements) })?;
+        self.backend.download(calls::Download { source: source.view(), out: as_bytes_mut(&mut elements) })?;
         Ok(elements)
     }
 
@@ -126,7 +91,7 @@ impl<B: Backend> Scope<'_, B> {
     pub fn download_later<E: Element>(&self, source: &Tensor<'_>) -> Result<Later<E>, KernelError> {
         check_source::<E>("download_later", source)?;
         self.count(Work::over(0, &[source]));
-        let arrival = self.backend.download_later(DownloadLater { source: source.view() })?;
+        let arrival = self.backend.download_later(calls::DownloadLater { source: source.view() })?;
         Ok(Later { arrival, elements: source.shape().elements(), host: PhantomData })
     }
 
@@ -151,7 +116,7 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     check::writable(OP, "out", out);
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
     check::holds(out.bytes() == Bytes::of_slice(source), OP, "out", out, "as many bytes as the source")?;
-    backend.upload(Upload { source, out: out.view() })
+    backend.upload(calls::Upload { source, out: out.view() })
 }
 
 /// Copies `elements` to `out`, which must have the same number and type of elements. This function
@@ -183,7 +148,7 @@ pub fn fill_elements<B: Backend, E: Element>(
 pub fn settle<B: Backend>(backend: &B) -> Result<(), KernelError> {
     // An empty download copies nothing, and completes when all earlier work has completed.
     let nothing = Tensor::over(bursar_budgets::Address(64), [0].into(), DType::U32);
-    backend.download_later(DownloadLater { source: nothing })?.wait(&mut [])
+    backend.download_later(calls::DownloadLater { source: nothing })?.wait(&mut [])
 }
 
 fn as_bytes<E: Element>(elements: &[E]) -> &[u8] {

@@ -97,7 +97,7 @@ impl Gpu {
             .collect();
         let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
         // SAFETY: the memory is cleared, open to all ranks, and outlives the threads below.
-        let links = unsafe { CudaLink::between(&addresses, room.at_once, PATIENCE, target.processors, sharing) };
+        let links = unsafe { CudaLink::between(&addresses, room.at_once, PATIENCE, target.sms, sharing) };
         let begun = Barrier::new(of);
         std::thread::scope(|scope| {
             let run = |((link, kernels), device): ((_, _), &Arc<CudaDevice>)| {
@@ -108,7 +108,7 @@ impl Gpu {
                     if sharing > 1 {
                         // The library loads its kernels at first use, which waits
                         // for all running kernels.
-                        cuda = cuda.with_products_by(GemmBackend::Ours);
+                        cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, room);
                     let bench = Bench { goes_on: GoesOn::Recorded, ..bench };

@@ -30,7 +30,7 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 
 #[test]
 fn an_fp8_cache_takes_a_byte_an_element_and_pictures_stay_as_they_are() {
-    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for (target, times) in [(CPU, 4), (gpu, 2)] {
         let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8]
             .map(|cache| Model::plan(&open(FOLDER, cache), &target).expect("it is planned, with kernels or without"));

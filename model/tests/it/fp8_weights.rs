@@ -26,7 +26,7 @@ const CHANNEL: &str = "tests/golden/qwen3_fp8_dynamic";
 const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
 pub const EXPERTS: &str = "tests/golden/qwen3_moe_fp8";
 const CPU: Target = Target::Cpu { threads: 2 };
-const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
 const UP: &str = "model.layers.1.mlp.up_proj";
 
 /// The error of a checkpoint whose configuration has another value at `field`.

@@ -418,7 +418,7 @@ proptest! {
     fn no_pass_inside_an_envelope_takes_more_than_its_worst_cases(
         envelope in any_envelope(), threads in 1usize..4, seed in any::<u64>(),
     ) {
-        let hopper = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
+        let hopper = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         let targets = [Target::Cpu { threads }, Target::Cuda(hopper)];
         for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA, FP8[0], FP8[3]].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
             let model = Model::plan(&bench::open(folder), &target).expect("it can be planned");

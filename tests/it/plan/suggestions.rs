@@ -85,7 +85,7 @@ impl Subject {
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let model = |(capability, processors, _)| {
             let activation = if capability >= (8, 0) { DType::BF16 } else { DType::F16 };
-            let target = CudaTarget { capability, processors, activation };
+            let target = CudaTarget { capability, sms: processors, activation };
             (Model::plan(&checkpoint, &Target::Cuda(target)).expect("it is whole"), target)
         };
         let models = CARDS.into_iter().map(model).collect();

@@ -10,7 +10,7 @@ from table import Case
 NUMBERS = contract("attention_decode")
 TILE_QUERIES, WARPS_MAX = NUMBERS.TILE_QUERIES, NUMBERS.WARPS_MAX
 # Up to this many rows, products mark their weights in the L2 cache to be evicted first.
-FEW_ROWS = contract("linear_few").ROWS_MAX
+SMALL_M_ROWS = contract("gemm_small_m").ROWS_MAX
 
 
 def shape_of(sequences, kv_heads, group, rows=1):
@@ -42,7 +42,7 @@ class Decode:
                  scales=None):  # fmt: skip
         """`queries` may be the first columns of wider rows. `past_is_there` is true if the preceding kernel writes no
         key of a position before a sequence's rows, as in a step that has only single rows."""
-        flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= FEW_ROWS)
+        flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= SMALL_M_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scales,
                     scale, self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,

@@ -10,8 +10,8 @@ from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, error, processors, tensor_map
 from table import Case
 
-FP8, FEW, MANY = contract("fp8"), contract("linear_few"), contract("linear_many")
-TURN, TILED, TILED_ROWS = contract("turn_scales"), contract("linear_e4m3"), [8, 16, 32]
+FP8, FEW, MANY = contract("fp8"), contract("gemm_small_m"), contract("gemm_large_m")
+TURN, TILED, TILED_ROWS = contract("transpose_scales"), contract("gemm_tiled_e4m3"), [8, 16, 32]
 OLDER = {"sm_75": [torch.float16], "sm_80": [torch.bfloat16, torch.float16], "sm_89": [torch.bfloat16, torch.float16]}
 GROUP, LARGEST, TINY = FP8.GROUP, 448.0, torch.finfo(torch.float32).tiny
 KINDS = {"groups": FP8.BY_GROUPS, "rows": FP8.BY_ROWS, "fixed": FP8.FIXED}
@@ -89,14 +89,14 @@ class Rounded:
 
 
 def row_shape(operation, rows, columns):
-    blocks = FP8.GATE_BLOCKS if operation == "silu_mul_rounded_few" else 1
+    blocks = FP8.GATE_BLOCKS if operation == "silu_mul_rounded_small_m" else 1
     threads = min(max(divide_up(divide_up(columns // FP8.VECTOR, blocks), 32) * 32, 32), FP8.THREADS_MAX)
     return (rows * blocks,), (threads,)
 
 
-def many_rows(operation, kind, rows, columns, gap):
-    """The name and launch of `quantize_many.cu` for these rows, as in `quantize.rs`. Returns None if
-    `quantize_many.cu` does not support them."""
+def large_m_rows(operation, kind, rows, columns, gap):
+    """The name and launch of `quantize_large_m.cu` for these rows, as in `quantize.rs`. Returns None if
+    `quantize_large_m.cu` does not support them."""
     vectors, most = columns // FP8.VECTOR, FP8.THREADS_MAX
     if rows <= processors() or gap % FP8.VECTOR:
         return None
@@ -108,13 +108,13 @@ def many_rows(operation, kind, rows, columns, gap):
         return None
     held, (_, (threads,)) = divide_up(vectors, most), row_shape(operation, rows, columns)
     blocks = min(most * (4 - held) // threads, 16) * processors()
-    return (f"{operation}_many_{held}", ((min(rows, blocks),), (threads,))) if held <= 2 else None
+    return (f"{operation}_large_m_{held}", ((min(rows, blocks),), (threads,))) if held <= 2 else None
 
 
 def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="quantize", odd=False):
     """`quantize`, `rms_norm_rounded` or `silu_mul_rounded`. `gap` elements lie between rows."""
     if file == "quantize" and operation == "silu_mul_rounded" and rows * FP8.GATE_BLOCKS <= 4 * processors():
-        operation = "silu_mul_rounded_few"
+        operation = "silu_mul_rounded_small_m"
     is_gate = operation.startswith("silu_mul")
     width = 2 * columns if is_gate else columns
     x = (torch.randn(rows, width + gap, device="cuda") * torch.rand(rows, 1, device="cuda") * 4).to(dtype)[:, :width]
@@ -126,13 +126,13 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
     out, pitch = Rounded(rows, columns, kind, dtype if plain else None), x.stride(0)
     before = (x, pitch, weight, 1e-6) if operation == "rms_norm_rounded" else (x, pitch)
 
-    many = many_rows(operation, kind, rows, columns, gap) if file == "quantize" else None
+    many = large_m_rows(operation, kind, rows, columns, gap) if file == "quantize" else None
 
     def run():
         if many:
             name, shape = many
             of_rows = () if "_long_" in name else (rows,)
-            return Kernel("quantize_many", f"{name}_{ENDINGS[dtype]}")(*shape, *before, *of_rows, columns, *out.arguments(), early=True)
+            return Kernel("quantize_large_m", f"{name}_{ENDINGS[dtype]}")(*shape, *before, *of_rows, columns, *out.arguments(), early=True)
         Kernel(file, f"{operation}_{ENDINGS[dtype]}")(*row_shape(operation, rows, columns), *before, columns, *out.arguments(), early=file == "quantize")
 
     def wanted():
@@ -185,14 +185,14 @@ class Product:
 
 
 @functools.cache
-def few_memory():
+def small_m_memory():
     return torch.full((8 << 20,), float("nan"), device="cuda"), torch.zeros(FEW.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
 
 
 def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
-    """A product of few rows, cut as in `linear_few.rs`."""
+    """A product of few rows, cut as in `gemm_small_m.rs`."""
     rows, features, columns = product.rows, product.features, product.columns
-    parts, counters = few_memory()
+    parts, counters = small_m_memory()
     most = next(most for most in FEW.SHARED_BYTES if rows <= most)
     steps = divide_up(columns, 2 * FEW.STEP_COLUMNS)
     blocks = min((grid or processors()) // FEW.TEAM * FEW.TEAM, features * cut)
@@ -206,7 +206,7 @@ def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
     flags = FEW.ADD_TO_OUT * added + FEW.OUT_IS_F32 * (out.tensor.dtype == torch.float32)
     if added:
         out.tensor.copy_(before)
-    kernel = Kernel("linear_few_e4m3", f"linear_few_e4m3_{product.ending}_r{most}", FEW.SHARED_BYTES[most])
+    kernel = Kernel("gemm_small_m_e4m3", f"gemm_small_m_e4m3_{product.ending}_r{most}", FEW.SHARED_BYTES[most])
     arguments = (*maps, out.tensor, product.bias if biased else None, parts, counters, out.tensor.stride(0), rows, features,
                  steps, tiles, tile_rows, flags, *product.scale_arguments())  # fmt: skip
     limit = SUM_LIMIT if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
@@ -234,7 +234,7 @@ def many(product, kind="linear", biased=False, grid=None):
             tensor_map(to, [features, rows], [to.stride(0) * to.itemsize], [128 if is_rounded else MANY.BOX, MANY.BOX], SWIZZLE))  # fmt: skip
     arguments = (*maps, product.bias if biased else None, rows, features, columns, TILE_GROUP, *product.scale_arguments(),
                  out.scales.tensor if kind == "groups" else None, FIXED)  # fmt: skip
-    kernel = Kernel("linear_many_e4m3", f"{name}_e4m3_{product.ending}", MANY.SHARED_BYTES)
+    kernel = Kernel("gemm_large_m_e4m3", f"{name}_e4m3_{product.ending}", MANY.SHARED_BYTES)
 
     def found():
         wanted = product.expected(biased)
@@ -260,12 +260,12 @@ def tiled(product, target, biased=False, added=False, out_type=None):
     arguments = (product.weight, product.x, scales, of_x, fixed, product.bias if biased else None, out.tensor, rows,
                  features, columns, product.x.stride(0), out.tensor.stride(0), height, flags)  # fmt: skip
     most = next((most for most in TILED_ROWS if rows <= most), None)
-    file = f"linear_e4m3.{target}.ptx"
+    file = f"gemm_tiled_e4m3.{target}.ptx"
     if most:
-        kernel, grid, threads = Kernel(file, f"linear_e4m3_few_r{most}"), (divide_up(features, TILED.FEW_FEATURES),), TILED.FEW_THREADS
+        kernel, grid, threads = Kernel(file, f"gemm_tiled_e4m3_small_m_r{most}"), (divide_up(features, TILED.SMALL_M_FEATURES),), TILED.SMALL_M_THREADS
     else:
-        kernel, threads = Kernel(file, "linear_e4m3_many", TILED.MANY_SHARED_BYTES), TILED.MANY_THREADS
-        grid = (divide_up(rows, TILED.MANY_ROWS), divide_up(features, TILED.MANY_FEATURES))
+        kernel, threads = Kernel(file, "gemm_tiled_e4m3_large_m", TILED.LARGE_M_SHARED_BYTES), TILED.LARGE_M_THREADS
+        grid = (divide_up(rows, TILED.LARGE_M_ROWS), divide_up(features, TILED.LARGE_M_FEATURES))
     limit = 1.5e-4 if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
     limit *= 20 if rows * features < 64 else 1  # with few sums, one may be small
     return Case(lambda: kernel(grid, (threads,), *arguments),
@@ -286,7 +286,7 @@ def turning(rows, groups, blocks):
         off = turned.error(x_scales.T)
         return max(off, padded.error(functional.pad(scales, (0, wide - groups)))) if padded else off
 
-    return Case(lambda: Kernel("turn_scales", "turn_scales")((grid,), (TURN.THREADS,), *arguments, early=True), found, 0.0, 8 * rows * groups)
+    return Case(lambda: Kernel("transpose_scales", "transpose_scales")((grid,), (TURN.THREADS,), *arguments, early=True), found, 0.0, 8 * rows * groups)
 
 
 def beside_blocks(product):
@@ -301,7 +301,7 @@ def beside_blocks(product):
     return {"torch": call}
 
 
-def beside_few(product):
+def beside_small_m(product):
     """cuBLASLt's product with one scale per row, as torch supports it. The output can only be bf16."""
     weight, out_scales = product.weight.T, product.scales.view(1, -1)
     of_x = product.x_scales[:, :1].contiguous()
@@ -326,7 +326,7 @@ def check(table):
     for dtype, kind, rows in itertools.product(LIMITS, KINDS, [8, 700]):
         table.check("quantize", f"odd numbers, {kind}, {rows} x 3584", rounding("quantize", kind, rows, 3584, dtype, odd=True))
     for rows, groups, blocks in [(4, 4, 3), (100, 5, 3), (8448, 28, 296), (4, 148, 28), (36, 33, 1), (1, 1, 1)]:
-        table.check("turn_scales", f"{rows} x {groups}, {blocks} blocks", turning(rows, groups, blocks))
+        table.check("transpose_scales", f"{rows} x {groups}, {blocks} blocks", turning(rows, groups, blocks))
     for target in ("sm_75", "sm_80"):
         for dtype, kind, (rows, columns) in itertools.product(OLDER[target], KINDS, [(3, 3584), (1, 16), (2, 18944), (99, 1040)]):
             for operation, gap in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [0, 1]):
@@ -338,7 +338,7 @@ def check(table):
         for dtype, rows, height in itertools.product(OLDER[target], [1, 8, 9, 27, 33, 64, 130, 300], [128, 16, 48, None]):
             product, turn = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0), turn + 1
             way = ways[turn % 5]
-            table.check("linear_e4m3", f"{target}, {rows} x {features} x {columns}, height {height}, {way}", tiled(product, target, *way))
+            table.check("gemm_tiled_e4m3", f"{target}, {rows} x {features} x {columns}, height {height}, {way}", tiled(product, target, *way))
     turn = 0
     for dtype, (features, columns) in itertools.product(LIMITS, SHAPES):
         for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, 8, None]):
@@ -346,15 +346,15 @@ def check(table):
             # Over five heights, each height is combined with each entry of `ways`.
             way = ways[turn * 2 // 5 % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
-            table.check("linear_few_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
+            table.check("gemm_small_m_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
         # Tiles of 127 rows that begin within a block need the scales of 17 blocks.
-        table.check("linear_few_e4m3", f"64 x 1016 x {columns}, height 8", few(Product(64, 1016, columns, dtype, 8), 132))
+        table.check("gemm_small_m_e4m3", f"64 x 1016 x {columns}, height 8", few(Product(64, 1016, columns, dtype, 8), 132))
         for rows, height in itertools.product([65, 128, 300, 515], [128, 64, 16, None]):
             fixed, turn = height is None and turn % 2 == 0, turn + 1
             for kind, biased in itertools.product(["linear", "linear_add", "linear_gated", "groups", "fixed"], [False, True]):
                 wide = divide_up(features, 16) * (32 if "linear" not in kind or kind == "linear_gated" else 16)
                 product = Product(rows, wide, columns, dtype, height, fixed)
-                table.check("linear_many_e4m3", f"{kind}, {rows} x {wide} x {columns}, height {height}, bias {biased}", many(product, kind, biased))
+                table.check("gemm_large_m_e4m3", f"{kind}, {rows} x {wide} x {columns}, height {height}, bias {biased}", many(product, kind, biased))
 
 
 def measure(table):
@@ -367,7 +367,7 @@ def measure(table):
     for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [1, 16, 64]):
         for height in (None, 128):
             for cut in (1, 2, 4):
-                table.row("linear_few_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, cut {cut}",
+                table.row("gemm_small_m_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, cut {cut}",
                           lambda: few(Product(rows, features, columns, bf16, height), cut, added=name in ("o", "down")))  # fmt: skip
     for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [128, 256, 1024, 8192]):
         for height in (None, 128):
@@ -376,12 +376,12 @@ def measure(table):
                 def make():
                     product = Product(rows, features, columns, bf16, height)
                     case = many(product, kind)
-                    case.beside = beside_few(product) if height is None else beside_blocks(product)
+                    case.beside = beside_small_m(product) if height is None else beside_blocks(product)
                     return case
-                table.row("linear_many_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, {kind}", make)
+                table.row("gemm_large_m_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, {kind}", make)
     for rows, groups in [(64, 28), (256, 28), (256, 148), (8192, 28), (8192, 148)]:
-        table.row("turn_scales", f"{rows} x {groups}", lambda: turning(rows, groups, 28))
+        table.row("transpose_scales", f"{rows} x {groups}", lambda: turning(rows, groups, 28))
     for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [1, 16, 32, 64, 1024]):
         for target in OLDER:
-            table.row("linear_e4m3", f"{name}, {rows} rows, blocks, {target}'s PTX on this GPU",
+            table.row("gemm_tiled_e4m3", f"{name}, {rows} rows, blocks, {target}'s PTX on this GPU",
                       lambda: tiled(Product(rows, features, columns, torch.float16, 128), target))  # fmt: skip

@@ -13,7 +13,7 @@ from operations.e4m3 import E4M3, GROUP, KINDS, Rounded, row_shape
 from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
-ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_few"), contract("linear_many")
+ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_small_m"), contract("gemm_large_m")
 NORMED = contract("route_normed")
 PLACES = [8, 16, 24, 32]
 SWIZZLE = 3  # of 128 bytes
@@ -53,8 +53,8 @@ class Routing:
         choices = self.rows * self.top
         logits = self.logits, self.logits.stride(0), self.rows, self.experts, self.top, int(self.renormalised)
         out, sorted_ = (self.weights.tensor, self.places.tensor), (self.choices.tensor, self.starts.tensor, self.loads.tensor)
-        if self.rows <= ROUTE.FEW_ROWS:
-            return Kernel("route", "route_few_f32")((1,), (ROUTE.THREADS,), *logits, *out, *sorted_, self.slots, early=early)
+        if self.rows <= ROUTE.SMALL_M_ROWS:
+            return Kernel("route", "route_small_m_f32")((1,), (ROUTE.THREADS,), *logits, *out, *sorted_, self.slots, early=early)
         by_one = choices <= ROUTE.SORTED_CHOICES
         rows = ROUTE.SORTED_BLOCK_ROWS if by_one else ROUTE.BLOCK_ROWS
         threads, counts = (32 * rows, None) if by_one else (ROUTE.THREADS, self.counts.tensor)
@@ -123,7 +123,7 @@ class Product:
         grid = divide_up(self.features, tile), divide_up(self.choices, EXPERTS.TILE_PLACES) + self.tiles
         Kernel("experts", self.name(""))(grid, (EXPERTS.THREADS,), self.weight, *self.operands(), early=early)
 
-    def few_map(self):
+    def small_m_map(self):
         pitch, rows = self.size * self.columns, FEW.TILE_ROWS
         experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // self.size
         if self.gated:
@@ -131,8 +131,8 @@ class Product:
                               [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
         return tensor_map(self.weight, [self.columns, features, experts], [pitch, pitch * features], [chunk, rows, 1], SWIZZLE)
 
-    def few_kernel(self, places):
-        return "experts_few", f"{self.name('_few')}_r{places}"
+    def small_m_kernel(self, places):
+        return "experts_small_m", f"{self.name('_small_m')}_r{places}"
 
     def scales(self):
         return []
@@ -145,8 +145,8 @@ class Product:
         tile = FEW.TILE_ROWS // (2 if self.gated else 1)
         items = (divide_up(self.choices, places) + self.tiles) * divide_up(self.features, tile)
         grid = grid or min(items, blocks * processors())
-        Kernel(*self.few_kernel(places), ALL_BYTES - STATIC_BYTES)(
-            (grid,), (FEW.THREADS,), self.few_map(), *self.operands(), stages, *self.scales(),
+        Kernel(*self.small_m_kernel(places), ALL_BYTES - STATIC_BYTES)(
+            (grid,), (FEW.THREADS,), self.small_m_map(), *self.operands(), stages, *self.scales(),
             shared_bytes=x_bytes + stages * FEW.STAGE_BYTES, early=early)  # fmt: skip
 
     def many(self, early=False, grid=None):
@@ -155,7 +155,7 @@ class Product:
         tile = MANY.TILE_WEIGHTS // (2 if self.gated else 1)
         places = divide_up(self.choices, MANY.CLUSTER * MANY.TILE_ROWS) + self.tiles
         clusters = min(places * divide_up(self.features, tile), processors() // MANY.CLUSTER)
-        Kernel("experts_many", self.name("_many"), MANY.SHARED_BYTES)(
+        Kernel("experts_large_m", self.name("_large_m"), MANY.SHARED_BYTES)(
             (grid or MANY.CLUSTER * clusters,), (MANY.THREADS,), weight, *self.operands(), early=early)  # fmt: skip
 
     def ways(self):
@@ -216,9 +216,9 @@ class RoundedProduct(Product):
         self.wide_weight = weight.double() * spread(self.weight_scales.repeat_interleave(height or 1, 0)[:weights])
         self.renew()
 
-    def few_kernel(self, places):
+    def small_m_kernel(self, places):
         gated, scales = "gated_" if self.gated else "", "blocks" if self.height else "rows"
-        return "experts_few_e4m3", f"{gated}experts_few_e4m3_{scales}_{ENDINGS[self.kind]}_r{places}"
+        return "experts_small_m_e4m3", f"{gated}experts_small_m_e4m3_{scales}_{ENDINGS[self.kind]}_r{places}"
 
     def scales(self):
         return [self.weight_scales, self.x_scales, 0.0, self.x_scales.shape[1], self.height or 1]
@@ -322,7 +322,7 @@ class NormedRouting:
     def one(self, early=True):
         routing, x = self.routing, self.x
         shared = self.rows * (2 * self.hidden + NORMED.ROW_GAP_BYTES) + 2 * self.hidden + NORMED.SUM_BYTES
-        kernel = Kernel("route_normed", f"route_normed_{ENDINGS[self.kind]}", ROUTE.FEW_ROWS * (2 * NORMED.HIDDEN_MAX + NORMED.ROW_GAP_BYTES) + 2 * NORMED.HIDDEN_MAX + NORMED.SUM_BYTES)
+        kernel = Kernel("route_normed", f"route_normed_{ENDINGS[self.kind]}", ROUTE.SMALL_M_ROWS * (2 * NORMED.HIDDEN_MAX + NORMED.ROW_GAP_BYTES) + 2 * NORMED.HIDDEN_MAX + NORMED.SUM_BYTES)
         kernel((NORMED.CLUSTER,), (ROUTE.THREADS,), x, x.stride(0), self.weight, EPSILON, self.hidden, self.router,
                self.normed.tensor, self.rows, self.experts, self.top, 1, routing.weights.tensor, routing.places.tensor,
                routing.choices.tensor, routing.starts.tensor, routing.loads.tensor, routing.slots, shared_bytes=shared, early=early)  # fmt: skip
@@ -441,7 +441,7 @@ def check(table):
                 limit = LIMITS[kind] * (1.4 if wanted.numel() < 128 else 1)
                 case = Case(run=lambda: None, error=lambda: found, limit=limit, bytes=0)  # noqa: B023
                 table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
-    few_grids(table)
+    small_m_grids(table)
     tile_edges(table)
 
 
@@ -493,7 +493,7 @@ def compare_ways(table, one, name, grids):
             table.check(f"{'gated ' if one.gated else ''}experts, {way}, edges of tiles", work, case)
 
 
-def few_grids(table):
+def small_m_grids(table):
     """Blocks whose ranges begin and end within a tile, and clusters that have several items."""
     for gated, grid in itertools.product([True, False], [2, 6, 14]):
         one = product(90, 264, 520, 6, 2, 0.5, torch.bfloat16, gated)

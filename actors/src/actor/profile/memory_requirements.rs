@@ -311,7 +311,7 @@ mod tests {
     fn a_7b_model_on_an_h200_leaves_room_for_target_tokens() {
         let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-        let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+        let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
         // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of
         // them per encoder batch.
@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn a_gpu_plan_claims_the_drivers_bytes_for_graphs_and_lanes() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
-        let gpu = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
+        let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         let claimed = |target: Target, sequences: usize| {
             let model = Model::plan(&checkpoint, &target).expect("it is whole");
             let envelope = Envelope { sequences, step_tokens: 512, ..Envelope::small() };

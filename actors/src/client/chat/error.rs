@@ -87,10 +87,7 @@ pub enum ChatError {
     TenantName { bytes: usize, limit: usize },
     /// The number of samples is 0, or above the limit of requests that run or wait.
     #[error("{samples} samples were requested; expected from 1 to {limit}")]
-    Samples {
-        samples: usize,
-        limit: usize,
-    },
+    Samples { samples: usize, limit: usize },
     /// The chat sets `ignore_end` together with an output format or a forced tool call. A complete
     /// format ends the reply.
     #[error("a reply with a format ends when the format is complete, so it cannot ignore its end token")]

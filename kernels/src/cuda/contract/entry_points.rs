@@ -3,7 +3,7 @@
 
 use super::numbers::attention_hopper::PAGED_HEAD_DIM;
 use super::sizes::{
-    ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim, TILED_ROWS,
+    ByHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim, SmallMRows, TILED_ROWS,
 };
 use crate::DType;
 
@@ -11,6 +11,8 @@ use crate::DType;
 #[derive(Clone, Copy)]
 struct Source {
     name: &'static str,
+    /// `true` if the kernel may start before the preceding kernel has ended. Such a kernel waits
+    /// for the preceding kernel on the device.
     waits: bool,
 }
 
@@ -29,19 +31,19 @@ const ALL_REDUCE: Source = waiting("all_reduce");
 const ATTENTION_PREFILL: Source = in_order("attention_prefill");
 const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
 const EXPERTS: Source = waiting("experts");
-const EXPERTS_FEW: Source = waiting("experts_few");
-const EXPERTS_FEW_E4M3: Source = waiting("experts_few_e4m3");
-const EXPERTS_MANY: Source = waiting("experts_many");
-const EXPERTS_MANY_E4M3: Source = waiting("experts_many_e4m3");
+const EXPERTS_SMALL_M: Source = waiting("experts_small_m");
+const EXPERTS_SMALL_M_E4M3: Source = waiting("experts_small_m_e4m3");
+const EXPERTS_LARGE_M: Source = waiting("experts_large_m");
+const EXPERTS_LARGE_M_E4M3: Source = waiting("experts_large_m_e4m3");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
-const LINEAR_E4M3: Source = in_order("linear_e4m3");
-const LINEAR_FEW: Source = waiting("linear_few");
-const LINEAR_FEW_E4M3: Source = waiting("linear_few_e4m3");
-const LINEAR_MANY: Source = waiting("linear_gated_hopper");
-const LINEAR_MANY_E4M3: Source = waiting("linear_many_e4m3");
+const GEMM_TILED_E4M3: Source = in_order("gemm_tiled_e4m3");
+const GEMM_SMALL_M: Source = waiting("gemm_small_m");
+const GEMM_SMALL_M_E4M3: Source = waiting("gemm_small_m_e4m3");
+const GEMM_LARGE_M: Source = waiting("gemm_large_m");
+const GEMM_LARGE_M_E4M3: Source = waiting("gemm_large_m_e4m3");
 const QUANTIZE: Source = waiting("quantize");
-const QUANTIZE_MANY: Source = waiting("quantize_many");
+const QUANTIZE_LARGE_M: Source = waiting("quantize_large_m");
 const RMS_NORM: Source = waiting("rms_norm");
 const ROTARY: Source = waiting("rotary");
 const ROUTE: Source = waiting("route");
@@ -81,7 +83,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gelu_quick: F,
     pub layer_norm: F,
     /// `None` if Hopper's kernels replace these kernels.
-    pub linear_e4m3: Option<TiledE4m3<F>>,
+    pub gemm_tiled_e4m3: Option<TiledE4m3<F>>,
     pub patchify: F,
     pub position_grid: F,
     pub quantize: F,
@@ -90,7 +92,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub rotary: F,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
-    pub route_few: F,
+    pub route_small_m: F,
     pub route_choose: F,
     pub route_sort: F,
     pub sample_previous: F,
@@ -133,42 +135,42 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub experts_e4m3_blocks: Experts<F>,
     /// Kernels for weights with a scale per row.
     pub experts_e4m3_rows: Experts<F>,
-    pub gate_up_few: ByFewRows<F>,
+    pub gemm_small_m_gated: BySmallMRows<F>,
     /// Indexed like [`GATED_WIDTHS`].
-    pub gate_up_middle: [F; GATED_WIDTHS.len()],
-    pub linear_few: ByFewRows<F>,
+    pub gemm_medium_m: [F; GATED_WIDTHS.len()],
+    pub gemm_small_m: BySmallMRows<F>,
     /// Kernels for weights with a scale per block.
-    pub linear_few_e4m3_blocks: ByFewRows<F>,
+    pub gemm_small_m_e4m3_blocks: BySmallMRows<F>,
     /// Kernels for weights with a scale per row.
-    pub linear_few_e4m3_rows: ByFewRows<F>,
+    pub gemm_small_m_e4m3_rows: BySmallMRows<F>,
     pub linear: F,
     pub linear_add: F,
     pub linear_gated: F,
     /// Kernels for weights with a scale per block.
-    pub linear_e4m3_blocks: LinearE4m3<F>,
+    pub gemm_large_m_e4m3_blocks: LargeME4m3<F>,
     /// Kernels for weights with a scale per row.
-    pub linear_e4m3_rows: LinearE4m3<F>,
+    pub gemm_large_m_e4m3_rows: LargeME4m3<F>,
     pub route_normed: F,
-    pub silu_mul_rounded_few: F,
+    pub silu_mul_rounded_small_m: F,
     /// Kernels with at most 640 and with at most 1024 threads per thread block.
     pub quantize_long: [F; 2],
     /// Kernels with at most 640 and with at most 1024 threads per thread block.
     pub silu_mul_rounded_long: [F; 2],
     /// Kernels in which a thread keeps one and two vectors of a row in registers.
-    pub quantize_many: [F; 2],
+    pub quantize_large_m: [F; 2],
     /// Kernels in which a thread keeps one and two vectors of a row in registers.
-    pub rms_norm_rounded_many: [F; 2],
-    pub turn_scales: F,
+    pub rms_norm_rounded_large_m: [F; 2],
+    pub transpose_scales: F,
 }
 
 /// GEMMs with experts' weights.
 pub(in crate::cuda) struct Experts<F> {
     /// Indexed like [`PLACES`].
-    pub few: [F; PLACES.len()],
+    pub small_m: [F; PLACES.len()],
     /// Indexed like [`PLACES`].
-    pub gated_few: [F; PLACES.len()],
-    pub many: F,
-    pub gated_many: F,
+    pub gated_small_m: [F; PLACES.len()],
+    pub large_m: F,
+    pub gated_large_m: F,
 }
 
 /// Variants of the all-reduce that is fused with an RMS norm, whose output is unquantized
@@ -198,12 +200,12 @@ pub(in crate::cuda) struct E4m3Cache<F> {
 /// GEMMs with E4M3 weights on GPU generations other than Hopper.
 pub(in crate::cuda) struct TiledE4m3<F> {
     /// Indexed like [`TILED_ROWS`].
-    pub few: [F; TILED_ROWS.len()],
-    pub many: F,
+    pub small_m: [F; TILED_ROWS.len()],
+    pub large_m: F,
 }
 
 /// GEMMs of many rows with E4M3 weights.
-pub(in crate::cuda) struct LinearE4m3<F> {
+pub(in crate::cuda) struct LargeME4m3<F> {
     pub plain: F,
     pub add: F,
     pub gated: F,
@@ -244,7 +246,7 @@ impl<F> EntryPoints<F> {
             gelu_tanh: all.typed(GELU, "gelu_tanh")?,
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
-            linear_e4m3: if hopper { None } else { Some(TiledE4m3::find(&mut all)?) },
+            gemm_tiled_e4m3: if hopper { None } else { Some(TiledE4m3::find(&mut all)?) },
             patchify: all.typed(in_order("patchify"), "patchify")?,
             position_grid: all.typed(waiting("position_grid"), "position_grid")?,
             quantize: all.typed(QUANTIZE, "quantize")?,
@@ -253,7 +255,7 @@ impl<F> EntryPoints<F> {
             rotary: all.typed(ROTARY, "rotary")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
             rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed")?,
-            route_few: all.named(ROUTE, "route_few_f32")?,
+            route_small_m: all.named(ROUTE, "route_small_m_f32")?,
             route_choose: all.named(ROUTE, "route_choose_f32")?,
             route_sort: all.named(ROUTE, "route_sort_u32")?,
             sample_previous: all.named(SAMPLING, "sample_previous_u32")?,
@@ -295,35 +297,38 @@ impl<F> HopperEntryPoints<F> {
             best_of_ranks: all.named(ALL_REDUCE, "best_of_ranks")?,
             part_from_ranks: all.named(ALL_REDUCE, "part_from_ranks")?,
             e4m3_cache: E4m3Cache::find(all)?,
-            experts: Experts::find(all, EXPERTS_FEW, EXPERTS_MANY, "")?,
-            experts_e4m3_blocks: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_blocks")?,
-            experts_e4m3_rows: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_rows")?,
-            gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
-            gate_up_middle: all.by_gated_widths(waiting("gate_up_middle"), "gate_up_middle")?,
-            linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
-            linear_few_e4m3_blocks: all.by_few_rows(LINEAR_FEW_E4M3, "linear_few_e4m3_blocks")?,
-            linear_few_e4m3_rows: all.by_few_rows(LINEAR_FEW_E4M3, "linear_few_e4m3_rows")?,
-            linear: all.typed(LINEAR_MANY, "linear_hopper")?,
-            linear_add: all.typed(LINEAR_MANY, "linear_add_hopper")?,
-            linear_gated: all.typed(LINEAR_MANY, "linear_gated_hopper")?,
-            linear_e4m3_blocks: LinearE4m3::find(all, "blocks")?,
-            linear_e4m3_rows: LinearE4m3::find(all, "rows")?,
+            experts: Experts::find(all, EXPERTS_SMALL_M, EXPERTS_LARGE_M, "")?,
+            experts_e4m3_blocks: Experts::find(all, EXPERTS_SMALL_M_E4M3, EXPERTS_LARGE_M_E4M3, "_e4m3_blocks")?,
+            experts_e4m3_rows: Experts::find(all, EXPERTS_SMALL_M_E4M3, EXPERTS_LARGE_M_E4M3, "_e4m3_rows")?,
+            gemm_small_m_gated: all.by_small_m_rows(GEMM_SMALL_M, "gemm_small_m_gated")?,
+            gemm_medium_m: all.by_gated_widths(waiting("gemm_medium_m"), "gemm_medium_m")?,
+            gemm_small_m: all.by_small_m_rows(GEMM_SMALL_M, "gemm_small_m")?,
+            gemm_small_m_e4m3_blocks: all.by_small_m_rows(GEMM_SMALL_M_E4M3, "gemm_small_m_e4m3_blocks")?,
+            gemm_small_m_e4m3_rows: all.by_small_m_rows(GEMM_SMALL_M_E4M3, "gemm_small_m_e4m3_rows")?,
+            linear: all.typed(GEMM_LARGE_M, "linear_hopper")?,
+            linear_add: all.typed(GEMM_LARGE_M, "linear_add_hopper")?,
+            linear_gated: all.typed(GEMM_LARGE_M, "gemm_large_m")?,
+            gemm_large_m_e4m3_blocks: LargeME4m3::find(all, "blocks")?,
+            gemm_large_m_e4m3_rows: LargeME4m3::find(all, "rows")?,
             route_normed: all.typed(waiting("route_normed"), "route_normed")?,
-            silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
+            silu_mul_rounded_small_m: all.typed(QUANTIZE, "silu_mul_rounded_small_m")?,
             quantize_long: [
-                all.typed(QUANTIZE_MANY, "quantize_long_640")?,
-                all.typed(QUANTIZE_MANY, "quantize_long_1024")?,
+                all.typed(QUANTIZE_LARGE_M, "quantize_long_640")?,
+                all.typed(QUANTIZE_LARGE_M, "quantize_long_1024")?,
             ],
             silu_mul_rounded_long: [
-                all.typed(QUANTIZE_MANY, "silu_mul_rounded_long_640")?,
-                all.typed(QUANTIZE_MANY, "silu_mul_rounded_long_1024")?,
+                all.typed(QUANTIZE_LARGE_M, "silu_mul_rounded_long_640")?,
+                all.typed(QUANTIZE_LARGE_M, "silu_mul_rounded_long_1024")?,
             ],
-            quantize_many: [all.typed(QUANTIZE_MANY, "quantize_many_1")?, all.typed(QUANTIZE_MANY, "quantize_many_2")?],
-            rms_norm_rounded_many: [
-                all.typed(QUANTIZE_MANY, "rms_norm_rounded_many_1")?,
-                all.typed(QUANTIZE_MANY, "rms_norm_rounded_many_2")?,
+            quantize_large_m: [
+                all.typed(QUANTIZE_LARGE_M, "quantize_large_m_1")?,
+                all.typed(QUANTIZE_LARGE_M, "quantize_large_m_2")?,
             ],
-            turn_scales: all.named(waiting("turn_scales"), "turn_scales")?,
+            rms_norm_rounded_large_m: [
+                all.typed(QUANTIZE_LARGE_M, "rms_norm_rounded_large_m_1")?,
+                all.typed(QUANTIZE_LARGE_M, "rms_norm_rounded_large_m_2")?,
+            ],
+            transpose_scales: all.named(waiting("transpose_scales"), "transpose_scales")?,
         })
     }
 }
@@ -343,15 +348,15 @@ impl<F> SumAndNorm<F> {
 impl<F> Experts<F> {
     fn find<E>(
         all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>,
-        few: Source,
-        many: Source,
+        small_m: Source,
+        large_m: Source,
         numbers: &str,
     ) -> Result<Self, E> {
         Ok(Experts {
-            few: all.by_places(few, &format!("experts_few{numbers}"))?,
-            gated_few: all.by_places(few, &format!("gated_experts_few{numbers}"))?,
-            many: all.typed(many, &format!("experts_many{numbers}"))?,
-            gated_many: all.typed(many, &format!("gated_experts_many{numbers}"))?,
+            small_m: all.by_places(small_m, &format!("experts_small_m{numbers}"))?,
+            gated_small_m: all.by_places(small_m, &format!("gated_experts_small_m{numbers}"))?,
+            large_m: all.typed(large_m, &format!("experts_large_m{numbers}"))?,
+            gated_large_m: all.typed(large_m, &format!("gated_experts_large_m{numbers}"))?,
         })
     }
 }
@@ -373,15 +378,18 @@ impl<F> E4m3Cache<F> {
 impl<F> TiledE4m3<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         let [a, b, c] = TILED_ROWS;
-        let mut few = |rows| all.named(LINEAR_E4M3, &format!("linear_e4m3_few_r{rows}"));
-        Ok(TiledE4m3 { few: [few(a)?, few(b)?, few(c)?], many: all.named(LINEAR_E4M3, "linear_e4m3_many")? })
+        let mut small_m = |rows| all.named(GEMM_TILED_E4M3, &format!("gemm_tiled_e4m3_small_m_r{rows}"));
+        Ok(TiledE4m3 {
+            small_m: [small_m(a)?, small_m(b)?, small_m(c)?],
+            large_m: all.named(GEMM_TILED_E4M3, "gemm_tiled_e4m3_large_m")?,
+        })
     }
 }
 
-impl<F> LinearE4m3<F> {
+impl<F> LargeME4m3<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, scales: &str) -> Result<Self, E> {
-        let mut of = |operation: &str| all.typed(LINEAR_MANY_E4M3, &format!("{operation}_e4m3_{scales}"));
-        Ok(LinearE4m3 {
+        let mut of = |operation: &str| all.typed(GEMM_LARGE_M_E4M3, &format!("{operation}_e4m3_{scales}"));
+        Ok(LargeME4m3 {
             plain: of("linear")?,
             add: of("linear_add")?,
             gated: of("linear_gated")?,
@@ -443,9 +451,9 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
         Ok([of(a)?, of(b)?, of(c)?])
     }
 
-    fn by_few_rows(&mut self, source: Source, operation: &str) -> Result<ByFewRows<F>, E> {
-        let [a, b, c, d] = FewRows::ALL.map(FewRows::rows);
+    fn by_small_m_rows(&mut self, source: Source, operation: &str) -> Result<BySmallMRows<F>, E> {
+        let [a, b, c, d] = SmallMRows::ALL.map(SmallMRows::rows);
         let mut of = |size| self.sized(source, operation, 'r', size);
-        Ok(ByFewRows([of(a)?, of(b)?, of(c)?, of(d)?]))
+        Ok(BySmallMRows([of(a)?, of(b)?, of(c)?, of(d)?]))
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use super::{
     numbers::families,
-    sizes::{FewRows, GATED_WIDTHS, HeadDim, PackedHeadDim},
+    sizes::{GATED_WIDTHS, HeadDim, PackedHeadDim, SmallMRows},
 };
 
 const HEAD: &str = "\
@@ -63,9 +63,9 @@ impl Size for PackedHeadDim {
     }
 }
 
-impl Size for FewRows {
+impl Size for SmallMRows {
     const NAME: &'static str = "ROWS";
-    const ALL: &'static [Self] = &FewRows::ALL;
+    const ALL: &'static [Self] = &SmallMRows::ALL;
 
     fn number(self) -> usize {
         self.rows()
@@ -89,8 +89,12 @@ fn header() -> String {
         ("FOR_EACH_HEAD_DIM", "each head size of attention over the cache", numbers(&HeadDim::ALL)),
         ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed stretches", numbers(&PackedHeadDim::ALL)),
         ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&PackedHeadDim::OF_WINDOWS)),
-        ("FOR_EACH_FEW_ROWS", "each number of rows that products of few rows are compiled for", numbers(&FewRows::ALL)),
-        ("FOR_EACH_GATED_WIDTH", "each number of features that a tile of gate_up_middle.cu has", GATED_WIDTHS.to_vec()),
+        (
+            "FOR_EACH_SMALL_M_ROWS",
+            "each number of rows that products of few rows are compiled for",
+            numbers(&SmallMRows::ALL),
+        ),
+        ("FOR_EACH_GATED_WIDTH", "each number of features that a tile of gemm_medium_m.cu has", GATED_WIDTHS.to_vec()),
     ] {
         write!(out, "\n// `KERNEL(..., size)` for {about}.\n#define {macro_name}(KERNEL, ...)").expect("text");
         sizes.iter().for_each(|size| write!(out, " \\\n    KERNEL(__VA_ARGS__, {size})").expect("text"));

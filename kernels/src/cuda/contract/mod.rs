@@ -12,7 +12,7 @@ mod header;
 mod numbers;
 mod sizes;
 
-pub(super) use entry_points::{E4m3Cache, EntryPoint, EntryPoints, Experts, HopperEntryPoints, LinearE4m3, TiledE4m3};
+pub(super) use entry_points::{E4m3Cache, EntryPoint, EntryPoints, Experts, HopperEntryPoints, LargeME4m3};
 pub(super) use numbers::*;
-pub(super) use sizes::{FewRows, GATED_WIDTHS, PLACES, TILED_ROWS};
+pub(super) use sizes::{GATED_WIDTHS, PLACES, SmallMRows, TILED_ROWS};
 pub(crate) use sizes::{HeadDim, PackedHeadDim};

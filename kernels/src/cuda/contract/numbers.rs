@@ -5,7 +5,7 @@
 //! module under the same names. A kernel whose memory layout follows from its types or templates
 //! asserts that the result equals the number in this file.
 
-use super::sizes::{FewRows, HeadDim, PackedHeadDim};
+use super::sizes::{HeadDim, PackedHeadDim, SmallMRows};
 
 /// Threads that execute one `wgmma` instruction together on Hopper.
 const WARPGROUP: usize = 128;
@@ -60,12 +60,12 @@ contract! {
         /// Tokens per block of the KV cache.
         const BLOCK_TOKENS: usize = crate::BLOCK_TOKENS;
         /// Value that is written in place of a token when no token could be chosen.
-        const NO_CHOICE: u32 = crate::ops::argmax::NO_CHOICE;
+        const NO_CHOICE: u32 = crate::calls::NO_CHOICE;
         /// Bit of a token id: if it is set, the other bits are an index into the tokens that
         /// the previous step chose.
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
         /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
-        const NO_SLOT: u32 = crate::ops::rotary_kv_write::NO_SLOT;
+        const NO_SLOT: u32 = crate::calls::NO_SLOT;
     }
 
     /// all_reduce.cu: a grid-stride loop over units; thread block b of a rank synchronizes with
@@ -135,7 +135,7 @@ contract! {
     /// route.cu: one warp per row, then one thread per choice.
     mod route {
         /// Maximum number of rows of the kernel that does everything in one launch.
-        const FEW_ROWS: usize = THREADS / 32;
+        const SMALL_M_ROWS: usize = THREADS / 32;
         /// Rows per thread block of `route_choose` when a single thread block sorts all choices.
         const SORTED_BLOCK_ROWS: usize = 4;
         /// Maximum number of choices that a single thread block sorts.
@@ -143,13 +143,13 @@ contract! {
         /// Rows per thread block when each thread block sorts its own choices.
         const BLOCK_ROWS: usize = 64;
         /// Maximum number of experts.
-        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
         /// Threads per thread block.
         const THREADS: usize = EXPERTS_MAX;
     }
 
     /// route_normed.cu: one cluster for all rows, with some experts per thread block. It accepts
-    /// up to `route::FEW_ROWS` rows.
+    /// up to `route::SMALL_M_ROWS` rows.
     mod route_normed {
         /// Thread blocks per cluster.
         const CLUSTER: usize = 8;
@@ -169,7 +169,7 @@ contract! {
     /// position in the list of choices sorted by expert.
     mod experts {
         /// Maximum number of experts.
-        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
         /// Threads per thread block.
         const THREADS: usize = 128;
         /// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
@@ -180,11 +180,11 @@ contract! {
         const ADD_THREADS: usize = 256;
     }
 
-    /// experts_few.cu: the tiles of all experts' weights in one sequence, of which each thread
+    /// experts_small_m.cu: the tiles of all experts' weights in one sequence, of which each thread
     /// block takes a contiguous range.
-    mod experts_few {
+    mod experts_small_m {
         /// Maximum number of experts.
-        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        const EXPERTS_MAX: usize = crate::calls::EXPERTS_MAX;
         /// Weight rows per tile. In a gated GEMM, half of them are gate rows and half are up rows.
         const TILE_ROWS: usize = WGMMA_ROWS;
         /// Bytes per row and pipeline step.
@@ -213,11 +213,11 @@ contract! {
         /// thread takes one pixel.
         const PIXELS: usize = 4;
         /// Number of color channels.
-        const CHANNELS: usize = crate::ops::patchify::CHANNELS;
+        const CHANNELS: usize = crate::calls::CHANNELS;
         /// Numbers that locate a picture: its first byte, patches down, patches across, frames.
-        const LAYOUT_NUMBERS: usize = crate::ops::patchify::LAYOUT_NUMBERS;
+        const LAYOUT_NUMBERS: usize = crate::calls::LAYOUT_NUMBERS;
         /// Numbers that normalize a picture's color levels.
-        const LEVEL_NUMBERS: usize = crate::ops::patchify::LEVEL_NUMBERS;
+        const LEVEL_NUMBERS: usize = crate::calls::LEVEL_NUMBERS;
     }
 
     /// position_grid.cu: in a thread block, y is the patch and x covers the elements of the patch.
@@ -335,10 +335,10 @@ contract! {
         }
     }
 
-    /// linear_few.cu: GEMMs of few rows.
-    mod linear_few {
+    /// gemm_small_m.cu: GEMMs of few rows.
+    mod gemm_small_m {
         /// Maximum number of rows of x.
-        const ROWS_MAX: usize = FewRows::R64.rows();
+        const ROWS_MAX: usize = SmallMRows::R64.rows();
         /// Maximum weight rows per tile.
         const TILE_ROWS: usize = 128;
         /// Columns per step.
@@ -369,21 +369,21 @@ contract! {
         /// Bit of `flags`: the output is f32.
         const OUT_IS_F32: u32 = 2;
 
-        by FewRows:
+        by SmallMRows:
         /// Bytes of shared memory for pipeline stages.
         fn stages_bytes(rows) -> usize {
             match rows {
-                FewRows::R8 | FewRows::R16 => 156 * 1024,
-                FewRows::R32 => 144 * 1024,
-                FewRows::R64 => 180 * 1024,
+                SmallMRows::R8 | SmallMRows::R16 => 156 * 1024,
+                SmallMRows::R32 => 144 * 1024,
+                SmallMRows::R64 => 180 * 1024,
             }
         }
         /// Bytes of shared memory for sums that warpgroups exchange: the sums of the tallest tile,
         /// and the sums that the thread blocks of a cluster send.
         fn told_bytes(rows) -> usize {
             match rows {
-                FewRows::R8 | FewRows::R16 => 12 * 1024,
-                FewRows::R32 | FewRows::R64 => part_numbers(rows) * SUM,
+                SmallMRows::R8 | SmallMRows::R16 => 12 * 1024,
+                SmallMRows::R32 | SmallMRows::R64 => part_numbers(rows) * SUM,
             }
         }
         /// Bytes of dynamic shared memory. It is more than half of an SM's shared memory, so that
@@ -424,8 +424,8 @@ contract! {
         const FIXED: u32 = 2;
     }
 
-    /// turn_scales.cu: transposes scales into the layout that cuBLASLt reads.
-    mod turn_scales {
+    /// transpose_scales.cu: transposes scales into the layout that cuBLASLt reads.
+    mod transpose_scales {
         /// Rows and groups of the tile that a thread block transposes.
         const TILE: usize = 32;
         /// Threads per thread block.
@@ -434,24 +434,24 @@ contract! {
         const PADDED: usize = 4;
     }
 
-    /// linear_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other
+    /// gemm_tiled_e4m3.cu: GEMMs of FP8 weights on GPU generations that have no other
     /// kernels for FP8 weights.
-    mod linear_e4m3 {
+    mod gemm_tiled_e4m3 {
         /// Features per thread block of the kernel for few rows.
-        const FEW_FEATURES: usize = 16;
+        const SMALL_M_FEATURES: usize = 16;
         /// Warps per thread block of the kernel for few rows. The warps share the columns.
         const FEW_WARPS: usize = 4;
         /// Threads per thread block of the kernel for few rows.
-        const FEW_THREADS: usize = 32 * FEW_WARPS;
+        const SMALL_M_THREADS: usize = 32 * FEW_WARPS;
         /// Features per tile of the kernel for many rows.
-        const MANY_FEATURES: usize = 128;
+        const LARGE_M_FEATURES: usize = 128;
         /// Rows of x per tile of the kernel for many rows.
-        const MANY_ROWS: usize = 64;
+        const LARGE_M_ROWS: usize = 64;
         /// Threads per thread block of the kernel for many rows.
-        const MANY_THREADS: usize = 256;
+        const LARGE_M_THREADS: usize = 256;
         /// Bytes of dynamic shared memory of the kernel for many rows: two stages, each with the
         /// columns of one group.
-        const MANY_SHARED_BYTES: usize = 2 * (MANY_FEATURES + MANY_ROWS) * crate::FP8_BLOCK;
+        const LARGE_M_SHARED_BYTES: usize = 2 * (LARGE_M_FEATURES + LARGE_M_ROWS) * crate::FP8_BLOCK;
         /// Bit of `flags`: there is a scale for each block of the weight and each group of x,
         /// instead of each row.
         const BY_BLOCKS: u32 = 1;
@@ -463,8 +463,8 @@ contract! {
         const IS_BF16: u32 = 8;
     }
 
-    /// gate_up_middle.cu: gated GEMMs of some hundred rows.
-    mod gate_up_middle {
+    /// gemm_medium_m.cu: gated GEMMs of some hundred rows.
+    mod gemm_medium_m {
         /// Thread blocks per cluster. They compute tiles of adjacent rows.
         const CLUSTER: usize = 2;
         /// Warpgroups per thread block that multiply; one more warpgroup copies.
@@ -483,8 +483,8 @@ contract! {
         const SHARED_BYTES: usize = 224 << 10;
     }
 
-    /// linear_gated_hopper.cu: GEMMs of many rows.
-    mod linear_many {
+    /// gemm_large_m.cu: GEMMs of many rows.
+    mod gemm_large_m {
         /// Thread blocks per cluster. They compute tiles of adjacent rows and share the
         /// weights of these tiles.
         const CLUSTER: usize = 2;

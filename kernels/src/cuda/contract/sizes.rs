@@ -61,29 +61,29 @@ impl PackedHeadDim {
 
 /// Maximum number of rows of x that a kernel for few rows accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FewRows {
+pub(crate) enum SmallMRows {
     R8,
     R16,
     R32,
     R64,
 }
 
-impl FewRows {
-    pub(crate) const ALL: [FewRows; 4] = [FewRows::R8, FewRows::R16, FewRows::R32, FewRows::R64];
+impl SmallMRows {
+    pub(crate) const ALL: [SmallMRows; 4] = [SmallMRows::R8, SmallMRows::R16, SmallMRows::R32, SmallMRows::R64];
 
     pub(crate) const fn rows(self) -> usize {
         match self {
-            FewRows::R8 => 8,
-            FewRows::R16 => 16,
-            FewRows::R32 => 32,
-            FewRows::R64 => 64,
+            SmallMRows::R8 => 8,
+            SmallMRows::R16 => 16,
+            SmallMRows::R32 => 32,
+            SmallMRows::R64 => 64,
         }
     }
 
     /// Returns the smallest size of at least `rows` rows. Returns `None` for 0 rows, or for more
     /// rows than the largest size has.
     pub(crate) fn holding(rows: usize) -> Option<Self> {
-        FewRows::ALL.into_iter().find(|size| (1..=size.rows()).contains(&rows))
+        SmallMRows::ALL.into_iter().find(|size| (1..=size.rows()).contains(&rows))
     }
 }
 
@@ -109,25 +109,25 @@ impl<T> Index<PackedHeadDim> for ByPackedHeadDim<T> {
     }
 }
 
-/// A value for each [`FewRows`].
-pub(crate) struct ByFewRows<T>(pub [T; FewRows::ALL.len()]);
+/// A value for each [`SmallMRows`].
+pub(crate) struct BySmallMRows<T>(pub [T; SmallMRows::ALL.len()]);
 
-impl<T> Index<FewRows> for ByFewRows<T> {
+impl<T> Index<SmallMRows> for BySmallMRows<T> {
     type Output = T;
 
-    fn index(&self, size: FewRows) -> &T {
+    fn index(&self, size: SmallMRows) -> &T {
         &self.0[size as usize]
     }
 }
 
-/// Maximum number of rows of x per thread block, for each of `linear_e4m3.cu`'s
+/// Maximum number of rows of x per thread block, for each of `gemm_tiled_e4m3.cu`'s
 /// kernels for few rows.
 pub(in crate::cuda) const TILED_ROWS: [usize; 3] = [8, 16, 32];
 
 /// Number of places (positions in the list of choices sorted by expert)
-/// per tile of `experts_few.cu`.
+/// per tile of `experts_small_m.cu`.
 pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];
 
-/// Number of features per tile of `gate_up_middle.cu`. A tile has this many rows of the gate weight
+/// Number of features per tile of `gemm_medium_m.cu`. A tile has this many rows of the gate weight
 /// and as many of the up weight.
 pub(in crate::cuda) const GATED_WIDTHS: [usize; 3] = [80, 96, 112];

@@ -11,7 +11,7 @@ use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 
-use super::super::{blas::BlasSearch, error::OpenError};
+use super::super::{error::OpenError, search::BlasSearch};
 use crate::DType;
 
 /// File names of the library. All versions of NCCL 2 have the same functions.

@@ -38,7 +38,7 @@ impl Subject {
 
     fn seven() -> Self {
         let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
-        let gpu = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
+        let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
     }
 

@@ -1,0 +1,151 @@
+// Tiles of GEMMs with many rows on Hopper, and their biases. Shared
+// by gemm_large_m.cu and gemm_large_m_e4m3.cu.
+#pragma once
+
+#include "contract.cuh"
+#include "element.cuh"
+#include "hopper_cluster.cuh"
+#include "hopper_store.cuh"
+#include "tensor_core.cuh"
+#include "wgmma.cuh"
+
+using contract::gemm_large_m::BOX;                            // rows and columns of an out box
+using contract::gemm_large_m::TILE_ROWS;                      // rows of x
+using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight
+constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
+constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
+static_assert(TILE_ROWS == 128 && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
+// IDs of named barriers: BEGIN for the start of the second multiplying warpgroup, ALONE + w for the
+// threads of warpgroup w only.
+constexpr uint32_t BEGIN = 1;
+constexpr uint32_t ALONE = 2;
+
+enum class Kind { GATED, PLAIN, ADDED };
+
+struct Arguments {
+    uint32_t rows;
+    uint32_t columns;
+    uint32_t in_features;
+    uint32_t group;
+};
+
+// Columns of the output in a tile.
+template <Kind KIND>
+constexpr uint32_t TILE_COLUMNS = KIND == Kind::GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
+
+// The tiles of a cluster, in steps of DEPTH columns of x and weight. All clusters share one list of
+// tiles, which covers `group` pairs of row tiles before it continues with the next columns. The
+// region that the clusters process at one time is thus about square, and its operands stay in the
+// L2 cache.
+template <Kind KIND, uint32_t DEPTH>
+struct Tiles {
+    static constexpr uint32_t COLUMNS = TILE_COLUMNS<KIND>;
+    const uint32_t pairs, across, group, steps;
+    uint32_t next;
+    uint32_t row = 0, column = 0;  // start of this block's tile
+
+    __device__ __forceinline__ explicit Tiles(const Arguments& arguments)
+        : pairs((arguments.rows + BLOCKS * TILE_ROWS - 1) / (BLOCKS * TILE_ROWS)),
+          across((arguments.columns + COLUMNS - 1) / COLUMNS),
+          group(min(arguments.group, pairs)),
+          steps((arguments.in_features + DEPTH - 1) / DEPTH),
+          next(blockIdx.x / BLOCKS) {}
+
+    __device__ __forceinline__ bool advance(uint32_t rank) {
+        if (next >= pairs * across) {
+            return false;
+        }
+        const uint32_t first = next / (group * across) * group;
+        const uint32_t within = next - first * across;
+        const uint32_t height = min(group, pairs - first);
+        row = ((first + within % height) * BLOCKS + rank) * TILE_ROWS;
+        column = within / height * COLUMNS;
+        next += gridDim.x / BLOCKS;
+        return true;
+    }
+};
+
+// The biases for the 256 sums per row of a tile, loaded when the tile begins, so that nothing
+// waits for them at its end. Each warp has all 256 biases: lane i has the pairs i, i + 32, i + 64
+// and i + 96.
+template <Kind KIND, typename T>
+struct Biases {
+    uint32_t pairs[4];
+
+    __device__ __forceinline__ void load(const T* bias, uint32_t column, uint32_t columns) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t at = column + threadIdx.x % 32 * 2 + (KIND == Kind::GATED ? i % 2 : i) * 64;
+            const uint32_t skipped = KIND == Kind::GATED ? i / 2 * columns : 0;
+            pairs[i] = at < columns ? __ldg(reinterpret_cast<const uint32_t*>(bias + skipped + at)) : 0;
+        }
+    }
+
+    __device__ __forceinline__ void add(float (&sums)[32][4]) const {
+#pragma unroll
+        for (uint32_t tile = 0; tile < 32; ++tile) {
+            const float2 two = pair_to_floats<T>(
+                __shfl_sync(0xffffffffu, pairs[tile / 8], tile % 8 * 4 + threadIdx.x % 4));
+            sums[tile][0] += two.x;
+            sums[tile][1] += two.y;
+            sums[tile][2] += two.x;
+            sums[tile][3] += two.y;
+        }
+    }
+};
+
+// Writes one warpgroup's part of a tile through shared memory, two boxes at a time.
+template <Kind KIND, typename T>
+__device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
+                                          uint32_t row, uint32_t column, uint32_t warpgroup) {
+    const uint32_t thread = threadIdx.x % WARPGROUP;
+    const uint32_t lane = threadIdx.x % 32;
+    // Destination of this lane's row of a quarter. The quarters are the top and bottom quarter of
+    // eight columns, then the top and bottom quarter of the next eight columns.
+    const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
+    const uint32_t to_piece = lane / 16;
+#pragma unroll
+    for (uint32_t first = 0; first < TILE_COLUMNS<KIND>; first += 128) {
+        if (thread == 0) {
+            stores_read<0>();
+        }
+        part_sync(ALONE + warpgroup, WARPGROUP);
+#pragma unroll
+        for (uint32_t piece = 0; piece < 16; piece += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                const float(&one)[4] = sums[first / 8 + piece + i / 2];
+                if constexpr (KIND == Kind::GATED) {
+                    const float(&other)[4] = sums[16 + piece + i / 2];
+                    words[i] = TensorCoreElement<T>::pack(gated(one[i % 2 * 2], other[i % 2 * 2]),
+                                                          gated(one[i % 2 * 2 + 1], other[i % 2 * 2 + 1]));
+                } else {
+                    words[i] = TensorCoreElement<T>::pack(one[i % 2 * 2], one[i % 2 * 2 + 1]);
+                }
+            }
+            store_quarters(staging + piece / 8 * BOX_BYTES + Swizzle<64>::place(to_row, piece % 8 + to_piece), words);
+        }
+        publish_writes();
+        part_sync(ALONE + warpgroup, WARPGROUP);
+        if (thread == 0) {
+            store_box(out, staging, static_cast<int32_t>(column + first), static_cast<int32_t>(row));
+            store_box(out, staging + BOX_BYTES, static_cast<int32_t>(column + first + 64), static_cast<int32_t>(row));
+        }
+    }
+}
+
+// Two adjacent elements of the previous contents of the output, from two boxes that contain a
+// warpgroup's rows and 128 columns. `tile` selects eight columns, and `half` the upper or lower
+// half of a warp's rows.
+template <typename T>
+__device__ __forceinline__ float2 held_pair(uint32_t boxes, uint32_t tile, uint32_t half) {
+    const uint32_t thread = threadIdx.x % WARPGROUP, row = thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+    uint32_t pair;
+    asm volatile("ld.shared.u32 %0, [%1];"
+                 : "=r"(pair)
+                 : "r"(boxes + tile / 8 * BOX_BYTES + Swizzle<64>::place(row, tile % 8) + thread % 4 * 4)
+                 : "memory");
+    return pair_to_floats<T>(pair);
+}

@@ -1,0 +1,441 @@
+// GEMMs with few rows on Hopper: the work of a block of gemm_small_m.cu, whose head describes the
+// method, and of gemm_small_m_e4m3.cu.
+#pragma once
+
+#include "contract.cuh"
+#include "small_m_pieces.cuh"
+#include "small_m_stages.cuh"
+#include "wgmma.cuh"
+
+// Writes this block's part of a tile to `parts`. Returns true in the last of the blocks that share
+// the tile; `c` is then the complete sum.
+template <typename Format, uint32_t ROWS>
+__device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const Line& line,
+                                       uint32_t shared, uint32_t tile) {
+    constexpr uint32_t VALUES = ROWS / 2;  // per thread
+    static_assert(VALUES * MULTIPLIERS == contract::gemm_small_m::PART_NUMBERS<ROWS>, "scratch is made of such parts");
+    // Parts that are read at once: as many as fit into registers.
+    constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
+    const uint32_t begin = tile * arguments.steps;
+    const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
+    float* flat = &c[0][0];
+    // A block has at most two parts of shared tiles: its first part, if the block starts inside the
+    // tile, and its last part, if the tile starts inside the block.
+    const auto part = [&](uint32_t block) {
+        const uint32_t slot = 2 * block + (line.start(block) <= begin ? 1u : 0u);
+        return arguments.parts + static_cast<uint64_t>(slot) * (VALUES * MULTIPLIERS) + threadIdx.x * 4;
+    };
+    float* own = part(blockIdx.x);
+#pragma unroll
+    for (uint32_t four = 0; four < VALUES / 4; ++four) {
+        __stcg(reinterpret_cast<float4*>(own + four * 4 * MULTIPLIERS),
+               make_float4(flat[four * 4], flat[four * 4 + 1], flat[four * 4 + 2], flat[four * 4 + 3]));
+    }
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+    const uint32_t word = shared + Shared<ROWS>::WORD_AT;
+    if (threadIdx.x == 0) {
+        // A thread that sees this count also sees what all threads of this block wrote, because the
+        // barrier comes before the count.
+        __threadfence();
+        const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
+        __threadfence();
+        if (before == others) {
+            arguments.counters[tile] = 0;
+        }
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
+    }
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+    uint32_t before;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(word) : "memory");
+    if (before != others) {
+        return false;
+    }
+    // The parts are added in the order of the blocks; this block's own part is added in
+    // its position from registers.
+    const uint32_t place = blockIdx.x - first;
+    float sum[VALUES] = {};
+    const auto add_own = [&] {
+#pragma unroll
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            sum[i] += flat[i];
+        }
+    };
+#pragma unroll 1
+    for (uint32_t other = 0; other < others; other += AT_ONCE) {
+        float4 held[AT_ONCE][VALUES / 4];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            const uint32_t at = min(other + i, others - 1);
+            const float* from = part(first + at + (at >= place ? 1u : 0u));
+#pragma unroll
+            for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                held[i][four] = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            if (other + i < others) {
+                if (other + i == place) {
+                    add_own();
+                }
+#pragma unroll
+                for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                    sum[four * 4] += held[i][four].x;
+                    sum[four * 4 + 1] += held[i][four].y;
+                    sum[four * 4 + 2] += held[i][four].z;
+                    sum[four * 4 + 3] += held[i][four].w;
+                }
+            }
+        }
+    }
+    if (place == others) {
+        add_own();
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES; ++i) {
+        flat[i] = sum[i];
+    }
+    return true;
+}
+
+// The steps of one of the two multiplying warpgroups, and its position in the ring of stages.
+template <typename Format, uint32_t ROWS>
+struct Steps {
+    const Arguments<Format>& arguments;
+    const Stages& stages;
+    uint32_t shared;
+    StagePlace at = {};
+
+    // Adds the products of `tile` for the units from `unit` to `end`. A warpgroup has half of the
+    // columns of a low tile, or half of the rows of a tall one.
+    template <bool LOW>
+    __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], const Features& tile, uint32_t unit, uint32_t end) {
+        constexpr uint32_t OWN = LOW ? CHUNKS / 2 : CHUNKS;
+        const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+        const uint32_t skipped = LOW ? warpgroup * OWN : 0u;  // chunks
+        const uint32_t weight_from = skipped * stages.chunk_bytes + (LOW ? 0u : warpgroup * HALF_ROWS * ROW_BYTES);
+        const uint32_t x_from = stages.weight_bytes + skipped * ROWS * ROW_BYTES;
+        // Starts the products of a chunk.
+        const auto start = [&](float (&sums)[ROWS / 8][4], uint32_t chunk, int add) {
+            multiply(sums, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, add);
+        };
+        if constexpr (Format::IS_PLAIN) {
+            for (; unit < end; ++unit) {
+                await();
+                hold(c);
+                products_begin();
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+                    start(c, chunk, 1);
+                }
+                products_end();
+                products_wait<0>();
+                hold(c);
+                release();
+                at.advance(stages);
+            }
+        } else {
+            // Each chunk is a group of columns with separate sums, which are added while the
+            // products of the next chunk run.
+            static_assert(CHUNK<Format> == GROUP, "a chunk has one scale");
+            const uint32_t first = tile.first + (LOW ? 0u : warpgroup * HALF_ROWS) + threadIdx.x % WARPGROUP / 32 * 16 +
+                                   threadIdx.x % 32 / 4;
+            const uint32_t rows[2] = {row_of_scales(tile, first), row_of_scales(tile, first + 8)};
+            for (; unit < end; ++unit) {
+                GroupScales<ROWS> scales[OWN];
+                await();
+                float sums[OWN][ROWS / 8][4];
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+                    hold(sums[chunk]);
+                    products_begin();
+                    start(sums[chunk], chunk, 0);
+                    products_end();
+                    if constexpr (Format::BY_BLOCKS) {
+                        const uint32_t from = shared + stages.scales_at + at.stage * StepScales<ROWS, CHUNKS>::BYTES;
+                        scales[chunk].template read<CHUNKS>(from, rows, skipped + chunk);
+                    }
+                }
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+                    if (chunk + 1 < OWN) {
+                        products_wait<1>();
+                    } else {
+                        products_wait<0>();
+                        release();
+                    }
+                    hold(sums[chunk]);
+                    if constexpr (Format::BY_BLOCKS) {
+                        scales[chunk].add(c, sums[chunk]);
+                    } else {
+#pragma unroll
+                        for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                            c[i / 4][i % 4] += sums[chunk][i / 4][i % 4];
+                        }
+                    }
+                }
+                at.advance(stages);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * at.stage, at.parity); }
+    __device__ __forceinline__ void release() const {
+        if constexpr (Format::BY_BLOCKS) {
+            __syncwarp();  // all lanes have read their scales
+        }
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * at.stage);
+        }
+    }
+
+    // The row of a feature's scales, relative to the tile's first row of scales.
+    __device__ __forceinline__ uint32_t row_of_scales(const Features& tile, uint32_t feature) const {
+        if constexpr (Format::BY_BLOCKS) {
+            return feature / arguments.scales.height - tile.first / arguments.scales.height;
+        }
+        return 0;
+    }
+
+    // Multiplies a chunk at these offsets of the stage. With `add`, the products are added to `c`.
+    __device__ __forceinline__ void multiply(float (&c)[ROWS / 8][4], uint32_t weight_from, uint32_t x_from,
+                                             int add) const {
+        constexpr uint64_t LAYOUT = matrix_layout<CHUNK_COLUMNS>(0, 8 * ROW_BYTES);
+        const uint32_t begin = shared + at.stage * stages.bytes;
+        const uint64_t weight = matrix_at(LAYOUT, begin + weight_from), x = matrix_at(LAYOUT, begin + x_from);
+#pragma unroll
+        for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
+            Warpgroup<typename Format::Operand>::multiply(c, weight + 2 * k, x + 2 * k, add || k > 0);
+        }
+    }
+};
+
+// Processes a tile that only the blocks of one cluster share, each block a range of its columns.
+// SHARERS warpgroups have sums of the same rows of the tile, and divide the rows of x among
+// themselves: each sends the other warpgroups the sums that they finish, and finishes its own. A
+// block calls this function at most once, so that received sums are never overwritten.
+template <typename Format, uint32_t ROWS, bool GATED, uint32_t SHARERS>
+__device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments, Steps<Format, ROWS>& steps,
+                                                  uint32_t tile, uint32_t first, uint32_t last) {
+    constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
+    constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
+    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::TOLD_BYTES / 2, "both warpgroups are told at once");
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
+    const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
+    // The address at which `warpgroup` receives, from sharer `from`, the sums of group `group`
+    // that sharer `to` finishes.
+    const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
+        const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
+        return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
+    };
+    const bool is_owner = own < OWNERS;  // eight rows belong to one warpgroup
+    Piece<Format, GROUPS, GATED> piece(arguments, features_of<Format, GATED>(arguments, tile),
+                                        threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
+    if (is_owner) {
+        if (thread == 0) {
+            barrier_arrive_expecting(barrier(warpgroup), (SHARERS - 1) * SENT_BYTES);
+        }
+        piece.fetch();
+    }
+    cluster_wait();
+    float c[ROWS / 8][4] = {};
+    steps.template add<SHARERS == 2 * TEAM>(c, features_of<Format, GATED>(arguments, tile), first, last);
+    // The receiving block has not ended, because it waits for these sums.
+#pragma unroll
+    for (uint32_t to = 0; to < OWNERS; ++to) {
+        if (to != own) {
+            const uint32_t there = IN_BLOCK == 2 ? to % 2 : warpgroup;
+#pragma unroll
+            for (uint32_t group = 0; group < GROUPS; ++group) {
+                send_to(to / IN_BLOCK, place(there, own, to, group), barrier(there), c[to * GROUPS + group]);
+            }
+        }
+    }
+    if (!is_owner) {
+        return;
+    }
+    barrier_wait_cluster(barrier(warpgroup), 0);
+    // Adds in the order of the columns, so that the result does not depend
+    // on which warpgroup finishes.
+    float sum[GROUPS][4] = {};
+#pragma unroll
+    for (uint32_t from = 0; from < SHARERS; ++from) {
+#pragma unroll
+        for (uint32_t group = 0; group < GROUPS; ++group) {
+            float part[4];
+            if (from != own) {
+                load_shared(part, place(warpgroup, from, own, group));
+            } else {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    part[i] = c[from < OWNERS ? from * GROUPS + group : 0][i];
+                }
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                sum[group][i] += part[i];
+            }
+        }
+    }
+    piece.write(sum);
+}
+
+// True if the writing warp writes a tile while the other warps continue to multiply, which makes a
+// step of 64 rows 1 % faster. The writing warp writes the unquantized tiles that a block computes
+// completely, except the block's last tile. E4M3 tiles are finished twice as fast, and one warp is
+// too slow to write them.
+template <typename Format>
+__device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
+    return Format::IS_PLAIN && begin >= first && begin + steps < last;
+}
+
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, uint32_t shared, uint32_t first,
+                                            uint32_t last) {
+    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // written at once
+    const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
+    wait_for_previous_kernel();
+    uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
+    for (; is_for_writer<Format>(tile * arguments.steps, arguments.steps, first, last); ++tile) {
+        part_arrive(WRITER_IS_FREE, threads + 32);
+        const Features features = features_of<Format, GATED>(arguments, tile);
+        part_sync(TILE_TO_WRITE, threads + 32);
+#pragma unroll 1
+        for (uint32_t warp = 0; warp < threads / 32; ++warp) {
+#pragma unroll 1
+            for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                float c[GROUPS][4];
+                Piece<Format, GROUPS, GATED> piece(arguments, features, warp, group);
+                piece.fetch();
+#pragma unroll
+                for (uint32_t i = 0; i < GROUPS; ++i) {
+                    const uint32_t slot = (group + i) * threads + warp * 32 + threadIdx.x % 32;
+                    load_shared(c[i], shared + Shared<ROWS>::TOLD_AT + slot * 16);
+                }
+                piece.write(c);
+            }
+        }
+    }
+}
+
+// The work of the multiplying warpgroups, from the first to the last unit of their block.
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void multiply(const Arguments<Format>& arguments, const Line& line, const Stages& stages,
+                                         uint32_t shared, uint32_t first, uint32_t last) {
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+    const bool low = arguments.tile_rows <= HALF_ROWS;
+    const uint32_t told = shared + Shared<ROWS>::told_at(1) + threadIdx.x % WARPGROUP * 4;
+    Steps<Format, ROWS> steps = {arguments, stages, shared};
+    wait_for_previous_kernel();
+    const uint32_t lead = blockIdx.x / TEAM * TEAM, own = first / arguments.steps, own_begin = own * arguments.steps;
+    if (line.start(lead) == own_begin && line.start(lead + TEAM) == own_begin + arguments.steps) {
+        if (low) {
+            multiply_together<Format, ROWS, GATED, 2 * TEAM>(arguments, steps, own, first, last);
+        } else {
+            multiply_together<Format, ROWS, GATED, TEAM>(arguments, steps, own, first, last);
+        }
+        return;
+    }
+    for (uint32_t unit = first; unit < last;) {
+        const uint32_t tile = unit / arguments.steps;
+        const uint32_t begin = tile * arguments.steps;
+        const uint32_t end = min(begin + arguments.steps, last);
+        const bool whole = unit == begin && end == begin + arguments.steps;
+        const Features features = features_of<Format, GATED>(arguments, tile);
+        float c[ROWS / 8][4] = {};
+        if (low) {
+            steps.template add<true>(c, features, unit, end);
+        } else {
+            steps.template add<false>(c, features, unit, end);
+        }
+        unit = end;
+        if (!whole && !gather<Format, ROWS>(c, arguments, line, shared, tile)) {
+            continue;
+        }
+        float* flat = &c[0][0];
+        if (low && warpgroup == 1) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(told + i * WARPGROUP * 4), "f"(flat[i]) : "memory");
+            }
+        }
+        if (low) {
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+        }
+        if (low && warpgroup == 0) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                float other;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(other) : "r"(told + i * WARPGROUP * 4) : "memory");
+                flat[i] += other;
+            }
+        }
+        if (!low || warpgroup == 0) {
+            if (is_for_writer<Format>(begin, arguments.steps, first, last)) {
+                const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
+                part_sync(WRITER_IS_FREE, threads + 32);
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; ++group) {
+                    store_shared(shared + Shared<ROWS>::TOLD_AT + (group * threads + threadIdx.x) * 16, c[group]);
+                }
+                part_arrive(TILE_TO_WRITE, threads + 32);
+            } else {
+                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // written at once
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                    Piece<Format, GROUPS, GATED> piece(arguments, features, threadIdx.x / 32, group);
+                    piece.fetch();
+                    piece.write(reinterpret_cast<const float(&)[GROUPS][4]>(c[group]));
+                }
+            }
+        }
+        if (low && unit < last) {
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+        }
+    }
+}
+
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void small_m(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments) {
+    extern __shared__ __align__(1024) uint8_t stages_bytes[];
+    let_next_kernel_start();
+    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
+    const Stages stages = Stages::of<Format, ROWS>(arguments.tile_rows);
+    if (threadIdx.x == COPIER) {
+        fetch_map(weight);
+        fetch_map(x);
+        for (uint32_t stage = 0; stage < stages.count; ++stage) {
+            // The copying thread arrives, and with scales also all lanes of its warp.
+            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, Format::BY_BLOCKS ? 1 + 32 : 1);
+            barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
+        }
+        for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
+            barrier_init(shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup, 1);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    cluster_arrive();
+    Line line;
+    line.units = arguments.tiles * arguments.steps;
+    line.blocks = min(gridDim.x, line.units);
+    if (blockIdx.x >= line.blocks) {
+        wait_for_previous_kernel();
+        return;
+    }
+    const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
+    // The shuffle shows the compiler that the value is the same in all threads of a warp.
+    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp < MULTIPLIERS / 32) {
+        multiply<Format, ROWS, GATED>(arguments, line, stages, shared, first, last);
+    } else if (warp == COPIER / 32) {
+        const bool leads = is_elected();
+        if (Format::BY_BLOCKS || leads) {
+            copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last, leads);
+        }
+    } else {
+        write_tiles<Format, ROWS, GATED>(arguments, shared, first, last);
+    }
+}

@@ -1,0 +1,175 @@
+//! Rotary embeddings, writes to the cache, and attention.
+
+use crate::{KvLayer, Tensor};
+
+/// The axis of a position that each pair of elements follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PairAxes {
+    /// `sections[axis]` consecutive pairs follow each axis, and the sections together cover all
+    /// pairs. If positions have one axis, there is one entry.
+    Sections(Vec<usize>),
+    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, and pairs 2, 5, 8,
+    /// ... below `3 * .1` follow the third axis. All other pairs follow the first
+    /// axis (Qwen3-VL, arXiv 2511.21631).
+    Interleaved(usize, usize),
+}
+
+impl PairAxes {
+    /// Returns the number of axes that a position must have.
+    pub fn count(&self) -> usize {
+        match self {
+            PairAxes::Sections(sections) => sections.len(),
+            PairAxes::Interleaved(..) => 3,
+        }
+    }
+
+    /// Returns the axis of each of `pairs` pairs.
+    pub fn of_pairs(&self, pairs: usize) -> Vec<usize> {
+        match self {
+            PairAxes::Sections(sections) => {
+                let axes = sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count));
+                axes.take(pairs).collect()
+            }
+            PairAxes::Interleaved(second, third) => {
+                let axis = |pair: usize| match pair % 3 {
+                    1 if pair < 3 * second => 1,
+                    2 if pair < 3 * third => 2,
+                    _ => 0,
+                };
+                (0..pairs).map(axis).collect()
+            }
+        }
+    }
+
+    /// Returns `true` if the axes are defined for exactly `pairs` pairs.
+    pub(crate) fn fit(&self, pairs: usize) -> bool {
+        match self {
+            PairAxes::Sections(sections) => sections.iter().sum::<usize>() == pairs,
+            PairAxes::Interleaved(second, third) => 3 * second <= pairs + 1 && 3 * third <= pairs,
+        }
+    }
+}
+
+/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element
+/// `i + head_dim / 2` by `positions[axis of i][row] * frequencies[i]` (the halves convention).
+#[non_exhaustive]
+pub struct Rotary<'a> {
+    /// `[rows, at least heads * head_dim]` activations, changed in place.
+    pub x: Tensor<'a>,
+    /// Heads to rotate. The columns after them are unchanged.
+    pub heads: usize,
+    /// `[axes, rows]` u32.
+    pub positions: Tensor<'a>,
+    /// `[head_dim / 2]` f32.
+    pub frequencies: Tensor<'a>,
+    /// The axis that each pair follows.
+    pub axes: &'a PairAxes,
+}
+
+/// The slot number of a row whose keys and values are not written. Padding rows have this slot, so
+/// that they leave the cache unchanged.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// Norms of each query and key head before rotation (RMS, as in Qwen3, arXiv 2505.09388).
+#[derive(Debug)]
+pub struct HeadNorms<'m> {
+    /// `[head_dim]`, the target's type of weights.
+    pub query: Tensor<'m>,
+    /// `[head_dim]`, the type of `query`.
+    pub key: Tensor<'m>,
+    /// Constant added to the mean square.
+    pub epsilon: f32,
+}
+
+/// Rotates queries in place, as [`Rotary`] does. Keys are rotated too, and are
+/// written with the values of their row to token `slots[row] % 16` of block `slots[row] / 16`,
+/// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
+#[non_exhaustive]
+pub struct RotaryKvWrite<'a> {
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values. A gap
+    /// between rows is allowed.
+    pub qkv: Tensor<'a>,
+    pub heads: usize,
+    /// Norms of queries and keys before rotation.
+    pub norms: Option<&'a HeadNorms<'a>>,
+    /// `[axes, tokens]` u32.
+    pub positions: Tensor<'a>,
+    /// `[head_dim / 2]` f32.
+    pub frequencies: Tensor<'a>,
+    /// The axis that each pair follows.
+    pub axes: &'a PairAxes,
+    /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
+    pub slots: Tensor<'a>,
+    pub layer: &'a KvLayer,
+    /// `[2, kv_heads]` f32 for a layer of E4M3 elements. The keys and values of a head are divided
+    /// by their scales and rounded once, to the nearest. Magnitudes above 448 after the division
+    /// are clamped to 448, and NaN stays NaN.
+    pub scales: Option<Tensor<'a>>,
+}
+
+/// Assignment of rows to sequences, and the blocks that contain each sequence's keys and values.
+#[derive(Debug)]
+pub struct PagedSequences<'m> {
+    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
+    /// Together the sequences cover all rows from 0.
+    pub query_starts: Tensor<'m>,
+    /// `[sequences]` u32: tokens in the cache, including this step's rows. A
+    /// sequence with one row and length 0 is padding. The output of padding is
+    /// zeros. Padding counts towards [`single_rows`](Self::single_rows).
+    pub context_lengths: Tensor<'m>,
+    /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused
+    /// entries are not read.
+    pub block_tables: Tensor<'m>,
+    /// Number of leading sequences that have exactly one row, as decoding sequences do. Backends
+    /// with a separate kernel for such sequences use it. With a value below the true number, the
+    /// result is correct but slower to compute.
+    pub single_rows: usize,
+    /// Number of pairs of a query and a key that the query sees, over all sequences. The amount of
+    /// arithmetic is proportional to this number.
+    pub query_key_pairs: u64,
+}
+
+/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first
+/// `context - n + r + 1` tokens.
+#[non_exhaustive]
+pub struct AttentionPaged<'a> {
+    /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
+    pub queries: Tensor<'a>,
+    /// Query heads. Each group of `heads / kv_heads` query heads shares one key and value head.
+    pub heads: usize,
+    /// Factor on the dot products of queries and keys.
+    pub scale: f32,
+    /// The layer's keys and values, including those that this step has written. If every sequence
+    /// has one row, the tokens before that row may be read before the preceding operation has
+    /// ended, because they were written before this step.
+    pub layer: &'a KvLayer,
+    /// `[2, kv_heads]` f32 for a layer of E4M3 elements: the scales of each head's keys, then the
+    /// scales of each head's values.
+    pub scales: Option<Tensor<'a>>,
+    pub sequences: &'a PagedSequences<'a>,
+    /// Scratch declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
+    pub scratch: Tensor<'a>,
+    /// `[tokens, heads * head_dim]` activations.
+    pub out: Tensor<'a>,
+}
+
+/// Computes softmax attention of each row over all rows of its stretch.
+#[non_exhaustive]
+pub struct AttentionPacked<'a> {
+    /// `[rows, 3 * heads * head_dim]` activations: queries, keys, values.
+    pub qkv: Tensor<'a>,
+    /// Query heads. There are as many key heads and value heads.
+    pub heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Factor on the dot products of queries and keys.
+    pub scale: f32,
+    /// `[stretches + 1]` u32.
+    pub starts: Tensor<'a>,
+    /// An upper bound on the rows of a stretch.
+    pub longest: usize,
+    /// Scratch declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
+    pub scratch: Tensor<'a>,
+    /// `[rows, heads * head_dim]` activations.
+    pub out: Tensor<'a>,
+}

@@ -1,0 +1,121 @@
+//! Products with weights, and the norms, gates and conversions around them.
+
+use crate::{Activations, Rounded, Tensor, Weight};
+
+/// Computes `out = x @ weight^T + bias`, or adds the result to `out` if `accumulate` is set. Sums
+/// are computed in `f32`.
+///
+/// With an FP8 weight and quantized activations, products of E4M3 numbers are summed in
+/// f32 within each group of columns that has a scale, and each sum is multiplied by the
+/// scales of both operands.
+#[non_exhaustive]
+pub struct Linear<'a> {
+    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
+    /// plain rows is allowed.
+    pub x: Activations<'a>,
+    /// `[out_features, in_features]`, contiguous.
+    pub weight: Weight<'a>,
+    /// `[out_features]`, floating point.
+    pub bias: Option<Tensor<'a>>,
+    /// `true` to add to the contents of `out` instead of replacing them.
+    pub accumulate: bool,
+    /// Scratch declared with
+    /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
+    pub scratch: Tensor<'a>,
+    /// `[rows, out_features]` activations. f32 is also allowed if `accumulate` is not set.
+    pub out: Tensor<'a>,
+}
+
+/// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
+#[non_exhaustive]
+pub struct GatedLinear<'a> {
+    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
+    /// plain rows is allowed.
+    pub x: Activations<'a>,
+    /// `[2 * features, in_features]`, contiguous: gate, then up.
+    pub weight: Weight<'a>,
+    /// `[2 * features]`, floating point.
+    pub bias: Option<Tensor<'a>>,
+    /// `[rows, 2 * features]` activations: space for the intermediate product. The
+    /// contents are undefined afterwards.
+    pub gate_up: Tensor<'a>,
+    /// Scratch declared with
+    /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
+    pub scratch: Tensor<'a>,
+    /// `[rows, features]` in the requested formats.
+    pub out: Activations<'a>,
+}
+
+/// Computes `out = gate / (1 + exp(-gate)) * up`.
+#[non_exhaustive]
+pub struct SiluMul<'a> {
+    /// `[rows, 2 * features]` activations: gate, then up.
+    pub gate_up: Tensor<'a>,
+    /// `[rows, features]` in the requested formats.
+    pub out: Activations<'a>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// The definition: `x / 2 * (1 + erf(x / sqrt(2)))`.
+    Erf,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`, elsewhere
+    /// named `gelu_pytorch_tanh` or `gelu_new`.
+    Tanh,
+    /// `x / (1 + exp(-1.702 * x))`, elsewhere named `quick_gelu`.
+    Quick,
+}
+
+#[non_exhaustive]
+pub struct ApplyGelu<'a> {
+    /// `[rows, features]` activations, changed in place.
+    pub x: Tensor<'a>,
+    pub kind: Gelu,
+}
+
+/// Computes `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, with the mean in `f32`.
+#[non_exhaustive]
+pub struct RmsNorm<'a> {
+    /// `[rows, hidden]` activations.
+    pub x: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub weight: Tensor<'a>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// `[rows, hidden]` in the requested formats.
+    pub out: Activations<'a>,
+}
+
+/// Computes `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, with
+/// mean and variance in `f32`. The variance is the mean squared distance from the mean.
+#[non_exhaustive]
+pub struct LayerNorm<'a> {
+    /// `[rows, hidden]` activations.
+    pub x: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub weight: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub bias: Tensor<'a>,
+    /// Constant added to the variance.
+    pub epsilon: f32,
+    /// `[rows, hidden]` activations.
+    pub out: Tensor<'a>,
+}
+
+/// For each row and each of its groups, computes `scale = largest magnitude / 448` in f32, at least
+/// the smallest normal number, and `data = x / scale`, rounded to the nearest with ties to even,
+/// and clamped to a magnitude of 448. NaN stays NaN, and the scale ignores NaN.
+#[non_exhaustive]
+pub struct Quantize<'a> {
+    /// `[rows, columns]` activations. A gap between rows is allowed.
+    pub x: Tensor<'a>,
+    /// `[rows, columns]` E4M3 and its scales.
+    pub out: Rounded<'a>,
+}
+
+/// Memory that a backend may measure in.
+#[non_exhaustive]
+pub struct Measure<'a> {
+    /// `[bytes]` u8 with arbitrary contents: all free memory of the workspace.
+    pub memory: Tensor<'a>,
+}

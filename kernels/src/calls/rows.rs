@@ -1,0 +1,76 @@
+//! Rows that are looked up, moved, added or filled.
+
+use crate::{RankShard, Tensor};
+
+/// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
+/// [code](crate::InputToken::code) of a token. The id of a token that the host has not seen is
+/// `previous[row]`. If that entry is [`NO_CHOICE`](super::NO_CHOICE), no token was chosen,
+/// and the output row is all zeros. The row of a token that is not in `tokens` is all zeros too.
+#[non_exhaustive]
+pub struct Embed<'a> {
+    /// `[tokens.count, hidden]`, floating point.
+    pub table: Tensor<'a>,
+    /// The tokens of the vocabulary that have a row in the table.
+    pub tokens: RankShard,
+    /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
+    /// a row of `previous`.
+    pub ids: Tensor<'a>,
+    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::NO_CHOICE). The
+    /// tensor is empty if all ids are known.
+    pub previous: Tensor<'a>,
+    /// `[tokens, hidden]` activations.
+    pub out: Tensor<'a>,
+}
+
+/// Computes `out[i] = x[rows[i]]`.
+#[non_exhaustive]
+pub struct GatherRows<'a> {
+    /// `[rows, columns]` activations.
+    pub x: Tensor<'a>,
+    /// `[chosen]` u32, each below the rows of `x`.
+    pub rows: Tensor<'a>,
+    /// `[chosen, columns]` activations.
+    pub out: Tensor<'a>,
+}
+
+/// Computes `out[rows[i]] = x[i]`. Each row of `out` occurs at most once in `rows`.
+#[non_exhaustive]
+pub struct ScatterRows<'a> {
+    /// `[chosen, columns]` activations.
+    pub x: Tensor<'a>,
+    /// `[chosen]` u32, each below the rows of `out`.
+    pub rows: Tensor<'a>,
+    /// `[rows, columns]` activations. Rows that are not named keep their contents.
+    pub out: Tensor<'a>,
+}
+
+/// Computes `out[to[i]] += x[from[i]]` in f32, rounded once. Each row of `out` occurs at
+/// most once in `to`.
+#[non_exhaustive]
+pub struct AddRows<'a> {
+    /// `[rows, columns]` activations.
+    pub x: Tensor<'a>,
+    /// `[chosen]` u32, each below the number of rows of `x`.
+    pub from: Tensor<'a>,
+    /// `[chosen]` u32, each below the number of rows of `out`.
+    pub to: Tensor<'a>,
+    /// `[rows, columns]` activations. Rows that are not named keep their contents.
+    pub out: Tensor<'a>,
+}
+
+/// Fills `out` with the numbers that [`ops::fill_random`](crate::ops::fill_random) defines.
+#[non_exhaustive]
+pub struct FillRandom<'a> {
+    /// Equal seeds give equal numbers.
+    pub seed: u64,
+    /// Elements from the start of a row of the whole matrix to the start of the next.
+    pub pitch: usize,
+    /// Factor on each element's integer sum: the requested standard deviation divided by the
+    /// standard deviation of the sum.
+    pub factor: f32,
+    /// Contiguous, floating point.
+    pub out: Tensor<'a>,
+}
+
+/// Increment of the SplitMix64 state for each element of [`FillRandom`].
+pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,0 +1,71 @@
+//! Comparison of the large-m kernels with other implementations during autotuning.
+//!
+//! Each kernel is timed once against cuBLASLt, on the operands of the pass. For a gated GEMM, the faster
+//! implementation is kept for this size and for smaller ones, like cuBLASLt's algorithms. For an
+//! ungated GEMM, this project's kernel is at best a little faster, and much slower if its tall
+//! tiles leave SMs idle, so it is kept only for sizes slightly smaller.
+
+use super::{
+    super::lane::Cuda,
+    algorithm::GemmAlgorithm,
+    large_m::{self, Output},
+    launch::launch,
+    plan::{GemmPlan, rest_of},
+    planning,
+    problem::{GemmOperands, GemmProblem},
+};
+use crate::KernelError;
+
+/// Runs per timing.
+const RUNS: usize = 4;
+/// Timings per implementation. The shortest timing counts.
+const TRIALS: usize = 2;
+
+/// The time of this project's kernel must be less than this fraction of the library's time, because
+/// two measurements of the same kernel differ by a few per cent.
+const CLEARLY: f32 = 0.97;
+
+/// Times the large-m kernel and another implementation, unless this was done before or there is nothing to compare. Both
+/// compute the GEMM, but the output is meaningless afterwards. `unfused` computes a gated GEMM as an
+/// ungated one followed by the gate.
+///
+/// # Errors
+/// Any error that the device reports for a measurement.
+pub(super) fn compare_large_m(
+    cuda: &Cuda,
+    problem: GemmProblem,
+    operands: GemmOperands,
+    output: Output<'_>,
+    unfused: &dyn Fn() -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    let tuned = &cuda.kernels.tuned;
+    let is_measured = || tuned.measured().contains_key(&problem);
+    if is_measured() || !planning::can_compare_large_m(cuda, problem, operands)? {
+        return Ok(());
+    }
+    let library = GemmPlan::Library { rest: rest_of(problem) };
+    // SAFETY: the op layer has checked the call, and the table says that the library and the
+    // large-m kernel support the GEMM.
+    let other = || if problem.gates { unfused() } else { unsafe { launch(cuda, library, problem, operands, output) } };
+    // SAFETY: the op layer has checked the call, and the table says that the kernel supports the
+    // GEMM.
+    let ours = || unsafe { large_m::launch(cuda, problem, operands, output) };
+    // Warm-up: the first runs load the kernels and are not timed.
+    other()?;
+    ours()?;
+    let time = |run: &dyn Fn() -> Result<(), KernelError>| {
+        cuda.gemm.clock.time(&cuda.stream, || (0..RUNS).try_for_each(|_| run()))
+    };
+    let mut shortest = [f32::INFINITY; 2];
+    for _ in 0..TRIALS {
+        shortest = [shortest[0].min(time(&other)?), shortest[1].min(time(&ours)?)];
+    }
+    if problem.gates {
+        let is_faster = shortest[1] < shortest[0];
+        tuned.found(problem, if is_faster { GemmAlgorithm::LargeM } else { GemmAlgorithm::Unfused });
+    } else {
+        // cuBLASLt's algorithm is measured by now and is kept for smaller sizes.
+        tuned.compared_large_m(problem, shortest[1] < CLEARLY * shortest[0]);
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Counters through which the thread blocks of the small-m kernel wait for one another.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use bursar_budgets::{Address, Overhead};
+
+use super::super::{
+    contract::gemm_small_m::{STREAM_COUNTERS, STREAMS},
+    error::OpenError,
+    functions::Functions,
+    stream::Stream,
+};
+use crate::DType;
+
+/// Bit mask of the counter sets in use.
+#[derive(Default)]
+pub(in super::super) struct CounterSets(AtomicU32);
+
+/// The counters of one stream, which are zero between launches. Streams that run concurrently
+/// must not share counters.
+pub(in super::super) struct Counters {
+    pub(super) address: Address,
+    set: usize,
+    sets: Arc<CounterSets>,
+    stream: Arc<Overhead<Stream>>,
+}
+
+impl Counters {
+    /// Takes a set of counters for `stream`. Returns `None` if the device does not have this
+    /// kernel, or if eight other streams use all sets.
+    pub(in super::super) fn take(
+        functions: &Functions,
+        sets: &Arc<CounterSets>,
+        stream: &Arc<Overhead<Stream>>,
+    ) -> Result<Option<Counters>, OpenError> {
+        if !functions.is_machine_code() {
+            return Ok(None);
+        }
+        let free = |taken: u32| (taken.trailing_ones() < STREAMS as u32).then(|| taken | (taken + 1));
+        let Ok(taken) = sets.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return Ok(None) };
+        let set = taken.trailing_ones() as usize;
+        let mut counters = Counters { address: Address(0), set, sets: sets.clone(), stream: stream.clone() };
+        let first = functions.variable("gemm_small_m", c"gemm_small_m_counters")?;
+        counters.address = first.offset(DType::U32.bytes(set * STREAM_COUNTERS));
+        Ok(Some(counters))
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // Wait first: running work still uses the counters.
+        drop(self.stream.wait());
+        self.sets.0.fetch_and(!(1 << self.set), Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,110 @@
+//! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
+//! for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). The input of a gate
+//! is never written to memory.
+
+use bursar_budgets::Address;
+
+use super::{
+    super::{
+        arguments::{Extent, arguments, count},
+        contract::{
+            LargeME4m3,
+            gemm_large_m::{BOX, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
+        },
+        functions::Function,
+        lane::Cuda,
+        tensor_map::{Rows, TensorMap},
+    },
+    problem::{GemmOperands, GemmProblem, QuantScheme},
+    scale_arguments::with_scales,
+    tiles::large_m_blocks,
+};
+use crate::{DType, FP8_BLOCK, KernelError};
+
+/// Pairs of row tiles that all thread blocks process before they move to the next columns.
+const GROUP: u32 = 16;
+
+/// Format of the output, and an action that follows the launch.
+#[derive(Clone, Copy)]
+pub(super) struct Output<'a> {
+    /// Address of the scales of an E4M3 output, one for each 128 columns of a row. If `None`, the
+    /// whole output has the scale `scale`.
+    scales: Option<Address>,
+    scale: f32,
+    /// Called after the kernel is launched.
+    then: Option<&'a dyn Fn() -> Result<(), KernelError>>,
+}
+
+impl<'a> Output<'a> {
+    /// An output that is not quantized, or an E4M3 output with the scale 1.
+    pub(super) const PLAIN: Output<'static> = Output { scales: None, scale: 1.0, then: None };
+
+    /// Returns an output in the activation type. `then` is called after the launch
+    /// and reads the output.
+    pub(super) fn followed_by(then: &'a dyn Fn() -> Result<(), KernelError>) -> Self {
+        Output { then: Some(then), ..Output::PLAIN }
+    }
+
+    pub(super) fn groups(scales: Address) -> Self {
+        Output { scales: Some(scales), ..Output::PLAIN }
+    }
+
+    pub(super) fn fixed(scale: f32) -> Self {
+        Output { scale, ..Output::PLAIN }
+    }
+}
+
+/// Launches the kernel, then calls `output.then`.
+///
+/// # Safety
+/// `operands` and `output` match `problem`, and the kernel supports the GEMM ([`Kernel::LargeM`](super::table::Kernel)).
+pub(super) unsafe fn launch(
+    cuda: &Cuda,
+    problem: GemmProblem,
+    operands: GemmOperands,
+    output: Output<'_>,
+) -> Result<(), KernelError> {
+    let activation = cuda.kernels.target.activation;
+    let is_unquantized = problem.scheme.is_unquantized();
+    let operand = problem.scheme.operand(activation);
+    let step = if is_unquantized { STEP_COLUMNS } else { FP8_BLOCK };
+    let map = |address: u64, of: Rows, tall: usize| TensorMap::of_rows(address, operand, of, [tall, step]);
+    let GemmProblem { rows, in_features, .. } = problem;
+    let columns = problem.features();
+    let out = Rows { rows, columns, pitch: problem.out_pitch };
+    let (out_type, wide) = if operands.out_is_e4m3 { (DType::F8E4M3, 2 * BOX) } else { (activation, BOX) };
+    let mut arguments = arguments![
+        map(operands.x, problem.x(), TILE_ROWS)?,
+        map(operands.weight, problem.weight(), TILE_WEIGHTS / 2)?,
+        TensorMap::of_rows(operands.out, out_type, out, [BOX, wide])?,
+        Address(operands.bias.unwrap_or(0)),
+        count(rows),
+        count(columns),
+        count(in_features),
+        GROUP,
+    ];
+    if !is_unquantized {
+        let scales = output.scales.unwrap_or(Address(0));
+        arguments = with_scales(arguments, problem, operands).with(scales).with(output.scale);
+    }
+    let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
+    let e4m3 = |kernels: &LargeME4m3<Function>| match (problem.gates, problem.accumulates) {
+        (true, _) if operands.out_is_e4m3 => kernels.gated_rounded,
+        (true, _) => kernels.gated,
+        (false, true) => kernels.add,
+        (false, false) => kernels.plain,
+    };
+    let kernel = match problem.scheme {
+        QuantScheme::Unquantized if problem.gates => kernels.linear_gated,
+        QuantScheme::Unquantized if problem.accumulates => kernels.linear_add,
+        QuantScheme::Unquantized => kernels.linear,
+        QuantScheme::E4m3Blocks { .. } => e4m3(&kernels.gemm_large_m_e4m3_blocks),
+        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => e4m3(&kernels.gemm_large_m_e4m3_rows),
+    };
+    let blocks = large_m_blocks(problem, cuda.kernels.target.sms);
+    let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that
+    // their addresses are valid.
+    unsafe { cuda.launch(kernel, extent, arguments)? };
+    output.then.map_or(Ok(()), |then| then())
+}

@@ -1,0 +1,63 @@
+//! Launches of planned GEMMs.
+
+use super::{
+    super::lane::Cuda,
+    large_m::{self, Output},
+    medium_m,
+    plan::GemmPlan,
+    planning::blas_lane,
+    problem::{GemmOperands, GemmProblem},
+    small_m, tiled_e4m3,
+    tiles::Cut,
+    transposed_scales,
+};
+use crate::KernelError;
+
+/// Launches a GEMM.
+///
+/// # Safety
+/// `operands` and `output` match `problem`, and the kernels of `plan` support the GEMM. Nothing else uses the
+/// workspace until the GEMM has ended. No kernel that may still run at the launch writes the weight
+/// or its scales, because the first copies of both do not wait for the preceding kernel. Nothing
+/// writes them until the GEMM has ended.
+pub(super) unsafe fn launch(
+    cuda: &Cuda,
+    plan: GemmPlan,
+    problem: GemmProblem,
+    operands: GemmOperands,
+    output: Output<'_>,
+) -> Result<(), KernelError> {
+    // SAFETY: the caller guarantees all requirements of these functions.
+    unsafe {
+        match plan {
+            GemmPlan::SmallM(cut) => small_m::launch(cuda, problem, operands, cut),
+            GemmPlan::SmallMPieces => small_m::launch_pieces(cuda, problem, operands),
+            GemmPlan::MediumM => medium_m::launch(cuda, problem, operands),
+            GemmPlan::LargeM => large_m::launch(cuda, problem, operands, output),
+            GemmPlan::TiledE4m3 => tiled_e4m3::launch(cuda, problem, operands),
+            GemmPlan::Library { rest } => library(cuda, problem, operands, rest),
+        }
+    }
+}
+
+/// Launches a GEMM by cuBLASLt, and its last `rest` rows by the small-m kernel.
+///
+/// # Safety
+/// As for [`launch`].
+unsafe fn library(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands, rest: usize) -> Result<(), KernelError> {
+    let whole = GemmProblem { rows: problem.rows - rest, ..problem };
+    // SAFETY: the caller guarantees that the operands match, and that nothing else uses the
+    // workspace until this GEMM has ended.
+    unsafe {
+        let asked = transposed_scales::transpose(cuda, whole, operands)?;
+        let mut gemms = cuda.gemm.library.borrow_mut();
+        gemms.multiply(blas_lane(cuda), (whole, asked), cuda.gemm.autotunes.get())?;
+    }
+    if rest == 0 {
+        return Ok(());
+    }
+    let (last, operands) = problem.rows_of(operands, cuda.kernels.target.activation, whole.rows, rest);
+    // SAFETY: the caller guarantees that the operands match, and this kernel uses the workspace
+    // after the library's kernel has ended.
+    unsafe { small_m::launch(cuda, last, operands, Cut::DEFAULT) }
+}

@@ -1,0 +1,46 @@
+//! Pure: the GEMMs that passes have met during autotuning, with weights to measure them with.
+
+use std::collections::BTreeMap;
+
+use super::problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS};
+use crate::AUTOTUNED_LAYERS;
+
+/// Maximum number of weights in one trial: one per layer that autotuning should run through.
+const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
+
+/// The GEMMs called since autotuning began.
+#[derive(Default)]
+pub(in super::super) struct MetGemms {
+    /// GEMMs by shape, with `rows` set to 0.
+    pub(super) met: BTreeMap<GemmProblem, Met>,
+}
+
+/// Addresses of one layer's weight, bias and weight scales, and the fixed
+/// scale for its activations.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct LayerWeight {
+    pub weight: u64,
+    pub bias: Option<u64>,
+    pub scales: u64,
+    pub x_scale: f32,
+}
+
+#[derive(Default)]
+pub(super) struct Met {
+    /// Weights of up to `WEIGHTS_MAX` layers.
+    pub weights: Vec<LayerWeight>,
+    pub has_few_rows: bool,
+}
+
+impl MetGemms {
+    /// Records a GEMM and its weight.
+    pub(super) fn meet(&mut self, problem: GemmProblem, operands: GemmOperands) {
+        let met = self.met.entry(GemmProblem { rows: 0, ..problem }).or_default();
+        let GemmOperands { weight, bias, weight_scales: scales, x_scale, .. } = operands;
+        let weight = LayerWeight { weight, bias, scales, x_scale };
+        met.has_few_rows |= problem.rows <= MEMORY_BOUND_ROWS;
+        if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
+            met.weights.push(weight);
+        }
+    }
+}

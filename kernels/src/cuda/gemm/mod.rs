@@ -1,0 +1,46 @@
+//! GEMMs: by cuBLASLt, or by this project's kernels for small m (up to 64 rows), medium m (up to 256
+//! rows, gated) or large m, where they were measured to be faster. Each GPU generation has separate
+//! kernels for FP8 weights.
+//!
+//! | part | files |
+//! |---|---|
+//! | what is computed | `problem`, `operands` |
+//! | which kernel computes it | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
+//! | what was measured | `algorithm`, `tuned`, `tuning`, `met`, `autotune`, `compare` |
+//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled_e4m3`, `transposed_scales`, `blas` |
+
+mod algorithm;
+mod autotune;
+mod blas;
+mod compare;
+mod counters;
+mod lane;
+mod large_m;
+mod launch;
+mod linear;
+mod medium_m;
+mod met;
+mod operands;
+mod plan;
+mod planning;
+mod problem;
+mod scale_arguments;
+mod scale_scratch;
+mod small_m;
+mod table;
+mod tiled_e4m3;
+mod tiles;
+mod transposed_scales;
+mod tuned;
+mod tuning;
+
+pub(super) use autotune::measure;
+pub(super) use blas::Blas;
+pub(super) use counters::CounterSets;
+pub(super) use lane::GemmLane;
+pub(super) use linear::{gated_linear, linear};
+pub(super) use operands::Operands;
+pub use plan::GemmBackend;
+pub(super) use problem::QuantScheme;
+pub(super) use tuned::{Agreement, Tuned};
+pub use tuning::Tuning;

@@ -1,0 +1,118 @@
+//! The operands of a GEMM, from the tensors of an operation.
+
+use bursar_budgets::Address;
+
+use super::{
+    super::contract::fp8::BLOCK_ROWS_MIN,
+    problem::{GemmOperands, GemmProblem, QuantScheme},
+};
+use crate::{Activations, DType, Quantization, Tensor, Weight, WeightScales};
+
+/// The input operands of a GEMM, with their scales.
+pub(in super::super) struct Operands<'a> {
+    pub scheme: QuantScheme,
+    pub x: &'a Tensor<'a>,
+    pub weight: &'a Tensor<'a>,
+    pub weight_scales: Address,
+    /// Address of the scales of x, or 0 if all of x has the scale `x_scale`.
+    pub x_scales: Address,
+    pub x_scale: f32,
+}
+
+impl<'a> Operands<'a> {
+    /// Creates the operands. Returns `None` if `x` is not quantized as the weight requires, or if
+    /// the weight's blocks have fewer rows than the kernels support.
+    pub(in super::super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
+        let Some(scales) = weight.scales.tensor() else {
+            let (scheme, none) = (QuantScheme::Unquantized, Address(0));
+            let x = x.lone_plain()?;
+            return Some(Operands {
+                scheme,
+                x,
+                weight: &weight.data,
+                weight_scales: none,
+                x_scales: none,
+                x_scale: 1.0,
+            });
+        };
+        let rounded = x.rounded.as_ref().filter(|rounded| Some(rounded.quantization) == weight.wants())?;
+        let (scheme, x_scale) = match (&weight.scales, rounded.quantization) {
+            (WeightScales::Blocks { height, .. }, _) if *height < BLOCK_ROWS_MIN => return None,
+            (WeightScales::Blocks { height, .. }, _) => (QuantScheme::E4m3Blocks { height: *height }, 1.0),
+            (_, Quantization::Fixed(scale)) => (QuantScheme::E4m3Fixed, scale),
+            _ => (QuantScheme::E4m3Rows, 1.0),
+        };
+        Some(Operands {
+            scheme,
+            x: &rounded.data,
+            weight: &weight.data,
+            weight_scales: scales.address(),
+            x_scales: if scheme == QuantScheme::E4m3Fixed { Address(0) } else { rounded.scales.address() },
+            x_scale,
+        })
+    }
+
+    /// Returns the shape of the GEMM, without a gate or accumulation.
+    pub(super) fn problem(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> GemmProblem {
+        GemmProblem {
+            scheme: self.scheme,
+            gates: false,
+            out_features: self.weight.rows(),
+            in_features: self.weight.columns(),
+            out_pitch: pitch(out),
+            x_pitch: pitch(self.x),
+            out_is_f32: out.dtype() == DType::F32,
+            has_bias: bias.is_some(),
+            accumulates: false,
+            rows: self.x.rows(),
+        }
+    }
+
+    /// The addresses of the operands.
+    pub(super) fn addresses(&self, bias: Option<&Tensor<'_>>, scratch: &Tensor<'_>, out: &Tensor<'_>) -> GemmOperands {
+        GemmOperands {
+            weight: self.weight.address().0,
+            x: self.x.address().0,
+            bias: bias.map(|bias| bias.address().0),
+            weight_scales: self.weight_scales.0,
+            x_scales: self.x_scales.0,
+            x_scale: self.x_scale,
+            out: out.address().0,
+            out_is_e4m3: out.dtype() == DType::F8E4M3,
+            workspace: scratch.address().0,
+            workspace_bytes: scratch.bytes().as_usize(),
+        }
+    }
+}
+
+/// Returns the pitch to pass to the library. A single row may have any pitch, but the library
+/// requires a pitch of at least the row's length.
+fn pitch(tensor: &Tensor<'_>) -> usize {
+    tensor.pitch().max(tensor.columns())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Rounded;
+
+    #[test]
+    fn blocks_of_fewer_rows_than_kernels_take_for_one_are_refused() {
+        let over = |shape: [usize; 2], dtype| Tensor::over(Address(4096), shape.into(), dtype);
+        let scheme = |height: usize| {
+            let scales = WeightScales::Blocks { scales: over([64usize.div_ceil(height), 2], DType::F32), height };
+            let weight = Weight { data: over([64, 256], DType::F8E4M3), scales };
+            let rounded = Rounded {
+                data: over([3, 256], DType::F8E4M3),
+                scales: over([3, 2], DType::F32),
+                quantization: Quantization::Groups,
+            };
+            let x = Activations { plain: None, rounded: Some(rounded) };
+            Operands::of(&x, &weight).map(|operands| operands.scheme)
+        };
+        for height in [8, 16, 48, 128] {
+            assert_eq!(scheme(height), Some(QuantScheme::E4m3Blocks { height }));
+        }
+        assert_eq!([1, 2, 4].map(scheme), [None; 3]);
+    }
+}

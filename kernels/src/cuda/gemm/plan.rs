@@ -1,0 +1,371 @@
+//! Pure: which kernel computes a GEMM.
+//!
+//! The table of kernels says which of them support the GEMM. Where several do, the fastest one that autotuning measured
+//! is chosen.
+
+use super::{
+    algorithm::GemmAlgorithm,
+    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
+    scale_scratch,
+    table::{Gpu, Kernel},
+    tiles::Cut,
+};
+use crate::{DType, KernelError};
+
+/// Minimum number of rows at which a GEMM is split so that the library computes all rows except the
+/// last one to three. The small-m kernel reads the whole weight for the last rows, which takes
+/// as long as the library takes for about 140 rows (4 TB/s, 1,100 TFLOP/s).
+const SPLIT_FROM: usize = 2048;
+
+/// The implementation that computes GEMMs of any number of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GemmBackend {
+    /// The implementation that autotuning measured to be fastest, or cuBLASLt
+    /// if nothing was measured.
+    #[default]
+    Measured,
+    /// This project's kernels for every GEMM that they support, for comparison.
+    Ours,
+    /// cuBLASLt only, for comparison.
+    Library,
+}
+
+/// How a GEMM is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GemmPlan {
+    SmallM(Cut),
+    /// By the small-m kernel, up to 64 rows per launch. This is the fallback for E4M3 GEMMs whose
+    /// output is not aligned for any other kernel.
+    SmallMPieces,
+    MediumM,
+    LargeM,
+    TiledE4m3,
+    /// By cuBLASLt, except for the last `rest` rows, which the small-m kernel computes.
+    Library {
+        rest: usize,
+    },
+}
+
+/// Results of autotuning, and the library's answers.
+pub(super) trait Measurements {
+    /// The algorithm measured for this GEMM, or for the next larger size of it.
+    fn fastest(&self, problem: GemmProblem) -> Option<GemmAlgorithm>;
+
+    /// Whether the large-m kernel was faster than the library for this ungated GEMM, or for a size
+    /// of it that is up to a third larger.
+    fn is_large_m_faster(&self, problem: GemmProblem) -> bool;
+
+    /// Whether the library has an algorithm for the GEMM, which the table says it supports.
+    ///
+    /// # Errors
+    /// The device is lost.
+    fn library_has(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<bool, KernelError>;
+}
+
+/// The choice of a kernel on one GPU.
+pub(super) struct Planner<'m, M> {
+    pub gpu: Gpu,
+    pub backend: GemmBackend,
+    pub activation: DType,
+    pub measurements: &'m mut M,
+}
+
+impl<M: Measurements> Planner<'_, M> {
+    /// Chooses how the GEMM is computed. The GEMM has at least one row and one feature. `None` for a
+    /// gated GEMM that is computed as an ungated GEMM followed by the gate.
+    ///
+    /// # Errors
+    /// The device is lost.
+    pub(super) fn plan(
+        &mut self,
+        problem: GemmProblem,
+        operands: GemmOperands,
+    ) -> Result<Option<GemmPlan>, KernelError> {
+        if let Some(cut) = self.small_m(problem, operands)? {
+            return Ok(Some(GemmPlan::SmallM(cut)));
+        }
+        if self.is_medium_m(problem, operands) {
+            return Ok(Some(GemmPlan::MediumM));
+        }
+        if self.is_large_m(problem, operands)? {
+            return Ok(Some(GemmPlan::LargeM));
+        }
+        if problem.gates {
+            return Ok(None);
+        }
+        if self.gpu.supports(Kernel::TiledE4m3, problem, operands) {
+            return Ok(Some(GemmPlan::TiledE4m3));
+        }
+        let has_library = self.library_has(problem, operands)?;
+        Ok(Some(if has_library { GemmPlan::Library { rest: rest_of(problem) } } else { GemmPlan::SmallMPieces }))
+    }
+
+    /// The cut to use, if the small-m kernel should compute the GEMM.
+    fn small_m(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<Option<Cut>, KernelError> {
+        if !self.gpu.supports(Kernel::SmallM, problem, operands) {
+            return Ok(None);
+        }
+        Ok(match self.backend {
+            GemmBackend::Library => (!self.library_has(problem, operands)?).then_some(Cut::DEFAULT),
+            GemmBackend::Ours => Some(Cut::DEFAULT),
+            GemmBackend::Measured => match self.measurements.fastest(problem) {
+                Some(GemmAlgorithm::SmallM(cut)) => Some(cut),
+                None if !problem.scheme.is_unquantized() => Some(Cut::DEFAULT),
+                _ => None,
+            },
+        })
+    }
+
+    fn is_medium_m(&self, problem: GemmProblem, operands: GemmOperands) -> bool {
+        self.gpu.supports(Kernel::MediumM, problem, operands)
+            && match self.backend {
+                GemmBackend::Library => false,
+                GemmBackend::Ours => true,
+                GemmBackend::Measured => self.measurements.fastest(problem) == Some(GemmAlgorithm::MediumM),
+            }
+    }
+
+    fn is_large_m(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<bool, KernelError> {
+        if !self.gpu.supports(Kernel::LargeM, problem, operands) {
+            return Ok(false);
+        }
+        let is_unquantized = problem.scheme.is_unquantized();
+        // Its tall tiles are slow for so few rows, where cuBLASLt supports every unquantized GEMM.
+        if is_unquantized && problem.rows <= MEMORY_BOUND_ROWS && self.backend != GemmBackend::Ours {
+            return Ok(false);
+        }
+        match self.backend {
+            // cuBLASLt does not support E4M3 GEMMs with a fixed scale, and supports other E4M3 GEMMs
+            // only in some versions.
+            GemmBackend::Library => return Ok(!is_unquantized && !self.library_has(problem, operands)?),
+            GemmBackend::Ours => return Ok(true),
+            GemmBackend::Measured => {}
+        }
+        let fastest = self.measurements.fastest(problem);
+        if problem.gates {
+            // The measured size may use the library's ungated GEMM before the gate, but the library
+            // may not support this size.
+            let is_odd = matches!(problem.scheme, QuantScheme::E4m3Blocks { .. })
+                && !problem.rows.is_multiple_of(scale_scratch::ROWS);
+            let lacks_library = is_odd
+                && problem.rows > MEMORY_BOUND_ROWS
+                && !library_supports(&self.gpu, self.activation, problem, operands);
+            let is_only = !is_unquantized && (fastest.is_none() || lacks_library);
+            return Ok(fastest == Some(GemmAlgorithm::LargeM) || is_only);
+        }
+        let has_library = matches!(fastest, Some(GemmAlgorithm::Library(_))) && self.library_has(problem, operands)?;
+        if !is_unquantized && !has_library {
+            return Ok(true);
+        }
+        Ok(self.measurements.is_large_m_faster(problem))
+    }
+
+    /// Whether autotuning can compare the large-m kernel with another implementation, on the
+    /// operands of the pass. A gated GEMM can always be compared with an ungated GEMM followed by the
+    /// gate. An ungated GEMM can only be compared with the library. A GEMM that is split is not
+    /// measured; the measurement of a size that is not split also applies to it.
+    ///
+    /// # Errors
+    /// The device is lost.
+    pub(super) fn can_compare_large_m(
+        &mut self,
+        problem: GemmProblem,
+        operands: GemmOperands,
+    ) -> Result<bool, KernelError> {
+        let is_candidate = self.backend == GemmBackend::Measured
+            && problem.rows > MEMORY_BOUND_ROWS
+            && self.gpu.supports(Kernel::LargeM, problem, operands);
+        Ok(is_candidate && (problem.gates || rest_of(problem) == 0 && self.library_has(problem, operands)?))
+    }
+
+    /// Whether the library may be asked for the GEMM and has an algorithm for it. For a gated GEMM,
+    /// this returns only whether the library may be asked: the library computes the ungated GEMM,
+    /// about which it is asked separately.
+    fn library_has(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<bool, KernelError> {
+        if !library_supports(&self.gpu, self.activation, problem, operands) {
+            return Ok(false);
+        }
+        if problem.scheme.is_unquantized() || problem.gates {
+            return Ok(true);
+        }
+        let whole = GemmProblem { rows: problem.rows - rest_of(problem), ..problem };
+        self.measurements.library_has(whole, operands)
+    }
+}
+
+/// The last rows of a GEMM that cuBLASLt does not compute: with scales by blocks, it requires a
+/// multiple of four rows.
+pub(super) fn rest_of(problem: GemmProblem) -> usize {
+    match problem.scheme {
+        QuantScheme::E4m3Blocks { .. } if problem.rows >= SPLIT_FROM => problem.rows % scale_scratch::ROWS,
+        _ => 0,
+    }
+}
+
+/// Whether the library may be asked for the GEMM, or for all of its rows except the last ones. For
+/// a gated GEMM, this is about the ungated GEMM before the gate.
+pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProblem, operands: GemmOperands) -> bool {
+    if problem.scheme.is_unquantized() {
+        return true;
+    }
+    let rest = rest_of(problem);
+    let whole = GemmProblem { gates: false, rows: problem.rows - rest, ..problem };
+    let is_rest_served = || {
+        let (last, operands) = problem.rows_of(operands, activation, whole.rows, rest);
+        gpu.supports(Kernel::SmallM, last, operands)
+    };
+    gpu.supports(Kernel::Library, whole, GemmOperands { out_is_e4m3: false, ..operands })
+        && (problem.gates || rest == 0 || is_rest_served())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::{
+        super::{
+            problem::testing::{gated, operands, problem},
+            table::testing::{ADA, HOPPER},
+        },
+        *,
+    };
+
+    /// Measurements that are the same for all GEMMs.
+    #[derive(Default)]
+    struct Found {
+        fastest: Option<GemmAlgorithm>,
+        is_large_m_faster: bool,
+        library_refuses: bool,
+        /// Rows of the last question about the library.
+        asked_rows: Cell<usize>,
+    }
+
+    impl Measurements for Found {
+        fn fastest(&self, _: GemmProblem) -> Option<GemmAlgorithm> {
+            self.fastest
+        }
+
+        fn is_large_m_faster(&self, _: GemmProblem) -> bool {
+            self.is_large_m_faster
+        }
+
+        fn library_has(&mut self, problem: GemmProblem, _: GemmOperands) -> Result<bool, KernelError> {
+            self.asked_rows.set(problem.rows);
+            Ok(!self.library_refuses)
+        }
+    }
+
+    fn planner(gpu: Gpu, backend: GemmBackend, measurements: &mut Found) -> Planner<'_, Found> {
+        Planner { gpu, backend, activation: DType::BF16, measurements }
+    }
+
+    fn plan(backend: GemmBackend, mut found: Found, problem: GemmProblem) -> Option<GemmPlan> {
+        planner(HOPPER, backend, &mut found).plan(problem, operands(32 << 20)).expect("the device answers")
+    }
+
+    const WHOLE: Option<GemmPlan> = Some(GemmPlan::Library { rest: 0 });
+    const SMALL_M: Option<GemmPlan> = Some(GemmPlan::SmallM(Cut::DEFAULT));
+
+    fn measured(algorithm: GemmAlgorithm) -> Found {
+        Found { fastest: Some(algorithm), ..Found::default() }
+    }
+
+    fn e4m3(scheme: QuantScheme, rows: usize) -> GemmProblem {
+        GemmProblem { scheme, ..problem(rows, 4608, 3584) }
+    }
+
+    const BLOCKS: QuantScheme = QuantScheme::E4m3Blocks { height: 128 };
+
+    #[test]
+    fn without_measurements_the_library_computes_what_is_not_quantized() {
+        let unmeasured = |problem| plan(GemmBackend::Measured, Found::default(), problem);
+        for rows in [1, 64, 65, 257, 8192] {
+            assert_eq!(unmeasured(problem(rows, 4608, 3584)), WHOLE, "{rows} rows");
+            assert_eq!(unmeasured(gated(rows, 18_944, 3584)), None, "{rows} rows: unfused");
+        }
+        assert_eq!(unmeasured(e4m3(BLOCKS, 64)), SMALL_M);
+        assert_eq!(unmeasured(e4m3(BLOCKS, 68)), Some(GemmPlan::LargeM));
+        let gated = GemmProblem { scheme: BLOCKS, ..gated(300, 18_944, 3584) };
+        assert_eq!(unmeasured(gated), Some(GemmPlan::LargeM));
+        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated E4M3 kernel has so few rows");
+    }
+
+    #[test]
+    fn a_measured_algorithm_is_followed_where_its_kernel_supports_the_size() {
+        let follow = |algorithm, problem| plan(GemmBackend::Measured, measured(algorithm), problem);
+        let cut = Cut::ALL[2];
+        assert_eq!(follow(GemmAlgorithm::SmallM(cut), problem(8, 4608, 3584)), Some(GemmPlan::SmallM(cut)));
+        assert_eq!(follow(GemmAlgorithm::SmallM(cut), problem(65, 4608, 3584)), WHOLE);
+        assert_eq!(follow(GemmAlgorithm::MediumM, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
+        assert_eq!(follow(GemmAlgorithm::MediumM, gated(64, 18_944, 3584)), None);
+        assert_eq!(follow(GemmAlgorithm::LargeM, gated(300, 18_944, 3584)), Some(GemmPlan::LargeM));
+        assert_eq!(follow(GemmAlgorithm::Unfused, gated(300, 18_944, 3584)), None);
+        let faster = Found { is_large_m_faster: true, ..Found::default() };
+        assert_eq!(plan(GemmBackend::Measured, faster, problem(300, 4608, 3584)), Some(GemmPlan::LargeM));
+    }
+
+    #[test]
+    fn the_backends_for_comparison_use_one_implementation_wherever_it_can() {
+        let by = |backend, problem| plan(backend, Found::default(), problem);
+        for (problem, ours) in [
+            (problem(8, 4608, 3584), SMALL_M),
+            (problem(100, 4608, 3584), Some(GemmPlan::LargeM)),
+            (problem(300, 4608, 3584), Some(GemmPlan::LargeM)),
+            (e4m3(QuantScheme::E4m3Rows, 300), Some(GemmPlan::LargeM)),
+        ] {
+            assert_eq!(by(GemmBackend::Ours, problem), ours, "{problem:?}");
+            assert_eq!(by(GemmBackend::Library, problem), WHOLE, "{problem:?}");
+        }
+        assert_eq!(by(GemmBackend::Ours, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
+        assert_eq!(by(GemmBackend::Library, gated(256, 18_944, 3584)), None);
+        assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 8)), SMALL_M, "the library has none");
+        assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 300)), Some(GemmPlan::LargeM));
+    }
+
+    #[test]
+    fn the_library_leaves_the_last_rows_of_long_gemms_with_block_scales() {
+        for (rows, rest) in [(2048, 0), (2049, 1), (8191, 3)] {
+            let mut found = Found::default();
+            let mut planner = planner(HOPPER, GemmBackend::Library, &mut found);
+            let plan = planner.plan(e4m3(BLOCKS, rows), operands(32 << 20)).expect("the device answers");
+            assert_eq!(plan, Some(GemmPlan::Library { rest }));
+            assert_eq!(found.asked_rows.get(), rows - rest);
+        }
+        assert_eq!(plan(GemmBackend::Library, Found::default(), e4m3(BLOCKS, 2047)), Some(GemmPlan::LargeM));
+    }
+
+    #[test]
+    fn an_unaligned_e4m3_output_is_computed_in_pieces() {
+        let unaligned = GemmProblem { out_pitch: 4609, ..e4m3(QuantScheme::E4m3Rows, 300) };
+        assert_eq!(plan(GemmBackend::Measured, Found::default(), unaligned), Some(GemmPlan::SmallMPieces));
+        let refused = Found { library_refuses: true, ..Found::default() };
+        assert_eq!(plan(GemmBackend::Library, refused, e4m3(QuantScheme::E4m3Rows, 300)), Some(GemmPlan::LargeM));
+    }
+
+    #[test]
+    fn other_gpus_have_tiled_kernels_for_e4m3_and_the_library_for_the_rest() {
+        let mut found = Found::default();
+        let mut planner = planner(ADA, GemmBackend::Measured, &mut found);
+        let mut plan = |problem| planner.plan(problem, operands(32 << 20)).expect("the device answers");
+        for rows in [1, 65, 8192] {
+            assert_eq!(plan(e4m3(BLOCKS, rows)), Some(GemmPlan::TiledE4m3));
+            assert_eq!(plan(problem(rows, 4608, 3584)), WHOLE);
+            assert_eq!(plan(gated(rows, 18_944, 3584)), None);
+        }
+    }
+
+    #[test]
+    fn only_whole_gemms_of_many_rows_are_compared() {
+        let mut found = Found::default();
+        let mut can = |problem| {
+            let mut planner = planner(HOPPER, GemmBackend::Measured, &mut found);
+            planner.can_compare_large_m(problem, operands(32 << 20)).expect("the device answers")
+        };
+        assert!(can(problem(257, 4608, 3584)) && can(gated(257, 18_944, 3584)) && can(e4m3(BLOCKS, 2048)));
+        assert!(!can(problem(256, 4608, 3584)), "autotuning measures few rows separately");
+        assert!(!can(e4m3(BLOCKS, 2049)), "split");
+        assert!(!can(e4m3(QuantScheme::E4m3Fixed, 300)), "the library has none");
+        let mut planner = planner(HOPPER, GemmBackend::Ours, &mut found);
+        assert!(!planner.can_compare_large_m(problem(257, 4608, 3584), operands(0)).expect("the device answers"));
+    }
+}

@@ -1,0 +1,173 @@
+//! Pure: the description of a GEMM (general matrix multiplication), `out = x * weight^T + bias`, with its quantization
+//! scheme and the addresses of its operands.
+
+use bursar_budgets::{Address, Bytes};
+use serde::{Deserialize, Serialize};
+
+use super::super::tensor_map::Rows;
+use crate::{DType, FP8_BLOCK};
+
+/// The largest number of rows for which the time of a GEMM is bound by reading the weight.
+pub(in super::super) const MEMORY_BOUND_ROWS: usize = 256;
+
+/// The shape of a GEMM: everything that its fastest algorithm depends on. `rows` is the last field,
+/// so that sizes of the same GEMM sort next to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in super::super) struct GemmProblem {
+    pub scheme: QuantScheme,
+    /// `true` if half of the features are gates for the other half. Only half as many
+    /// features are then written.
+    pub gates: bool,
+    pub out_features: usize,
+    pub in_features: usize,
+    pub out_pitch: usize,
+    pub x_pitch: usize,
+    pub out_is_f32: bool,
+    pub has_bias: bool,
+    pub accumulates: bool,
+    pub rows: usize,
+}
+
+impl GemmProblem {
+    /// Features written per row.
+    pub(in super::super) fn features(&self) -> usize {
+        if self.gates { self.out_features / 2 } else { self.out_features }
+    }
+
+    /// Dimensions and pitch of x.
+    pub(in super::super) fn x(&self) -> Rows {
+        Rows { rows: self.rows, columns: self.in_features, pitch: self.x_pitch }
+    }
+
+    /// Dimensions and pitch of the weight.
+    pub(in super::super) fn weight(&self) -> Rows {
+        Rows { rows: self.out_features, columns: self.in_features, pitch: self.in_features }
+    }
+
+    /// The pitch of x for tensor maps and alignment checks. A single row may have any pitch, but
+    /// TMA requires a multiple of 16 bytes even if it reads no second row.
+    pub(super) fn tma_x_pitch(&self) -> usize {
+        if self.rows == 1 { self.in_features } else { self.x_pitch }
+    }
+
+    /// The GEMM of `rows` rows of this one, starting at row `first`, and its operands.
+    pub(super) fn rows_of(
+        self,
+        operands: GemmOperands,
+        activation: DType,
+        first: usize,
+        rows: usize,
+    ) -> (GemmProblem, GemmOperands) {
+        let out = if self.out_is_f32 { DType::F32 } else { activation };
+        let x_row_bytes = (self.x_pitch * self.scheme.size()) as u64;
+        let offset = |address: u64, bytes: Bytes| Address(address).offset(bytes).0;
+        let operands = GemmOperands {
+            x: offset(operands.x, Bytes(first as u64 * x_row_bytes)),
+            x_scales: offset(operands.x_scales, DType::F32.bytes(first * self.scheme.x_scales(self.in_features))),
+            out: offset(operands.out, out.bytes(first * self.out_pitch)),
+            ..operands
+        };
+        (GemmProblem { rows, ..self }, operands)
+    }
+}
+
+/// Number format and scales of a weight and of the activations that it is multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(in super::super) enum QuantScheme {
+    /// Weight and activations have the activation type.
+    Unquantized,
+    /// E4M3, with a scale for each row of the weight and each row of x.
+    E4m3Rows,
+    /// E4M3, with a scale for each row of the weight and one scale for all of x.
+    E4m3Fixed,
+    /// E4M3, with a scale for each block of the weight (`height` rows by `FP8_BLOCK` columns) and
+    /// for each group of columns of x.
+    E4m3Blocks { height: usize },
+}
+
+impl QuantScheme {
+    pub(in super::super) fn is_unquantized(self) -> bool {
+        self == QuantScheme::Unquantized
+    }
+
+    /// Bytes per element.
+    pub(in super::super) fn size(self) -> usize {
+        if self.is_unquantized() { DType::F16.size() } else { DType::F8E4M3.size() }
+    }
+
+    /// The type of the elements of x and of the weight.
+    pub(super) fn operand(self, activation: DType) -> DType {
+        if self.is_unquantized() { activation } else { DType::F8E4M3 }
+    }
+
+    /// Number of scales that each row of x has in memory.
+    fn x_scales(self, in_features: usize) -> usize {
+        match self {
+            QuantScheme::E4m3Blocks { .. } => in_features.div_ceil(FP8_BLOCK),
+            QuantScheme::Unquantized | QuantScheme::E4m3Rows => 1,
+            QuantScheme::E4m3Fixed => 0,
+        }
+    }
+}
+
+/// Device addresses of a GEMM's operands.
+#[derive(Clone, Copy)]
+pub(in super::super) struct GemmOperands {
+    pub weight: u64,
+    pub x: u64,
+    pub bias: Option<u64>,
+    /// Address of the weight's scales, if the weight has scales.
+    pub weight_scales: u64,
+    /// Address of the scales of x, if x has several scales.
+    pub x_scales: u64,
+    /// The scale of x, if one scale applies to all of x.
+    pub x_scale: f32,
+    pub out: u64,
+    /// The output is E4M3. Only the kernels for gated GEMMs of many rows support this.
+    pub out_is_e4m3: bool,
+    pub workspace: u64,
+    pub workspace_bytes: usize,
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+
+    /// An ungated, unquantized GEMM without a bias whose rows have no gaps.
+    pub(in super::super) fn problem(rows: usize, out_features: usize, in_features: usize) -> GemmProblem {
+        GemmProblem {
+            scheme: QuantScheme::Unquantized,
+            gates: false,
+            out_features,
+            in_features,
+            out_pitch: out_features,
+            x_pitch: in_features,
+            out_is_f32: false,
+            has_bias: false,
+            accumulates: false,
+            rows,
+        }
+    }
+
+    /// A GEMM of `features` gates and as many features that they are applied to.
+    pub(in super::super) fn gated(rows: usize, features: usize, in_features: usize) -> GemmProblem {
+        GemmProblem { gates: true, out_pitch: features, ..problem(rows, 2 * features, in_features) }
+    }
+
+    /// Operands that are aligned for every kernel.
+    pub(in super::super) fn operands(workspace_bytes: usize) -> GemmOperands {
+        GemmOperands {
+            weight: 512,
+            x: 1024,
+            bias: None,
+            weight_scales: 2048,
+            x_scales: 4096,
+            x_scale: 1.0,
+            out: 8192,
+            out_is_e4m3: false,
+            workspace: 1 << 20,
+            workspace_bytes,
+        }
+    }
+}

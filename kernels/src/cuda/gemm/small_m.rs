@@ -1,0 +1,123 @@
+//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/gemm_small_m.cu`), which
+//! streams the weight once.
+
+use bursar_budgets::{Address, DeviceError};
+
+use super::{
+    super::{
+        arguments::{Extent, arguments, count},
+        contract::{
+            SmallMRows,
+            gemm_small_m::{ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, ROWS_MAX, THREADS, shared_bytes},
+        },
+        lane::Cuda,
+        tensor_map::{Layout, Rows, Swizzle, TensorMap},
+    },
+    problem::{GemmOperands, GemmProblem, QuantScheme},
+    scale_arguments::with_scales,
+    table::Kernel,
+    tiles::{Cut, SmallMTiles},
+};
+use crate::{DType, FP8_BLOCK, KernelError};
+
+/// Launches the kernel.
+///
+/// # Safety
+/// `operands` match `problem`, and the kernel supports the GEMM ([`Kernel::SmallM`]). Nothing writes the weight or its
+/// scales from before the launch until it has ended, because the first copies of both do not wait
+/// for the preceding kernel.
+pub(super) unsafe fn launch(
+    cuda: &Cuda,
+    problem: GemmProblem,
+    operands: GemmOperands,
+    cut: Cut,
+) -> Result<(), KernelError> {
+    let tiles = SmallMTiles::of(problem, cut, cuda.kernels.target.sms);
+    let kernel_rows = SmallMRows::holding(problem.rows).expect("the kernel supports the GEMM");
+    let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
+    let counters = cuda.gemm.counters.as_ref().expect("the kernel supports the GEMM");
+    let activation = cuda.kernels.target.activation;
+    let rows = Rows { pitch: problem.tma_x_pitch(), ..problem.x() };
+    let operand = problem.scheme.operand(activation);
+    let chunk = if problem.scheme.is_unquantized() { CHUNK_COLUMNS } else { FP8_BLOCK };
+    let x = TensorMap::of_rows(operands.x, operand, rows, [kernel_rows.rows(), chunk])?;
+    let weight = if problem.gates {
+        gated_map(problem, operands, &tiles, activation)?
+    } else {
+        TensorMap::of_rows(operands.weight, operand, problem.weight(), [tiles.tile_rows, chunk])?
+    };
+    let mut arguments = arguments![weight, x, Address(operands.out)];
+    if !problem.gates {
+        arguments = arguments.with(Address(operands.bias.unwrap_or(0)));
+    }
+    arguments = arguments
+        .with(Address(operands.workspace))
+        .with(counters.address)
+        .with(count(problem.out_pitch))
+        .with(count(problem.rows))
+        .with(count(problem.features()))
+        .with(count(tiles.steps))
+        .with(count(tiles.tiles))
+        .with(count(tiles.tile_rows));
+    if !problem.gates {
+        let flags = u32::from(problem.accumulates) * ADD_TO_OUT + u32::from(problem.out_is_f32) * OUT_IS_F32;
+        arguments = arguments.with(flags);
+    }
+    let of_rows = match problem.scheme {
+        QuantScheme::Unquantized if problem.gates => &kernels.gemm_small_m_gated,
+        QuantScheme::Unquantized => &kernels.gemm_small_m,
+        QuantScheme::E4m3Blocks { .. } => &kernels.gemm_small_m_e4m3_blocks,
+        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &kernels.gemm_small_m_e4m3_rows,
+    };
+    if !problem.scheme.is_unquantized() {
+        arguments = with_scales(arguments, problem, operands);
+    }
+    let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
+    // SAFETY: these are the kernel's parameters, and the caller guarantees that
+    // their addresses are valid.
+    unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
+}
+
+/// Computes a GEMM with any number of rows, up to [`ROWS_MAX`] per launch.
+///
+/// # Errors
+/// The kernel does not support the GEMM, or the device reports an error.
+///
+/// # Safety
+/// As for [`launch`], except that the kernel need not support the GEMM.
+pub(super) unsafe fn launch_pieces(
+    cuda: &Cuda,
+    problem: GemmProblem,
+    operands: GemmOperands,
+) -> Result<(), KernelError> {
+    for first in (0..problem.rows).step_by(ROWS_MAX) {
+        let rows = ROWS_MAX.min(problem.rows - first);
+        let (piece, operands) = problem.rows_of(operands, cuda.kernels.target.activation, first, rows);
+        if !cuda.gemm.gpu.supports(Kernel::SmallM, piece, operands) {
+            return Err(KernelError::NoKernel { op: "linear" });
+        }
+        // SAFETY: the caller guarantees that `operands` match the GEMM, of which these
+        // rows are a part.
+        unsafe { launch(cuda, piece, operands, Cut::DEFAULT)? };
+    }
+    Ok(())
+}
+
+/// Tensor map of a gated weight: groups of eight gate rows alternate with the
+/// corresponding eight up rows.
+fn gated_map(
+    problem: GemmProblem,
+    operands: GemmOperands,
+    tiles: &SmallMTiles,
+    activation: DType,
+) -> Result<TensorMap, DeviceError> {
+    let (columns, rows, gates) = (problem.in_features as u64, problem.out_features as u64, GATE_ROWS as u64);
+    let pitch = 2 * columns;
+    let layout = Layout {
+        dimensions: &[columns, gates, 2, rows / 2 / gates],
+        strides: &[pitch, pitch * (rows / 2), pitch * gates],
+        cube: &[count(CHUNK_COLUMNS), count(GATE_ROWS), 2, count(tiles.tile_rows / (2 * GATE_ROWS))],
+        swizzle: Swizzle::Bytes128,
+    };
+    TensorMap::new(Address(operands.weight), activation, &layout)
+}
