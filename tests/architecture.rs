@@ -97,13 +97,13 @@ fn each_crate_knows_only_what_it_may() {
         offenders(
             "kernels/src",
             &["ractor::", "tokio", "std::fs", "safetensors", "tokenizer"],
-            &["kernels/src/cuda/blas/search.rs", "kernels/src/cuda/nccl/environment.rs"],
+            &["kernels/src/cuda/search.rs", "kernels/src/cuda/nccl/environment.rs"],
         ),
         "kernels knows shapes and launches, never files or actors",
     );
     assert_none(offenders("model/src", &["ractor::", "tokio::"], &[]), "model knows no actor");
     assert_none(
-        offenders("actors/src", &["candle", "gemm", "std::fs", "File::open", "include_bytes!"], &[]),
+        offenders("actors/src", &["candle", "gemm::", "std::fs", "File::open", "include_bytes!"], &[]),
         "actors knows messages and deaths, never mathematics or files",
     );
     assert_none(offenders("src", &["axum", "hyper", "clap"], &[]), "the facade knows no HTTP and no command line");
@@ -123,7 +123,7 @@ fn compute_modules_of_actors_know_no_actor() {
 
 /// The crates whose files still form cycles, with the number of files in them. The numbers may only
 /// become smaller.
-const FILES_IN_CYCLES: [(&str, usize); 2] = [("kernels/src", 65), ("actors/src", 66)];
+const FILES_IN_CYCLES: [(&str, usize); 1] = [("actors/src", 66)];
 
 #[test]
 fn files_of_a_crate_have_no_cycle() {
