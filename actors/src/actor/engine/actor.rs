@@ -103,7 +103,7 @@ impl Actor for EngineActor {
             is_pinned: options.kv().is_pinned(),
             faults: options.faults.clone(),
         };
-        let demand = (!rules.is_pinned).then(|| Arc::new(SharedKvDemand::new(arguments.budget.clone())));
+        let demand = (!rules.is_pinned).then(|| Arc::new(arguments.budget.kv_demand()));
         Ok(EngineState {
             demand,
             arguments,
