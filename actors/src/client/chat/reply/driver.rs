@@ -29,6 +29,10 @@ use crate::{
 /// minute) counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
+/// The `tracing` target of a request's end. Log filters name it, so it does not follow the path of this
+/// module.
+const TARGET: &str = "bursar_actors::chat::driver";
+
 pub(crate) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
@@ -134,10 +138,10 @@ impl Driver {
         };
         let generated_tokens = self.produced.len();
         match &outcome {
-            Ok(None) => info!(generated_tokens, "cancelled"),
-            Ok(Some(reason)) => info!(generated_tokens, ?reason, "ended"),
+            Ok(None) => info!(target: TARGET, generated_tokens, "cancelled"),
+            Ok(Some(reason)) => info!(target: TARGET, generated_tokens, ?reason, "ended"),
             Err(error) => {
-                warn!(generated_tokens, %error, "failed");
+                warn!(target: TARGET, generated_tokens, %error, "failed");
                 self.stopwatch.missed(error);
             }
         }
@@ -204,7 +208,7 @@ impl Driver {
                 Life::Cancelled => return Ok(None),
                 Life::Lost => {
                     deaths += 1;
-                    info!(deaths, "repeated because its actors died");
+                    info!(target: TARGET, deaths, "repeated because its actors died");
                     self.stopwatch.redo();
                 }
             }
