@@ -3,7 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `request` | the chat that a user builds: turns, pictures, tools and settings |
-//! | `preparation` | the checked prompt in tokens, its pictures, and the rules that the reply follows |
+//! | `preparation` | the checked prompt, its pictures, and rules for parsing the reply |
 //! | `reply` | the driver of a request, and the events that it sends |
 //! | `handle`, `acceptance` | a model's handle, and how it accepts a chat |
 //! | `stopwatch`, `timeout` | metrics and deadlines of a request, from its arrival to its end |

@@ -1,5 +1,5 @@
-//! Pure: search for single knobs with a value that would make a model fit, by planning again and not
-//! by estimates.
+//! Pure: search for single knobs with a value that would make a model fit, by planning again
+//! and not by estimates.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;

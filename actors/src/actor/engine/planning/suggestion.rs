@@ -22,8 +22,8 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns `options` with one knob set to this value. `None` for a knob that is not one of these
-    /// options.
+    /// Returns `options` with one knob set to this value. `None` for a knob that is not
+    /// one of these options.
     pub(super) fn over(self, options: &LoadOptions, knob: &str) -> Option<LoadOptions> {
         let mut changed = options.clone();
         let LoadOptions { limits, .. } = &mut changed;

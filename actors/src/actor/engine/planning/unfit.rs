@@ -1,5 +1,5 @@
-//! Refusals of a start by plan: the resource that is missing on a device, or on any number of devices,
-//! and the changes that would make the model fit.
+//! Refusals of a start by plan: the resource that is missing on a device, or on any number of
+//! devices, and the changes that would make the model fit.
 
 use std::fmt;
 

@@ -89,8 +89,8 @@ impl ModelHandle {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }
 
-    /// Runs `work` on a blocking thread, once the model has a permit for one. The work continues even
-    /// if the caller drops the future.
+    /// Runs `work` on a blocking thread, once the model has a permit for one. The work continues
+    /// even if the caller drops the future.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&ModelContext) -> Result<T, ChatError> + Send + 'static,

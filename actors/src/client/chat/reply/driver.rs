@@ -29,8 +29,8 @@ use crate::{
 /// minute) counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
-/// The `tracing` target of a request's end. Log filters name it, so it does not follow the path of this
-/// module.
+/// The `tracing` target of a request's end. Log filters name it, so it does not follow the
+/// path of this module.
 const TARGET: &str = "bursar_actors::chat::driver";
 
 pub(crate) struct Driver {

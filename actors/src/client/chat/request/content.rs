@@ -144,7 +144,8 @@ pub enum Content {
     Reasoning(String),
     /// A function call. See [`Chat::tool_call`](super::Chat::tool_call).
     ToolCall(serde_json::Value),
-    /// The id of the call whose result this turn contains. See [`Chat::tool_result`](super::Chat::tool_result).
+    /// The id of the call whose result this turn contains. See
+    /// [`Chat::tool_result`](super::Chat::tool_result).
     ResultOf(String),
 }
 

@@ -37,8 +37,8 @@ impl Chat {
     }
 
     /// Sets the time within which the reply must be complete, counted from the request. Otherwise
-    /// the reply ends with [`ChatError::TooLate`](crate::chat::ChatError::TooLate). Default: the model's
-    /// `reply_deadline`. `Duration::MAX` means no deadline.
+    /// the reply ends with [`ChatError::TooLate`](crate::chat::ChatError::TooLate). Default: the
+    /// model's `reply_deadline`. `Duration::MAX` means no deadline.
     pub fn deadline(mut self, deadline: impl Into<Option<Duration>>) -> Self {
         self.standing.deadlines.reply = deadline.into().or(self.standing.deadlines.reply);
         self
