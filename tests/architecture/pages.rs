@@ -171,7 +171,7 @@ const NUMBERS: [(&str, &str, &str, &str); 22] = [
     ),
     ("ARCHITECTURE.md", "at most 4 attempts", "actors/src/actor/profile/core.rs", "ATTEMPTS_MAX: u32 = 4;"),
     ("ARCHITECTURE.md", "95 % of the KV blocks", "actors/src/actor/profile/core.rs", "SHRINK_PER_CENT: u64 = 95;"),
-    ("ARCHITECTURE.md", "more than 2 deaths", "actors/src/client/chat/driver.rs", "DEATHS_MAX: u32 = 2;"),
+    ("ARCHITECTURE.md", "more than 2 deaths", "actors/src/client/chat/reply/driver.rs", "DEATHS_MAX: u32 = 2;"),
     ("ARCHITECTURE.md", "run 8 layers", "kernels/src/backend.rs", "AUTOTUNED_LAYERS: usize = 8;"),
     ("kernels/KERNELS.md", "kv_head, 16, head_dim", "kernels/src/kv_layer.rs", "BLOCK_TOKENS: usize = 16;"),
     ("kernels/KERNELS.md", "up to 512 experts", "kernels/src/calls/experts.rs", "EXPERTS_MAX: usize = 512;"),

@@ -1,11 +1,8 @@
 //! Errors of settings.
 
 use bursar_budgets::Hint;
-use bursar_model::nearest_names;
 use serde_json::Value;
 use thiserror::Error;
-
-use super::{Knob, NESTED, TABLE};
 
 /// The reason for which a setting was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -43,17 +40,6 @@ pub enum KnobError {
 }
 
 impl KnobError {
-    pub(super) fn unknown(name: &str) -> Self {
-        let known = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(names_of(knob)));
-        let known = known.chain(NESTED.iter().map(|nested| nested.name));
-        let typed = name.to_lowercase().replace('-', "_");
-        if ["tensor_parallel_size", "tp_size", "tp", "device"].contains(&&*typed) {
-            return KnobError::OfRuntime { name: name.to_owned() };
-        }
-        let nearest = nearest_names(&typed, known, 1);
-        KnobError::Unknown { name: name.to_owned(), nearest: nearest[0] } // the table has lines
-    }
-
     pub(super) fn value(name: &str, value: &Value, expected: &'static str) -> Self {
         KnobError::Value { name: name.to_owned(), value: told(value), expected }
     }
@@ -78,10 +64,6 @@ impl Hint for KnobError {
             KnobError::Modality { name, .. } => format!("set `{name}` to 0 or leave it out"),
         }
     }
-}
-
-fn names_of(knob: &'static Knob) -> impl Iterator<Item = &'static str> {
-    knob.aliases.iter().map(|alias| alias.name)
 }
 
 /// A value as a user types it.

@@ -5,7 +5,7 @@
 
 mod cache_type;
 mod error;
-mod limits;
+mod names;
 mod nested;
 mod options;
 mod precision;
@@ -15,8 +15,7 @@ mod table;
 
 pub use cache_type::{KvCacheType, KvCacheTypeError};
 pub use error::KnobError;
-pub use limits::Limits;
-pub use options::{LoadOptions, SamplingDefaults};
+pub use names::{Names, Setting};
+pub use options::{Limits, LoadOptions, SamplingDefaults};
 pub use precision::{Precision, PrecisionError, UnknownPrecision};
-pub use resolve::{Names, Setting};
 pub use table::{Alias, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};

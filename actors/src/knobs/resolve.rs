@@ -1,54 +1,11 @@
 //! Conversion of names and values to the options with which a model is loaded.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use bursar_budgets::Bytes;
 use serde_json::Value;
 
-use super::{Knob, Knobs, Limits, LoadOptions, error::KnobError, error::told, nested};
-
-/// The names by which knobs were set, so that a suggestion uses the same name as the user.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names(BTreeMap<&'static str, Said>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Said {
-    /// The name that the user used, or the path inside an object.
-    name: String,
-    /// The object that contains the knob, if the knob was set inside an object.
-    object: Option<Value>,
-}
-
-/// A name with its value, as in JSON.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
-    pub name: String,
-    /// The value, which is an object if the name sets several knobs.
-    pub value: Value,
-}
-
-impl Names {
-    /// Returns the name by which the user set this knob, or the path if the knob was set inside an
-    /// object, such as `limit_mm_per_prompt.image`. `None` if the knob was not set.
-    pub fn of(&self, knob: &str) -> Option<&str> {
-        self.0.get(knob).map(|said| said.name.as_str())
-    }
-
-    /// Returns the setting that sets this knob to `value`, by the name that the user used. If the
-    /// knob was set inside an object, the rest of that object is kept.
-    pub fn setting(&self, knob: &str, value: Value) -> Setting {
-        match self.0.get(knob) {
-            None => Setting { name: knob.to_owned(), value },
-            Some(Said { name, object: None }) => Setting { name: name.clone(), value },
-            Some(Said { name, object: Some(object) }) => {
-                let (mut object, mut keys) = (object.clone(), name.split('.'));
-                let outer = keys.next().unwrap_or_default().to_owned();
-                nested::replace(&mut object, keys, value);
-                Setting { name: outer, value: object }
-            }
-        }
-    }
-}
+use super::{Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::told, nested};
 
 impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
@@ -98,7 +55,7 @@ impl Knobs {
                         second: name,
                     });
                 }
-                names.0.insert(knob, Said { name: name.clone(), object: object.clone().map(Value::Object) });
+                names.insert(knob, name.clone(), object.clone().map(Value::Object));
                 said.push((knob, name, value));
             }
         }

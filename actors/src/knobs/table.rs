@@ -1,7 +1,7 @@
 //! The table of knobs: names, meanings and units, and their names in vLLM, SGLang and LightLLM.
 
 use bursar_budgets::Bytes;
-use bursar_model::checkpoint::WeightQuantization;
+use bursar_model::{checkpoint::WeightQuantization, nearest_names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -113,6 +113,24 @@ impl Knob {
     pub fn named(name: &str) -> Option<&'static Knob> {
         TABLE.iter().find(|knob| knob.name == name || knob.aliases.iter().any(|alias| alias.name == name))
     }
+}
+
+impl KnobError {
+    /// Returns the error for a name that is in no table, with the most similar known name.
+    pub(super) fn unknown(name: &str) -> Self {
+        let known = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(names_of(knob)));
+        let known = known.chain(NESTED.iter().map(|nested| nested.name));
+        let typed = name.to_lowercase().replace('-', "_");
+        if ["tensor_parallel_size", "tp_size", "tp", "device"].contains(&&*typed) {
+            return KnobError::OfRuntime { name: name.to_owned() };
+        }
+        let nearest = nearest_names(&typed, known, 1);
+        KnobError::Unknown { name: name.to_owned(), nearest: nearest[0] } // the table has lines
+    }
+}
+
+fn names_of(knob: &'static Knob) -> impl Iterator<Item = &'static str> {
+    knob.aliases.iter().map(|alias| alias.name)
 }
 
 /// Reads a knob's value from JSON; `None` if the value has the wrong type.

@@ -62,8 +62,23 @@ pub struct BudgetState {
     backoff: PressureBackoff,
     born: Instant,
     name: DeviceLabel,
-    shown: Option<show::Shown>,
+    shown: Option<Shown>,
     all_shown: Option<Instant>,
+}
+
+/// The values last set on the ledger's gauges. They are compared after every message, and the
+/// gauges are set again if a value has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shown {
+    overhead: Bytes,
+    foreign: Bytes,
+    owed: Bytes,
+    deficit: Bytes,
+    canary: Bytes,
+    canary_wanted: Bytes,
+    host_total: Bytes,
+    host_leased: Bytes,
+    waiting: usize,
 }
 
 /// A request that the ledger has not answered yet.

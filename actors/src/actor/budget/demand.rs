@@ -3,8 +3,6 @@
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use super::Budget;
-
 /// A model's current demand for KV cache memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KvDemand {
@@ -23,14 +21,14 @@ impl KvDemand {
 /// A model's demand, written by its scheduler and read by the budget.
 pub struct SharedKvDemand {
     need: AtomicU8,
-    budget: Budget,
+    on_rise: Box<dyn Fn() + Send + Sync>,
 }
 
 impl SharedKvDemand {
-    /// Starts as [`KvDemand::Idle`]. Each rise of the demand notifies `budget`, which may then lend
-    /// memory.
-    pub fn new(budget: Budget) -> Self {
-        SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), budget }
+    /// Starts as [`KvDemand::Idle`]. `on_rise` is called after each rise of the demand. It must not
+    /// block.
+    pub(super) fn new(on_rise: impl Fn() + Send + Sync + 'static) -> Self {
+        SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), on_rise: Box::new(on_rise) }
     }
 
     pub fn need(&self) -> KvDemand {
@@ -40,7 +38,7 @@ impl SharedKvDemand {
     /// Sets the demand, and notifies the budget if it has risen.
     pub fn set(&self, need: KvDemand) {
         if self.need.swap(need as u8, Relaxed) < need as u8 {
-            self.budget.hears_of_need();
+            (self.on_rise)();
         }
     }
 }

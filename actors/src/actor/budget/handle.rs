@@ -7,7 +7,7 @@ use bursar_budgets::{
 };
 use thiserror::Error;
 
-use super::{BudgetMailbox, BudgetMessage, Elastic, Lendable, mailbox::Note};
+use super::{BudgetMailbox, BudgetMessage, Elastic, Lendable, SharedKvDemand, mailbox::Note};
 use crate::{
     event::{Event, EventLog},
     metric::DeviceLabel,
@@ -206,9 +206,11 @@ impl Budget {
         self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
 
-    /// Notifies the budget that a model's demand for KV cache memory has risen.
-    pub(super) fn hears_of_need(&self) {
-        self.mailbox.put(Note::KvDemand);
+    /// Creates the record of a model's demand for KV cache memory. Each rise of the demand notifies
+    /// the budget, which may then lend memory.
+    pub(crate) fn kv_demand(&self) -> SharedKvDemand {
+        let mailbox = self.mailbox.clone();
+        SharedKvDemand::new(move || mailbox.put(Note::KvDemand))
     }
 
     /// Revokes everything that a dead owner held, and waits until all of it is returned.

@@ -3,56 +3,32 @@
 mod children;
 mod effects;
 mod show;
+mod spawn;
 
 use std::{sync::Arc, time::Instant};
 
-use bursar_budgets::{Device, DeviceError, Label};
-use bursar_model::checkpoint::CheckpointOrigin;
+use bursar_budgets::DeviceError;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-use self::children::{CHILDREN, Children};
+use self::children::{ActorParts, CHILDREN, Children};
 use super::{
-    EngineMessage, LoadOptions, ProgressSink, RetainedState, Serving, StatusBoard, WeightStore, WhichLane, core,
-    core::{EngineCore, Input, Parts, Rules, Sized, SizedBy},
-    elastic::{MemoryState, PoolInput, Scheduler},
-    start::{LoadError, LoadFailed, Loaded, LoadedModel, StartPlan},
+    EngineArguments, EngineMessage, WhichLane, core,
+    core::{EngineCore, Input, Rules, Sized, SizedBy},
+    elastic::{MemoryState, PoolInput},
+    start::{LoadError, LoadFailed, LoadedModel, StartPlan},
 };
 use crate::{
-    budget::{Budget, SharedKvDemand},
+    budget::SharedKvDemand,
     capture::Recaptured,
     compute::lane::{Job, Lane},
     metric,
-    pace::GpuLoad,
-    profile::{AttemptProgress, Evidence, MemoryRequirements, Phase, Profiled},
-    sleep::Wakefulness,
+    profile::{AttemptProgress, Evidence, Phase, Profiled},
+    scheduler::SchedulerMessage,
     supervise::{BackgroundTask, Latest, end_of},
 };
 
 /// The supervisor of one model's actors.
 pub struct EngineActor;
-
-#[derive(Clone)]
-pub struct EngineArguments {
-    pub label: Label,
-    pub source: CheckpointOrigin,
-    pub options: LoadOptions,
-    pub budget: Budget,
-    pub device: Arc<dyn Device>,
-    /// Load of the GPU, by this model and all other models.
-    pub card: Arc<GpuLoad>,
-    /// Weights, lanes and kernels, which outlive this engine.
-    pub weight_store: WeightStore,
-    /// State of earlier engines that a wake reuses.
-    pub kept: RetainedState,
-    /// The model's sleep state: awake, or being woken by this engine.
-    pub wakefulness: Wakefulness,
-    /// The number of this engine among the engines of the model.
-    pub generation: u64,
-    /// Publishes the model's status to its handles.
-    pub status: Arc<StatusBoard>,
-    /// Callback to which each step of the start is reported.
-    pub progress: ProgressSink,
-}
 
 pub struct EngineState {
     arguments: EngineArguments,
@@ -70,18 +46,6 @@ pub struct EngineState {
     /// steps kernel by kernel.
     recapture: Latest,
     born: Instant,
-}
-
-/// The data types of a real engine.
-pub struct ActorParts;
-
-impl Parts for ActorParts {
-    type Plan = StartPlan;
-    type MemoryRequirements = Arc<MemoryRequirements>;
-    type Loaded = Loaded;
-    type Profiled = Arc<Profiled>;
-    type Children = Children;
-    type Serving = Serving;
 }
 
 impl Actor for EngineActor {
@@ -103,7 +67,7 @@ impl Actor for EngineActor {
             is_pinned: options.kv().is_pinned(),
             faults: options.faults.clone(),
         };
-        let demand = (!rules.is_pinned).then(|| Arc::new(SharedKvDemand::new(arguments.budget.clone())));
+        let demand = (!rules.is_pinned).then(|| Arc::new(arguments.budget.kv_demand()));
         Ok(EngineState {
             demand,
             arguments,
@@ -212,7 +176,8 @@ impl EngineState {
         self.core.serving().and_then(core::Serving::children)
     }
 
-    fn scheduler(&self) -> Scheduler<'_> {
+    /// The current scheduler. `None` while it is being replaced.
+    fn scheduler(&self) -> Option<&ActorRef<SchedulerMessage>> {
         self.children().and_then(|children| children.scheduler.as_ref())
     }
 

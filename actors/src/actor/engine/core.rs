@@ -13,35 +13,27 @@ mod effect;
 mod input;
 mod parts;
 mod serving;
+mod step;
 
 use std::{mem, time::Duration};
 
-use self::attempt_log::{AttemptLog, Verdict, outcome_of};
+use self::{
+    attempt_log::{AttemptLog, Verdict, outcome_of},
+    serving::ServingEnd,
+    step::Step,
+};
 pub use self::{
     effect::{Advise, Effect, Size, SizedBy, Start},
-    input::{Input, Planned, Sized},
+    input::{Input, Planned, Sized, WhichLane},
     parts::{Child, Children, Parts},
     serving::Serving,
+    step::Rules,
 };
 use super::StartError;
 use crate::{
-    profile::{AttemptState, FaultPlan, Outcome, ProfileError},
-    supervise::Intensity,
+    profile::{AttemptState, ProfileError},
     tree::Role,
 };
-
-/// Settings of an engine that never change.
-#[derive(Clone, Debug)]
-pub struct Rules {
-    /// The number of tolerated restarts of serving actors, and the period in which they count.
-    pub intensity: Intensity,
-    /// The number of kinds of serving actors.
-    pub children: usize,
-    /// Whether the user fixed the size of the KV cache.
-    pub is_pinned: bool,
-    /// Refusals of memory to inject on purpose.
-    pub faults: FaultPlan,
-}
 
 /// The state machine of one engine.
 pub struct EngineCore<P: Parts> {
@@ -93,25 +85,6 @@ impl<P: Parts> Got<P> {
     }
 }
 
-/// The state of one call of [`EngineCore::step`].
-struct Step<'s, P: Parts> {
-    rules: &'s Rules,
-    log: &'s mut AttemptLog,
-    now: Duration,
-    effects: Vec<Effect<P>>,
-}
-
-impl<P: Parts> Step<'_, P> {
-    fn effect(&mut self, effect: Effect<P>) {
-        self.effects.push(effect);
-    }
-
-    fn report(&mut self, passed: &AttemptState, outcome: Outcome) {
-        let report = self.log.report(passed, outcome);
-        self.effect(Effect::Report(report));
-    }
-}
-
 impl<P: Parts> EngineCore<P> {
     pub fn new(rules: Rules) -> Self {
         EngineCore { log: AttemptLog::new(rules.is_pinned), rules, phase: Phase::Waiting(Got::Plan(None)) }
@@ -155,7 +128,7 @@ impl<P: Parts> Phase<P> {
             (Phase::Sizing { began, model }, Input::Profiled { attempt, outcome }) if attempt == current => {
                 step.effect(Effect::EndProfile);
                 match outcome {
-                    Ok(sized) => Serving::begin((model.planned, model.loaded), sized, began, step),
+                    Ok(sized) => Phase::Serving(Serving::begin((model.planned, model.loaded), sized, began, step)),
                     Err(error) => failed(Got::Model(model), error, step),
                 }
             }
@@ -163,7 +136,14 @@ impl<P: Parts> Phase<P> {
                 failed(Got::Model(model), ProfileError::Died { reason }, step)
             }
             (Phase::TakingBack(got), Input::TakenBack { error, passed }) => taken_back(got, error, &passed, step),
-            (Phase::Serving(serving), input) => serving.step(input, step),
+            (Phase::Serving(mut serving), input) => match serving.step(input, step) {
+                None => Phase::Serving(serving),
+                Some(ServingEnd::LastAttempt(error)) => {
+                    let plan = serving.plan().clone();
+                    advise(error, Some(plan), Some(serving), step)
+                }
+                Some(ServingEnd::CrashLoop) => Phase::Over,
+            },
             (Phase::Advising { error, serving: Some(mut serving) }, Input::Pool(input)) => {
                 serving.change_pool(input, step);
                 Phase::Advising { error, serving: Some(serving) }

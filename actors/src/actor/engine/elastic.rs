@@ -14,7 +14,7 @@ use thiserror::Error;
 
 pub use self::core::Outcome;
 pub(super) use self::core::{Change, Input as PoolInput, PoolCore};
-use super::{EngineMessage, WeightStore};
+use super::WeightStore;
 use crate::{
     budget::{self, Budget, LeaseError, Lends, ResizeOrder, SharedKvDemand},
     compute::memory::{EngineMemory, KvMemory},
@@ -22,7 +22,6 @@ use crate::{
     profile::ProfileError,
     responder::AskError,
     scheduler::SchedulerMessage,
-    supervise::BackgroundTask,
     tree,
 };
 
@@ -60,9 +59,6 @@ pub(super) struct MemoryState {
     pub(super) demand: Option<Arc<SharedKvDemand>>,
 }
 
-/// The current scheduler. `None` while it is being replaced.
-pub(super) type Scheduler<'s> = Option<&'s ActorRef<SchedulerMessage>>;
-
 impl MemoryState {
     /// The number of blocks that hold `tokens`, rounded up to whole pages: whole pages are backed,
     /// and all of their blocks are used.
@@ -76,18 +72,20 @@ impl MemoryState {
         self.demand.as_ref().map_or(most, |_| self.memory.kv.reserved_blocks().max(most))
     }
 
-    /// Accepts the budget's orders from now on, within these bounds. Orders arrive
-    /// as messages to `engine`.
-    pub(super) fn obey(&self, floor: usize, most: usize, limit: usize, engine: &ActorRef<EngineMessage>) {
-        let engine = engine.clone();
+    /// Accepts the budget's orders from now on, within these bounds. `orders` receives them and
+    /// must not block.
+    pub(super) fn obey(
+        &self,
+        (floor, most, limit): (usize, usize, usize),
+        orders: impl Fn(ResizeOrder) + Send + Sync + 'static,
+    ) {
         let limit = self.bytes(limit);
         let elastic = budget::Elastic {
             lends: self.demand.clone().map(|demand| Lends { demand, limit }),
             floor: self.bytes(floor),
             most: self.bytes(most),
             step: self.device.page() * self.memory.kv.shape().layers as u64,
-            // If the engine has ended, its lease has ended too.
-            orders: Arc::new(move |order| drop(engine.send_message(EngineMessage::Ordered(order)))),
+            orders: Arc::new(orders),
         };
         self.budget.obey(self.memory.kv.lease(), elastic);
     }
@@ -100,17 +98,15 @@ impl MemoryState {
         }
     }
 
-    /// Begins a resize. Its end is reported to `engine`.
-    pub(super) fn begin(
+    /// Carries out a resize. `scheduler` is `None` while the scheduler is being replaced.
+    pub(super) async fn resize(
         self,
         change: Change,
-        engine: &ActorRef<EngineMessage>,
-        scheduler: Scheduler<'_>,
-    ) -> BackgroundTask {
-        let report = EngineMessage::PoolChanged;
+        scheduler: Option<ActorRef<SchedulerMessage>>,
+    ) -> Result<Outcome, ElasticError> {
         match change {
-            Change::Shrink { to } => BackgroundTask::begin(engine, self.shrink(scheduler.cloned(), to), report),
-            Change::Grow { from, to } => BackgroundTask::begin(engine, self.grow(from, to), report),
+            Change::Shrink { to } => self.shrink(scheduler, to).await,
+            Change::Grow { from, to } => self.grow(from, to).await,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Messages to the engine.
 
 use super::{
-    ElasticError, Outcome, Suggestion,
+    ElasticError, Outcome, Suggestion, WhichLane,
     start::{LoadFailed, LoadedModel},
 };
 use crate::{
@@ -12,12 +12,6 @@ use crate::{
     responder::Responder,
     supervise::{BackgroundTaskDied, FaultInjection},
 };
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WhichLane {
-    Step,
-    Vision,
-}
 
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {

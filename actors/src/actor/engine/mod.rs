@@ -2,6 +2,7 @@
 //! and through later failures.
 
 mod actor;
+mod arguments;
 mod core;
 mod elastic;
 mod error;
@@ -21,11 +22,13 @@ pub use crate::knobs::{
 };
 pub(crate) use crate::profile::{Lanes, LanesPlace, Records, WeightStore};
 pub use crate::profile::{Progress, ProgressSink};
-pub(crate) use actor::{EngineActor, EngineArguments};
+pub(crate) use actor::EngineActor;
+pub(crate) use arguments::EngineArguments;
+pub use core::WhichLane;
 pub use elastic::{ElasticError, Outcome};
 pub use error::StartError;
 pub use limits::{EffectiveLimits, ModelBounds};
-pub use message::{EngineMessage, WhichLane};
+pub use message::EngineMessage;
 pub use model_context::ModelContext;
 pub(crate) use planning::advice;
 pub use planning::{

@@ -19,16 +19,14 @@ use bursar_model::{
 
 use super::{
     EffectiveLimits, EngineArguments, Lack, LoadOptions, ModelContext, Progress, ProgressSink, Question, Records,
-    StartError, Status, fetch::fetch, records::RecordQuery, retained::Opened,
+    StartError, fetch::fetch, records::RecordQuery, retained::Opened,
 };
 use crate::{
     budget::LeaseError,
     compute::{Executor, Models},
-    event::Event,
-    metric,
-    profile::{ATTEMPTS_MAX, MemoryRequirements, MemoryState, Notice, Phase, ProfileError, ProfileRecord},
+    profile::{MemoryRequirements, MemoryState, Notice, Phase, ProfileError, ProfileRecord},
     sleep::Rest,
-    tree::{self, Role},
+    tree,
 };
 
 /// How many times a start asks other models for memory. One time may not be enough, because another
@@ -101,55 +99,6 @@ impl<E: Into<StartError>> From<E> for LoadError {
 }
 
 impl EngineArguments {
-    /// Publishes `next` to handles and event listeners, unless a final
-    /// status was published earlier.
-    pub(crate) fn show(&self, next: Status) {
-        let model = self.label.clone();
-        let event = match &next {
-            Status::Starting | Status::NotWoken(_) => None,
-            Status::Ready(serving) => Some(Event::Ready { model, kv_tokens: serving.kv_tokens }),
-            Status::Failed(error) => Some(Event::Failed { model, reason: error.to_string() }),
-            Status::Stopped { reason } => Some(Event::Stopped { model, reason: reason.to_string() }),
-        };
-        if self.status.change(next) {
-            event.into_iter().for_each(|event| self.budget.tell(event));
-        }
-    }
-
-    /// Reports that a successor of a dead actor will start.
-    pub(crate) fn tell_of_restart(&self, actor: Role, reason: &str) {
-        metric::RESTARTS_TOTAL.add(&(self.label.clone(), actor), 1);
-        let (model, actor, reason) = (Some(self.label.clone()), actor.name(), reason.to_owned());
-        self.budget.tell(Event::Restart { model, actor, reason });
-    }
-
-    /// The owner of the leases of an attempt. Serving uses the same leases.
-    pub(super) fn owner(&self, attempt: u32) -> Owner {
-        let generation = self.generation * u64::from(ATTEMPTS_MAX) + u64::from(attempt);
-        Owner::new(format!("{} engine", self.label), generation)
-    }
-
-    /// The generation of the serving actors of start number `start`.
-    pub(crate) fn serving_generation(&self, start: u64) -> u64 {
-        self.generation << 32 | start
-    }
-
-    /// The owner of this engine's last possible attempt. Clearing that owner also clears all
-    /// earlier owners, and therefore everything that the engine holds except the weights.
-    pub(crate) fn last_owner(&self) -> Owner {
-        self.owner(ATTEMPTS_MAX - 1)
-    }
-
-    /// The owner of the host memory that pictures are decoded in.
-    pub(crate) fn vision_owner(&self) -> Owner {
-        Owner::new(format!("{} vision", self.label), self.generation)
-    }
-
-    /// The owner of the host memory that holds the weights while the model sleeps.
-    pub(crate) fn sleep_owner(&self) -> Owner {
-        Owner::new(format!("{} sleep", self.label), self.generation)
-    }
-
     /// Plans and loads the weights, in attempt number `attempt`.
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };

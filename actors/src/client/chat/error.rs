@@ -4,12 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Hint;
 use bursar_model::{
-    error::{GrammarError, ImageError, MediaError, SamplingError, TextError, VideoError},
+    error::{GrammarError, ImageError, MediaError, SamplingError, SchemaPlace, TextError, VideoError},
     flow::{FileName, LayoutError},
 };
 use thiserror::Error;
 
-use super::tool_choice::ToolError;
 use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::SleepError, vision::VisionError};
 
 /// The reason why a chat was not answered, or why its reply ended early. No other chat is affected.
@@ -310,12 +309,85 @@ impl ChatError {
     }
 
     /// Returns the error for a token that could not be sampled.
-    pub(super) fn broken(error: Arc<SamplingError>) -> Self {
+    pub(crate) fn broken(error: Arc<SamplingError>) -> Self {
         match &*error {
             SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {
                 ChatError::NotNumbers
             }
             _ => ChatError::Sampling(error),
+        }
+    }
+}
+
+/// An invalid set or choice of tools.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum ToolError {
+    /// A tool must be called, but the chat has no tools.
+    #[error("a tool must be called, but the chat has no tools")]
+    NoTools,
+    /// The chat has no tool with the name that must be called.
+    #[error("the tool that must be called is not one of the chat's {tools} tools")]
+    UnknownTool {
+        /// Number of tools of the chat.
+        tools: usize,
+    },
+    /// A tool that may be called is not a function with a name and a schema.
+    #[error("tool {index} is not a function with a name and parameters")]
+    Shape {
+        /// The tool's index, from 0.
+        index: usize,
+    },
+    /// A call is forced, but the chat also sets an output format.
+    #[error("a tool must be called, so the reply cannot have a format")]
+    WithFormat,
+    /// The format in which this model writes tool calls is unknown.
+    #[error("the format of this model's tool calls is unknown, so a call cannot be forced")]
+    NoFormat,
+    /// The schema of a tool's parameters cannot be compiled.
+    #[error("tool {index}: {source}")]
+    Schema {
+        /// The tool's index, from 0.
+        index: usize,
+        source: Arc<GrammarError>,
+    },
+}
+
+impl ToolError {
+    /// More detail for the author of the schema; see [`GrammarError::reason`].
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            ToolError::Schema { source, .. } => source.reason(),
+            _ => None,
+        }
+    }
+
+    /// See [`GrammarError::place`].
+    fn place(&self) -> Option<&SchemaPlace> {
+        match self {
+            ToolError::Schema { source, .. } => source.place(),
+            _ => None,
+        }
+    }
+}
+
+impl Hint for ToolError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        match self {
+            ToolError::NoTools => "add the tools with `tools`".to_owned(),
+            ToolError::UnknownTool { .. } => "name one of the chat's tools".to_owned(),
+            ToolError::Shape { .. } => {
+                "write it as `{\"type\": \"function\", \"function\": {\"name\": .., \"parameters\": {..}}}`".to_owned()
+            }
+            ToolError::WithFormat => {
+                "leave out the format, or leave the choice to the model: then the reply has the format or is a \
+                 call"
+                    .to_owned()
+            }
+            ToolError::NoFormat => "set `reply_format` if you know it, or leave the choice to the model".to_owned(),
+            ToolError::Schema { source, .. } => source.hint(),
         }
     }
 }

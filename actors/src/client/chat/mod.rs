@@ -1,30 +1,28 @@
 //! Chat requests, from the first check to the last event.
 //!
+//! | module | contents |
+//! |---|---|
+//! | `request` | the chat that a user builds: turns, pictures, tools and settings |
+//! | `preparation` | the checked prompt, its pictures, and rules for parsing the reply |
+//! | `reply` | the driver of a request, and the events that it sends |
+//! | `handle`, `acceptance` | a model's handle, and how it accepts a chat |
+//! | `stopwatch`, `timeout` | metrics and deadlines of a request, from its arrival to its end |
+//! | `facts`, `blocks` | facts about a model, and subscriptions to its KV blocks |
+//!
 //! Each request is driven by a task outside the supervision tree, so an actor that dies takes no
 //! request with it. The driver then submits the prompt and the tokens generated so far again, and
 //! the caller sees only a pause.
 
-mod answer;
+mod acceptance;
 mod blocks;
-mod driver;
 mod error;
-mod event;
 mod facts;
-mod generation;
 mod handle;
 mod preparation;
-mod prompt_leader;
-mod reasoning_count;
-mod reply_rules;
+mod reply;
 mod request;
-mod request_pictures;
-mod scheduling;
 mod stopwatch;
-mod stream;
 mod timeout;
-mod tokens;
-mod tool_call;
-mod tool_choice;
 
 pub use crate::{
     deadline::{Deadline, Deadlines},
@@ -32,13 +30,10 @@ pub use crate::{
 };
 pub use blocks::{BlockEvents, KvWatch};
 pub use bursar_model::text::StopReason;
-pub use error::{ChatError, ErrorKind};
-pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};
+pub use error::{ChatError, ErrorKind, ToolError};
 pub use facts::ModelFacts;
 pub use handle::ModelHandle;
 pub(crate) use handle::SleepHandle;
-pub use request::{Chat, Content, Image, Video};
-pub use stream::Reply;
-pub use tokens::Prompt;
-pub use tool_call::{ToolCall, ToolCallEvent};
-pub use tool_choice::{ToolChoice, ToolError};
+pub use preparation::Prompt;
+pub use reply::{ChatEvent, Reply, ScoredToken, TokenScore, ToolCall, ToolCallEvent, Usage};
+pub use request::{Chat, Content, Image, ToolChoice, Video};

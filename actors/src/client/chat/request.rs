@@ -1,169 +1,20 @@
-//! A chat as a user builds it: its turns, pictures, videos and tools.
+//! A chat as a user builds it: its turns and tools, and the settings for its reply.
 
-use std::{fmt, fs::File, path::Path, sync::Arc};
+mod content;
+mod generation;
+mod scheduling;
+mod settings;
 
-use bursar_budgets::Bytes;
+use std::{fmt, sync::Arc};
+
 use bursar_model::{
-    error::{ImageError, VideoError},
-    flow::{self, EncodedImage, ImageLimits, Media, ResizeLimits},
-    processor::FrameSampling,
+    flow::Media,
     text::{Message, Part, ReplyFormat, Role},
 };
 
-use super::{ToolChoice, generation::Generation, scheduling::ChatScheduling};
-
-/// Maximum bytes read from a file before the model is known, as a bound against endless files.
-const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
-
-/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF,
-/// or given as pixels.
-#[derive(Clone, Debug)]
-pub struct Image(pub(super) EncodedImage);
-
-impl Image {
-    /// Reads a file of up to 1 GiB. The model's own limit
-    /// ([`image_limits`](crate::engine::LoadOptions::image_limits), by default 20 MiB) is checked
-    /// when the chat is sent.
-    ///
-    /// # Errors
-    /// The file cannot be read or is too large.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
-        Image::open_within(path, &ImageLimits { bytes_max: FILE_BYTES_MAX, ..ImageLimits::default() })
-    }
-
-    /// Reads a file within `limits`, usually the limits of the model that the chat will be sent to.
-    ///
-    /// # Errors
-    /// The file cannot be read or is too large.
-    pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
-        EncodedImage::open(path, limits).map(Image)
-    }
-
-    /// Reads an open file; see [`open_within`](Self::open_within). Errors call the file `name`.
-    ///
-    /// # Errors
-    /// See [`open_within`](Self::open_within).
-    pub fn read_within(file: &File, name: impl Into<String>, limits: &ImageLimits) -> Result<Self, ImageError> {
-        EncodedImage::read(file, name.into(), limits).map(Image)
-    }
-
-    /// Returns the displayed width and height in pixels, if the header can be read and is within
-    /// `limits`. Nothing is decoded, so the file may still be damaged.
-    ///
-    /// # Errors
-    /// The errors with which a model with these limits would refuse the picture before decoding it.
-    pub fn size(&self, limits: &ImageLimits) -> Result<(u32, u32), ImageError> {
-        self.0.probe(limits).map(|header| (header.width, header.height))
-    }
-
-    /// Takes encoded bytes. They are checked when the chat is sent.
-    pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
-        Image(EncodedImage::new(encoded))
-    }
-
-    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top.
-    /// For pictures from a camera, a renderer or another decoder.
-    ///
-    /// # Errors
-    /// A side is zero, or the number of bytes does not match.
-    pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
-        EncodedImage::from_rgb(width, height, pixels).map(Image)
-    }
-}
-
-/// Limits of one picture, which replace the settings of the model's processor.
-impl Image {
-    /// Resizes the picture to at least `min` and at most `max` pixels, like `min_pixels` and
-    /// `max_pixels` of transformers' Qwen processors and OpenAI's `detail`. If `min` is not set and
-    /// the model's own minimum is above `max`, the minimum is lowered to `max`. For a model that
-    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit above the model's
-    /// envelope, or one that the model cannot follow, is refused when the chat is sent.
-    ///
-    /// ```
-    /// use bursar_actors::chat::Image;
-    /// let picture = Image::from_bytes(bursar_model::demo::pictures()[0].bytes);
-    /// let coarse = picture.within_pixels(None, Some(512 * 512));
-    /// ```
-    pub fn within_pixels(self, min: Option<u64>, max: Option<u64>) -> Self {
-        let own = ResizeLimits { pixels_min: min, pixels_max: max, ..self.0.own_limits() };
-        Image(self.0.within(own))
-    }
-
-    /// Cuts the picture into at most `max` tiles, not counting the thumbnail. `max` has the meaning
-    /// of `max_patches` in transformers' processor for InternVL, and of `max_dynamic_patch` in
-    /// InternVL's releases. A picture with this limit is refused when the chat is sent if `max` is
-    /// above the model's envelope, or if the model does not cut pictures into tiles.
-    pub fn within_tiles(self, max: u32) -> Self {
-        let own = ResizeLimits { tiles_max: Some(max), ..self.0.own_limits() };
-        Image(self.0.within(own))
-    }
-}
-
-/// A video for a chat, given as frames: pictures of one size, in the order in which they are shown.
-/// For an animated GIF or WebP, the frames are picked here. For any other video, the caller decodes
-/// it and picks the frames.
-///
-/// ```
-/// use bursar_actors::chat::{Chat, Image, Video};
-/// let frame = Image::from_bytes(bursar_model::demo::pictures()[0].bytes);
-/// let video = Video::from_frames(vec![frame; 4], 2.0); // two seconds
-/// let chat = Chat::new().user("What happens?").video(video);
-/// ```
-#[derive(Clone, Debug)]
-pub struct Video(pub(super) flow::Video);
-
-impl Video {
-    /// Takes frames, and the number of *these* frames per second. For example, if every twelfth
-    /// frame of a video of 24 frames per second was picked, pass 2. The model derives the time
-    /// between frames from this number. The frames are checked when the chat is sent.
-    pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
-        let frames: Vec<EncodedImage> = frames.into_iter().map(|frame| frame.0).collect();
-        Video(flow::Video::new(frames, frames_per_second))
-    }
-
-    /// Decodes evenly spaced frames of an animated GIF or WebP. Nothing is decoded before the size
-    /// of all frames is known from the file's blocks.
-    ///
-    /// # Errors
-    /// The file is neither GIF nor WebP, is damaged, exceeds `limits`, or has more pixels in all
-    /// frames together than may be decoded.
-    pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
-        flow::Video::from_animation(encoded, sampling, limits).map(Video)
-    }
-
-    /// Bytes of the frames as stored: encoded files or pixels.
-    pub fn bytes(&self) -> Bytes {
-        self.0.frames().iter().map(|frame| Bytes::of_slice(frame.bytes())).sum()
-    }
-}
-
-/// One part of a turn.
-#[derive(Clone)]
-pub enum Content {
-    Text(String),
-    Image(Image),
-    Video(Video),
-    /// Reasoning of the model. See [`Chat::reasoning`].
-    Reasoning(String),
-    /// A function call. See [`Chat::tool_call`].
-    ToolCall(serde_json::Value),
-    /// The id of the call whose result this turn contains. See [`Chat::tool_result`].
-    ResultOf(String),
-}
-
-/// Prints kinds and sizes, never the content, because it belongs to the user.
-impl fmt::Debug for Content {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Content::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
-            Content::Image(image) => write!(formatter, "{image:?}"),
-            Content::Video(video) => write!(formatter, "{video:?}"),
-            Content::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
-            Content::ToolCall(_) => formatter.write_str("ToolCall(..)"),
-            Content::ResultOf(_) => formatter.write_str("ResultOf(..)"),
-        }
-    }
-}
+pub use content::{Content, Image, Video};
+pub use settings::ToolChoice;
+pub(crate) use settings::{ChatScheduling, Generation};
 
 /// A conversation with the settings for its reply. A chat is an ordinary value that can be stored,
 /// cloned and continued. Nothing is checked until the chat is sent to a model. Then anything
@@ -187,16 +38,16 @@ impl fmt::Debug for Content {
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
     /// A prompt as tokens, instead of rendered turns.
-    pub(super) tokens: Option<Arc<[u32]>>,
-    pub(super) tools: Vec<serde_json::Value>,
-    pub(super) tool_choice: ToolChoice,
-    pub(super) calls_one_tool: bool,
-    pub(super) reply_format: Option<ReplyFormat>,
-    pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
-    pub(super) continues: bool,
-    pub(super) begins_turn: Option<bool>,
-    pub(super) generation: Generation,
-    pub(super) standing: ChatScheduling,
+    pub(crate) tokens: Option<Arc<[u32]>>,
+    pub(crate) tools: Vec<serde_json::Value>,
+    pub(crate) tool_choice: ToolChoice,
+    pub(crate) calls_one_tool: bool,
+    pub(crate) reply_format: Option<ReplyFormat>,
+    pub(crate) template_variables: serde_json::Map<String, serde_json::Value>,
+    pub(crate) continues: bool,
+    pub(crate) begins_turn: Option<bool>,
+    pub(crate) generation: Generation,
+    pub(crate) standing: ChatScheduling,
 }
 
 /// Prints kinds and sizes only, because content, stop strings and output formats
@@ -302,7 +153,7 @@ impl Chat {
         self
     }
 
-    pub(super) fn is_parallel(&self) -> bool {
+    pub(crate) fn is_parallel(&self) -> bool {
         !self.calls_one_tool && !matches!(self.tool_choice, ToolChoice::Named(_))
     }
 
@@ -371,19 +222,19 @@ impl Chat {
     }
 
     /// Returns `true` if the chat has neither turns nor tokens.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.turns.is_empty() && self.tokens.as_ref().is_none_or(|tokens| tokens.is_empty())
     }
 
     /// Returns `true` if the chat contains anything that only a template could combine with tokens.
-    pub(super) fn says_more_than_tokens(&self) -> bool {
+    pub(crate) fn says_more_than_tokens(&self) -> bool {
         let is_shown = |content: &Content| matches!(content, Content::Image(_) | Content::Video(_));
         let is_rendered = self.continues || self.begins_turn.is_some() || !self.tools.is_empty();
         is_rendered || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
     }
 
     /// Approximate bytes of all texts, tool calls and tools.
-    pub(super) fn text_bytes(&self) -> usize {
+    pub(crate) fn text_bytes(&self) -> usize {
         let contents = self.turns.iter().flat_map(|(_, contents)| contents);
         contents
             .map(|content| match content {
@@ -397,7 +248,7 @@ impl Chat {
 
     /// Splits the chat into the turns as templates expect them, and the pictures and videos
     /// in order of appearance.
-    pub(super) fn split(&self) -> (Vec<Message>, Vec<Media>) {
+    pub(crate) fn split(&self) -> (Vec<Message>, Vec<Media>) {
         let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {
             let content = contents.iter().map(|content| match content {

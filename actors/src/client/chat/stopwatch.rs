@@ -16,7 +16,7 @@ use crate::{
 /// One accepted request, from the moment it was received. This value owns the request's credit, so
 /// the request counts as running while the value exists. If this value is dropped before an end is
 /// recorded, the caller has disconnected or the deadline has passed.
-pub(super) struct Stopwatch {
+pub(crate) struct Stopwatch {
     model: Label,
     /// `None` once the request has ended.
     credit: Option<Credit>,
@@ -41,7 +41,7 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(super) fn begin(model: Label, credit: Credit, patience: Patience, asked: Instant) -> Self {
+    pub(crate) fn begin(model: Label, credit: Credit, patience: Patience, asked: Instant) -> Self {
         let intervals = metric::TOKEN_INTERVAL_SECONDS.recording(&model);
         let credit = Some(credit);
         Stopwatch {
@@ -60,28 +60,28 @@ impl Stopwatch {
         }
     }
 
-    pub(super) fn patience(&self) -> &Patience {
+    pub(crate) fn patience(&self) -> &Patience {
         &self.patience
     }
 
     /// Counts a missed deadline, if `error` reports one.
-    pub(super) fn missed(&self, error: &ChatError) {
+    pub(crate) fn missed(&self, error: &ChatError) {
         count_missed(&self.model, error, 1);
     }
 
     /// Keeps the model awake for this request.
-    pub(super) fn let_in(&mut self, inside: Arc<Inside>) {
+    pub(crate) fn let_in(&mut self, inside: Arc<Inside>) {
         self.inside = Some(inside);
     }
 
     /// Records that the request is submitted to the scheduler. Only the first submission is
     /// recorded; a request submitted again after a death has already waited once.
-    pub(super) fn queue(&mut self) {
+    pub(crate) fn queue(&mut self) {
         self.queued.get_or_insert_with(Instant::now);
     }
 
     /// Records that the request's first step has been planned.
-    pub(super) fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         if let (Some(queued), None) = (self.queued, self.begun) {
             self.begun = Some(Instant::now());
             self.patience.begin();
@@ -91,7 +91,7 @@ impl Stopwatch {
 
     /// Records that the prompt is computed, and that `cached` of its tokens were found in the
     /// prefix cache. Only the first call counts.
-    pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
+    pub(crate) fn prompt(&mut self, tokens: usize, cached: usize) {
         if self.prompt_tokens.replace(tokens).is_none() {
             metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
             metric::CACHED_PROMPT_TOKENS_TOTAL.add(&self.model, cached);
@@ -99,12 +99,12 @@ impl Stopwatch {
     }
 
     /// Counts pictures that need not be encoded, because their tokens are in the prefix cache.
-    pub(super) fn found_computed(&self, pictures: usize) {
+    pub(crate) fn found_computed(&self, pictures: usize) {
         metric::PICTURES_FOUND_COMPUTED_TOTAL.add(&self.model, pictures);
     }
 
     /// Records that a token of the reply was ready at `at`.
-    pub(super) fn token(&mut self, at: Instant) {
+    pub(crate) fn token(&mut self, at: Instant) {
         self.generated_tokens += 1;
         self.first.get_or_insert(at);
         self.patience.token();
@@ -117,17 +117,17 @@ impl Stopwatch {
     }
 
     /// Returns the time at which the latest token was ready.
-    pub(super) fn last_token(&self) -> Option<Instant> {
+    pub(crate) fn last_token(&self) -> Option<Instant> {
         self.last
     }
 
     /// Records that the actors that served the request died, and that the request starts again.
-    pub(super) fn redo(&self) {
+    pub(crate) fn redo(&self) {
         metric::REQUESTS_REDONE_TOTAL.add(&self.model, 1);
     }
 
     /// Records the end of the request and returns its credit.
-    pub(super) fn end(mut self, how: RequestEnd) {
+    pub(crate) fn end(mut self, how: RequestEnd) {
         self.close(how);
     }
 
@@ -167,14 +167,14 @@ impl Drop for Stopwatch {
 }
 
 /// Counts a missed deadline of `requests` requests, if `error` reports one.
-pub(super) fn count_missed(model: &Label, error: &ChatError, requests: usize) {
+pub(crate) fn count_missed(model: &Label, error: &ChatError, requests: usize) {
     if let ChatError::TooLate { deadline, .. } = error {
         metric::DEADLINES_MISSED_TOTAL.add(&(model.clone(), *deadline), requests);
     }
 }
 
 /// Returns how the end of a request is recorded that was answered with this error.
-pub(super) fn end_of(error: &ChatError) -> RequestEnd {
+pub(crate) fn end_of(error: &ChatError) -> RequestEnd {
     match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,
         (ChatError::TooLate { .. }, _) => RequestEnd::TooLate,

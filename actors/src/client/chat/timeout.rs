@@ -12,7 +12,7 @@ use crate::deadline::{Deadline, Deadlines};
 
 /// The deadlines of one request. Clones share the record of deadlines that have been met.
 #[derive(Clone, Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     asked: Instant,
     limits: Deadlines,
     /// `true` once the first step is planned. All samples of a chat share this flag: when the first
@@ -22,22 +22,22 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    pub(super) fn new(asked: Instant, limits: Deadlines) -> Self {
+    pub(crate) fn new(asked: Instant, limits: Deadlines) -> Self {
         Patience { asked, limits, has_begun: Arc::default(), has_token: Arc::default() }
     }
 
     /// Creates the deadlines of another sample of the chat.
-    pub(super) fn of_sample(&self) -> Self {
+    pub(crate) fn of_sample(&self) -> Self {
         Patience { has_token: Arc::default(), ..self.clone() }
     }
 
     /// Records that the first step is planned.
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.has_begun.store(true, Relaxed);
     }
 
     /// Records that the first token is ready.
-    pub(super) fn token(&self) {
+    pub(crate) fn token(&self) {
         self.has_token.store(true, Relaxed);
     }
 
@@ -50,13 +50,13 @@ impl Patience {
     }
 
     /// Returns the time left for each deadline that is not yet met.
-    pub(super) fn left(&self) -> Deadlines {
+    pub(crate) fn left(&self) -> Deadlines {
         let waited = self.asked.elapsed();
         self.limits.map(|deadline, limit| (!self.is_met(deadline)).then(|| limit.saturating_sub(waited)))
     }
 
     /// Returns `true` if a deadline has passed without being met.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         let waited = self.asked.elapsed();
         let is_missed = |deadline: &Deadline| {
             self.limits.of(*deadline).is_some_and(|limit| limit <= waited) && !self.is_met(*deadline)
@@ -65,7 +65,7 @@ impl Patience {
     }
 
     /// Runs `work`. Returns an error as soon as a deadline is missed.
-    pub(super) async fn hold<T>(&self, work: impl Future<Output = T>) -> Result<T, ChatError> {
+    pub(crate) async fn hold<T>(&self, work: impl Future<Output = T>) -> Result<T, ChatError> {
         tokio::select! {
             biased;
             done = work => Ok(done),
@@ -89,7 +89,7 @@ impl Patience {
     }
 
     /// Returns the error of a request that missed this deadline or can no longer meet it.
-    pub(super) fn error(&self, deadline: Deadline) -> ChatError {
+    pub(crate) fn error(&self, deadline: Deadline) -> ChatError {
         let limit = self.limits.of(deadline).unwrap_or_default();
         ChatError::TooLate { deadline, limit, waited: self.asked.elapsed() }
     }

@@ -1,11 +1,28 @@
-//! Captured CUDA graphs of decode steps: their sizes and the layout of their inputs. The lane
-//! that captured the graphs replays them (`lane/graphs.rs`). Their lease is kept with the rest
-//! of an engine's memory.
+//! Captured CUDA graphs of decode steps: their number, sizes and the layout of their inputs. The
+//! lane that captured the graphs replays them (`lane/decoding.rs`). Their lease is kept with the
+//! rest of an engine's memory.
 
-mod captured;
-mod core;
 mod shape;
 
-pub use captured::Captured;
-pub use core::buckets;
-pub use shape::GraphShape;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+pub use shape::{GraphShape, buckets};
+
+/// The number of sizes that a model's step lane has captured. 0 from the death of the lane until
+/// its successor has captured again.
+#[derive(Debug, Default)]
+pub struct Captured(AtomicUsize);
+
+impl Captured {
+    pub fn count(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    pub(crate) fn none(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    pub(crate) fn one_more(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}

@@ -9,8 +9,9 @@ use std::{
 
 use bursar_budgets::{Ticket, Timeline};
 use bursar_kernels::Backend;
+use tokio::sync::watch;
 
-use super::{Job, ModelRunner, UnderWay, copying::CopyBegun, pending::Pending};
+use super::{Job, ModelRunner, copying::CopyBegun, pending::Pending};
 
 /// Maximum jobs in flight: one that the device runs and one queued after it, so that the device
 /// never waits for the host. Copies of blocks are not counted.
@@ -20,6 +21,9 @@ const BEGUN: usize = 2;
 /// a job that finishes during the wait is delayed by at most this time. The delay is harmless: a
 /// decode step takes milliseconds, and the next step is already on the device.
 const LOOK: Duration = Duration::from_micros(50);
+
+/// Number of jobs of serving actors that are submitted and not answered, counted once per rank.
+pub(super) type UnderWay = watch::Sender<usize>;
 
 /// The jobs and copies that a lane has begun and not finished. Dropping this value, also during a
 /// panic, waits for the device, because launched work still uses the memory that the jobs hold.

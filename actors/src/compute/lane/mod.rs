@@ -8,8 +8,10 @@
 mod begun;
 mod choosing;
 mod copying;
+mod decoding;
 mod graphs;
 mod job;
+mod launch;
 mod model_runner;
 mod pending;
 mod ranks;
@@ -27,7 +29,7 @@ use bursar_budgets::Timeline;
 use bursar_kernels::Backend;
 use tokio::sync::watch;
 
-use begun::Begun;
+use begun::{Begun, UnderWay};
 pub use job::{
     Answer, CaptureJob, Choice, Copied, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped,
     StressJob,
@@ -48,7 +50,6 @@ const QUEUE_BEHIND: usize = 4 * QUEUE;
 #[derive(Clone)]
 pub struct Lane {
     queues: Arc<Queues>,
-    /// Number of jobs of serving actors that are submitted and not answered, counted once per rank.
     under_way: Arc<UnderWay>,
     /// One channel per rank, which is closed when the thread of that rank ends.
     ended: Vec<watch::Receiver<()>>,
@@ -61,8 +62,6 @@ struct Queues {
     order: Mutex<()>,
     shut_down: AtomicBool,
 }
-
-type UnderWay = watch::Sender<usize>;
 
 impl Lane {
     /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is

@@ -9,27 +9,11 @@ use std::{
 
 use bursar_budgets::{DeviceError, Segment, Workspace};
 use bursar_kernels::{Backend, FaultyBackend, KernelError, Rank, Scope, Tensor, WorkCounter, sampling::SampleBatch};
-use bursar_model::{
-    Depth, Model,
-    blocks::decoder::StepCaches,
-    sampling::{SamplingBuffers, Scores},
-    worst_cases::{self, Footprint, Pass},
-};
+use bursar_model::{Model, sampling::SamplingBuffers};
 use tracing::warn;
 
-use super::{
-    choosing::{TokenChoice, logits_of},
-    graphs::Graphs,
-    job::{Job, LaneError, StepJob},
-    pending::{Pending, RunningStep},
-};
-use crate::{
-    compute::{
-        expert_loads::{ExpertLoads, PendingLoads},
-        memory::EngineMemory,
-    },
-    supervise::InjectedFault,
-};
+use super::{graphs::Graphs, job::LaneError};
+use crate::compute::{expert_loads::ExpertLoads, memory::EngineMemory};
 
 /// Runs the jobs of a lane. The lane's thread owns the runner.
 pub struct ModelRunner<B> {
@@ -43,7 +27,7 @@ pub struct ModelRunner<B> {
     /// of sequences take megabytes.
     pub(super) question: Cell<Vec<u32>>,
     /// Whether the next job fails as if the device had refused memory.
-    refuses: Cell<bool>,
+    pub(super) refuses: Cell<bool>,
     is_apart: Cell<bool>,
     /// `None` for a model without experts.
     pub(super) loads: Option<RefCell<ExpertLoads>>,
@@ -61,53 +45,6 @@ impl<B: Backend> ModelRunner<B> {
 
     pub(super) fn rank(&self) -> Rank {
         self.model.rank()
-    }
-
-    /// Launches all work of a job without waiting for the device. Later jobs run after it.
-    /// Only a job that needs intermediate results waits for the device here, such as a
-    /// worst case under stress.
-    pub(super) fn begin(&self, job: Job) -> Pending {
-        match job {
-            Job::Step(job) => {
-                let launched = self.unless_refused(|| {
-                    let launched = self.step(&job)?;
-                    Ok(RunningStep { loads: self.look_at_experts()?, ..launched })
-                });
-                Pending::Step(job, launched)
-            }
-            Job::Encode(job) => {
-                let launched = self.unless_refused(|| {
-                    self.pass(|scope, cache| {
-                        self.model.encode(scope, &job.batch, cache)?;
-                        Ok(scope.moment()?)
-                    })
-                });
-                Pending::Encode(job, launched)
-            }
-            Job::Copy(_) => unreachable!("copies are begun beside other jobs"),
-            Job::Stress(job) => {
-                let outcome = self.unless_refused(|| self.stress(&job.worst_case.pass, job.depth));
-                Pending::Stress(job, outcome)
-            }
-            Job::Capture(job) => {
-                let outcome = self.unless_refused(|| self.capture(job.rows));
-                Pending::Capture(job, outcome)
-            }
-            Job::Forget { rows, answer } => {
-                self.graphs.forget(rows);
-                Pending::Forgotten(answer)
-            }
-            Job::Wake => Pending::Nothing,
-            Job::FailLaunches { after, count } => {
-                self.backend.fail_launches(after, count);
-                Pending::Nothing
-            }
-            Job::Refuse => {
-                self.refuses.set(true);
-                Pending::Nothing
-            }
-            Job::Die => panic!("{InjectedFault}"),
-        }
     }
 
     /// Waits until the device has completed all work launched here. Returns at once if
@@ -174,44 +111,6 @@ impl<B: Backend> ModelRunner<B> {
         given
     }
 
-    fn step(&self, job: &StepJob) -> Result<RunningStep, LaneError> {
-        if let Some(launched) = self.decode_alone(job) {
-            return launched;
-        }
-        let (choosing, scores) = self.pass(|scope, cache| {
-            let layers = self.memory.kv.layers(self.rank());
-            let mut buffers = self.memory.sampling.buffers(self.rank());
-            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
-            let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
-            let of = logits_of(&job.choices);
-            // [logit_rows, vocabulary or own tokens]
-            let logits = self.model.step(scope, &job.batch, &caches, of, |scope, rows| scores.score(scope, rows))?;
-            let scores = scores.download(scope)?;
-            let rows = logits.rows();
-            // The choices are built after the layers are launched, so that the device computes
-            // while the host builds masks.
-            let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
-            match &choices {
-                TokenChoice::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
-                TokenChoice::Asked(asked) => {
-                    self.ask(scope, &mut buffers, &asked.batch, rows)?;
-                    buffers.choose(scope, &logits)?;
-                }
-            }
-            Ok((choices.download(scope, &buffers, rows)?, scores))
-        })?;
-        Ok(RunningStep { choosing, scores, is_by_graph: false, loads: None })
-    }
-
-    /// Starts the download of how often each expert was chosen, if a read is due.
-    fn look_at_experts(&self) -> Result<Option<PendingLoads>, LaneError> {
-        let (Some(loads), Some(counters)) = (&self.loads, self.model.expert_loads()) else { return Ok(None) };
-        if !loads.borrow_mut().is_due(Instant::now()) {
-            return Ok(None);
-        }
-        self.pass(|scope, _| Ok(Some(scope.download_later(counters)?)))
-    }
-
     /// Writes the sampling parameters of `rows` rows to the sampling buffers.
     pub(super) fn ask(
         &self,
@@ -227,10 +126,6 @@ impl<B: Backend> ModelRunner<B> {
         uploaded
     }
 
-    fn stress(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
-        self.autotune(|| self.stress_autotuned(pass, depth))
-    }
-
     /// Runs work whose results are discarded. Then the backend measures the GEMMs that it
     /// encountered, in the workspace that the work has released.
     pub(super) fn autotune<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
@@ -244,16 +139,6 @@ impl<B: Backend> ModelRunner<B> {
         outcome
     }
 
-    fn stress_autotuned(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
-        self.workspace.reset_high_water();
-        let counter = WorkCounter::default();
-        let scope = Scope::new(&self.backend, &self.workspace, &counter);
-        let layers = self.memory.kv.layers(self.rank());
-        let mut buffers = self.memory.sampling.buffers(self.rank());
-        self.with_cache(|cache| Ok(worst_cases::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
-        Ok(Footprint { workspace: self.workspace.high_water(), work: counter.total() })
-    }
-
     pub(super) fn pass<T>(
         &self,
         run: impl FnOnce(&Scope<'_, FaultyBackend<B>>, &mut Tensor<'_>) -> Result<T, LaneError>,
@@ -263,7 +148,10 @@ impl<B: Backend> ModelRunner<B> {
         self.with_cache(|cache| run(&scope, cache))
     }
 
-    fn with_cache<T>(&self, run: impl FnOnce(&mut Tensor<'_>) -> Result<T, LaneError>) -> Result<T, LaneError> {
+    pub(super) fn with_cache<T>(
+        &self,
+        run: impl FnOnce(&mut Tensor<'_>) -> Result<T, LaneError>,
+    ) -> Result<T, LaneError> {
         let outcome = match &self.memory.vision_cache {
             Some(cache) => run(&mut cache.tensor(self.rank())),
             None => {

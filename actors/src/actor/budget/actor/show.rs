@@ -6,27 +6,12 @@ use bursar_budgets::{Bytes, Class, DeviceMemory, Label, Memory, Refusal};
 
 use tokio::time::Instant;
 
-use super::BudgetState;
+use super::{BudgetState, Shown};
 use crate::{
     budget::lease_sums::{Line, Sum, line},
     event::Event,
     metric,
 };
-
-/// The values last set on the ledger's gauges. They are compared after every message, and the
-/// gauges are set again if a value has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
-    overhead: Bytes,
-    foreign: Bytes,
-    owed: Bytes,
-    deficit: Bytes,
-    canary: Bytes,
-    canary_wanted: Bytes,
-    host_total: Bytes,
-    host_leased: Bytes,
-    waiting: usize,
-}
 
 impl BudgetState {
     fn to_show(&self) -> Shown {

@@ -1,29 +1,32 @@
-//! The serving actors and their start.
+//! The serving actors, and the other data types of a real engine.
 
 use std::sync::Arc;
 
-use bursar_budgets::Bytes;
-use bursar_kernels::BLOCK_TOKENS;
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
-use tokio::sync::watch;
+use ractor::{ActorCell, ActorRef};
 
-use super::{ActorParts, EngineState};
 use crate::{
-    capture::recapture,
-    compute::lane::{Job, RefusalSink},
-    compute::memory::{HostEncoderCache, HostKv, VisionCache},
     engine::{
-        EngineMessage, Lanes, LanesPlace, Serving, WhichLane, core,
-        core::{Input, SizedBy, Start},
-        start::Loaded,
+        Serving, core,
+        core::{Input, Parts},
+        start::{Loaded, StartPlan},
     },
-    kv::{BlockLog, KvUse},
-    pace::Pacing,
-    profile::{ProfileRecord, Profiled},
-    scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
+    profile::{MemoryRequirements, Profiled},
+    scheduler::SchedulerMessage,
     tree::Role,
-    vision::{VisionActor, VisionArguments, VisionMessage},
+    vision::VisionMessage,
 };
+
+/// The data types of a real engine.
+pub struct ActorParts;
+
+impl Parts for ActorParts {
+    type Plan = StartPlan;
+    type MemoryRequirements = Arc<MemoryRequirements>;
+    type Loaded = Loaded;
+    type Profiled = Arc<Profiled>;
+    type Children = Children;
+    type Serving = Serving;
+}
 
 /// The serving actors, in start order. The scheduler's sequences may refer to vision cache rows
 /// that the vision actor assigned, so the death of the vision actor also ends the scheduler.
@@ -66,146 +69,4 @@ impl core::Children for Children {
         self.scheduler = None;
         cells.into_iter().skip(first).flatten().rev().collect()
     }
-}
-
-impl EngineState {
-    pub(super) async fn start_children(
-        &mut self,
-        myself: &ActorRef<EngineMessage>,
-        mut start: Start<ActorParts>,
-    ) -> Result<Input<ActorParts>, ActorProcessingErr> {
-        let lanes = self.revive_lanes(myself, &start).await?;
-        let SizedBy { profiled: before, .. } = &start.sized;
-        let record = ProfileRecord { kv_blocks: start.most, ..before.record.clone() };
-        let (memory, card) = (before.memory.clone(), before.card.clone());
-        let profiled = Arc::new(Profiled { record, memory, lanes, card });
-        let mut children = std::mem::take(&mut start.kept);
-        if start.first == 0 {
-            children.vision = self.spawn_vision(myself, &start, &profiled).await?;
-        }
-        let model = self.arguments.label.clone();
-        let blocks = start.blocks;
-        let block_bytes = profiled.memory.kv.shape().token_bytes() * BLOCK_TOKENS as u64;
-        let limits = Limits {
-            sequences: profiled.record.sequences,
-            step_tokens: profiled.record.step_tokens,
-            kv_tokens: blocks * BLOCK_TOKENS,
-        };
-        let lane = profiled.lanes.step.clone();
-        if start.refuses_a_step {
-            lane.submit(Job::Refuse);
-        }
-        let refused = refusal_sink(myself, WhichLane::Step, start.generation);
-        let pacing = self.pacing(&profiled);
-        let tenant_weights = self.arguments.options.tenant_weights.clone();
-        let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostKv::slot_count);
-        let demand = self.demand.clone();
-        let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
-        let block_log = Arc::new(BlockLog::default());
-        let arguments = SchedulerArguments {
-            limits,
-            lane,
-            model,
-            block_bytes,
-            refused,
-            pacing,
-            tenant_weights,
-            host_slots,
-            demand,
-            kv_use,
-            block_log: block_log.clone(),
-        };
-        let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
-        children.scheduler = Some(scheduler.clone());
-        let Loaded { executor, context, .. } = start.loaded;
-        let serving = Serving {
-            generation: self.arguments.serving_generation(start.generation),
-            refusals: start.refusals,
-            vision: children.vision.clone(),
-            scheduler,
-            kv_tokens: limits.kv_tokens,
-            context,
-            is_warm: start.is_warm,
-            record: Arc::new(profiled.record.clone()),
-            target: executor.target(),
-            kv_use: kv_used,
-            block_log,
-        };
-        Ok(Input::Started { children, profiled, serving })
-    }
-
-    fn pacing(&self, profiled: &Profiled) -> Pacing {
-        let promise = self.arguments.options.token_interval;
-        Pacing { promise, measured: profiled.record.costs.clone(), card: profiled.card.clone() }
-    }
-
-    async fn spawn_vision(
-        &self,
-        myself: &ActorRef<EngineMessage>,
-        start: &Start<ActorParts>,
-        profiled: &Profiled,
-    ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
-        let Loaded { model, context, .. } = start.loaded.clone();
-        let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), context.processors.clone()) else {
-            return Ok(None);
-        };
-        let arguments = VisionArguments {
-            budget: self.arguments.budget.clone(),
-            // Tasks of the vision actor hold leases of host memory. These leases end with the
-            // tasks, even if the actor dies first.
-            owner: self.arguments.vision_owner(),
-            model_label: self.arguments.label.clone(),
-            model: model.of_first_rank(),
-            processors,
-            limits: context.image_limits.clone(),
-            lane,
-            cache_rows: profiled.record.cache_rows,
-            row_bytes: profiled.memory.vision_cache.as_ref().map_or(Bytes::ZERO, VisionCache::row_bytes),
-            host_rows: profiled.memory.host_pictures.as_ref().map_or(0, HostEncoderCache::slot_count),
-            launch_patches: profiled.record.launch_patches,
-            pacing: self.pacing(profiled),
-            tenant_weights: self.arguments.options.tenant_weights.clone(),
-            decode_threads: self.arguments.options.threads,
-            refused: refusal_sink(myself, WhichLane::Vision, start.generation),
-        };
-        Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
-    }
-
-    /// Waits for the jobs that dead actors left on the lanes, because these jobs still write
-    /// to memory that the successors will use. A lane whose thread has died is started again
-    /// on the same memory.
-    async fn revive_lanes(
-        &mut self,
-        myself: &ActorRef<EngineMessage>,
-        start: &Start<ActorParts>,
-    ) -> Result<Lanes, ActorProcessingErr> {
-        let SizedBy { profiled, attempt } = &start.sized;
-        profiled.lanes.idle().await;
-        if profiled.lanes.are_alive() {
-            return Ok(profiled.lanes.clone());
-        }
-        let Loaded { model, executor, .. } = start.loaded.clone();
-        let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
-        let place = LanesPlace { executor, device, models: model, memory };
-        let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
-        let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, weight_store, generation).await? else {
-            return Ok(profiled.lanes.clone()); // This engine is being ended.
-        };
-        if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
-            let captured = inputs.captured().clone();
-            let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid(), captured);
-            self.recapture.begin(myself, work, |task, outcome| EngineMessage::Recaptured { task, outcome });
-        }
-        Ok(lanes)
-    }
-}
-
-/// Returns a sink that reports to the engine, on behalf of a lane's serving actor, that the device
-/// refused memory to the lane.
-fn refusal_sink(myself: &ActorRef<EngineMessage>, which: WhichLane, generation: u64) -> RefusalSink {
-    let myself = myself.clone();
-    Arc::new(move |error| {
-        // If the engine has ended, its actors have ended too.
-        drop(myself.send_message(EngineMessage::Refused { which, generation, error }));
-    })
 }

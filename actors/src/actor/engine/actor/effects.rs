@@ -77,7 +77,12 @@ impl EngineState {
                 self.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
-            Effect::Obey { sized, floor, most, limit } => self.place(sized).obey(floor, most, limit, myself),
+            Effect::Obey { sized, floor, most, limit } => {
+                let engine = myself.clone();
+                // If the engine has ended, its lease has ended too.
+                let orders = move |order| drop(engine.send_message(EngineMessage::Ordered(order)));
+                self.place(sized).obey((floor, most, limit), orders);
+            }
             Effect::Freeze => {
                 self.arguments.budget.move_gate(self.arguments.label.clone(), Gate::Frozen).await??;
             }
@@ -102,7 +107,8 @@ impl EngineState {
             }
             Effect::TellOfResize { from, to } => self.tell_of_resize(from, to),
             Effect::Change { sized, change } => {
-                self.change = Some(self.place(sized).begin(change, myself, self.scheduler()));
+                let resize = self.place(sized).resize(change, self.scheduler().cloned());
+                self.change = Some(BackgroundTask::begin(myself, resize, EngineMessage::PoolChanged));
             }
             Effect::Enlarge { blocks } => {
                 if let Some(scheduler) = self.scheduler() {

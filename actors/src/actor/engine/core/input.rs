@@ -3,10 +3,16 @@
 use super::Parts;
 use crate::{
     compute::lane::LaneError,
-    engine::{StartError, Suggestion, WhichLane, elastic::PoolInput},
+    engine::{StartError, Suggestion, elastic::PoolInput},
     profile::{AttemptState, Evidence, ProfileError},
     tree::Role,
 };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhichLane {
+    Step,
+    Vision,
+}
 
 pub enum Input<P: Parts> {
     /// The wait before this attempt has ended. Attempt 0, the first, has no wait.

@@ -2,13 +2,12 @@
 
 use std::{mem, time::Duration};
 
-use super::{Child, Children, Effect, Input, Parts, Phase, Planned, Sized, SizedBy, Start, Step, advise};
+use super::{
+    Child, Children, Effect, Input, Parts, Planned, Sized, SizedBy, Start, WhichLane, attempt_log::Verdict, step::Step,
+};
 use crate::{
     compute::lane::LaneError,
-    engine::{
-        WhichLane,
-        elastic::{PoolCore, PoolInput},
-    },
+    engine::elastic::{PoolCore, PoolInput},
     profile::{self, AttemptState, Evidence, Outcome, ProfileError},
     supervise::{Decision, Policy, RestartLog},
     tree::Role,
@@ -60,6 +59,14 @@ enum Cause {
     Death,
 }
 
+/// Why an engine can no longer serve.
+pub enum ServingEnd {
+    /// Memory was refused to the last attempt, with this error.
+    LastAttempt(ProfileError),
+    /// The serving actors are in a crash loop.
+    CrashLoop,
+}
+
 impl<P: Parts> Serving<P> {
     /// Begins to serve with the result of an attempt. `began` is the time when that attempt began.
     pub(super) fn begin(
@@ -67,7 +74,7 @@ impl<P: Parts> Serving<P> {
         sized: Sized<P>,
         began: Duration,
         step: &mut Step<'_, P>,
-    ) -> Phase<P> {
+    ) -> Self {
         let (Planned { plan, is_warm, .. }, loaded) = model;
         let Sized { profiled, floor, blocks, limit, passed } = sized;
         let mut serving = Serving {
@@ -91,7 +98,7 @@ impl<P: Parts> Serving<P> {
         serving.obey(step);
         step.effect(Effect::Freeze);
         serving.start(0, P::Children::default(), Cause::Attempt, step);
-        Phase::Serving(serving)
+        serving
     }
 
     /// The serving actors that run. `None` while all of them are being replaced.
@@ -100,6 +107,10 @@ impl<P: Parts> Serving<P> {
             Actors::Up(children) | Actors::Restarting { kept: children, .. } => Some(children),
             Actors::Starting(_) | Actors::Stopped => None,
         }
+    }
+
+    pub(super) fn plan(&self) -> &P::Plan {
+        &self.plan
     }
 
     pub fn profiled(&self) -> &P::Profiled {
@@ -116,17 +127,19 @@ impl<P: Parts> Serving<P> {
         SizedBy { profiled: self.profiled.clone(), attempt: self.attempt }
     }
 
-    pub(super) fn step(self, input: Input<P>, step: &mut Step<'_, P>) -> Phase<P> {
+    /// Processes one input. Returns why the engine can no longer serve, if that follows.
+    pub(super) fn step(&mut self, input: Input<P>, step: &mut Step<'_, P>) -> Option<ServingEnd> {
         match input {
             Input::Started { children, profiled, serving } => self.started(children, profiled, serving, step),
             Input::Refused { which, generation, error } => self.refused(which, generation, error, step),
-            Input::Assessed { error, evidence } => self.assessed(error, evidence, step),
+            Input::Assessed { error, evidence } => return self.assessed(error, evidence, step),
             Input::Pool(input) => self.pool(input, step),
-            Input::ChildDied { actor, first, reason } => self.child_died(actor, first, &reason, step),
+            Input::ChildDied { actor, first, reason } => return self.child_died(actor, first, &reason, step),
             Input::Restart { restart } => self.restart(restart, step),
             // Late events of attempts before READY.
-            _ => Phase::Serving(self),
+            _ => {}
         }
+        None
     }
 
     /// Starts the serving actors from `first` on.
@@ -162,14 +175,8 @@ impl<P: Parts> Serving<P> {
         is_due
     }
 
-    fn started(
-        mut self,
-        children: P::Children,
-        profiled: P::Profiled,
-        serving: P::Serving,
-        step: &mut Step<'_, P>,
-    ) -> Phase<P> {
-        let Actors::Starting(cause) = self.actors else { return Phase::Serving(self) };
+    fn started(&mut self, children: P::Children, profiled: P::Profiled, serving: P::Serving, step: &mut Step<'_, P>) {
+        let Actors::Starting(cause) = self.actors else { return };
         (self.profiled, self.actors) = (profiled, Actors::Up(children));
         if cause == Cause::Attempt {
             self.passed.phase = Some(profile::Phase::Serve);
@@ -178,15 +185,17 @@ impl<P: Parts> Serving<P> {
         }
         step.effect(Effect::LetIn(serving));
         self.change_pool(PoolInput::Serving(true), step);
-        Phase::Serving(self)
     }
 
-    fn child_died(mut self, actor: Role, first: usize, reason: &str, step: &mut Step<'_, P>) -> Phase<P> {
+    fn child_died(&mut self, actor: Role, first: usize, reason: &str, step: &mut Step<'_, P>) -> Option<ServingEnd> {
         // A pending restart is merged into this one.
         let (pending, mut kept) = match mem::replace(&mut self.actors, Actors::Stopped) {
             Actors::Up(children) => (None, children),
             Actors::Restarting { first, kept, .. } => (Some(first), kept),
-            actors => return Phase::Serving(Serving { actors, ..self }),
+            actors => {
+                self.actors = actors;
+                return None;
+            }
         };
         step.effect(Effect::CheckDevice);
         step.effect(Effect::ShowStarting);
@@ -199,25 +208,24 @@ impl<P: Parts> Serving<P> {
                 let (restart, first) = (self.deaths, children.start.min(pending.unwrap_or(children.start)));
                 self.actors = Actors::Restarting { restart, first, kept };
                 step.effect(Effect::RestartAfter { restart, wait });
-                Phase::Serving(self)
+                None
             }
             Decision::GiveUp { restarts, within } => {
                 let within = within.as_secs();
                 let reason = format!("{restarts} restarts within {within} s; the last failure: {reason}");
                 step.effect(Effect::GiveUp { reason });
-                Phase::Over
+                Some(ServingEnd::CrashLoop)
             }
         }
     }
 
-    fn restart(mut self, number: u64, step: &mut Step<'_, P>) -> Phase<P> {
+    fn restart(&mut self, number: u64, step: &mut Step<'_, P>) {
         match mem::replace(&mut self.actors, Actors::Stopped) {
             Actors::Restarting { restart, first, kept } if restart == number => {
                 self.start(first, kept, Cause::Death, step);
             }
             actors => self.actors = actors,
         }
-        Phase::Serving(self)
     }
 
     /// Whether the actor that was started for a lane in that generation is still the current actor.
@@ -242,7 +250,7 @@ impl<P: Parts> Serving<P> {
     /// Stops the serving actors. After the KV cache has shrunk by five per cent, their successors
     /// repeat the refused work. Weights, workspaces and graphs are kept. A pending restart is
     /// merged into the new restart.
-    fn refused(mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) -> Phase<P> {
+    fn refused(&mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) {
         if self.serves_on(which, generation) {
             step.effect(Effect::CheckDevice);
             step.effect(Effect::ShowStarting);
@@ -250,15 +258,14 @@ impl<P: Parts> Serving<P> {
             self.change_pool(PoolInput::Serving(false), step);
             step.effect(Effect::Assess { profiled: self.profiled.clone(), error });
         }
-        Phase::Serving(self)
     }
 
-    fn assessed(mut self, error: ProfileError, evidence: Evidence, step: &mut Step<'_, P>) -> Phase<P> {
+    fn assessed(&mut self, error: ProfileError, evidence: Evidence, step: &mut Step<'_, P>) -> Option<ServingEnd> {
         (self.passed.phase, self.passed.evidence) = (Some(profile::Phase::Serve), Some(evidence.clone()));
         let outcome = Outcome::Refused { evidence };
         step.report(&self.passed, outcome.clone());
-        if step.log.failed(&outcome, false, step.now) == super::Verdict::Last {
-            return advise(error, Some(self.plan.clone()), Some(self), step);
+        if step.log.failed(&outcome, false, step.now) == Verdict::Last {
+            return Some(ServingEnd::LastAttempt(error));
         }
         self.passed = AttemptState::default();
         let shrink = match step.rules.is_pinned {
@@ -268,7 +275,7 @@ impl<P: Parts> Serving<P> {
         };
         self.change_pool(shrink, step);
         self.serve_again(step);
-        Phase::Serving(self)
+        None
     }
 
     /// Starts serving again, after the KV cache has shrunk as ordered.
@@ -282,12 +289,11 @@ impl<P: Parts> Serving<P> {
         self.start(0, P::Children::default(), Cause::Attempt, step);
     }
 
-    fn pool(mut self, input: PoolInput, step: &mut Step<'_, P>) -> Phase<P> {
+    fn pool(&mut self, input: PoolInput, step: &mut Step<'_, P>) {
         self.change_pool(input, step);
         if matches!((input, &self.actors), (PoolInput::Ended(_), Actors::Stopped)) {
             self.serve_again(step);
         }
-        Phase::Serving(self)
     }
 
     /// Passes an input to the pool, and adds the effects that follow.

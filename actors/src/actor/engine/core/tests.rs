@@ -9,7 +9,8 @@ use super::*;
 use crate::{
     compute::lane::LaneError,
     engine::{WhichLane, elastic::PoolInput},
-    profile::{Evidence, Phase as At},
+    profile::{Evidence, FaultPlan, Outcome, Phase as At},
+    supervise::Intensity,
 };
 
 mod serving;

@@ -3,7 +3,7 @@
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
 
-use super::{Change, Question, Suggestion, forecast::least_blocks};
+use super::{Change, Question, Suggestion, question::least_blocks};
 use crate::{
     compute::memory::KvMemory,
     profile::{MemoryState, shrunk},

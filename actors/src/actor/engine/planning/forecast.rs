@@ -1,47 +1,18 @@
 //! Pure: forecast of a start on a device, by plan and without the device.
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
-use bursar_kernels::{BLOCK_TOKENS, Target};
-use bursar_model::{Envelope, Model, processor::ImageProcessor};
+use bursar_kernels::BLOCK_TOKENS;
 
-use super::{Lack, Unfit};
+use super::{
+    Question, Unfit,
+    question::{least_blocks, settle},
+};
 use crate::{
-    compute::memory::KvMemory,
-    engine::{EffectiveLimits, LoadOptions, ModelBounds, StartError},
-    profile::{KvCapacity, KvChoice, MemoryRequirements, MemoryState},
+    engine::{EffectiveLimits, StartError},
+    profile::MemoryRequirements,
 };
 
-/// All inputs that determine a start.
-#[derive(Clone, Copy)]
-pub struct Question<'q> {
-    /// The model, planned or loaded.
-    pub model: &'q Model,
-    /// The processor that resizes the model's pictures. `None` for a model without pictures.
-    pub pictures: Option<&'q ImageProcessor>,
-    /// The target that the model would run on.
-    pub target: Target,
-    /// The options that the model would be loaded with.
-    pub options: &'q LoadOptions,
-    /// The device's memory as the model would find it.
-    pub place: MemoryState,
-}
-
-impl<'q> Question<'q> {
-    /// Bounds of the model's inputs before the user sets any limits.
-    pub fn own(&self) -> ModelBounds<'q> {
-        ModelBounds { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
-    }
-
-    /// The largest inputs, and the memory that the model needs for them.
-    ///
-    /// # Errors
-    /// The errors of [`LoadOptions::lowered`], and [`StartError::Plan`].
-    pub fn needs(&self) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
-        let inputs = self.options.lowered(&self.own())?;
-        let needs = MemoryRequirements::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
-        Ok((inputs, needs.with_host(self.options.swap_space)))
-    }
-
+impl Question<'_> {
     /// Returns the KV cache tokens of a start. `None` if the model does not fit. Unlike a
     /// [`Forecast`], this does not look for changes that would help.
     ///
@@ -115,37 +86,4 @@ impl Forecast {
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.plan.of_class(class)
     }
-}
-
-/// The smallest number of KV cache blocks for a start: the size that the user fixed, but at least
-/// the blocks of the probe.
-pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Bytes) -> usize {
-    let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
-    pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
-}
-
-/// KV cache blocks of a start, computed with the same arithmetic as an attempt.
-pub(super) fn settle(
-    needs: &MemoryRequirements,
-    envelope: &Envelope,
-    kv: &KvChoice,
-    place: &MemoryState,
-) -> Result<usize, Lack> {
-    let (shape, page, available) = (needs.kv_shape, place.page, place.available());
-    let needed = needs.memory_plan_with(least_blocks(needs, kv, page)).total();
-    if let Some(short_by) = needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {
-        return Err(Lack::Memory { needed, available, short_by });
-    }
-    let (claimed, probe) = (needs.memory_plan().total(), needs.probe());
-    let beside = place.overhead.saturating_add(claimed).saturating_sub(probe);
-    let left = available.saturating_sub(claimed);
-    let room = KvCapacity { total: place.total, beside, available: left, probe, is_host: place.is_host };
-    let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
-    let (tokens, context_tokens) = (blocks * BLOCK_TOKENS, envelope.context_tokens);
-    if tokens < context_tokens {
-        return Err(Lack::Tokens { tokens, context_tokens });
-    }
-    let blocks = blocks.max(needs.probe_blocks);
-    debug_assert!(KvMemory::bytes(shape, blocks, page) <= left + probe, "a share is one of what is left");
-    Ok(blocks)
 }

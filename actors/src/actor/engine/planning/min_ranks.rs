@@ -3,54 +3,15 @@
 
 use std::fmt;
 
-use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, weights::WeightError};
-use serde::{Serialize, Serializer};
-use thiserror::Error;
+use serde::Serialize;
 
-use super::{Lack, Question, forecast::settle};
+use super::{NoRanksFit, Question, RanksLack, RanksTried, question::settle, unfit::listed};
 use crate::{
     engine::{LoadOptions, StartError},
     profile::MemoryState,
 };
-
-/// Why a model does not fit on a number of devices.
-#[derive(Clone, Debug, PartialEq, Error)]
-pub enum RanksLack {
-    /// The model cannot be divided among this many ranks, because its heads, columns, experts or
-    /// scale blocks are not divisible.
-    #[error("{0}")]
-    Cut(String),
-    /// The resource that each device lacks.
-    #[error(transparent)]
-    Lack(#[from] Lack),
-}
-
-impl Serialize for RanksLack {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-/// A number of devices that a model does not fit on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct RanksTried {
-    pub ranks: usize,
-    pub lack: RanksLack,
-}
-
-impl fmt::Display for RanksTried {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.lack {
-            RanksLack::Lack(Lack::Memory { short_by, .. }) => {
-                let on_each = if self.ranks > 1 { " on each" } else { "" };
-                write!(f, "{}: {} ({short_by}) short{on_each}", self.ranks, short_by.exact())
-            }
-            lack => write!(f, "{}: {lack}", self.ranks),
-        }
-    }
-}
 
 /// The number of devices that a model is split over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -69,27 +30,6 @@ impl fmt::Display for MinRanks {
             ranks => write!(f, "{} is split over {ranks} devices ({})", self.model, listed(&self.too_few)),
         }
     }
-}
-
-/// The model fits on no number of the devices found.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[error("{model} does not fit on any number of these devices ({})", listed(tried))]
-pub struct NoRanksFit {
-    pub model: String,
-    /// Every number of devices that was tried, from one on.
-    pub tried: Vec<RanksTried>,
-}
-
-impl Hint for NoRanksFit {
-    type Text = String;
-
-    fn hint(&self) -> String {
-        "run `bursar plan` with a number of devices to see which knobs would make it fit".to_owned()
-    }
-}
-
-fn listed(tried: &[RanksTried]) -> String {
-    tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// A search for the devices of a model.
@@ -146,10 +86,11 @@ impl PlacementQuery<'_> {
 
 #[cfg(test)]
 mod tests {
-    use bursar_budgets::Bytes;
+    use bursar_budgets::{Bytes, Hint};
     use bursar_model::demo;
 
     use super::*;
+    use crate::engine::Lack;
 
     const CPU: Target = Target::Cpu { threads: 1 };
 

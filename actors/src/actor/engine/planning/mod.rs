@@ -4,11 +4,14 @@
 mod advice;
 mod forecast;
 mod min_ranks;
+mod question;
+mod search;
 mod suggestion;
 mod unfit;
 
 pub(crate) use advice::advice;
-pub use forecast::{Forecast, Question};
-pub use min_ranks::{MinRanks, NoRanksFit, PlacementQuery, RanksLack, RanksTried};
+pub use forecast::Forecast;
+pub use min_ranks::{MinRanks, PlacementQuery};
+pub use question::Question;
 pub use suggestion::{Change, Suggestion, TOTAL};
-pub use unfit::{Lack, Unfit};
+pub use unfit::{Lack, NoRanksFit, RanksLack, RanksTried, Unfit};

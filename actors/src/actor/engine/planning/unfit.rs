@@ -1,6 +1,10 @@
-//! Refusal of a start by plan, and the changes that would make it fit.
+//! Refusals of a start by plan: the resource that is missing on a device, or on any number of
+//! devices, and the changes that would make the model fit.
+
+use std::fmt;
 
 use bursar_budgets::{Bytes, Hint};
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 use super::Suggestion;
@@ -52,4 +56,62 @@ impl Hint for Unfit {
     fn hint(&self) -> String {
         Suggestion::advice(&self.suggestions).unwrap_or_else(|| "use a larger device".to_owned())
     }
+}
+
+/// Why a model does not fit on a number of devices.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum RanksLack {
+    /// The model cannot be divided among this many ranks, because its heads, columns, experts or
+    /// scale blocks are not divisible.
+    #[error("{0}")]
+    Cut(String),
+    /// The resource that each device lacks.
+    #[error(transparent)]
+    Lack(#[from] Lack),
+}
+
+impl Serialize for RanksLack {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A number of devices that a model does not fit on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RanksTried {
+    pub ranks: usize,
+    pub lack: RanksLack,
+}
+
+impl fmt::Display for RanksTried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.lack {
+            RanksLack::Lack(Lack::Memory { short_by, .. }) => {
+                let on_each = if self.ranks > 1 { " on each" } else { "" };
+                write!(f, "{}: {} ({short_by}) short{on_each}", self.ranks, short_by.exact())
+            }
+            lack => write!(f, "{}: {lack}", self.ranks),
+        }
+    }
+}
+
+/// The model fits on no number of the devices found.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("{model} does not fit on any number of these devices ({})", listed(tried))]
+pub struct NoRanksFit {
+    pub model: String,
+    /// Every number of devices that was tried, from one on.
+    pub tried: Vec<RanksTried>,
+}
+
+impl Hint for NoRanksFit {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "run `bursar plan` with a number of devices to see which knobs would make it fit".to_owned()
+    }
+}
+
+pub(super) fn listed(tried: &[RanksTried]) -> String {
+    tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -18,7 +18,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::*;
 use crate::{
-    chat::{Image, Video},
+    chat::{Image, ToolChoice, Video},
     engine::{LoadOptions, ModelBounds},
     profile::MemoryRequirements,
 };

@@ -9,8 +9,8 @@ use bursar_model::{
 };
 use ractor::ActorRef;
 
-use super::ChatError;
 use crate::{
+    chat::ChatError,
     engine::Serving,
     order::Priority,
     responder::AskError,
@@ -21,7 +21,7 @@ use crate::{
 
 /// The pictures of a request, as one admission passes them to the scheduler.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RequestPictures {
+pub(crate) struct RequestPictures {
     /// Hashes of the first pictures, whose tokens are in the prefix cache.
     computed: Arc<[PictureHash]>,
     /// Pinned rows of the other pictures. `None` if the tokens of all pictures are in the prefix
@@ -36,7 +36,7 @@ impl RequestPictures {
     ///
     /// # Errors
     /// [`ChatError::Vision`] for a picture that cannot be read.
-    pub(super) async fn get(
+    pub(crate) async fn get(
         serving: &Serving,
         files: &[MediaPlan],
         prompt: &PromptLayout,
@@ -87,7 +87,7 @@ impl RequestPictures {
     }
 
     /// Placeholders of all pictures in a prompt.
-    pub(super) fn places(&self, spans: &[PlaceholderSpan]) -> Vec<Placeholder> {
+    pub(crate) fn places(&self, spans: &[PlaceholderSpan]) -> Vec<Placeholder> {
         let place = |span: &PlaceholderSpan| {
             let (hash, cache_rows) = match self.computed.get(span.picture) {
                 Some(hash) => (*hash, [].into()),
@@ -103,12 +103,12 @@ impl RequestPictures {
     }
 
     /// Number of pictures that need no rows.
-    pub(super) fn computed_count(&self) -> usize {
+    pub(crate) fn computed_count(&self) -> usize {
         self.computed.len()
     }
 
     /// Returns the pins that keep the rows of the other pictures in the vision cache.
-    pub(super) fn pins(&self) -> Option<Arc<PinnedSet>> {
+    pub(crate) fn pins(&self) -> Option<Arc<PinnedSet>> {
         self.pins.clone()
     }
 }

@@ -2,7 +2,8 @@
 
 use bursar_model::text::ReplyPart;
 
-use super::{ChatEvent, ToolCall, ToolCallEvent, preparation::any_number};
+use super::{ChatEvent, ToolCall, ToolCallEvent};
+use crate::chat::preparation::any_number;
 
 /// Collects the parts of one reply.
 #[derive(Default)]

@@ -2,28 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Chat, ChatError};
-use crate::{deadline::Deadlines, tenant::Tenant};
-
-#[derive(Clone, Debug, Default)]
-pub(super) struct ChatScheduling {
-    pub(super) priority: i32,
-    pub(super) tenant: Tenant,
-    pub(super) deadlines: Deadlines,
-}
-
-impl ChatScheduling {
-    /// Checks the length of the tenant's name.
-    ///
-    /// # Errors
-    /// [`ChatError::TenantName`].
-    pub(super) fn check(&self) -> Result<(), ChatError> {
-        match self.tenant.as_str().len() {
-            0..=Tenant::BYTES_MAX => Ok(()),
-            bytes => Err(ChatError::TenantName { bytes, limit: Tenant::BYTES_MAX }),
-        }
-    }
-}
+use super::Chat;
+use crate::tenant::Tenant;
 
 impl Chat {
     /// Sets the priority: lower numbers are served first, as in vLLM. Default: 0.
@@ -57,8 +37,8 @@ impl Chat {
     }
 
     /// Sets the time within which the reply must be complete, counted from the request. Otherwise
-    /// the reply ends with [`ChatError::TooLate`](super::ChatError::TooLate). Default: the model's
-    /// `reply_deadline`. `Duration::MAX` means no deadline.
+    /// the reply ends with [`ChatError::TooLate`](crate::chat::ChatError::TooLate). Default: the
+    /// model's `reply_deadline`. `Duration::MAX` means no deadline.
     pub fn deadline(mut self, deadline: impl Into<Option<Duration>>) -> Self {
         self.standing.deadlines.reply = deadline.into().or(self.standing.deadlines.reply);
         self

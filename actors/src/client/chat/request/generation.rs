@@ -1,52 +1,9 @@
 //! Settings of a chat for generating its reply. Defaults come
 //! from the checkpoint's `generation_config.json`.
 
-use std::collections::BTreeMap;
-
-use bursar_model::sampling::{OutputFormat, SamplingParams};
+use bursar_model::sampling::OutputFormat;
 
 use super::Chat;
-
-/// A chat's settings for its reply.
-#[derive(Clone, Default)]
-pub(super) struct Generation {
-    pub(super) tokens_max: Option<usize>,
-    pub(super) tokens_min: usize,
-    pub(super) temperature: Option<f64>,
-    pub(super) top_p: Option<f64>,
-    pub(super) top_k: Option<usize>,
-    pub(super) min_p: Option<f64>,
-    pub(super) repetition_penalty: Option<f64>,
-    pub(super) presence_penalty: Option<f64>,
-    pub(super) frequency_penalty: Option<f64>,
-    pub(super) logit_bias: BTreeMap<u32, f64>,
-    pub(super) seed: Option<u64>,
-    pub(super) stop: Vec<String>,
-    pub(super) stop_tokens: Vec<u32>,
-    pub(super) ignores_end: bool,
-    pub(super) log_probabilities: Option<usize>,
-    pub(super) prompt_log_probabilities: Option<usize>,
-    pub(super) token_ids: bool,
-    pub(super) format: Option<OutputFormat>,
-    pub(super) cache_salt: Option<String>,
-}
-
-impl Generation {
-    /// The sampling parameters of the reply. `defaults` applies where the chat sets nothing.
-    pub(super) fn sampling(&self, defaults: &SamplingParams, seed: u64) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-            logit_bias: self.logit_bias.clone(),
-            seed,
-        }
-    }
-}
 
 /// Settings of the reply. Passing `None` to a setting that takes an `Option` changes nothing.
 impl Chat {

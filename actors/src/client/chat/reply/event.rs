@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{StopReason, ToolCall, ToolCallEvent};
+use bursar_model::text::StopReason;
+
+use super::{ToolCall, ToolCallEvent};
 use crate::finish_reason::FinishReason;
 
 /// One event of a reply. The last event is `Done`.
@@ -10,10 +12,11 @@ use crate::finish_reason::FinishReason;
 #[non_exhaustive]
 pub enum ChatEvent {
     /// The prompt's token ids, once, before all other events. Only
-    /// for chats with [`token_ids`](super::Chat::token_ids).
+    /// for chats with [`token_ids`](crate::chat::Chat::token_ids).
     PromptIds(Arc<[u32]>),
-    /// The id of the reply's next token, only for chats with [`token_ids`](super::Chat::token_ids).
-    /// As with `Token`, the text that this token completes follows in later events.
+    /// The id of the reply's next token, only for chats with
+    /// [`token_ids`](crate::chat::Chat::token_ids). As with `Token`, the text that this token
+    /// completes follows in later events.
     TokenId(u32),
     /// The prompt tokens with their log-probabilities, if the chat asked for them. An entry
     /// is `None` for the first token, which has no preceding token, and for tokens whose
@@ -29,7 +32,8 @@ pub enum ChatEvent {
     Reasoning(String),
     /// More text, in whole characters.
     Text(String),
-    /// A tool call begins, continues or ends. Only for chats with [`tools`](super::Chat::tools).
+    /// A tool call begins, continues or ends. Only for chats with
+    /// [`tools`](crate::chat::Chat::tools).
     ToolCall(ToolCallEvent),
     /// The end of the reply.
     #[non_exhaustive]
@@ -40,9 +44,9 @@ pub enum ChatEvent {
         /// All tool calls, in order.
         tool_calls: Vec<ToolCall>,
         finish_reason: FinishReason,
-        /// The chat's own rule that ended the reply: one of [`stop`](super::Chat::stop) or
-        /// [`stop_token`](super::Chat::stop_token). `None` if an end token of the model, a limit,
-        /// or a complete tool call ended the reply.
+        /// The chat's own rule that ended the reply: one of [`stop`](crate::chat::Chat::stop) or
+        /// [`stop_token`](crate::chat::Chat::stop_token). `None` if an end token of the model, a
+        /// limit, or a complete tool call ended the reply.
         stop_reason: Option<StopReason>,
         /// The token that ended the reply, set by the chat or the model. The token is not part of
         /// the reply.

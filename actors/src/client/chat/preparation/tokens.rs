@@ -1,34 +1,12 @@
 //! Tokenization without generating: text to tokens and back, and the prompt of a chat.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
-use super::{
-    Chat, ChatError, ModelHandle,
-    preparation::{check_known, counted, counted_max, prompt_of, tokens_limit},
+use super::prompt::{Prompt, check_known, counted, counted_max, prompt_of, tokens_limit};
+use crate::{
+    chat::{Chat, ChatError, ModelHandle},
+    engine::ModelContext,
 };
-use crate::engine::ModelContext;
-
-/// Maximum threads per model that tokenize, detokenize or render prompts. Further callers wait
-/// for a free thread.
-pub(super) const TOKEN_THREADS: usize = 4;
-
-/// The prompt of a chat, rendered without generating.
-#[derive(Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Prompt {
-    /// The prompt's tokens, with a placeholder for each row of a picture or video.
-    pub token_ids: Vec<u32>,
-    /// The number of placeholder tokens of each picture or video, in the order of the chat.
-    pub picture_tokens: Vec<usize>,
-}
-
-/// Prints counts, never the tokens, because they are the user's text.
-impl fmt::Debug for Prompt {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = formatter.debug_struct("Prompt");
-        shown.field("token_ids", &self.token_ids.len()).field("picture_tokens", &self.picture_tokens).finish()
-    }
-}
 
 /// Tokenization without generating. These methods take no request credit and do not wait for the
 /// device. At most four of them run per model at a time, and further callers wait in order.
@@ -101,7 +79,7 @@ impl ModelHandle {
     /// Returns the prompt of this chat, rendered as it would be for a reply. Pictures and
     /// videos are planned from their headers; nothing is decoded or encoded. Settings of the
     /// reply and deadlines are ignored. The prompt may be longer than the context; compare
-    /// its length with [`context_tokens`](super::ModelFacts::context_tokens).
+    /// its length with [`context_tokens`](crate::chat::ModelFacts::context_tokens).
     ///
     /// # Errors
     /// [`ChatError::TooLong`] if the prompt has more tokens than twice the context plus 8,192.
@@ -111,8 +89,8 @@ impl ModelHandle {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }
 
-    /// Runs `work` on a blocking thread when fewer than [`TOKEN_THREADS`] are in use. The work
-    /// continues even if the caller drops the future.
+    /// Runs `work` on a blocking thread, once the model has a permit for one. The work continues
+    /// even if the caller drops the future.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&ModelContext) -> Result<T, ChatError> + Send + 'static,

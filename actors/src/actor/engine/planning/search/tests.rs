@@ -14,7 +14,7 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    engine::{Forecast, Lack, Limits},
+    engine::{Forecast, Lack, Limits, LoadOptions},
     profile::default_canary,
 };
 

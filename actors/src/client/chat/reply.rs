@@ -1,5 +1,11 @@
 //! A reply as a stream of events.
 
+mod answer;
+mod driver;
+mod event;
+mod reasoning_count;
+mod tool_call;
+
 use std::{
     fmt,
     pin::Pin,
@@ -9,7 +15,12 @@ use std::{
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use super::{ChatError, ChatEvent};
+pub(crate) use self::driver::Driver;
+pub use self::{
+    event::{ChatEvent, ScoredToken, TokenScore, Usage},
+    tool_call::{ToolCall, ToolCallEvent},
+};
+use super::ChatError;
 
 /// The events of one reply: text and the other requested events, then exactly one end, which is
 /// [`ChatEvent::Done`] or an error. This type is also a [`Stream`]. Dropping the reply cancels the
@@ -49,7 +60,7 @@ impl fmt::Debug for Reply {
 }
 
 impl Reply {
-    pub(super) fn new(events: mpsc::Receiver<Result<ChatEvent, ChatError>>) -> Self {
+    pub(crate) fn new(events: mpsc::Receiver<Result<ChatEvent, ChatError>>) -> Self {
         Reply { events, ended: false, cut: None }
     }
 

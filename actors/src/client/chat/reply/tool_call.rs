@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// A unique id of this call, to be passed with its [result](super::Chat::tool_result).
+    /// A unique id of this call, to be passed with its [result](crate::chat::Chat::tool_result).
     pub id: String,
     /// The tool's name. A model may call a tool that it was not offered.
     pub name: String,
@@ -13,7 +13,7 @@ pub struct ToolCall {
     /// `true` if the call is complete: its arguments are the JSON text of an object. A call is
     /// incomplete if the reply was cut off within the arguments, or if the model wrote something
     /// else. Complete arguments may still violate the tool's schema, unless the call was
-    /// [forced](super::ToolChoice).
+    /// [forced](crate::chat::ToolChoice).
     pub is_whole: bool,
 }
 
@@ -24,8 +24,8 @@ impl ToolCall {
     }
 }
 
-/// The call as chat templates expect it, for [`Chat::tool_call`](super::Chat::tool_call): OpenAI's
-/// format, but with the arguments as an object if they are one.
+/// The call as chat templates expect it, for [`Chat::tool_call`](crate::chat::Chat::tool_call):
+/// OpenAI's format, but with the arguments as an object if they are one.
 impl From<ToolCall> for Value {
     fn from(call: ToolCall) -> Value {
         let arguments = call.parsed().map_or(Value::String(call.arguments), Value::Object);

@@ -3,11 +3,11 @@
 
 use tokio::sync::watch;
 
-use super::request_pictures::RequestPictures;
+use super::RequestPictures;
 
 /// Outcome of the prompt, which the first sample passes to the other samples.
 #[derive(Clone)]
-pub(super) enum Lead {
+pub(crate) enum Lead {
     Computed {
         /// The generation of the actors that computed the prompt.
         generation: u64,
@@ -19,7 +19,7 @@ pub(super) enum Lead {
 }
 
 /// The role of a sample among the samples of its prompt.
-pub(super) enum LeaderRole {
+pub(crate) enum LeaderRole {
     /// A single sample, or a sample that no longer waits and for which no other sample waits.
     Alone,
     /// Computes the prompt while the other samples wait.
@@ -29,7 +29,7 @@ pub(super) enum LeaderRole {
 
 impl LeaderRole {
     /// Creates the roles of `samples` samples.
-    pub(super) fn of(samples: usize) -> Vec<LeaderRole> {
+    pub(crate) fn of(samples: usize) -> Vec<LeaderRole> {
         if samples < 2 {
             return (0..samples).map(|_| LeaderRole::Alone).collect();
         }
@@ -39,12 +39,12 @@ impl LeaderRole {
     }
 
     /// Returns `true` if other samples wait for the prompt.
-    pub(super) fn leads(&self) -> bool {
+    pub(crate) fn leads(&self) -> bool {
         matches!(self, LeaderRole::Leads(_))
     }
 
     /// Lets the waiting samples continue, because the prompt is computed or given up.
-    pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
+    pub(crate) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
         if let LeaderRole::Leads(followers) = std::mem::replace(self, LeaderRole::Alone) {
             followers.send_replace(Some(lead()));
         }
@@ -52,7 +52,7 @@ impl LeaderRole {
 
     /// Waits until the prompt is computed or given up. Returns `None` if this sample need not wait,
     /// or if the first sample has ended without an outcome.
-    pub(super) async fn wait(&mut self) -> Option<Lead> {
+    pub(crate) async fn wait(&mut self) -> Option<Lead> {
         let LeaderRole::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
         // This drops the receiver. The channel holds the shared pictures until every sample

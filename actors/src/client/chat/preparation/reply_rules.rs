@@ -11,24 +11,26 @@ use bursar_model::{
     text::{Message, ReplyFormat, ReplyParser, TemplateInputs, Thinking, ToolFormat},
 };
 
-use super::{Chat, ChatError, ToolChoice, tool_choice::ToolError};
-use crate::engine::ModelContext;
+use crate::{
+    chat::{Chat, ChatError, ToolChoice, ToolError},
+    engine::ModelContext,
+};
 
 /// Number of final prompt tokens to decode: enough for a tag and the white space around it.
 const END_TOKENS: usize = 24;
 
 /// Rules for parsing the replies to one chat.
 #[derive(Clone)]
-pub(super) struct ReplyRules {
+pub(crate) struct ReplyRules {
     /// A parser in its initial state.
-    pub(super) parser: ReplyParser,
+    pub(crate) parser: ReplyParser,
     /// Special tokens that the parser needs, so the detokenizer must keep them.
-    pub(super) tags: Vec<&'static str>,
+    pub(crate) tags: Vec<&'static str>,
     /// Number of complete tool calls after which the reply ends.
-    pub(super) calls_max: usize,
+    pub(crate) calls_max: usize,
     /// `true` if a call is forced. In that case any text is the beginning of a call that was cut
     /// off.
-    pub(super) is_forced: bool,
+    pub(crate) is_forced: bool,
     tools: ToolFormat,
     thinking: Thinking,
 }
@@ -41,7 +43,7 @@ impl ReplyRules {
     ///
     /// # Errors
     /// [`ChatError::Tools`], [`ChatError::Text`].
-    pub(super) fn of(
+    pub(crate) fn of(
         chat: &Chat,
         context: &ModelContext,
         (inputs, are_described): (&TemplateInputs, bool),
@@ -80,7 +82,7 @@ impl ReplyRules {
     ///
     /// # Errors
     /// [`ChatError::Format`], [`ChatError::Tools`].
-    pub(super) fn grammar(&self, chat: &Chat, context: &ModelContext) -> Result<Option<Grammar>, ChatError> {
+    pub(crate) fn grammar(&self, chat: &Chat, context: &ModelContext) -> Result<Option<Grammar>, ChatError> {
         let format = chat.generation.format.clone();
         let (indices, form) = match (&chat.tool_choice, format) {
             (ToolChoice::Required | ToolChoice::Named(_), Some(_)) => return Err(ToolError::WithFormat.into()),

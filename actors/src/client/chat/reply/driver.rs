@@ -9,17 +9,15 @@ use ractor::ActorRef;
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{Span, info, warn};
 
-use super::{
-    ChatError, ChatEvent, FinishReason, ModelHandle, ScoredToken, TokenScore, Usage,
-    answer::Answer,
-    preparation::Preparation,
-    prompt_leader::{Lead, LeaderRole},
-    reasoning_count::ReasoningCount,
-    request_pictures::RequestPictures,
-    stopwatch::{Stopwatch, end_of},
-};
+use super::{ChatEvent, ScoredToken, TokenScore, Usage, answer::Answer, reasoning_count::ReasoningCount};
 use crate::{
+    chat::{
+        ChatError, ModelHandle,
+        preparation::{Lead, LeaderRole, Preparation, RequestPictures},
+        stopwatch::{Stopwatch, end_of},
+    },
     engine::{ModelContext, Serving},
+    finish_reason::FinishReason,
     kv::SequenceId,
     metric::RequestEnd,
     order::Priority,
@@ -31,7 +29,11 @@ use crate::{
 /// minute) counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
-pub(super) struct Driver {
+/// The `tracing` target of a request's end. Log filters name it, so it does not follow the
+/// path of this module.
+const TARGET: &str = "bursar_actors::chat::driver";
+
+pub(crate) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
     part: LeaderRole,
@@ -93,7 +95,7 @@ impl Drop for Admitted {
 }
 
 impl Driver {
-    pub(super) fn new(
+    pub(crate) fn new(
         model: ModelHandle,
         context: &ModelContext,
         preparation: Preparation,
@@ -124,7 +126,7 @@ impl Driver {
 
     /// Runs the request to its end. The credit is returned before the caller can see the end, so a
     /// caller that sends one request after another is never refused for lack of a credit.
-    pub(super) async fn run(mut self, loss: impl Future<Output = ChatError>) {
+    pub(crate) async fn run(mut self, loss: impl Future<Output = ChatError>) {
         let patience = self.stopwatch.patience().clone();
         let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
         let outcome = tokio::select! {
@@ -136,10 +138,10 @@ impl Driver {
         };
         let generated_tokens = self.produced.len();
         match &outcome {
-            Ok(None) => info!(generated_tokens, "cancelled"),
-            Ok(Some(reason)) => info!(generated_tokens, ?reason, "ended"),
+            Ok(None) => info!(target: TARGET, generated_tokens, "cancelled"),
+            Ok(Some(reason)) => info!(target: TARGET, generated_tokens, ?reason, "ended"),
             Err(error) => {
-                warn!(generated_tokens, %error, "failed");
+                warn!(target: TARGET, generated_tokens, %error, "failed");
                 self.stopwatch.missed(error);
             }
         }
@@ -206,7 +208,7 @@ impl Driver {
                 Life::Cancelled => return Ok(None),
                 Life::Lost => {
                     deaths += 1;
-                    info!(deaths, "repeated because its actors died");
+                    info!(target: TARGET, deaths, "repeated because its actors died");
                     self.stopwatch.redo();
                 }
             }

@@ -1,0 +1,226 @@
+//! Pure: search for single knobs with a value that would make a model fit, by planning again
+//! and not by estimates.
+
+use bursar_budgets::Bytes;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::Envelope;
+
+use super::{
+    Change, Question, Suggestion, TOTAL,
+    question::{least_blocks, settle},
+};
+use crate::{
+    compute::memory::KvMemory,
+    engine::EffectiveLimits,
+    profile::{CONTEXT_TOKENS_LEAST, KvChoice, MemoryRequirements, MemoryState},
+};
+
+/// The name of the device's memory if host memory simulates a GPU.
+const CAPACITY: &str = "capacity";
+
+/// A limit of the envelope, which is lowered in steps of `step`.
+struct Limit {
+    knob: &'static str,
+    now: u64,
+    step: u64,
+    /// The smallest value to suggest.
+    least: u64,
+}
+
+/// The fewest tokens of a picture to suggest: a picture of 112 x 112 pixels if a token has 28 x 28.
+const PICTURE_TOKENS_LEAST: u64 = 16;
+
+/// Upper bound in MiB of the search for a capacity, which is more than any device has.
+const TOTAL_MIB_MOST: u64 = 1 << 30;
+
+/// The fraction of memory that [`KvShare::expected_of`](crate::profile::KvShare::expected_of) uses
+/// on a host device.
+const HOST_FRACTION: f64 = 0.9;
+
+impl Question<'_> {
+    /// Suggestions for `needs` that do not fit.
+    pub(super) fn suggestions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
+        let search = Search { question: self, inputs, needs };
+        let place = std::iter::once(search.total()).chain(search.canary());
+        place.chain(search.reductions()).chain(search.share()).collect()
+    }
+
+    /// Suggestions for knobs of the model that reduce the memory that it needs.
+    pub(super) fn reductions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
+        Search { question: self, inputs, needs }.reductions().collect()
+    }
+}
+
+struct Search<'s> {
+    question: &'s Question<'s>,
+    inputs: &'s EffectiveLimits,
+    needs: &'s MemoryRequirements,
+}
+
+impl Search<'_> {
+    fn reductions(&self) -> impl Iterator<Item = Suggestion> {
+        self.limits().into_iter().map(|limit| self.limit(&limit)).chain(self.fixed())
+    }
+
+    fn suggestion(&self, knob: &'static str, from: Change, to: Option<Change>, frees: Bytes) -> Suggestion {
+        Suggestion::new(&self.question.options.names, knob, from, to, frees)
+    }
+
+    /// Whether the same inputs fit with another size of the KV cache, or on another device.
+    fn settles(&self, kv: &KvChoice, place: &MemoryState) -> bool {
+        settle(self.needs, &self.inputs.envelope, kv, place).is_ok()
+    }
+
+    /// The memory requirements with one knob changed. `None` if they do not fit.
+    fn needs_with(&self, knob: &str, to: Change) -> Option<MemoryRequirements> {
+        let options = to.over(self.question.options, knob)?;
+        let changed = Question { options: &options, ..*self.question };
+        let (inputs, needs) = changed.needs().ok()?;
+        settle(&needs, &inputs.envelope, &options.kv(), &changed.place).is_ok().then_some(needs)
+    }
+
+    /// The minimum memory of a start.
+    fn needed(&self, needs: &MemoryRequirements) -> Bytes {
+        let blocks = least_blocks(needs, &self.question.options.kv(), self.question.place.page);
+        needs.memory_plan_with(blocks).total()
+    }
+
+    fn total(&self) -> Suggestion {
+        let (place, kv) = (self.question.place, self.question.options.kv());
+        let fits = |mib| self.settles(&kv, &MemoryState { total: Bytes::mib(mib), ..place });
+        let to = least(place.total / Bytes::mib(1) + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
+        let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
+        let total = self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees);
+        // The user chooses the capacity of a host device.
+        if place.is_host { Suggestion { name: CAPACITY.to_owned(), ..total } } else { total }
+    }
+
+    /// Suggests a smaller canary, if the canary can be smaller.
+    fn canary(&self) -> Option<Suggestion> {
+        let (place, kv) = (self.question.place, self.question.options.kv());
+        let now = place.canary();
+        let smaller = now.checked_sub(Bytes(1))? / Bytes::mib(1);
+        let fits = |mib| self.settles(&kv, &MemoryState { canary: Some(Bytes::mib(mib)), ..place });
+        let to = most(0, smaller, fits).map(Bytes::mib);
+        let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
+        Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
+    }
+
+    /// The limits that can be lowered. Pictures are limited in the unit that the user
+    /// set, or in pixels.
+    fn limits(&self) -> Vec<Limit> {
+        let Envelope {
+            context_tokens, sequences, step_tokens, picture_patches, largest_pictures, launch_patches, ..
+        } = self.inputs.envelope;
+        let limit = |knob, now: usize, least: usize| Limit { knob, now: now as u64, step: 1, least: least as u64 };
+        let mut limits = vec![
+            // A step has at least one token per sequence.
+            limit("step_tokens", step_tokens, sequences),
+            limit("sequences", sequences, 1),
+            limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
+        ];
+        let (own, said) = (self.question.own(), &self.question.options.limits);
+        let (Some(step), Some(merge)) = (own.token_pixels(), own.family.merge()) else { return limits };
+        let pixels = self.inputs.pictures.as_ref().map_or(0, |pictures| pictures.config().pixel_bounds.max);
+        let tokens = said.picture_pixels_min.map_or(0, |min| min.div_ceil(step)).max(PICTURE_TOKENS_LEAST);
+        let patches = merge.patches(tokens as usize);
+        limits.push(match said.picture_patches {
+            Some(_) => limit("picture_patches", picture_patches, patches),
+            None => Limit { knob: "picture_pixels", now: pixels, step, least: tokens * step },
+        });
+        limits.push(limit("launch_patches", launch_patches, patches));
+        limits.push(limit("pictures", largest_pictures, 1));
+        limits
+    }
+
+    fn limit(&self, limit: &Limit) -> Suggestion {
+        let Limit { knob, now, step, least } = *limit;
+        let plan = |steps: u64| self.needs_with(knob, Change::Count(steps * step));
+        let to = now.checked_sub(1).and_then(|below| most(least.div_ceil(step), below / step, |n| plan(n).is_some()));
+        let less = to.and_then(plan).map_or(Bytes::ZERO, |needs| self.needed(&needs));
+        let frees = self.needed(self.needs).saturating_sub(less);
+        self.suggestion(knob, Change::Count(now), to.map(|steps| Change::Count(steps * step)), frees)
+    }
+
+    /// The suggestion for a fixed size of the KV cache: the largest smaller size that fits. If the
+    /// fixed size is too small for one context, the size of one context is suggested.
+    fn fixed(&self) -> Option<Suggestion> {
+        let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
+        let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
+        let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
+        // To grow, only the minimum is tried. To shrink, the search finds the
+        // largest value that fits.
+        let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| {
+            if now < least {
+                Some(least.div_ceil(step)).filter(|steps| fits(*steps))
+            } else {
+                most(least.div_ceil(step), now.saturating_sub(1) / step, fits)
+            }
+        };
+        if let Some(now) = kv.kv_tokens {
+            let fits = |tokens: u64| self.settles(&KvChoice { kv_tokens: Some(tokens as usize), ..kv }, &place);
+            let to = nearest(now as u64, context, 1, &fits);
+            let frees = to.map_or(Bytes::ZERO, |to| bytes(now as u64).saturating_sub(bytes(to)));
+            return Some(self.suggestion("kv_tokens", Change::Count(now as u64), to.map(Change::Count), frees));
+        }
+        let (now, step) = (kv.kv_bytes?, place.page * shape.layers as u64);
+        let fits = |steps: u64| self.settles(&KvChoice { kv_bytes: Some(step * steps), ..kv }, &place);
+        let to = nearest(now.0, bytes(context).0, step.0, &fits).map(|steps| step * steps);
+        let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
+        Some(self.suggestion("kv_bytes", Change::Size(now), to.map(Change::Size), frees))
+    }
+
+    /// Suggests a larger fraction for the KV cache, if a fraction determines its size. If the user
+    /// set no fraction, the suggestion replaces the default of a host device.
+    fn share(&self) -> Option<Suggestion> {
+        let (place, kv) = (self.question.place, self.question.options.kv());
+        let (knob, now) = match (kv.device_fraction, kv.memory_fraction) {
+            _ if kv.is_pinned() => return None,
+            (Some(now), _) => ("device_fraction", now),
+            (None, Some(now)) => ("memory_fraction", now),
+            (None, None) if place.is_host => ("memory_fraction", HOST_FRACTION),
+            (None, None) => return None,
+        };
+        let share = |thousandths: u64| Some(thousandths as f64 / 1000.0);
+        let fits = |thousandths: u64| {
+            let changed = match kv.device_fraction {
+                Some(_) => KvChoice { device_fraction: share(thousandths), ..kv },
+                None => KvChoice { memory_fraction: share(thousandths), ..kv },
+            };
+            self.settles(&changed, &place)
+        };
+        let to = least((now * 1000.0) as u64 + 1, 1000, fits).and_then(share);
+        Some(self.suggestion(knob, Change::KvShare(now), to.map(Change::KvShare), Bytes::ZERO))
+    }
+}
+
+/// The largest of `low..=high` that fits, found by bisection: if a value fits, all smaller values
+/// fit. `None` if `low` does not fit.
+fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
+    if low > high || !fits(low) {
+        return None;
+    }
+    let (mut good, mut bad) = (low, high + 1);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if fits(middle) { good = middle } else { bad = middle }
+    }
+    Some(good)
+}
+
+/// The smallest of `low..=high` that fits, found by bisection: if a value fits, all larger values
+/// fit. `None` if `high` does not fit.
+fn least(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
+    if low > high || !fits(high) {
+        return None;
+    }
+    let (mut bad, mut good) = (low, high);
+    while good > bad {
+        let middle = bad + (good - bad) / 2;
+        if fits(middle) { good = middle } else { bad = middle + 1 }
+    }
+    Some(good)
+}
+
+#[cfg(test)]
+mod tests;
