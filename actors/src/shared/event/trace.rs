@@ -9,6 +9,8 @@ use tracing::{Span, info, info_span, warn};
 use super::{Event, Leased};
 use crate::metric::DeviceLabel;
 
+/// The `tracing` target of all other events. Log filters name it, so it stays when this module moves.
+const EVENTS: &str = "bursar_actors::event";
 /// The `tracing` target of lease events, so that a log filter can leave them out.
 const LEASES: &str = "bursar_actors::event::lease";
 
@@ -38,52 +40,52 @@ impl Spans {
                 self.leases.remove(&leased.lease);
             }
             Event::LeaseRefused { model, class, bytes, reason } => {
-                warn!(%model, class = class.label(), bytes = bytes.0, %reason, "lease refused");
+                warn!(target: EVENTS, %model, class = class.label(), bytes = bytes.0, %reason, "lease refused");
             }
             Event::CanaryGiven { bytes, card } => {
-                warn!(bytes = bytes.0, card = card.as_ref().map(DeviceLabel::as_str), "canary given up");
+                warn!(target: EVENTS, bytes = bytes.0, card = card.as_ref().map(DeviceLabel::as_str), "canary given up");
             }
             Event::CanaryTaken { bytes } => info!(target: LEASES, bytes = bytes.0, "canary taken"),
             Event::Shrink { model, from_blocks, to_blocks, card } => {
-                info!(%model, from_blocks, to_blocks, card = card.as_ref().map(DeviceLabel::as_str), "shrink");
+                info!(target: EVENTS, %model, from_blocks, to_blocks, card = card.as_ref().map(DeviceLabel::as_str), "shrink");
             }
-            Event::Growth { model, from_blocks, to_blocks } => info!(%model, from_blocks, to_blocks, "growth"),
-            Event::Oom { model, phase } => warn!(%model, phase, "memory refused by the device"),
+            Event::Growth { model, from_blocks, to_blocks } => info!(target: EVENTS, %model, from_blocks, to_blocks, "growth"),
+            Event::Oom { model, phase } => warn!(target: EVENTS, %model, phase, "memory refused by the device"),
             Event::Restart { model, actor, reason } => {
                 let name = model.as_ref().map_or("", Label::as_str);
-                let span = info_span!("restart", model = name, actor);
-                span.in_scope(|| warn!(%reason, "died"));
+                let span = info_span!(target: EVENTS, "restart", model = name, actor);
+                span.in_scope(|| warn!(target: EVENTS, %reason, "died"));
                 self.restarts.entry(model.clone()).or_default().push(span);
             }
-            Event::RanksChosen { model, ranks, reason } => info!(%model, ranks, %reason, "ranks chosen"),
+            Event::RanksChosen { model, ranks, reason } => info!(target: EVENTS, %model, ranks, %reason, "ranks chosen"),
             Event::Ready { model, kv_tokens } => {
-                self.over(Some(model), || info!("ready again"));
-                info!(%model, kv_tokens, "ready");
+                self.over(Some(model), || info!(target: EVENTS, "ready again"));
+                info!(target: EVENTS, %model, kv_tokens, "ready");
             }
             Event::Failed { model, reason } => {
                 self.over(Some(model), || {});
-                warn!(%model, %reason, "start failed");
+                warn!(target: EVENTS, %model, %reason, "start failed");
             }
             Event::Stopped { model, reason } => {
                 self.over(Some(model), || {});
-                info!(%model, %reason, "stopped");
+                info!(target: EVENTS, %model, %reason, "stopped");
             }
             Event::Asleep { model, level } => {
                 self.over(Some(model), || {});
-                info!(%model, level, "asleep");
+                info!(target: EVENTS, %model, level, "asleep");
             }
-            Event::Awake { model } => info!(%model, "awake"),
+            Event::Awake { model } => info!(target: EVENTS, %model, "awake"),
             Event::NotWoken { model, reason } => {
                 self.over(Some(model), || {});
-                warn!(%model, %reason, "wake failed");
+                warn!(target: EVENTS, %model, %reason, "wake failed");
             }
-            Event::DeviceLost { reason } => warn!(%reason, "device lost"),
+            Event::DeviceLost { reason } => warn!(target: EVENTS, %reason, "device lost"),
         }
     }
 
     /// Ends the restart spans of the runtime's own actors, because all of them run again.
     pub(super) fn is_back(&mut self) {
-        self.over(None, || info!("running again"));
+        self.over(None, || info!(target: EVENTS, "running again"));
     }
 
     fn in_lease(&self, lease: LeaseId, tell: impl FnOnce()) {
