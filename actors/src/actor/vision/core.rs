@@ -9,10 +9,10 @@ use std::{
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 use bursar_model::flow::PictureHash;
 
-use super::host::HostSlots;
 use crate::{
     compute::LAUNCHES,
     order::{Line, Priority},
+    shared::host_slots::HostSlots,
     tenant::TenantWeights,
 };
 
@@ -156,7 +156,7 @@ pub struct VisionCore {
     /// The launches that were submitted to the lane, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
     /// The host tier for evicted pictures.
-    host: HostSlots,
+    host: HostSlots<PictureHash>,
     batch: Batch,
     /// The pictures that each of the lane's copies fetches, the oldest copies first.
     copying: VecDeque<Vec<PictureHash>>,
@@ -255,7 +255,7 @@ impl VisionCore {
     }
 
     pub fn host_rows(&self) -> usize {
-        self.host.rows()
+        self.host.in_use()
     }
 
     /// Returns the counts of pictures that got rows since the last call.

@@ -2,7 +2,6 @@
 
 mod actor;
 mod core;
-mod host;
 mod known_files;
 mod message;
 mod pins;
