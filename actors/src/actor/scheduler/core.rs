@@ -30,7 +30,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     kv::{Allotment, BlockEvent, BlockRequest, Copies, KvCore, SequenceId, Table},
-    order::{OldestWaiting, Tenants},
+    order::Line,
     pace::Pace,
     tenant::{Tenant, TenantWeights},
 };
@@ -124,9 +124,9 @@ pub struct Preemptions {
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// Waiting sequences by age, whether new, preempted or admitted again. Ids are given in order
-    /// of arrival, so the order of ids is the order of age. `queue.rs` has the order of admission.
-    waiting: BTreeMap<SequenceId, Sequence>,
+    /// Waiting sequences, whether new, preempted or admitted again. Ids are given in order of
+    /// arrival, so the order of ids is the order of age.
+    waiting: Line<SequenceId, Sequence>,
     /// Running sequences, also by age.
     running: BTreeMap<SequenceId, Sequence>,
     /// The steps that were submitted to the lane, the oldest first. At most two.
@@ -156,11 +156,8 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, admit::Past>,
-    tenants: Tenants,
     /// The time since the scheduler began.
     now: Duration,
-    /// The rule that periodically serves the oldest waiting sequence.
-    turn: OldestWaiting<SequenceId>,
     /// The promised token interval. `None` if nothing is promised: steps next to running streams
     /// are then as large as other steps.
     pace: Option<Pace>,
@@ -175,7 +172,7 @@ impl SchedulerCore {
         SchedulerCore {
             kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
             limits,
-            waiting: BTreeMap::new(),
+            waiting: Line::new(TenantWeights::default()),
             running: BTreeMap::new(),
             under_way: VecDeque::new(),
             looks_ahead: true,
@@ -188,9 +185,7 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             sent_away: BTreeMap::new(),
-            tenants: Tenants::default(),
             now: Duration::ZERO,
-            turn: OldestWaiting::default(),
             pace: None,
             encodes: false,
             copies: host::HostCopies::default(),
@@ -215,7 +210,7 @@ impl SchedulerCore {
     /// Divides the service among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
-        self.tenants = Tenants::new(weights);
+        self.waiting = Line::new(weights);
         self
     }
 
@@ -277,7 +272,7 @@ impl SchedulerCore {
     /// The tokens that were computed since the last call, for each tenant with a weight, and for
     /// all other tenants together as `other`.
     pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
-        self.tenants.take_used()
+        self.waiting.tenants.take_used()
     }
 
     /// Events of named blocks since the last call.
@@ -296,7 +291,7 @@ impl SchedulerCore {
 
     /// Whether a sequence waits or runs.
     pub fn is_known(&self, sequence: SequenceId) -> bool {
-        self.running.contains_key(&sequence) || self.waiting.contains_key(&sequence)
+        self.running.contains_key(&sequence) || self.waiting.contains(sequence)
     }
 
     /// A running sequence's specification, with its tokens so far.
@@ -305,11 +300,11 @@ impl SchedulerCore {
     }
 
     fn wait(&mut self, sequence: Sequence) {
-        self.waiting.insert(sequence.id(), sequence);
+        self.waiting.rejoin(sequence.id(), sequence.rank(), sequence);
     }
 
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
-        self.waiting.remove(&sequence);
+        self.waiting.leave(sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
             if self.under_way.is_empty() && !running.is_fetching {
                 self.take_out(sequence);
@@ -325,7 +320,7 @@ impl SchedulerCore {
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
         if sequence.charge == Charge::Whole {
-            self.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
+            self.waiting.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
             sequence.charge = Charge::None;
         }
         Some(sequence)
@@ -522,7 +517,7 @@ impl SchedulerCore {
             sequence.has_begun = true;
             if sequence.charge == Charge::Whole {
                 sequence.charge = Charge::Computed;
-                self.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
+                self.waiting.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
             }
             effects.push(Effect::Found(share.sequence, table.held));
         }
@@ -565,7 +560,7 @@ impl SchedulerCore {
                 None => continue,
                 Some(None) => Some(Finish::Broken),
                 Some(Some(token)) => {
-                    self.tenants.token(&sequence.spec.scheduling_params.tenant);
+                    self.waiting.tenants.token(&sequence.spec.scheduling_params.tenant);
                     let finish = sequence.push(token);
                     if !matches!(finish, Some(Finish::Stop(_))) {
                         effects.push(Effect::Token(id, token));

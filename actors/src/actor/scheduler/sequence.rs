@@ -136,8 +136,6 @@ pub(super) struct Sequence {
     pub(super) has_turn: bool,
     /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
     pub(super) due: Deadlines,
-    /// How many sequences overtook this one while it was next and did not fit.
-    pub(super) passed: u32,
     /// The total number of tokens that the sequence was expected to produce when
     /// it was first admitted.
     pub(super) expected: Option<usize>,
@@ -190,7 +188,6 @@ impl Sequence {
             charge: Charge::None,
             has_turn: false,
             due: Deadlines::default(),
-            passed: 0,
             expected: None,
         }
     }

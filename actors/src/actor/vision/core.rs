@@ -317,7 +317,7 @@ impl VisionCore {
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
         }
-        self.waiting.join(ticket, rank, pictures);
+        self.waiting.join(ticket, rank, pictures, []);
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
@@ -344,7 +344,7 @@ impl VisionCore {
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
         while self.copying.len() < COPIES && !self.is_launch_full() {
             let order = self.waiting.order();
-            let is_lost = |ticket: &&Ticket| !self.waiting.get(**ticket).is_some_and(|wanted| self.have_places(wanted));
+            let is_lost = |ticket: &&Ticket| !self.have_places(&self.waiting[**ticket]);
             if let Some(lost) = order.iter().find(is_lost) {
                 self.waiting.leave(*lost);
                 effects.push(Effect::Lost(*lost));
@@ -356,10 +356,12 @@ impl VisionCore {
                 self.serve(*next);
                 continue;
             }
-            match order[1..].iter().find(|ticket| self.has_room(**ticket)) {
-                Some(other) if self.waiting.lets_pass(*next) => self.serve(*other),
-                _ => return,
+            if !self.waiting.may_be_passed(*next) {
+                return;
             }
+            let Some(other) = order[1..].iter().find(|ticket| self.has_room(**ticket)) else { return };
+            self.waiting.pass(*next);
+            self.serve(*other);
         }
     }
 
@@ -376,8 +378,8 @@ impl VisionCore {
 
     /// Gives a waiting request its rows. There must be room for them.
     fn serve(&mut self, ticket: Ticket) {
-        let patches = self.patches_to_encode(self.waiting.get(ticket).expect("it waits"));
-        let pictures = self.waiting.serve(ticket, patches);
+        let patches = self.patches_to_encode(&self.waiting[ticket]);
+        let pictures = self.waiting.serve(ticket, Some(patches));
         self.give_rows(ticket, &pictures);
     }
 
@@ -419,7 +421,7 @@ impl VisionCore {
     }
 
     fn has_room(&self, waiting: Ticket) -> bool {
-        self.waiting.get(waiting).is_some_and(|pictures| self.fits(pictures))
+        self.fits(&self.waiting[waiting])
     }
 
     /// Whether there is room for these pictures, if idle pictures are evicted.

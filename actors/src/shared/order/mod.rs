@@ -6,6 +6,4 @@ mod line;
 mod tenants;
 
 pub use fairness::Priority;
-pub(crate) use fairness::{OldestWaiting, PASSES_MAX, QueuePosition};
 pub(crate) use line::Line;
-pub(crate) use tenants::Tenants;

@@ -37,12 +37,10 @@ impl SchedulerCore {
     /// Queues a sequence that is new, or that its driver admits again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let Past { preemptions, shrinks, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
-        let waiting = self.waiting.values().map(|sequence| &sequence.spec.scheduling_params.tenant);
-        self.tenants.arrive(&spec.scheduling_params.tenant, waiting);
-        let known = self.waiting.values().chain(self.running.values()).map(|s| &s.spec.scheduling_params.tenant);
-        self.tenants.forget(known.chain([&spec.scheduling_params.tenant]));
         let due = spec.scheduling_params.left.map(|_, left| Some(self.now.saturating_add(left)));
-        self.wait(Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) });
+        let sequence = Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) };
+        let served = self.running.values().map(|s| &s.spec.scheduling_params.tenant);
+        self.waiting.join(sequence.id(), sequence.rank(), sequence, served);
     }
 
     /// Keeps the history of a sequence that its driver will admit again.
@@ -64,12 +62,12 @@ impl SchedulerCore {
         while !self.admission_paused
             && let Some(id) = self.next_to_admit(effects)
         {
-            let has_turn = self.turn_of() == Some(id);
-            self.count_turn(id);
-            let mut sequence = self.waiting.remove(&id).expect("it waits");
-            (sequence.has_turn, sequence.passed) = (has_turn, 0);
-            if sequence.charge == Charge::None && sequence.produced() == 0 {
-                self.tenants.admit(&sequence.spec.scheduling_params.tenant, sequence.prompt);
+            let has_turn = self.waiting.must_serve() == Some(id);
+            let is_free = self.waiting[id].charge != Charge::None || self.waiting[id].produced() > 0;
+            let cost = (!is_free).then_some(self.waiting[id].prompt);
+            let mut sequence = self.waiting.serve(id, cost);
+            sequence.has_turn = has_turn;
+            if cost.is_some() {
                 sequence.charge = Charge::Whole;
             }
             if sequence.expected.is_none() {
@@ -92,8 +90,8 @@ impl SchedulerCore {
         if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
             return None;
         }
-        let order = self.next_in_order();
-        let (next, sequence) = (order[0], &self.waiting[&order[0]]);
+        let order = self.waiting.order();
+        let (next, sequence) = (order[0], &self.waiting[order[0]]);
         if self.running.is_empty() || self.fits_without(sequence, &[]) {
             return Some(next);
         }
@@ -103,11 +101,11 @@ impl SchedulerCore {
             self.look_ahead_paused = !self.under_way.is_empty();
             return (!self.look_ahead_paused).then(|| self.make_way(next, less_urgent, effects));
         }
-        if is_full || !self.may_be_passed(next) {
+        if is_full || !self.waiting.may_be_passed(next) {
             return None;
         }
-        let other = *order[1..].iter().find(|id| self.fits_without(&self.waiting[id], &[]))?;
-        self.waiting.get_mut(&next).expect("it waits").passed += 1;
+        let other = *order[1..].iter().find(|id| self.fits_without(&self.waiting[**id], &[]))?;
+        self.waiting.pass(next);
         Some(other)
     }
 
@@ -125,7 +123,7 @@ impl SchedulerCore {
         mut less_urgent: Vec<SequenceId>,
         effects: &mut Vec<Effect>,
     ) -> SequenceId {
-        let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[&next], gone);
+        let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[next], gone);
         // The first sequence is usually enough, so prefixes of the list are tried first, each twice
         // as long as the previous one.
         let mut some = 1;

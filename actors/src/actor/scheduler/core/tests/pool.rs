@@ -146,7 +146,7 @@ fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
     resize(&mut bed, 5);
     bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);
     assert_eq!(bed.scheduler.counts(), (2, 1), "the second is next, and does not fit");
-    let second = &bed.scheduler.waiting[&SequenceId(2)];
+    let second = &bed.scheduler.waiting[SequenceId(2)];
     assert_eq!((second.losses(), second.is_kept()), (1, false));
 }
 
