@@ -1,4 +1,4 @@
-//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill
+//! Pure: the scheduler's decisions. Continuous batching (Orca, OSDI'22) with chunked prefill
 //! next to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
 //! fetched from host memory.
 //!
@@ -11,6 +11,7 @@
 mod admit;
 mod chunk;
 mod host;
+mod input;
 mod pool;
 mod queue;
 
@@ -22,14 +23,14 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
+pub use self::input::{Effect, Input};
 use super::{
     admission::ReplyLengths,
-    sequence::{Charge, Finish, NewSequence, Sequence},
-    step::{ChosenRow, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
+    sequence::{Charge, Finish, History, NewSequence, Sequence},
+    step::{ChosenRow, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
-    deadline::Deadline,
-    kv::{Allotment, BlockEvent, BlockRequest, Copies, KvCore, SequenceId, Table},
+    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, Table},
     order::Line,
     pace::Pace,
     tenant::{Tenant, TenantWeights},
@@ -50,62 +51,6 @@ pub struct Limits {
     pub step_tokens: usize,
     /// Tokens that all blocks together can hold at first, before any resize.
     pub kv_tokens: usize,
-}
-
-/// An event for the scheduler.
-#[derive(Clone, Debug)]
-pub enum Input {
-    /// A new sequence is queued.
-    Admit(Box<NewSequence>),
-    /// The caller of this sequence has disconnected.
-    Cancel(SequenceId),
-    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's
-    /// order, or `None` where the logits are not numbers.
-    Stepped(Vec<Option<u32>>),
-    /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
-    Resize(usize),
-    /// The answer to [`Effect::Gather`], a moment later.
-    Gathered,
-    /// The oldest running step took this many µs. The step's [`Input::Stepped`] follows.
-    Took(u64),
-    /// Whether pictures are being encoded on the same GPU.
-    Encodes(bool),
-    /// The time since the scheduler began. It never goes back.
-    Now(Duration),
-    /// The oldest copies have ended, after this many µs.
-    Copied(u64),
-}
-
-/// An action for the scheduler actor, which takes the actions in order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Run a step after the step that may still be running. The answer arrives as
-    /// [`Input::Stepped`].
-    Run(Box<StepPlan>),
-    /// Copy blocks, after earlier copies and before later steps. The
-    /// answer arrives as [`Input::Copied`].
-    Copy(Box<Copies>),
-    /// These sequences wait without blocks, because the next step lacks this many blocks.
-    Short(Vec<SequenceId>, usize),
-    /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
-    Found(SequenceId, usize),
-    /// A sequence has a new token.
-    Token(SequenceId, u32),
-    /// A sequence has ended by itself.
-    Finished(SequenceId, Finish),
-    /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
-    /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
-    ComeAgain(SequenceId),
-    /// A sequence without blocks has missed this deadline, or could no longer meet it. The
-    /// scheduler forgets the sequence.
-    Late(SequenceId, Deadline),
-    /// These sequences hold no blocks any more.
-    Released(Vec<SequenceId>),
-    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
-    /// be about to arrive.
-    Gather,
-    /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
-    Resized,
 }
 
 /// Preemptions so far, by reason.
@@ -155,7 +100,7 @@ pub struct SchedulerCore {
     missed_by: Vec<usize>,
     preemptions: Preemptions,
     /// The history of sequences that their drivers will admit again.
-    sent_away: BTreeMap<SequenceId, admit::Past>,
+    sent_away: BTreeMap<SequenceId, History>,
     /// The time since the scheduler began.
     now: Duration,
     /// The promised token interval. `None` if nothing is promised: steps next to running streams
@@ -163,7 +108,7 @@ pub struct SchedulerCore {
     pace: Option<Pace>,
     /// Whether pictures are being encoded on the same GPU.
     encodes: bool,
-    copies: host::HostCopies,
+    copies: HostCopies,
 }
 
 impl SchedulerCore {
@@ -188,7 +133,7 @@ impl SchedulerCore {
             now: Duration::ZERO,
             pace: None,
             encodes: false,
-            copies: host::HostCopies::default(),
+            copies: HostCopies::default(),
         }
     }
 
@@ -319,9 +264,9 @@ impl SchedulerCore {
     /// costs its tenant nothing.
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
-        if sequence.charge == Charge::Whole {
+        if sequence.history.charge == Charge::Whole {
             self.waiting.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
-            sequence.charge = Charge::None;
+            sequence.history.charge = Charge::None;
         }
         Some(sequence)
     }
@@ -515,8 +460,8 @@ impl SchedulerCore {
         }
         if !sequence.has_begun {
             sequence.has_begun = true;
-            if sequence.charge == Charge::Whole {
-                sequence.charge = Charge::Computed;
+            if sequence.history.charge == Charge::Whole {
+                sequence.history.charge = Charge::Computed;
                 self.waiting.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
             }
             effects.push(Effect::Found(share.sequence, table.held));

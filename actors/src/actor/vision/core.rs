@@ -1,4 +1,4 @@
-//! Which pictures are cached, which wait, and which the next launch encodes: pure.
+//! Pure: which pictures are cached, which wait, and which the next launch encodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

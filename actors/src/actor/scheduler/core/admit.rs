@@ -10,7 +10,7 @@ use crate::{
     scheduler::{
         NewSequence,
         admission::{SequenceForecast, predicted_peak},
-        sequence::Charge,
+        sequence::{Charge, History},
     },
 };
 
@@ -25,30 +25,20 @@ const PREEMPTIONS_MAX: u32 = 2;
 /// Without a limit, drivers that never admit their sequences again would leave entries forever.
 const REMEMBERED: usize = 1024;
 
-/// The history of a sequence that was sent back to its driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Past {
-    preemptions: u32,
-    shrinks: u32,
-    charge: Charge,
-}
-
 impl SchedulerCore {
     /// Queues a sequence that is new, or that its driver admits again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
-        let Past { preemptions, shrinks, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
+        let history = self.sent_away.remove(&spec.id).unwrap_or_default();
         let due = spec.scheduling_params.left.map(|_, left| Some(self.now.saturating_add(left)));
-        let sequence = Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) };
+        let sequence = Sequence { history, due, ..Sequence::new(spec) };
         let served = self.running.values().map(|s| &s.spec.scheduling_params.tenant);
         self.waiting.join(sequence.id(), sequence.rank(), sequence, served);
     }
 
     /// Keeps the history of a sequence that its driver will admit again.
     pub(super) fn remember(&mut self, sequence: &Sequence) {
-        let Sequence { preemptions, shrinks, charge, .. } = *sequence;
-        let past = Past { preemptions, shrinks, charge };
-        if past != Past::default() {
-            self.sent_away.insert(sequence.id(), past);
+        if sequence.history != History::default() {
+            self.sent_away.insert(sequence.id(), sequence.history);
         }
         if self.sent_away.len() > REMEMBERED {
             self.sent_away.pop_first();
@@ -63,12 +53,13 @@ impl SchedulerCore {
             && let Some(id) = self.next_to_admit(effects)
         {
             let has_turn = self.waiting.must_serve() == Some(id);
-            let is_free = self.waiting[id].charge != Charge::None || self.waiting[id].produced() > 0;
-            let cost = (!is_free).then_some(self.waiting[id].prompt);
+            let waiting = &self.waiting[id];
+            let is_due = waiting.history.charge == Charge::None && waiting.produced() == 0;
+            let cost = is_due.then_some(waiting.prompt);
             let mut sequence = self.waiting.serve(id, cost);
             sequence.has_turn = has_turn;
-            if cost.is_some() {
-                sequence.charge = Charge::Whole;
+            if is_due {
+                sequence.history.charge = Charge::Whole;
             }
             if sequence.expected.is_none() {
                 sequence.expected = Some(sequence.produced() + self.expected(&sequence, false));
@@ -203,7 +194,7 @@ impl SchedulerCore {
     /// and only its driver can get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
         let mut sequence = self.take_out(id).expect("it runs");
-        sequence.preemptions += 1;
+        sequence.history.preemptions += 1;
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);
     }
@@ -212,11 +203,11 @@ impl SchedulerCore {
 impl Sequence {
     /// How often the sequence lost its blocks, for any reason.
     pub(super) fn losses(&self) -> u32 {
-        self.preemptions + self.shrinks
+        self.history.preemptions + self.history.shrinks
     }
 
     /// Whether the sequence keeps its blocks while other sequences lose theirs.
     pub(super) fn is_kept(&self) -> bool {
-        self.preemptions >= PREEMPTIONS_MAX
+        self.history.preemptions >= PREEMPTIONS_MAX
     }
 }

@@ -169,7 +169,7 @@ fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
         bed.admit(NewSequence { scheduling_params, ..sequence(id, 40, 4) });
     }
     bed.stepped(5);
-    bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").preemptions = 2;
+    bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").history.preemptions = 2;
     bed.heard();
     resize(&mut bed, 3);
     bed.stepped(5);
