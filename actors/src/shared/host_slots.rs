@@ -1,5 +1,5 @@
-//! Content in slots of host memory: the second tier of the prefix cache (vLLM calls it offloading,
-//! SGLang HiCache) and of the vision cache. Pure.
+//! Pure: content in slots of host memory, the second tier of the prefix cache (vLLM calls it
+//! offloading, SGLang HiCache) and of the vision cache.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Which sequence holds which block, and the reusable content of free blocks: pure.
+//! Pure: which sequence holds which block, and the reusable content of free blocks.
 //!
 //! Whole blocks are named by their content. A name (a [`PrefixKey`]) also covers everything before
 //! the block, so a sequence that begins like another one can share its blocks. This is automatic

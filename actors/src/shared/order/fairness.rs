@@ -1,5 +1,5 @@
-//! The priority of a request, the sort key of an entry in the queue, and the rule that periodically
-//! serves the oldest entry.
+//! Pure: the priority of a request, the sort key of an entry in the queue, and the rule that
+//! periodically serves the oldest entry.
 
 use super::tenants::Tenants;
 use crate::tenant::Tenant;

@@ -1,4 +1,4 @@
-//! A queue of waiting entries, in the order in which they are served. Pure.
+//! Pure: a queue of waiting entries, in the order in which they are served.
 
 use std::{collections::BTreeMap, ops::Index};
 
