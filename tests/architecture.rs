@@ -123,7 +123,7 @@ fn compute_modules_of_actors_know_no_actor() {
 
 /// The crates whose files still form cycles, with the number of files in them. The numbers may only
 /// become smaller.
-const FILES_IN_CYCLES: [(&str, usize); 3] = [("kernels/src", 65), ("model/src", 34), ("actors/src", 53)];
+const FILES_IN_CYCLES: [(&str, usize); 3] = [("kernels/src", 65), ("model/src", 34), ("actors/src", 41)];
 
 #[test]
 fn files_of_a_crate_have_no_cycle() {
