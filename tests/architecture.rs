@@ -121,10 +121,6 @@ fn compute_modules_of_actors_know_no_actor() {
     assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
 }
 
-/// The crates whose files still form cycles, with the number of files in them. The numbers may only
-/// become smaller.
-const FILES_IN_CYCLES: [(&str, usize); 1] = [("actors/src", 25)];
-
 #[test]
 fn files_of_a_crate_have_no_cycle() {
     for folder in SOURCES {
@@ -132,14 +128,13 @@ fn files_of_a_crate_have_no_cycle() {
         let below = |name: &str| name[folder.len() + 1..].to_owned();
         let known = modules::Crate::of(files.map(|(name, text)| (below(&name), code(&text))));
         let (arrows, cycles) = (known.arrows(), known.cycles());
-        let allowed = FILES_IN_CYCLES.iter().find(|(name, _)| *name == folder).map_or(0, |(_, files)| *files);
         let within = |file: &&str, cycle: &Vec<&str>| {
             let to: Vec<&str> = arrows[*file].iter().filter(|to| cycle.contains(to)).copied().collect();
             format!("{file} -> {}", to.join(", "))
         };
         let lines = cycles.iter().flat_map(|cycle| cycle.iter().map(|file| within(file, cycle)));
         let lines: Vec<String> = lines.collect();
-        assert_eq!(lines.len(), allowed, "files in cycles in {folder}:\n  {}", lines.join("\n  "));
+        assert_none(lines, &format!("files in {folder} form no cycle"));
     }
 }
 
@@ -206,20 +201,27 @@ fn families_are_named_in_their_folder_and_in_the_registry() {
 
 #[test]
 fn rule_12_decisions_contain_no_clock_device_or_actor() {
-    let pure = ["core.rs", "admission.rs", "sequence.rs", "step.rs", "tenants.rs", "policy.rs"];
-    let words = ["async ", "ractor::", "tokio", "Instant::now", "SystemTime", "dyn Device", "HashMap", "metrics::"];
-    let impure = offenders("actors/src", &words, &[]);
-    assert_none(
-        impure
-            .into_iter()
-            .filter(|found| pure.iter().any(|name| found.contains(&format!("/{name}:"))) || found.contains("/core/"))
-            .collect(),
-        "rule 12: decisions are pure",
-    );
-    assert_none(
-        offenders("budgets/src/ledger", &["Instant", "SystemTime", "std::thread", "HashMap", "rand::"], &[]),
-        "rule 12: the ledger is pure",
-    );
+    // The order of a `HashMap` or `HashSet` differs from run to run.
+    let words = [
+        ["async ", "tokio", "ractor::", "thread::", "Mutex", "Atomic"].as_slice(),
+        &["Instant", "SystemTime", "HashMap", "HashSet", "rand::"],
+        &["dyn Device", "fs::", "File::", "std::env", "std::net", "std::process", "tracing", "metrics::"],
+    ]
+    .concat();
+    let says_pure = |text: &str| text.lines().any(|line| line.starts_with("//! Pure"));
+    let is_core = |name: &str| name.starts_with("actors/") && (name.ends_with("/core.rs") || name.contains("/core/"));
+    let is_pure = |name: &str, text: &str| says_pure(text) || is_core(name);
+    let mut seen = 0;
+    for folder in SOURCES {
+        let pure: Vec<_> = sources(folder).into_iter().filter(|(name, text)| is_pure(name, text)).collect();
+        seen += pure.len();
+        let impure = pure.iter().filter_map(|(name, text)| {
+            let code = code(text);
+            words.iter().find(|word| code.contains(**word)).map(|word| format!("{name}: {word}"))
+        });
+        assert_none(impure.collect(), "rule 12: decisions are pure");
+    }
+    assert!(seen > 80, "only {seen} files say that they are pure");
 }
 
 #[test]

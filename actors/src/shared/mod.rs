@@ -4,6 +4,7 @@ pub mod credit;
 pub mod deadline;
 pub mod event;
 pub mod finish_reason;
+pub(crate) mod host_slots;
 pub mod kv;
 pub mod losses;
 pub mod metric;

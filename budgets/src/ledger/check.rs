@@ -1,4 +1,4 @@
-//! Assertions that hold before and after every step of a ledger.
+//! Pure: assertions that hold before and after every step of a ledger.
 
 use super::{Ledger, Memory, RequestKind, State};
 use crate::Bytes;

@@ -1,4 +1,4 @@
-//! Effects: the decisions of the ledger.
+//! Pure: effects, the decisions of the ledger.
 
 use crate::{Bytes, Class, Gate, GateError, Grant, Hint, Label, LeaseId, Overloaded, Owner, RequestId, Resized};
 

@@ -1,4 +1,4 @@
-//! Inputs of the ledger.
+//! Pure: inputs of the ledger.
 
 use crate::{Bytes, Gate, Label, LeaseId, Owner, Request, RequestId};
 

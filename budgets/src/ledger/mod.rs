@@ -1,4 +1,4 @@
-//! The pure state machine that knows every grant.
+//! Pure: the state machine that knows every grant.
 
 mod check;
 mod effect;
@@ -14,36 +14,9 @@ pub use effect::{Effect, Refusal, Refused};
 pub use input::Input;
 
 use crate::{
-    Account, Admission, Bytes, Class, Device, Gate, Grant, Holding, Label, LeaseId, Memory, Owner, Request, RequestId,
-    Reservations, Resized, Waiting,
+    Account, Admission, Bytes, Class, Gate, Grant, Holding, Label, LeaseId, LedgerConfig, Memory, Owner, Request,
+    RequestId, Reservations, Resized, Waiting,
 };
-
-/// The settings with which a ledger starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LedgerConfig {
-    pub total: Bytes,
-    /// The part of `total` that our process holds outside leases.
-    pub overhead: Bytes,
-    /// The limit for all leases of host memory together.
-    pub host_total: Bytes,
-    /// The maximum number of waiting requests for each kind of memory.
-    pub waiting_max: usize,
-}
-
-impl LedgerConfig {
-    /// A device of this size with no overhead, 1 GiB of host memory to lease, and
-    /// queues of 256 requests.
-    pub fn new(total: Bytes) -> Self {
-        LedgerConfig { total, overhead: Bytes::ZERO, host_total: Bytes::gib(1), waiting_max: 256 }
-    }
-
-    /// The configuration for this device, from its total memory and overhead. The total is 0 if
-    /// the device is lost.
-    pub fn of(device: &dyn Device) -> Self {
-        let total = device.memory().map_or(Bytes::ZERO, |memory| memory.total);
-        LedgerConfig { overhead: device.overhead(), ..LedgerConfig::new(total) }
-    }
-}
 
 /// All leases of one device, and of the host memory that is leased with the device.
 ///

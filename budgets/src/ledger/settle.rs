@@ -1,5 +1,5 @@
-//! The end of leases, and the consequences of any change: the canary, orders to shrink, and waiting
-//! requests that can now be served.
+//! Pure: the end of leases, and the consequences of any change: the canary, orders to shrink, and
+//! waiting requests that can now be served.
 
 use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, RequestKind, State, refuse};
 use crate::{Bytes, LeaseId, Owner, Waiting};

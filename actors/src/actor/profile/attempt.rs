@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    capture,
+    capture::{self, CaptureError},
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
         EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostEncoderCache, HostKv, KvMemory, SamplingMemory,
@@ -166,7 +166,7 @@ impl Attempt {
             models: self.model.clone(),
             memory: memory.clone(),
         };
-        let lanes = Lanes::start(None, place, &self.weight_store, self.owner.generation).await?.ok_or_else(ended)?;
+        let lanes = self.weight_store.start_lanes(None, place, self.owner.generation).await?.ok_or_else(ended)?;
         if self.stressed() > 0 {
             self.stress(&lanes).await?;
         }
@@ -505,7 +505,16 @@ impl Attempt {
     }
 }
 
-pub(super) const CAPTURING: &str = "capturing decode steps as graphs";
+const CAPTURING: &str = "capturing decode steps as graphs";
+
+impl From<CaptureError> for ProfileError {
+    fn from(error: CaptureError) -> Self {
+        match error {
+            CaptureError::Refused { source, .. } => ProfileError::Stress { worst_case: CAPTURING, source },
+            CaptureError::Unanswered(error) => error.into(),
+        }
+    }
+}
 
 fn ended() -> ProfileError {
     ProfileError::Died { reason: "its engine has ended".to_owned() }

@@ -4,8 +4,8 @@ use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_kernels::OpenError;
 use thiserror::Error;
 
-use super::{CONTEXT_TOKENS_LEAST, Difference, Evidence, Phase, attempt::CAPTURING};
-use crate::{budget::LeaseError, capture::CaptureError, compute::lane::LaneError, responder::AskError};
+use super::{CONTEXT_TOKENS_LEAST, Difference};
+use crate::{budget::LeaseError, compute::lane::LaneError, responder::AskError};
 
 #[derive(Debug, Error)]
 pub enum ProfileError {
@@ -56,21 +56,7 @@ pub enum ProfileError {
     Died { reason: String },
 }
 
-impl From<CaptureError> for ProfileError {
-    fn from(error: CaptureError) -> Self {
-        match error {
-            CaptureError::Refused { source, .. } => ProfileError::Stress { worst_case: CAPTURING, source },
-            CaptureError::Unanswered(error) => error.into(),
-        }
-    }
-}
-
 impl ProfileError {
-    /// Whether a smaller target may succeed.
-    pub fn is_out_of_memory(&self) -> bool {
-        Evidence::of(self, Phase::Probe, None).is_some()
-    }
-
     /// Whether a retry without changes may succeed.
     pub fn is_death(&self) -> bool {
         matches!(self, ProfileError::Died { .. } | ProfileError::Stress { source: LaneError::Gone, .. })

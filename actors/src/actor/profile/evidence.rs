@@ -73,6 +73,13 @@ impl fmt::Display for Evidence {
     }
 }
 
+impl ProfileError {
+    /// Whether a smaller target may succeed.
+    pub fn is_out_of_memory(&self) -> bool {
+        Evidence::of(self, Phase::Probe, None).is_some()
+    }
+}
+
 /// The requested bytes, and the free bytes if they are known.
 type AskedAndFree = (Bytes, Option<Bytes>);
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
 
-use super::{ProfileError, WeightStore};
 use crate::compute::{Executor, Models, lane::Lane, memory::EngineMemory};
 
 /// A model's lanes. Clones share the threads, which end when the last clone is dropped.
@@ -28,32 +27,6 @@ pub struct LanesPlace {
 }
 
 impl Lanes {
-    /// Starts the threads and records them in the weight store. Threads of `before` that still run
-    /// are kept, because two threads must not share a workspace. Starting a GPU lane allocates
-    /// page-locked memory, so this function uses a blocking thread of tokio. Returns `None` if the
-    /// attempt is being ended; in that case no new thread is left running.
-    ///
-    /// # Errors
-    /// A GPU refuses a stream or page-locked memory.
-    pub async fn start(
-        before: Option<Lanes>,
-        place: LanesPlace,
-        weight_store: &WeightStore,
-        generation: u64,
-    ) -> Result<Option<Self>, ProfileError> {
-        let kept = weight_store.clone();
-        let started = weight_store.on_a_thread(generation, move || {
-            let lanes = place.start_lanes(before.as_ref())?;
-            if kept.keep_lanes(generation, lanes.clone()) {
-                return Ok(Some(lanes));
-            }
-            // Ending the attempt waits for this thread and takes the memory back only afterwards.
-            tokio::runtime::Handle::current().block_on(lanes.shut_down());
-            Ok(None)
-        });
-        Ok(started.await?.flatten())
-    }
-
     /// Waits until neither lane has a running job.
     pub async fn idle(&self) {
         self.step.idle().await;
@@ -76,7 +49,12 @@ impl Lanes {
 }
 
 impl LanesPlace {
-    fn start_lanes(&self, before: Option<&Lanes>) -> Result<Lanes, OpenError> {
+    /// Starts the threads. Threads of `before` that still run are kept, because two threads must not
+    /// share a workspace. Blocks.
+    ///
+    /// # Errors
+    /// A GPU refuses a stream or page-locked memory.
+    pub(super) fn start_lanes(&self, before: Option<&Lanes>) -> Result<Lanes, OpenError> {
         let LanesPlace { executor, device, models, memory } = self;
         let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>, is_linked| match before {
             Some(lane) if lane.is_alive() => Ok(lane.clone()),

@@ -1,4 +1,4 @@
-//! Pure: the memory of a device before a model is loaded.
+//! The memory of a device before a model is loaded.
 
 use bursar_budgets::{Bytes, Device, DeviceError, Snapshot};
 

@@ -11,7 +11,7 @@ use bursar_budgets::{Bytes, DeviceError, HostCopy, Lease, Owner, Segment};
 use tokio::sync::watch;
 use tracing::debug;
 
-use super::{Lanes, ProfileError};
+use super::{Lanes, LanesPlace, ProfileError};
 use crate::compute::{Executor, Models};
 
 /// State of a model that outlives its engines. The runtime holds one per model.
@@ -117,10 +117,36 @@ impl WeightStore {
         outcome.map(Some)
     }
 
+    /// Starts the threads that use an attempt's memory, and records them. Threads of `before` that
+    /// still run are kept. Starting a GPU lane allocates page-locked memory, so this function uses a
+    /// blocking thread of tokio. Returns `None` if the attempt is being ended; in that case no new
+    /// thread is left running.
+    ///
+    /// # Errors
+    /// A GPU refuses a stream or page-locked memory.
+    pub async fn start_lanes(
+        &self,
+        before: Option<Lanes>,
+        place: LanesPlace,
+        generation: u64,
+    ) -> Result<Option<Lanes>, ProfileError> {
+        let store = self.clone();
+        let started = self.on_a_thread(generation, move || {
+            let lanes = place.start_lanes(before.as_ref())?;
+            if store.keep_lanes(generation, lanes.clone()) {
+                return Ok(Some(lanes));
+            }
+            // Ending the attempt waits for this thread and takes the memory back only afterwards.
+            tokio::runtime::Handle::current().block_on(lanes.shut_down());
+            Ok(None)
+        });
+        Ok(started.await?.flatten())
+    }
+
     /// Records the threads that use an attempt's memory. Returns false if the attempt was ended
     /// before. In that case the threads must get no work, because the memory may be gone.
     #[must_use]
-    pub fn keep_lanes(&self, generation: u64, lanes: Lanes) -> bool {
+    fn keep_lanes(&self, generation: u64, lanes: Lanes) -> bool {
         let mut contents = self.contents();
         if contents.is_closed(generation) {
             return false;

@@ -6,6 +6,7 @@ mod loss;
 mod memory;
 mod show;
 mod sleep_tasks;
+mod start;
 
 use std::{
     collections::BTreeMap,
@@ -13,29 +14,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bursar_budgets::{Bytes, Device, LedgerConfig};
+use bursar_budgets::{Bytes, Device, Label, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{
     sync::{MappedMutexGuard, Mutex, MutexGuard},
     task::JoinSet,
 };
 
-use self::{
-    budget::{BudgetSettings, ClosingMailbox},
-    show::Known,
-};
+use self::budget::{BudgetSettings, ClosingMailbox};
 use super::{
-    Health, LoadRequest, MakeDevice, ModelHealth, OnReleased, RuntimeMessage, Shown, Supervised,
-    core::{Input, Load, Parts, Rules, RuntimeCore, Shutdown},
+    Health, MakeDevice, ModelHealth, RuntimeMessage, Shown, Supervised,
+    core::{Input, Load, Rules, RuntimeCore, Shutdown},
+    message::ActorParts,
 };
 use crate::{
     budget::{BudgetMailbox, WatchOptions},
     credit::Credits,
     engine::{EngineArguments, Status},
-    metric,
+    metric::{self, Architecture, Dtype, KvCacheDtype, Quantization},
     pace::GpuLoad,
-    responder::Responder,
-    sleep::{Rest, SleepError, SleepOrder},
+    sleep::{Rest, SleepOrder},
     supervise::{Intensity, end_of},
 };
 
@@ -92,16 +90,6 @@ pub struct RuntimeState {
     born: Instant,
 }
 
-/// The types that the core of this runtime passes on without knowing them.
-struct ActorParts;
-
-impl Parts for ActorParts {
-    type LoadRequest = Box<LoadRequest>;
-    type Waiter = OnReleased;
-    type Sleeper = Responder<Result<(), SleepError>>;
-    type Device = Arc<dyn Device>;
-}
-
 /// A model and its current engine.
 struct Engine {
     cell: ActorCell,
@@ -116,6 +104,24 @@ impl Engine {
     /// Returns the engine's actor, and the arguments that identify its memory.
     fn place(&self) -> (ActorCell, EngineArguments) {
         (self.cell.clone(), self.arguments.clone())
+    }
+}
+
+/// A model that was READY once, with the labels of its info gauge.
+#[derive(Clone)]
+struct Known(Label, Architecture, Dtype, Quantization, KvCacheDtype);
+
+impl Known {
+    /// Sets whether the model is shown as loaded.
+    fn show(&self, is_there: bool) {
+        let Known(model, architecture, dtype, quantization, kv_cache_dtype) = self.clone();
+        metric::MODEL_INFO.set(&(model, architecture, dtype, quantization, kv_cache_dtype), is_there);
+    }
+
+    /// Shows that no actor of the model runs.
+    fn show_dead(&self) {
+        metric::forget_model(&self.0);
+        self.show(true);
     }
 }
 
@@ -201,14 +207,15 @@ impl RuntimeState {
         self.shown.device.borrow().clone()
     }
 
-    /// Translates a message into an input of the core. Messages that the core does not
-    /// need are handled here.
+    /// Returns the input of the core that a message contains or is translated into. Messages that
+    /// the core does not need are handled here.
     fn input_of(
         &self,
         myself: &ActorRef<RuntimeMessage>,
         message: RuntimeMessage,
     ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
         Ok(Some(match message {
+            RuntimeMessage::Input(input) => input,
             RuntimeMessage::Load { name, order } => {
                 let (intensity, sleep_after) = (order.options.engine_intensity, order.options.sleep_after);
                 Input::Load(Load { name, intensity, sleep_after, order })
@@ -216,14 +223,8 @@ impl RuntimeState {
             RuntimeMessage::Unload { name, within, reply } => {
                 Input::Unload { name, within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
             }
-            RuntimeMessage::Forget { name, load, on_released } => Input::Forget { name, load, waiter: on_released },
-            RuntimeMessage::Due { name, load } => Input::Due { name, load },
-            RuntimeMessage::Ended { name, load, cut_off } => Input::Ended { name, load, cut_off },
-            RuntimeMessage::Respawn { name, load, death } => Input::Respawn { name, load, death },
-            RuntimeMessage::RespawnBudget { death } => Input::RespawnBudget { death },
             // A loss that was reported for a predecessor of this device is ignored.
             RuntimeMessage::DeviceLost => return Ok(self.loss().map(Input::DeviceLost)),
-            RuntimeMessage::DeviceMade(made) => Input::DeviceMade(made),
             RuntimeMessage::ShutDown { within, reply } => {
                 Input::ShutDown { within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
             }
@@ -242,9 +243,6 @@ impl RuntimeState {
             RuntimeMessage::SleepOrder { name, load, order: SleepOrder::Wake(reason) } => {
                 Input::Wake { name, load, reason }
             }
-            RuntimeMessage::Drained { name, load, drained } => Input::Drained { name, load, drained },
-            RuntimeMessage::FellAsleep { name, load, level } => Input::FellAsleep { name, load, level },
-            RuntimeMessage::Woken { name, load } => Input::Woken { name, load },
             RuntimeMessage::CheckIdle => Input::IdleReports(self.seen()),
             RuntimeMessage::Show => {
                 myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show);

@@ -31,22 +31,10 @@ use self::{
 };
 pub use self::{
     effect::Effect,
-    input::{Input, Load},
+    input::{Input, Load, Parts},
     sleep_state::IdleReport,
 };
 use crate::{budget::NO_MODEL, sleep::SleepLevel, supervise::Intensity};
-
-/// Types that the core passes on without looking at them.
-pub trait Parts {
-    /// The model to load, and the callbacks for its start.
-    type LoadRequest;
-    /// A caller that waits for the end of a model or of the runtime. The answer is the number of
-    /// requests that were cut off.
-    type Waiter;
-    /// A caller that waits until a model sleeps.
-    type Sleeper;
-    type Device;
-}
 
 /// Settings that are fixed for a runtime.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 
-use super::MinDevicesFor;
-use crate::engine::{MinRanks, StartError};
+use super::ModelSource;
+use crate::engine::LoadOptions;
 
 /// The device that a runtime leases.
 #[derive(Clone)]
@@ -37,6 +37,26 @@ pub enum DeviceChoice {
     Made(MakeDevice),
 }
 
+/// Choice of the fewest devices on which each of these models fits by plan, and over which its
+/// attention heads can be sharded.
+#[derive(Clone)]
+pub struct MinDevicesFor {
+    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. The
+    /// devices with the most free memory are taken. A device that the caller provides is used
+    /// unchanged.
+    pub of: DeviceChoice,
+    /// The models that the runtime will load, with their options. Each is planned as if it
+    /// were the only model. The result is the largest number of devices that any model needs
+    /// or asks for ([`LoadOptions::ranks`]).
+    pub models: Vec<(ModelSource, LoadOptions)>,
+}
+
+impl fmt::Debug for MinDevicesFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} for {:?}", self.of, self.models.iter().map(|(source, _)| source.name()).collect::<Vec<_>>())
+    }
+}
+
 /// Creates a device. May block.
 pub type MakeDevice = Arc<dyn Fn() -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
 
@@ -65,20 +85,6 @@ pub(super) struct Opened {
 }
 
 impl DeviceChoice {
-    /// Resolves [`MinDevices`](DeviceChoice::MinDevices) to a number of devices, and returns the
-    /// reason for each model. Other choices are returned unchanged. Reads the models' settings,
-    /// and may open devices.
-    ///
-    /// # Errors
-    /// The models do not fit on any number of devices, a model cannot be planned, or a
-    /// device cannot be opened.
-    pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
-        match self {
-            DeviceChoice::MinDevices(min_devices) => min_devices.choose(canary),
-            choice => Ok((choice, Vec::new())),
-        }
-    }
-
     /// Opens the device. Creating a GPU context takes about 300 ms, so call this function on a
     /// thread that may block.
     pub(super) fn open(self) -> Result<Opened, DeviceError> {

@@ -1,7 +1,7 @@
 //! Search for the fewest devices on which the models of a runtime fit. The number is known only
 //! after the models are planned.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc};
+use std::{num::NonZeroUsize, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
 use bursar_kernels::Target;
@@ -12,7 +12,7 @@ use bursar_model::{
 };
 
 use super::{
-    DeviceChoice, ModelSource,
+    DeviceChoice, MinDevicesFor, ModelSource,
     device::{each_once, group},
 };
 use crate::{
@@ -20,26 +20,6 @@ use crate::{
     engine::{LoadOptions, MinRanks, PlacementQuery, StartError},
     profile::MemoryState,
 };
-
-/// Choice of the fewest devices on which each of these models fits by plan, and over which its
-/// attention heads can be sharded.
-#[derive(Clone)]
-pub struct MinDevicesFor {
-    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. The
-    /// devices with the most free memory are taken. A device that the caller provides is used
-    /// unchanged.
-    pub of: DeviceChoice,
-    /// The models that the runtime will load, with their options. Each is planned as if it
-    /// were the only model. The result is the largest number of devices that any model needs
-    /// or asks for ([`LoadOptions::ranks`]).
-    pub models: Vec<(ModelSource, LoadOptions)>,
-}
-
-impl fmt::Debug for MinDevicesFor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} for {:?}", self.of, self.models.iter().map(|(source, _)| source.name()).collect::<Vec<_>>())
-    }
-}
 
 /// The candidate devices. `opened` has the open devices in the order in which they are taken.
 pub(super) struct Candidates {
@@ -56,10 +36,26 @@ pub(super) struct Planned {
 /// Upper limit on the number of GPUs to look for.
 const GPUS_MAX: usize = 8;
 
+impl DeviceChoice {
+    /// Resolves [`MinDevices`](DeviceChoice::MinDevices) to a number of devices, and returns the
+    /// reason for each model. Other choices are returned unchanged. Reads the models' settings,
+    /// and may open devices.
+    ///
+    /// # Errors
+    /// The models do not fit on any number of devices, a model cannot be planned, or a
+    /// device cannot be opened.
+    pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
+        match self {
+            DeviceChoice::MinDevices(min_devices) => min_devices.choose(canary),
+            choice => Ok((choice, Vec::new())),
+        }
+    }
+}
+
 impl MinDevicesFor {
     /// Returns the device to take, and the minimum number of ranks of each model with its reason.
     /// Reads the models' settings and opens devices.
-    pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
+    fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<MinRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
         let (found, free) = Candidates::roomiest_of(of)?;
         let chosen: Vec<_> = self

@@ -3,14 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Device, DeviceError, Hint, LedgerConfig};
-use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint};
-#[cfg(feature = "hub")]
-use bursar_model::checkpoint::{HubModel, HubOptions};
 use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
 use super::{
-    DeviceChoice, Health, LoadRequest, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised,
+    DeviceChoice, Health, LoadRequest, ModelSource, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised,
     device::Opened, unwinding,
 };
 use crate::{
@@ -236,7 +233,7 @@ impl Runtime {
     ) -> Result<ModelHandle, RuntimeError> {
         let progress: ProgressSink = Arc::new(progress);
         let name = options.name.clone().unwrap_or_else(|| source.name());
-        let order = |reply| Box::new(LoadRequest { source: source.checkpoint, options, progress, reply });
+        let order = |reply| Box::new(LoadRequest { source: source.origin().clone(), options, progress, reply });
         let loaded =
             tree::LOAD_MODEL.ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, order: order(reply) }).await;
         match (loaded, self.device().check()) {
@@ -387,65 +384,5 @@ impl Runtime {
     /// Returns the reason why host memory is used, if [`DeviceChoice::Auto`] found no GPU.
     pub fn stands_in(&self) -> Option<&DeviceError> {
         self.inner.stands_in.as_ref()
-    }
-}
-
-/// The source of a model's files.
-#[derive(Clone, Debug)]
-pub struct ModelSource {
-    checkpoint: CheckpointOrigin,
-    name: String,
-}
-
-impl ModelSource {
-    /// A Hugging Face checkpoint folder. The last component of the path is the model's name.
-    pub fn folder(path: impl Into<std::path::PathBuf>) -> Self {
-        let path = path.into();
-        let name = path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Folder(path)), name }
-    }
-
-    /// A GGUF file. The model's name is the file name without its extension.
-    pub fn gguf(path: impl Into<std::path::PathBuf>) -> Self {
-        let path = path.into();
-        let name = path.file_stem().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        ModelSource { checkpoint: bursar_model::registry::gguf(path), name }
-    }
-
-    /// A model on the public Hugging Face hub, `org/name` or `org/name@revision`, which is
-    /// downloaded into the user's cache. Files in the cache are not downloaded again. The part
-    /// after the slash is the model's name.
-    #[cfg(feature = "hub")]
-    pub fn hub(id: &str) -> Self {
-        ModelSource::hub_with(id, HubOptions::default())
-    }
-
-    /// A model on another hub, with a token, or with another cache; see [`hub`](ModelSource::hub).
-    #[cfg(feature = "hub")]
-    pub fn hub_with(id: &str, options: HubOptions) -> Self {
-        let model = HubModel::new(id, options);
-        ModelSource { name: model.name().to_owned(), checkpoint: CheckpointOrigin::Hub(model) }
-    }
-
-    /// The demo model embedded in the library.
-    pub fn demo() -> Self {
-        ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
-    }
-
-    /// A model with random weights, for measurements; see
-    /// [`bursar_model::registry::random_checkpoint`].
-    pub fn random(checkpoint: RandomCheckpoint) -> Self {
-        let name = checkpoint.name().to_owned();
-        ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Random(Arc::new(checkpoint))), name }
-    }
-
-    /// Returns the folder, hub or embedded data from which the files come.
-    pub fn origin(&self) -> &CheckpointOrigin {
-        &self.checkpoint
-    }
-
-    /// Returns the model's default name. [`LoadOptions::name`] replaces it.
-    pub fn name(&self) -> String {
-        self.name.clone()
     }
 }

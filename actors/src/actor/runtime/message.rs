@@ -2,16 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use bursar_budgets::{Device, DeviceError};
+use bursar_budgets::Device;
 use bursar_model::checkpoint::CheckpointOrigin;
 use ractor::ActorCell;
 
-use super::Health;
+use super::{
+    Health,
+    core::{Input, Parts},
+};
 use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
     responder::Responder,
-    sleep::{SleepError, SleepLevel, SleepOrder},
+    sleep::{SleepError, SleepOrder},
     supervise::FaultInjection,
 };
 
@@ -36,8 +39,20 @@ pub struct Supervised {
     pub engines: BTreeMap<String, ActorCell>,
 }
 
+/// The types that the core of this runtime passes on without knowing them.
+pub struct ActorParts;
+
+impl Parts for ActorParts {
+    type LoadRequest = Box<LoadRequest>;
+    type Waiter = OnReleased;
+    type Sleeper = Responder<Result<(), SleepError>>;
+    type Device = Arc<dyn Device>;
+}
+
 /// Messages from users, which are rare, and from the supervisor itself.
 pub enum RuntimeMessage {
+    /// An input of the core. The supervisor and its tasks send these messages.
+    Input(Input<ActorParts>),
     /// Loads a model. Answered when the model is READY or has failed.
     Load {
         name: String,
@@ -56,46 +71,8 @@ pub enum RuntimeMessage {
     },
     /// Asks for the actors that are supervised now.
     Supervised(Responder<Supervised>),
-    /// Ends a model that did not start, or whose loader no longer waits for it.
-    Forget {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
-        /// Called when all memory of the model is returned.
-        on_released: Option<OnReleased>,
-    },
-    /// The memory of a dead engine is returned and the wait is over, so its successor starts.
-    Respawn {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
-        /// The number of the death. The engine may have been replaced since.
-        death: u64,
-    },
-    /// All memory of an ended model is returned.
-    Ended {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
-        /// Number of requests that were running when the model began to end.
-        cut_off: usize,
-    },
     /// The budget found the device lost.
     DeviceLost,
-    /// Everything on the lost device has ended. Contains the successor of the device, or the reason
-    /// why there is no successor.
-    DeviceMade(Result<Arc<dyn Device>, DeviceError>),
-    /// The wait before the budget restarts is over.
-    RespawnBudget {
-        /// The number of the death. The budget may have been replaced since.
-        death: u64,
-    },
-    /// The running requests of a model have ended, or their deadline has passed.
-    Due {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
-    },
     /// Ends every model, then the runtime. Answered when all memory is returned.
     ShutDown {
         /// How long running requests may still take.
@@ -109,28 +86,6 @@ pub enum RuntimeMessage {
         /// The load number. Another model may have this name by now.
         load: u64,
         order: SleepOrder,
-    },
-    /// The requests of a model that is going to sleep have ended, or it stays awake.
-    Drained {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
-        /// `Ok` if the requests have ended, otherwise the reason why the model stays awake.
-        drained: Result<(), SleepError>,
-    },
-    /// All device memory of a model that is going to sleep is returned.
-    FellAsleep {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
-        /// The sleep level, which says whether host memory holds the weights.
-        level: SleepLevel,
-    },
-    /// A model is READY after its load or after its sleep.
-    Woken {
-        name: String,
-        /// The load number. Another model may have this name by now.
-        load: u64,
     },
     /// Checks for models that should be put to sleep.
     CheckIdle,

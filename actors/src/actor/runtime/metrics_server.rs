@@ -2,7 +2,7 @@
 //! process supervisors and load balancers.
 
 use std::{
-    fmt, io,
+    fmt,
     net::SocketAddr,
     pin::Pin,
     sync::{Arc, PoisonError, RwLock},
@@ -19,59 +19,16 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use bursar_budgets::Hint;
 use metrics_exporter_prometheus::PrometheusHandle;
 use ractor::ActorId;
 use serde_json::{Value, json};
-use thiserror::Error;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
-use super::{Health, Runtime, recorder, scrape_limit::ScrapeLimit};
+use super::{Health, Runtime, ServeMetricsError, recorder, scrape_limit::ScrapeLimit};
 use crate::{
     event::{Recorded, latest_of},
-    metric::{MetricsAddress, NoAddress, process},
+    metric::{MetricsAddress, process},
 };
-
-/// Reasons why metrics cannot be served.
-#[derive(Debug, Error)]
-pub enum ServeMetricsError {
-    #[error(transparent)]
-    NoAddress(#[from] NoAddress),
-    /// The system cannot listen on the address.
-    #[error("metrics cannot be served on {address}: {source}")]
-    Refused { address: MetricsAddress, source: io::Error },
-    /// The process already has a metrics recorder that is not Bursar's.
-    #[error("this process already has a metrics recorder that is not Bursar's")]
-    AnotherRecorder,
-    /// The thread that keeps histograms small could not be spawned.
-    #[error("the thread that maintains histograms did not start: {0}")]
-    Thread(io::Error),
-}
-
-impl Hint for ServeMetricsError {
-    type Text = String;
-
-    fn hint(&self) -> String {
-        let hint = match self {
-            ServeMetricsError::NoAddress(_) => "give a port, or an address and a port",
-            ServeMetricsError::Refused { source, .. } => match source.kind() {
-                io::ErrorKind::AddrInUse => {
-                    "stop the process that listens there, or give another port; port 0 takes any free one"
-                }
-                io::ErrorKind::PermissionDenied => "give a port of 1024 or above",
-                io::ErrorKind::AddrNotAvailable => "give an address of this machine, such as 127.0.0.1",
-                _ => "give another address",
-            },
-            ServeMetricsError::AnotherRecorder => {
-                "use your recorder, which already receives Bursar's metrics; if it is a PrometheusBuilder, give it the \
-                 edges of bursar::metric::buckets() with set_buckets_for_metric, call bursar::metric::describe(), and \
-                 serve its own handle"
-            }
-            ServeMetricsError::Thread(_) => "allow this process more threads",
-        };
-        hint.to_owned()
-    }
-}
 
 /// A running endpoint. `/metrics` serves Prometheus' text format, `/events` the latest events as
 /// JSON, and `/health` whether the process is alive and takes requests. The endpoint ends when

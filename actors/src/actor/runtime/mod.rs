@@ -9,6 +9,7 @@ mod health;
 mod message;
 #[cfg(feature = "prometheus")]
 mod metrics_server;
+mod model_source;
 mod placing;
 mod published;
 #[cfg(feature = "prometheus")]
@@ -19,14 +20,15 @@ mod unwinding;
 
 pub use crate::losses::Losses;
 pub use actor::{RuntimeActor, RuntimeArguments};
-pub use device::{DeviceChoice, MakeDevice};
-pub use device_search::{MinDevicesFor, gpus, open_settings, roomiest_first};
-pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
+pub use device::{DeviceChoice, MakeDevice, MinDevicesFor};
+pub use device_search::{gpus, open_settings, roomiest_first};
+pub use handle::{Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
 pub use message::{LoadRequest, OnReleased, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
-pub use metrics_server::{MetricsServer, ServeMetricsError};
+pub use metrics_server::MetricsServer;
+pub use model_source::ModelSource;
 pub use placing::{Placement, Placing};
 pub use published::Shown;
 #[cfg(feature = "prometheus")]
-pub use recorder::MetricsText;
+pub use recorder::{MetricsText, ServeMetricsError};

@@ -1,16 +1,59 @@
-//! The metrics recorder of this process, if Bursar installed it.
+//! The metrics recorder of this process, if Bursar installed it, and the errors of serving metrics.
 
 use std::{
+    io,
     sync::{Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
+use bursar_budgets::Hint;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_util::MetricKindMask;
+use thiserror::Error;
 
-use super::ServeMetricsError;
-use crate::metric::{buckets, describe, process};
+use crate::metric::{MetricsAddress, NoAddress, buckets, describe, process};
+
+/// Reasons why metrics cannot be served.
+#[derive(Debug, Error)]
+pub enum ServeMetricsError {
+    #[error(transparent)]
+    NoAddress(#[from] NoAddress),
+    /// The system cannot listen on the address.
+    #[error("metrics cannot be served on {address}: {source}")]
+    Refused { address: MetricsAddress, source: io::Error },
+    /// The process already has a metrics recorder that is not Bursar's.
+    #[error("this process already has a metrics recorder that is not Bursar's")]
+    AnotherRecorder,
+    /// The thread that keeps histograms small could not be spawned.
+    #[error("the thread that maintains histograms did not start: {0}")]
+    Thread(io::Error),
+}
+
+impl Hint for ServeMetricsError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        let hint = match self {
+            ServeMetricsError::NoAddress(_) => "give a port, or an address and a port",
+            ServeMetricsError::Refused { source, .. } => match source.kind() {
+                io::ErrorKind::AddrInUse => {
+                    "stop the process that listens there, or give another port; port 0 takes any free one"
+                }
+                io::ErrorKind::PermissionDenied => "give a port of 1024 or above",
+                io::ErrorKind::AddrNotAvailable => "give an address of this machine, such as 127.0.0.1",
+                _ => "give another address",
+            },
+            ServeMetricsError::AnotherRecorder => {
+                "use your recorder, which already receives Bursar's metrics; if it is a PrometheusBuilder, give it the \
+                 edges of bursar::metric::buckets() with set_buckets_for_metric, call bursar::metric::describe(), and \
+                 serve its own handle"
+            }
+            ServeMetricsError::Thread(_) => "allow this process more threads",
+        };
+        hint.to_owned()
+    }
+}
 
 /// Interval at which histogram samples are put into buckets. Until then each sample takes memory,
 /// even if no scraper is connected.

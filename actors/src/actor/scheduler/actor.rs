@@ -85,7 +85,7 @@ pub struct SchedulerState {
     /// Pending replies to changes of the pool's size.
     resizing: Vec<Responder<()>>,
     /// The latest events that may have delayed tokens.
-    delays: Delays,
+    delays: Delays<Instant>,
 }
 
 /// A step that was submitted to the lane and has not ended.

@@ -1,5 +1,5 @@
-//! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150). The peak is the most
-//! tokens that the pool will have to hold if every sequence runs as long as expected.
+//! Pure: admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150). The peak is the
+//! most tokens that the pool will have to hold if every sequence runs as long as expected.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill
+//! Pure: the scheduler's decisions. Continuous batching (Orca, OSDI'22) with chunked prefill
 //! next to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
 //! fetched from host memory.
 //!
@@ -11,6 +11,7 @@
 mod admit;
 mod chunk;
 mod host;
+mod input;
 mod pool;
 mod queue;
 
@@ -22,15 +23,15 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
+pub use self::input::{Effect, Input};
 use super::{
     admission::ReplyLengths,
-    sequence::{Charge, Finish, NewSequence, Sequence},
-    step::{ChosenRow, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
+    sequence::{Charge, Finish, History, NewSequence, Sequence},
+    step::{ChosenRow, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
-    deadline::Deadline,
-    kv::{Allotment, BlockEvent, BlockRequest, Copies, KvCore, SequenceId, Table},
-    order::{OldestWaiting, Tenants},
+    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, Table},
+    order::Line,
     pace::Pace,
     tenant::{Tenant, TenantWeights},
 };
@@ -52,62 +53,6 @@ pub struct Limits {
     pub kv_tokens: usize,
 }
 
-/// An event for the scheduler.
-#[derive(Clone, Debug)]
-pub enum Input {
-    /// A new sequence is queued.
-    Admit(Box<NewSequence>),
-    /// The caller of this sequence has disconnected.
-    Cancel(SequenceId),
-    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's
-    /// order, or `None` where the logits are not numbers.
-    Stepped(Vec<Option<u32>>),
-    /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
-    Resize(usize),
-    /// The answer to [`Effect::Gather`], a moment later.
-    Gathered,
-    /// The oldest running step took this many µs. The step's [`Input::Stepped`] follows.
-    Took(u64),
-    /// Whether pictures are being encoded on the same GPU.
-    Encodes(bool),
-    /// The time since the scheduler began. It never goes back.
-    Now(Duration),
-    /// The oldest copies have ended, after this many µs.
-    Copied(u64),
-}
-
-/// An action for the scheduler actor, which takes the actions in order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Run a step after the step that may still be running. The answer arrives as
-    /// [`Input::Stepped`].
-    Run(Box<StepPlan>),
-    /// Copy blocks, after earlier copies and before later steps. The
-    /// answer arrives as [`Input::Copied`].
-    Copy(Box<Copies>),
-    /// These sequences wait without blocks, because the next step lacks this many blocks.
-    Short(Vec<SequenceId>, usize),
-    /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
-    Found(SequenceId, usize),
-    /// A sequence has a new token.
-    Token(SequenceId, u32),
-    /// A sequence has ended by itself.
-    Finished(SequenceId, Finish),
-    /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
-    /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
-    ComeAgain(SequenceId),
-    /// A sequence without blocks has missed this deadline, or could no longer meet it. The
-    /// scheduler forgets the sequence.
-    Late(SequenceId, Deadline),
-    /// These sequences hold no blocks any more.
-    Released(Vec<SequenceId>),
-    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
-    /// be about to arrive.
-    Gather,
-    /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
-    Resized,
-}
-
 /// Preemptions so far, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preemptions {
@@ -124,9 +69,9 @@ pub struct Preemptions {
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// Waiting sequences by age, whether new, preempted or admitted again. Ids are given in order
-    /// of arrival, so the order of ids is the order of age. `queue.rs` has the order of admission.
-    waiting: BTreeMap<SequenceId, Sequence>,
+    /// Waiting sequences, whether new, preempted or admitted again. Ids are given in order of
+    /// arrival, so the order of ids is the order of age.
+    waiting: Line<SequenceId, Sequence>,
     /// Running sequences, also by age.
     running: BTreeMap<SequenceId, Sequence>,
     /// The steps that were submitted to the lane, the oldest first. At most two.
@@ -155,18 +100,15 @@ pub struct SchedulerCore {
     missed_by: Vec<usize>,
     preemptions: Preemptions,
     /// The history of sequences that their drivers will admit again.
-    sent_away: BTreeMap<SequenceId, admit::Past>,
-    tenants: Tenants,
+    sent_away: BTreeMap<SequenceId, History>,
     /// The time since the scheduler began.
     now: Duration,
-    /// The rule that periodically serves the oldest waiting sequence.
-    turn: OldestWaiting<SequenceId>,
     /// The promised token interval. `None` if nothing is promised: steps next to running streams
     /// are then as large as other steps.
     pace: Option<Pace>,
     /// Whether pictures are being encoded on the same GPU.
     encodes: bool,
-    copies: host::HostCopies,
+    copies: HostCopies,
 }
 
 impl SchedulerCore {
@@ -175,7 +117,7 @@ impl SchedulerCore {
         SchedulerCore {
             kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
             limits,
-            waiting: BTreeMap::new(),
+            waiting: Line::new(TenantWeights::default()),
             running: BTreeMap::new(),
             under_way: VecDeque::new(),
             looks_ahead: true,
@@ -188,12 +130,10 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             sent_away: BTreeMap::new(),
-            tenants: Tenants::default(),
             now: Duration::ZERO,
-            turn: OldestWaiting::default(),
             pace: None,
             encodes: false,
-            copies: host::HostCopies::default(),
+            copies: HostCopies::default(),
         }
     }
 
@@ -215,7 +155,7 @@ impl SchedulerCore {
     /// Divides the service among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
-        self.tenants = Tenants::new(weights);
+        self.waiting = Line::new(weights);
         self
     }
 
@@ -277,7 +217,7 @@ impl SchedulerCore {
     /// The tokens that were computed since the last call, for each tenant with a weight, and for
     /// all other tenants together as `other`.
     pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
-        self.tenants.take_used()
+        self.waiting.tenants.take_used()
     }
 
     /// Events of named blocks since the last call.
@@ -296,7 +236,7 @@ impl SchedulerCore {
 
     /// Whether a sequence waits or runs.
     pub fn is_known(&self, sequence: SequenceId) -> bool {
-        self.running.contains_key(&sequence) || self.waiting.contains_key(&sequence)
+        self.running.contains_key(&sequence) || self.waiting.contains(sequence)
     }
 
     /// A running sequence's specification, with its tokens so far.
@@ -305,11 +245,11 @@ impl SchedulerCore {
     }
 
     fn wait(&mut self, sequence: Sequence) {
-        self.waiting.insert(sequence.id(), sequence);
+        self.waiting.rejoin(sequence.id(), sequence.rank(), sequence);
     }
 
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
-        self.waiting.remove(&sequence);
+        self.waiting.leave(sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
             if self.under_way.is_empty() && !running.is_fetching {
                 self.take_out(sequence);
@@ -324,9 +264,9 @@ impl SchedulerCore {
     /// costs its tenant nothing.
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
-        if sequence.charge == Charge::Whole {
-            self.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
-            sequence.charge = Charge::None;
+        if sequence.history.charge == Charge::Whole {
+            self.waiting.tenants.refund(&sequence.spec.scheduling_params.tenant, sequence.prompt);
+            sequence.history.charge = Charge::None;
         }
         Some(sequence)
     }
@@ -520,9 +460,9 @@ impl SchedulerCore {
         }
         if !sequence.has_begun {
             sequence.has_begun = true;
-            if sequence.charge == Charge::Whole {
-                sequence.charge = Charge::Computed;
-                self.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
+            if sequence.history.charge == Charge::Whole {
+                sequence.history.charge = Charge::Computed;
+                self.waiting.tenants.find(&sequence.spec.scheduling_params.tenant, sequence.prompt, table.held);
             }
             effects.push(Effect::Found(share.sequence, table.held));
         }
@@ -565,7 +505,7 @@ impl SchedulerCore {
                 None => continue,
                 Some(None) => Some(Finish::Broken),
                 Some(Some(token)) => {
-                    self.tenants.token(&sequence.spec.scheduling_params.tenant);
+                    self.waiting.tenants.token(&sequence.spec.scheduling_params.tenant);
                     let finish = sequence.push(token);
                     if !matches!(finish, Some(Finish::Stop(_))) {
                         effects.push(Effect::Token(id, token));

@@ -1,23 +1,27 @@
-//! The reason for which a token was late: pure.
-
-use tokio::time::Instant;
+//! Pure: the reason for which a token was late.
 
 use crate::metric::Late;
 
-/// The latest events that may have delayed tokens.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Delays {
+/// The latest events that may have delayed tokens, on the caller's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Delays<T> {
     /// When the latest step with prompts ended.
-    prompts: Option<Instant>,
+    prompts: Option<T>,
     /// When the latest step ended during which pictures were being encoded.
-    pictures: Option<Instant>,
+    pictures: Option<T>,
     /// When the pool was last resized, or was last ordered to be.
-    pub(super) resized: Option<Instant>,
+    pub(super) resized: Option<T>,
 }
 
-impl Delays {
+impl<T> Default for Delays<T> {
+    fn default() -> Self {
+        Delays { prompts: None, pictures: None, resized: None }
+    }
+}
+
+impl<T: Copy + Ord> Delays<T> {
     /// Records a step that ended at `at`.
-    pub(super) fn stepped(&mut self, at: Instant, has_prompts: bool, beside_pictures: bool) {
+    pub(super) fn stepped(&mut self, at: T, has_prompts: bool, beside_pictures: bool) {
         if has_prompts {
             self.prompts = Some(at);
         }
@@ -29,8 +33,8 @@ impl Delays {
     /// The reason for which a token was late. The sequence's previous token was ready at `last`.
     /// Pictures take precedence over prompts: prompts are planned to keep the promise, and pictures
     /// change the conditions that a plan relied on.
-    pub(super) fn reason(&self, last: Instant, was_preempted: bool) -> Late {
-        let since = |at: Option<Instant>| at.is_some_and(|at| at > last);
+    pub(super) fn reason(&self, last: T, was_preempted: bool) -> Late {
+        let since = |at: Option<T>| at.is_some_and(|at| at > last);
         match () {
             () if was_preempted => Late::Preemption,
             () if since(self.resized) => Late::Resize,
@@ -43,22 +47,18 @@ impl Delays {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn a_late_token_is_blamed_on_what_happened_since_the_last_one() {
-        let begun = Instant::now();
-        let at = |milliseconds| begun + Duration::from_millis(milliseconds);
         let mut delays = Delays::default();
-        assert_eq!(delays.reason(at(0), false), Late::Other);
-        delays.stepped(at(10), true, false);
-        assert_eq!((delays.reason(at(0), false), delays.reason(at(10), false)), (Late::Prompt, Late::Other));
-        delays.stepped(at(20), true, true);
-        assert_eq!(delays.reason(at(10), false), Late::Picture);
-        delays.resized = Some(at(15));
-        assert_eq!((delays.reason(at(10), false), delays.reason(at(10), true)), (Late::Resize, Late::Preemption));
-        assert_eq!(delays.reason(at(20), false), Late::Other, "all of that was before");
+        assert_eq!(delays.reason(0, false), Late::Other);
+        delays.stepped(10, true, false);
+        assert_eq!((delays.reason(0, false), delays.reason(10, false)), (Late::Prompt, Late::Other));
+        delays.stepped(20, true, true);
+        assert_eq!(delays.reason(10, false), Late::Picture);
+        delays.resized = Some(15);
+        assert_eq!((delays.reason(10, false), delays.reason(10, true)), (Late::Resize, Late::Preemption));
+        assert_eq!(delays.reason(20, false), Late::Other, "all of that was before");
     }
 }

@@ -1,4 +1,5 @@
-//! A sequence: its tokens, how many of them are computed, and the positions of its pictures.
+//! Pure: a sequence, with its tokens, how many of them are computed, and the positions of its
+//! pictures.
 
 use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
@@ -125,22 +126,27 @@ pub(super) struct Sequence {
     /// The number of tokens up to the end of the last picture without rows. The sequence cannot
     /// begin unless cached blocks hold all of them.
     pub(super) must_find: usize,
+    pub(super) history: History,
+    /// `true` if the sequence was admitted because it had waited longest. Such a sequence is not
+    /// preempted for a more urgent sequence, because it would then lose its turn.
+    pub(super) has_turn: bool,
+    /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
+    pub(super) due: Deadlines,
+    /// The total number of tokens that the sequence was expected to produce when
+    /// it was first admitted.
+    pub(super) expected: Option<usize>,
+}
+
+/// The facts about a sequence that remain when it has lost its blocks, even if its driver must admit
+/// it again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct History {
     /// How often the sequence lost its blocks to other sequences.
     pub(super) preemptions: u32,
     /// How often the sequence lost its blocks because the pool shrank.
     pub(super) shrinks: u32,
     /// How much of the prompt the tenant has been charged for.
     pub(super) charge: Charge,
-    /// `true` if the sequence was admitted because it had waited longest. Such a sequence is not
-    /// preempted for a more urgent sequence, because it would then lose its turn.
-    pub(super) has_turn: bool,
-    /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
-    pub(super) due: Deadlines,
-    /// How many sequences overtook this one while it was next and did not fit.
-    pub(super) passed: u32,
-    /// The total number of tokens that the sequence was expected to produce when
-    /// it was first admitted.
-    pub(super) expected: Option<usize>,
 }
 
 /// How much of a sequence's prompt its tenant has been charged for. Each computed
@@ -185,12 +191,9 @@ impl Sequence {
             is_fetching: false,
             holds_pictures,
             must_find,
-            preemptions: 0,
-            shrinks: 0,
-            charge: Charge::None,
+            history: History::default(),
             has_turn: false,
             due: Deadlines::default(),
-            passed: 0,
             expected: None,
         }
     }

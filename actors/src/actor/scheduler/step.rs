@@ -1,9 +1,14 @@
-//! Steps: planned and running.
+//! Pure: planned and running steps, and running copies of blocks.
+
+use std::collections::VecDeque;
 
 use bursar_kernels::UnseenToken;
 use bursar_model::flow::StepBatch;
 
-use crate::{kv::SequenceId, pace::StepWork};
+use crate::{
+    kv::SequenceId,
+    pace::{CopyCosts, StepWork},
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPlan {
@@ -81,4 +86,20 @@ impl StepUnderWay {
     pub(super) fn has(&self, sequence: SequenceId) -> bool {
         self.parts.iter().any(|part| part.sequence == sequence)
     }
+}
+
+/// Copies of blocks between the device and host memory.
+#[derive(Debug, Default)]
+pub(super) struct HostCopies {
+    /// The copies that were submitted to the lane, the oldest first.
+    pub(super) under_way: VecDeque<CopyUnderWay>,
+    pub(super) costs: CopyCosts,
+}
+
+#[derive(Debug)]
+pub(super) struct CopyUnderWay {
+    pub(super) blocks: usize,
+    /// The sequence that this copy fetches blocks for, and the number of tokens that
+    /// the sequence has afterwards.
+    pub(super) fetches: Option<(SequenceId, usize)>,
 }

@@ -306,7 +306,7 @@ impl VisionState {
 
     /// Queues a request for a thread that decodes the files that are not held.
     fn prepare(&mut self, request: EmbedRequest, held: Vec<Option<Known>>) {
-        self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held });
+        self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held }, []);
     }
 
     /// Decodes the files of the next request, if a thread is free.
@@ -315,10 +315,10 @@ impl VisionState {
             && self.decoding < self.arguments.decode_threads.max(1)
             && let Some(next) = self.undecoded.order().first()
         {
-            let Undecoded { request, held } = self.undecoded.get(*next).expect("it waits");
+            let Undecoded { request, held } = &self.undecoded[*next];
             let is_wanted: Vec<bool> = held.iter().map(Option::is_none).collect();
             let host_bytes = HostBytes::of(&request.plans, &is_wanted);
-            let Undecoded { request, held } = self.undecoded.serve(*next, host_bytes.pixels.as_usize());
+            let Undecoded { request, held } = self.undecoded.serve(*next, Some(host_bytes.pixels.as_usize()));
             self.decoding += 1;
             self.is_leasing = true;
             self.begin_decoding(Decoder(myself.clone()), request, held, is_wanted, host_bytes);

@@ -1,4 +1,4 @@
-//! Which pictures are cached, which wait, and which the next launch encodes: pure.
+//! Pure: which pictures are cached, which wait, and which the next launch encodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -9,10 +9,10 @@ use std::{
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 use bursar_model::flow::PictureHash;
 
-use super::host::HostSlots;
 use crate::{
     compute::LAUNCHES,
     order::{Line, Priority},
+    shared::host_slots::HostSlots,
     tenant::TenantWeights,
 };
 
@@ -156,7 +156,7 @@ pub struct VisionCore {
     /// The launches that were submitted to the lane, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
     /// The host tier for evicted pictures.
-    host: HostSlots,
+    host: HostSlots<PictureHash>,
     batch: Batch,
     /// The pictures that each of the lane's copies fetches, the oldest copies first.
     copying: VecDeque<Vec<PictureHash>>,
@@ -255,7 +255,7 @@ impl VisionCore {
     }
 
     pub fn host_rows(&self) -> usize {
-        self.host.rows()
+        self.host.in_use()
     }
 
     /// Returns the counts of pictures that got rows since the last call.
@@ -317,7 +317,7 @@ impl VisionCore {
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
         }
-        self.waiting.join(ticket, rank, pictures);
+        self.waiting.join(ticket, rank, pictures, []);
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
@@ -344,7 +344,7 @@ impl VisionCore {
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
         while self.copying.len() < COPIES && !self.is_launch_full() {
             let order = self.waiting.order();
-            let is_lost = |ticket: &&Ticket| !self.waiting.get(**ticket).is_some_and(|wanted| self.have_places(wanted));
+            let is_lost = |ticket: &&Ticket| !self.have_places(&self.waiting[**ticket]);
             if let Some(lost) = order.iter().find(is_lost) {
                 self.waiting.leave(*lost);
                 effects.push(Effect::Lost(*lost));
@@ -356,10 +356,12 @@ impl VisionCore {
                 self.serve(*next);
                 continue;
             }
-            match order[1..].iter().find(|ticket| self.has_room(**ticket)) {
-                Some(other) if self.waiting.lets_pass(*next) => self.serve(*other),
-                _ => return,
+            if !self.waiting.may_be_passed(*next) {
+                return;
             }
+            let Some(other) = order[1..].iter().find(|ticket| self.has_room(**ticket)) else { return };
+            self.waiting.pass(*next);
+            self.serve(*other);
         }
     }
 
@@ -376,8 +378,8 @@ impl VisionCore {
 
     /// Gives a waiting request its rows. There must be room for them.
     fn serve(&mut self, ticket: Ticket) {
-        let patches = self.patches_to_encode(self.waiting.get(ticket).expect("it waits"));
-        let pictures = self.waiting.serve(ticket, patches);
+        let patches = self.patches_to_encode(&self.waiting[ticket]);
+        let pictures = self.waiting.serve(ticket, Some(patches));
         self.give_rows(ticket, &pictures);
     }
 
@@ -419,7 +421,7 @@ impl VisionCore {
     }
 
     fn has_room(&self, waiting: Ticket) -> bool {
-        self.waiting.get(waiting).is_some_and(|pictures| self.fits(pictures))
+        self.fits(&self.waiting[waiting])
     }
 
     /// Whether there is room for these pictures, if idle pictures are evicted.

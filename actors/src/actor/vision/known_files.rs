@@ -1,5 +1,5 @@
-//! Known files: the pictures that files were decoded to, so that the next turn of a conversation
-//! need not decode them again. Pure.
+//! Pure: known files, with the pictures that they were decoded to, so that the next turn of a
+//! conversation need not decode them again.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Messages of the vision actor, and the errors of its answers.
+//! Messages of the vision actor, and its answers: pinned pictures, or an error.
 
 use std::sync::Arc;
 
@@ -8,9 +8,10 @@ use bursar_model::{
     flow::{Grid, PictureHash},
     processor::{EncoderInput, MediaKey, MediaPlan},
 };
+use ractor::ActorRef;
 use thiserror::Error;
 
-use super::{PinnedSet, Ticket};
+use super::Ticket;
 use crate::{
     budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
 };
@@ -69,6 +70,31 @@ pub struct EmbedRequest {
     /// The files, in the order of the request.
     pub(super) plans: Arc<[MediaPlan]>,
     pub(super) reply: Responder<Result<PinnedSet, VisionError>>,
+}
+
+/// The rows of a picture in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedRows {
+    pub key: PictureHash,
+    /// The layout of the picture's patches.
+    pub grid: Grid,
+    /// The rows of the picture's embeddings.
+    pub rows: Arc<[u32]>,
+}
+
+/// A request's pictures in the cache. Dropping the set unpins them.
+#[derive(Debug)]
+pub struct PinnedSet {
+    /// In the order of the request.
+    pub pictures: Vec<PinnedRows>,
+    pub(crate) vision: ActorRef<VisionMessage>,
+}
+
+impl Drop for PinnedSet {
+    fn drop(&mut self) {
+        // An actor that has ended has no pins any more.
+        drop(self.vision.send_message(VisionMessage::Unpin(self.pictures.iter().map(|picture| picture.key).collect())));
+    }
 }
 
 /// The reason why pictures did not get into the cache. Only their own request fails.

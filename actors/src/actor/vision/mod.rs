@@ -2,12 +2,9 @@
 
 mod actor;
 mod core;
-mod host;
 mod known_files;
 mod message;
-mod pins;
 
 pub use actor::{VisionActor, VisionArguments};
 pub use core::{CacheLookup, Effect, EncodeRequest, Input, Ticket, VisionCore};
-pub use message::{EmbedRequest, VisionError, VisionMessage};
-pub use pins::{PinnedRows, PinnedSet};
+pub use message::{EmbedRequest, PinnedRows, PinnedSet, VisionError, VisionMessage};

@@ -49,7 +49,9 @@ impl Spans {
             Event::Shrink { model, from_blocks, to_blocks, card } => {
                 info!(target: EVENTS, %model, from_blocks, to_blocks, card = card.as_ref().map(DeviceLabel::as_str), "shrink");
             }
-            Event::Growth { model, from_blocks, to_blocks } => info!(target: EVENTS, %model, from_blocks, to_blocks, "growth"),
+            Event::Growth { model, from_blocks, to_blocks } => {
+                info!(target: EVENTS, %model, from_blocks, to_blocks, "growth")
+            }
             Event::Oom { model, phase } => warn!(target: EVENTS, %model, phase, "memory refused by the device"),
             Event::Restart { model, actor, reason } => {
                 let name = model.as_ref().map_or("", Label::as_str);
@@ -57,7 +59,9 @@ impl Spans {
                 span.in_scope(|| warn!(target: EVENTS, %reason, "died"));
                 self.restarts.entry(model.clone()).or_default().push(span);
             }
-            Event::RanksChosen { model, ranks, reason } => info!(target: EVENTS, %model, ranks, %reason, "ranks chosen"),
+            Event::RanksChosen { model, ranks, reason } => {
+                info!(target: EVENTS, %model, ranks, %reason, "ranks chosen")
+            }
             Event::Ready { model, kv_tokens } => {
                 self.over(Some(model), || info!(target: EVENTS, "ready again"));
                 info!(target: EVENTS, %model, kv_tokens, "ready");

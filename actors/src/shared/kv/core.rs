@@ -1,4 +1,4 @@
-//! Pure: the assignment of blocks to sequences, and the reusable content of free blocks.
+//! Pure: which sequence holds which block, and the reusable content of free blocks.
 //!
 //! Whole blocks are named by their content. A name (a [`PrefixKey`]) also covers everything before
 //! the block, so two sequences with the same beginning can share its blocks. This is automatic
@@ -16,7 +16,8 @@ use std::{
 use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
 use bursar_model::flow::PrefixKey;
 
-use super::{BlockEvent, host::HostTier};
+use super::BlockEvent;
+use crate::shared::host_slots::HostSlots;
 
 /// The id of a sequence. An engine never reuses an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,8 +134,8 @@ pub struct KvCore {
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
     clock: u64,
-    /// The host tier. If it is `None`, content is lost when its block is reused.
-    host: Option<HostTier>,
+    /// Without slots, content is lost when its block is reused.
+    host: HostSlots<PrefixKey>,
     /// Blocks that were allocated, with their old content, which must be copied to the host before
     /// anything is written to them.
     leaving: Vec<(PrefixKey, u32)>,
@@ -155,7 +156,7 @@ impl KvCore {
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
             clock: 0,
-            host: None,
+            host: HostSlots::new(0),
             leaving: Vec::new(),
             coming: BTreeMap::new(),
             events: Vec::new(),
@@ -165,16 +166,16 @@ impl KvCore {
     /// Adds a host tier that keeps up to `slots` blocks in host memory.
     #[must_use]
     pub fn with_host(mut self, slots: usize) -> Self {
-        self.host = (slots > 0).then(|| HostTier::new(slots));
+        self.host = HostSlots::new(slots);
         self
     }
 
     pub fn has_host(&self) -> bool {
-        self.host.is_some()
+        self.host.is_there()
     }
 
     pub fn host_blocks(&self) -> usize {
-        self.host.as_ref().map_or(0, HostTier::blocks)
+        self.host.in_use()
     }
 
     /// Number of blocks in no table, with or without content.
@@ -200,8 +201,7 @@ impl KvCore {
     /// Number of blocks that a sequence with this prefix would find on the device or in host
     /// memory, whether or not another sequence holds them.
     pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
-        let on_host = |key| self.host.as_ref().is_some_and(|host| host.slot(key).is_some());
-        prefix.iter().take_while(|key| self.named.contains_key(key) || on_host(key)).count()
+        prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count()
     }
 
     /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
@@ -278,20 +278,24 @@ impl KvCore {
     fn forget(&mut self, block: u32) {
         let key = self.pool[block as usize].key.take().expect("an idle block has content");
         self.named.remove(&key);
-        match self.host.as_mut().map(|host| host.touch(&key)) {
-            Some(true) => {}
-            Some(false) => self.leaving.push((key, block)),
-            None => self.events.push(BlockEvent::Removed(key)),
+        if !self.has_host() {
+            return self.events.push(BlockEvent::Removed(key));
+        }
+        self.clock += 1;
+        if self.host.fetch(&key, self.clock).is_none() {
+            self.leaving.push((key, block));
         }
     }
 
     /// Adds [`BlockEvent::Removed`] for each of these keys that no sequence would find any more.
     fn tell_lost(&mut self, keys: impl IntoIterator<Item = PrefixKey>) {
-        let Some(host) = &self.host else { return };
+        if !self.has_host() {
+            return;
+        }
         let is_coming = |key: &PrefixKey| self.coming.values().flatten().any(|(_, coming)| coming == key);
         let is_leaving = |key: &PrefixKey| self.leaving.iter().any(|(leaving, _)| leaving == key);
         let is_lost = |key: &PrefixKey| {
-            !self.named.contains_key(key) && host.slot(key).is_none() && !is_coming(key) && !is_leaving(key)
+            !self.named.contains_key(key) && !self.host.holds(key) && !is_coming(key) && !is_leaving(key)
         };
         self.events.extend(keys.into_iter().filter(is_lost).map(BlockEvent::Removed));
     }
@@ -318,10 +322,8 @@ impl KvCore {
     /// stays in host memory.
     fn take_in(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
         let leaving = std::mem::take(&mut self.leaving);
-        let Some(host) = &mut self.host else { return Vec::new() };
-        let copies = host.take_in(&leaving, kept);
-        let forgotten = host.take_forgotten();
-        self.tell_lost(leaving.into_iter().map(|(key, _)| key).chain(forgotten));
+        let (copies, evicted) = self.host.store_blocks(&leaving, kept, &mut self.clock);
+        self.tell_lost(leaving.into_iter().map(|(key, _)| key).chain(evicted));
         copies
     }
 
@@ -342,7 +344,9 @@ impl KvCore {
     /// Returns how much of `prefix` is on the device or in host memory.
     pub fn beginning(&self, prefix: &[PrefixKey]) -> Beginning {
         let mut found = Beginning::default();
-        let Some(host) = &self.host else { return found };
+        if !self.has_host() {
+            return found;
+        }
         // Free blocks that the sequence will share cannot be allocated to it as new blocks.
         let mut woken = 0;
         for key in prefix {
@@ -351,7 +355,7 @@ impl KvCore {
                     found.resident += usize::from(found.missing == 0);
                     woken += usize::from(self.pool[*block as usize].references == 0);
                 }
-                None if host.slot(key).is_some() => found.missing += 1,
+                None if self.host.holds(key) => found.missing += 1,
                 None => break,
             }
             found.blocks += 1;
@@ -379,8 +383,7 @@ impl KvCore {
         let coming: Vec<_> = missing.map(|place| (place, prefix[place])).collect();
         let kept: Vec<_> = coming.iter().map(|(_, key)| *key).collect();
         let to_host = self.take_in(&kept);
-        let host = self.host.as_ref().expect("something was found there");
-        let slot = |key| host.slot(key).expect("it was kept");
+        let slot = |key| self.host.slots(key).expect("it was kept")[0];
         let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
         self.coming.insert(sequence, coming);
         self.tables.insert(sequence, table);

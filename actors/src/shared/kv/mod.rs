@@ -3,7 +3,6 @@
 
 mod block_log;
 mod core;
-mod host;
 
 pub(crate) use block_log::BlockReceiver;
 pub use block_log::{BlockEvent, BlockLog, StoredBlock};

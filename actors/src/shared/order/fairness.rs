@@ -1,7 +1,7 @@
-//! The priority of a request, the sort key of an entry in the queue, and the rule that periodically
-//! serves the oldest entry.
+//! Pure: the priority of a request, the sort key of an entry in the queue, and the rule that
+//! periodically serves the oldest entry.
 
-use super::Tenants;
+use super::tenants::Tenants;
 use crate::tenant::Tenant;
 
 /// How many other entries may be served while the oldest entry waits. After that the oldest entry
@@ -12,7 +12,7 @@ const BEFORE_OLDEST: u32 = 7;
 
 /// How many entries may overtake an entry that is next but does not fit. They are in addition to
 /// the [`BEFORE_OLDEST`] entries that may be served before the oldest one.
-pub(crate) const PASSES_MAX: u32 = 32;
+pub(super) const PASSES_MAX: u32 = 32;
 
 /// How many further entries are tried when the next entry does not fit.
 const LOOKED_AT: usize = 8;
@@ -29,32 +29,27 @@ pub struct Priority {
 }
 
 impl Priority {
-    /// The request's sort key, given the tenants' counters.
+    /// The sort key of the request with this id, given the tenants' counters. Among requests of
+    /// equal priority, the requests that were served before are first, because readers wait for the
+    /// rest of their replies. Their tenant's counter is ignored.
     pub(super) fn place<I>(&self, tenants: &Tenants, id: I) -> QueuePosition<I> {
-        QueuePosition::of(self.priority, self.had_turn, tenants.counter(&self.tenant), id)
+        let given = if self.had_turn { 0 } else { tenants.counter(&self.tenant) };
+        QueuePosition { priority: self.priority, is_new: !self.had_turn, given, id }
     }
 }
 
 /// The sort key of an entry. The entry with the smallest key is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct QueuePosition<I> {
+pub(super) struct QueuePosition<I> {
     priority: i32,
     is_new: bool,
     given: u64,
     id: I,
 }
 
-impl<I> QueuePosition<I> {
-    /// Among entries of equal priority, the entries that were served before are first, because
-    /// readers wait for the rest of their replies. Their tenant's counter, `given`, is ignored.
-    pub(crate) fn of(priority: i32, had_turn: bool, given: u64, id: I) -> Self {
-        QueuePosition { priority, is_new: !had_turn, given: if had_turn { 0 } else { given }, id }
-    }
-}
-
 /// The oldest waiting entry, and how many other entries were served since it became the oldest.
 #[derive(Debug)]
-pub(crate) struct OldestWaiting<I> {
+pub(super) struct OldestWaiting<I> {
     oldest: Option<I>,
     served: u32,
 }
@@ -68,13 +63,13 @@ impl<I> Default for OldestWaiting<I> {
 impl<I: Copy + Ord> OldestWaiting<I> {
     /// Returns `oldest` if it must be served now, because [`BEFORE_OLDEST`] other entries were
     /// served while it waited.
-    pub(crate) fn of(&self, oldest: Option<I>) -> Option<I> {
+    pub(super) fn of(&self, oldest: Option<I>) -> Option<I> {
         oldest.filter(|_| self.oldest == oldest && self.served >= BEFORE_OLDEST)
     }
 
     /// The entries that may be served next, in order: the next entry, followed by some that may
     /// overtake it if it does not fit.
-    pub(crate) fn order(&self, oldest: Option<I>, places: impl Iterator<Item = QueuePosition<I>>) -> Vec<I> {
+    pub(super) fn order(&self, oldest: Option<I>, places: impl Iterator<Item = QueuePosition<I>>) -> Vec<I> {
         let mut places: Vec<_> = places.collect();
         if places.len() > LOOKED_AT + 1 {
             places.select_nth_unstable(LOOKED_AT);
@@ -90,7 +85,7 @@ impl<I: Copy + Ord> OldestWaiting<I> {
     }
 
     /// Counts that `id` is served. `id` must still be in the queue.
-    pub(crate) fn count(&mut self, oldest: Option<I>, id: I) {
+    pub(super) fn count(&mut self, oldest: Option<I>, id: I) {
         if self.oldest != oldest || oldest == Some(id) {
             *self = OldestWaiting { oldest: oldest.filter(|oldest| *oldest != id), served: 0 };
         }

@@ -1,9 +1,12 @@
-//! A queue of waiting entries, in the order in which they are served.
+//! Pure: a queue of waiting entries, in the order in which they are served.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Index};
 
-use super::{OldestWaiting, PASSES_MAX, Priority, Tenants};
-use crate::tenant::TenantWeights;
+use super::{
+    fairness::{OldestWaiting, PASSES_MAX, Priority},
+    tenants::Tenants,
+};
+use crate::tenant::{Tenant, TenantWeights};
 
 /// A queue of entries by id. A smaller id means an older entry. An older entry may join after a
 /// younger one.
@@ -11,7 +14,8 @@ use crate::tenant::TenantWeights;
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
     turn: OldestWaiting<I>,
-    tenants: Tenants,
+    /// The counters of tenants, which also change while entries that left the queue are served.
+    pub(crate) tenants: Tenants,
 }
 
 #[derive(Debug)]
@@ -28,10 +32,19 @@ impl<I: Copy + Ord, T> Line<I, T> {
         Line { waiting: BTreeMap::new(), turn: OldestWaiting::default(), tenants: Tenants::new(weights) }
     }
 
-    pub(crate) fn join(&mut self, id: I, rank: Priority, what: T) {
+    /// Adds an entry. The counters of the `served` tenants are not forgotten, because entries that
+    /// left the queue may still change these counters.
+    pub(crate) fn join<'t>(&mut self, id: I, rank: Priority, what: T, served: impl IntoIterator<Item = &'t Tenant>) {
         let waiting = || self.waiting.values().map(|waiting| &waiting.rank.tenant);
         self.tenants.arrive(&rank.tenant, waiting());
-        self.tenants.forget(waiting().chain([&rank.tenant]));
+        self.tenants
+            .forget(waiting().chain(served.into_iter().map(|tenant| -> &Tenant { tenant })).chain([&rank.tenant]));
+        self.rejoin(id, rank, what);
+    }
+
+    /// Adds an entry that was served and then lost its resources. Its tenant was present all the
+    /// time, so the tenant's counter stays.
+    pub(crate) fn rejoin(&mut self, id: I, rank: Priority, what: T) {
         self.waiting.insert(id, Waiting { rank, passed: 0, what });
     }
 
@@ -45,43 +58,67 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.waiting.retain(|_, waiting| stays(&waiting.what));
     }
 
-    /// The entries that may be served next, in order.
+    /// The entries that may be served next, in order: the next entry, followed by some that may
+    /// overtake it if it does not fit.
     pub(crate) fn order(&self) -> Vec<I> {
         self.turn.order(self.oldest(), self.waiting.iter().map(|(id, waiting)| waiting.rank.place(&self.tenants, *id)))
     }
 
-    pub(crate) fn get(&self, id: I) -> Option<&T> {
-        self.waiting.get(&id).map(|waiting| &waiting.what)
+    pub(crate) fn contains(&self, id: I) -> bool {
+        self.waiting.contains_key(&id)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.waiting.values().map(|waiting| &waiting.what)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Returns `true` if another entry may be served before `next`, which does not fit, and counts
-    /// that entry. Returns `false` if too many entries have overtaken `next`, or if `next` was
-    /// served before.
-    pub(crate) fn lets_pass(&mut self, next: I) -> bool {
-        let next = self.waiting.get_mut(&next).expect("it waits");
-        let lets_pass = !next.rank.had_turn && next.passed < PASSES_MAX;
-        next.passed += u32::from(lets_pass);
-        lets_pass
+    /// The oldest entry, if it must be served now.
+    pub(crate) fn must_serve(&self) -> Option<I> {
+        self.turn.of(self.oldest())
     }
 
-    /// Removes an entry because it is served, and charges `cost` to its tenant.
-    pub(crate) fn serve(&mut self, id: I, cost: usize) -> T {
+    /// Whether another entry may be served before `next`, which does not fit. No entry overtakes
+    /// one that was served before, or one that too many entries have overtaken.
+    pub(crate) fn may_be_passed(&self, next: I) -> bool {
+        let next = &self.waiting[&next];
+        !next.rank.had_turn && next.passed < PASSES_MAX
+    }
+
+    /// Counts that another entry is served before `next`, which [may be
+    /// passed](Self::may_be_passed).
+    pub(crate) fn pass(&mut self, next: I) {
+        self.waiting.get_mut(&next).expect("it waits").passed += 1;
+    }
+
+    /// Removes an entry because it is served, and charges `cost` to its tenant, unless the tenant
+    /// was charged before.
+    pub(crate) fn serve(&mut self, id: I, cost: Option<usize>) -> T {
         self.turn.count(self.oldest(), id);
         let Waiting { rank, what, .. } = self.waiting.remove(&id).expect("it waits");
-        self.tenants.admit(&rank.tenant, cost);
+        if let Some(cost) = cost {
+            self.tenants.admit(&rank.tenant, cost);
+        }
         what
     }
 
     fn oldest(&self) -> Option<I> {
         self.waiting.first_key_value().map(|(oldest, _)| *oldest)
+    }
+}
+
+impl<I: Ord, T> Index<I> for Line<I, T> {
+    type Output = T;
+
+    fn index(&self, id: I) -> &T {
+        &self.waiting[&id].what
     }
 }
 
@@ -98,7 +135,7 @@ mod tests {
 
     fn next(line: &mut Line<u32, ()>, cost: usize) -> u32 {
         let next = line.order()[0];
-        line.serve(next, cost);
+        line.serve(next, Some(cost));
         next
     }
 
@@ -108,9 +145,9 @@ mod tests {
         for (id, rank) in
             [(1, rank(0, "a", false)), (2, rank(0, "a", false)), (3, rank(0, "b", false)), (4, rank(0, "b", true))]
         {
-            line.join(id, rank, ());
+            line.join(id, rank, (), []);
         }
-        line.join(5, rank(-1, "a", false), ());
+        line.join(5, rank(-1, "a", false), (), []);
         let order: Vec<_> = (0..5).map(|_| next(&mut line, 10)).collect();
         assert_eq!(order, [5, 4, 1, 3, 2]);
     }
@@ -118,7 +155,7 @@ mod tests {
     #[test]
     fn every_eighth_is_the_oldest() {
         let mut line = Line::new(TenantWeights::default());
-        (0..30).for_each(|id| line.join(id, rank(if id < 2 { 1 } else { 0 }, "", false), ()));
+        (0..30).for_each(|id| line.join(id, rank(if id < 2 { 1 } else { 0 }, "", false), (), []));
         let order: Vec<_> = (0..16).map(|_| next(&mut line, 1)).collect();
         assert_eq!((order[7], order[15]), (0, 1));
     }
@@ -133,7 +170,7 @@ mod tests {
             // and in every 50th iteration any entry fits.
             let mut line = Line::new(TenantWeights::default());
             for (id, (priority, tenant, had_turn, size)) in ranks.iter().enumerate() {
-                line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size);
+                line.join(id, rank(*priority, ["a", "b", "c"][*tenant], *had_turn), *size, []);
             }
             let (mut oldest, mut passed) = (0, 0);
             for moment in 0.. {
@@ -144,14 +181,13 @@ mod tests {
                 }
                 let room = if moment % 50 == 0 { 9 } else { room[moment % room.len()] };
                 let order = line.order();
-                let served = if *line.get(order[0]).expect("it waits") <= room {
-                    Some(order[0])
-                } else {
-                    let other = order[1..].iter().find(|id| *line.get(**id).expect("it waits") <= room);
-                    other.copied().filter(|_| line.lets_pass(order[0]))
-                };
+                let fitting = order.iter().copied().find(|id| line[*id] <= room);
+                let served = fitting.filter(|id| *id == order[0] || line.may_be_passed(order[0]));
                 if let Some(id) = served {
-                    line.serve(id, 1);
+                    if id != order[0] {
+                        line.pass(order[0]);
+                    }
+                    line.serve(id, Some(1));
                     passed += u32::from(id != oldest);
                     prop_assert!(passed <= 7 + PASSES_MAX, "{oldest} was passed {passed} times");
                 }

@@ -1,6 +1,6 @@
-//! Fairness among tenants: a virtual token counter for each ("Fairness in Serving Large Language
-//! Models", OSDI'24, arXiv 2401.00588), divided by the tenant's weight. The tenant with the
-//! smallest counter is next. Pure.
+//! Pure: fairness among tenants. Each has a virtual token counter ("Fairness in Serving Large
+//! Language Models", OSDI'24, arXiv 2401.00588), divided by the tenant's weight. The tenant with the
+//! smallest counter is next.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! The choice between copying keys and values back from host memory and recomputing them, by the
-//! measured costs of copies and steps. Pure.
+//! Pure: the choice between copying keys and values back from host memory and recomputing them, by
+//! the measured costs of copies and steps.
 
 use super::{StepCosts, StepWork};
 

@@ -1,5 +1,5 @@
-//! Predicted durations of steps: lines through the profile's measurements, multiplied by a factor
-//! that is learned from completed steps. Pure.
+//! Pure: predicted durations of steps, by lines through the profile's measurements, multiplied by a
+//! factor that is learned from completed steps.
 
 use super::{MeasuredCosts, MeasuredStep, StepWork};
 

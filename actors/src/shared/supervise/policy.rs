@@ -1,4 +1,4 @@
-//! A supervisor's decision after a death: pure, with the time as an argument.
+//! Pure: a supervisor's decision after a death, with the time as an argument.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 

@@ -1,6 +1,6 @@
 //! Execution of the effects of the engine state machine.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use bursar_budgets::Gate;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -26,16 +26,16 @@ use crate::{
 };
 
 impl EngineState {
-    /// Processes an input, and the inputs that follow from its effects.
+    /// Processes an input, and then the inputs that follow from its effects, in order.
     pub(super) async fn step(
         &mut self,
         myself: &ActorRef<EngineMessage>,
         input: Input<ActorParts>,
     ) -> Result<(), ActorProcessingErr> {
-        let mut next = Some(input);
-        while let Some(input) = next.take() {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
             for effect in self.core.step(input, self.born.elapsed()) {
-                next = self.carry_out(myself, effect).await?.or(next);
+                inputs.extend(self.carry_out(myself, effect).await?);
             }
         }
         Ok(())

@@ -144,7 +144,7 @@ impl EngineState {
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
         let place = LanesPlace { executor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
-        let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, weight_store, generation).await? else {
+        let Some(lanes) = weight_store.start_lanes(Some(profiled.lanes.clone()), place, generation).await? else {
             return Ok(profiled.lanes.clone()); // This engine is being ended.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {

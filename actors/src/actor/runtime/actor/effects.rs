@@ -1,42 +1,38 @@
 //! Execution of the effects that the core of a runtime returns.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use bursar_budgets::{Gate, Label};
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
-use tokio::sync::oneshot;
+use bursar_budgets::Gate;
+use ractor::{ActorProcessingErr, ActorRef};
 
 use super::{
-    ActorParts, Engine, RuntimeState,
+    RuntimeState,
     memory::{release_all_memory, release_memory},
-    sleep_tasks::await_ready,
+    start::spawn_engine,
 };
 use crate::{
-    budget::Budget,
-    chat::{ChatError, ModelHandle, SleepHandle},
-    engine::{EngineActor, EngineArguments, RetainedState, StartError, Status, StatusBoard, WeightStore},
+    engine::{StartError, Status},
     event::Event,
     metric::{self, DeviceLabel},
-    responder::Responder,
     runtime::{
-        LoadRequest, OnReleased, RuntimeMessage,
+        RuntimeMessage,
         core::{Effect, Input},
+        message::ActorParts,
     },
-    sleep::{Rest, SendSleepOrder, Wakefulness},
     tree::Role,
 };
 
 impl RuntimeState {
-    /// Passes an input to the core, and then the inputs that follow from its effects.
+    /// Passes an input to the core, and then the inputs that follow from its effects, in order.
     pub(super) async fn step(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
         input: Input<ActorParts>,
     ) -> Result<(), ActorProcessingErr> {
-        let mut next = Some(input);
-        while let Some(input) = next.take() {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
             for effect in self.core.step(input, self.born.elapsed()) {
-                next = self.carry_out(myself, effect).await?.or(next);
+                inputs.extend(self.carry_out(myself, effect).await?);
             }
         }
         Ok(())
@@ -61,7 +57,7 @@ impl RuntimeState {
                 let myself = myself.clone();
                 tokio::spawn(async move {
                     release_memory(&arguments).await;
-                    myself.send_after(wait, move || RuntimeMessage::Respawn { name, load, death });
+                    myself.send_after(wait, move || RuntimeMessage::Input(Input::Respawn { name, load, death }));
                 });
             }
             Effect::Respawn { name, generation } => {
@@ -82,7 +78,7 @@ impl RuntimeState {
                     actor: Role::Budget.name(),
                     reason,
                 });
-                myself.send_after(wait, move || RuntimeMessage::RespawnBudget { death });
+                myself.send_after(wait, move || RuntimeMessage::Input(Input::RespawnBudget { death }));
             }
             Effect::SpawnBudget => match self.settings.spawn(myself, &self.device()).await {
                 Ok(budget) => self.budget = budget,
@@ -117,53 +113,13 @@ impl RuntimeState {
         Ok(None)
     }
 
-    async fn begin(
-        &mut self,
-        myself: &ActorRef<RuntimeMessage>,
-        name: String,
-        generation: u64,
-        order: LoadRequest,
-    ) -> Result<(), ActorProcessingErr> {
-        let LoadRequest { source, options, progress, reply } = order;
-        let (status, watched) = StatusBoard::new();
-        let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
-        metric::expect_model(&label);
-        let wakefulness = Wakefulness::new(Rest::Waking);
-        let sleep = SleepHandle {
-            wakefulness: wakefulness.clone(),
-            within: options.wake_within,
-            send: send_sleep_order(myself, &name, generation),
-        };
-        let requests = (options.requests_for(self.device().is_host_memory()), options.deadlines);
-        let handle = ModelHandle::new(label.clone(), watched, requests, losses, sleep);
-        let arguments = EngineArguments {
-            label,
-            source,
-            options,
-            budget: Budget::at(self.settings.mailbox().clone()),
-            device: self.device(),
-            card: self.card.clone(),
-            weight_store: WeightStore::default(),
-            kept: RetainedState::default(),
-            wakefulness,
-            generation,
-            status: Arc::new(status),
-            progress,
-        };
-        let (cell, requests) = (spawn_engine(myself, &arguments).await?, handle.credits().clone());
-        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, &arguments));
-        self.engines.insert(name.clone(), Engine { cell, arguments, requests, known: None });
-        tokio::spawn(await_start(myself.clone(), name, generation, handle, reply));
-        Ok(())
-    }
-
     fn close(&self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, within: Duration) {
         let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
         requests.close();
         tokio::spawn(async move {
             // Reaching the deadline is not an error: the remaining requests are cut off.
             let _ = tokio::time::timeout(within, requests.idle()).await;
-            drop(myself.send_message(RuntimeMessage::Due { name, load }));
+            drop(myself.send_message(RuntimeMessage::Input(Input::Due { name, load })));
         });
     }
 
@@ -183,7 +139,7 @@ impl RuntimeState {
             // If the engine has already given a reason, that reason is kept.
             arguments.show(Status::Stopped { reason: reason.into() });
             release_all_memory(&arguments).await;
-            drop(myself.send_message(RuntimeMessage::Ended { name, load, cut_off }));
+            drop(myself.send_message(RuntimeMessage::Input(Input::Ended { name, load, cut_off })));
         });
     }
 
@@ -196,53 +152,4 @@ impl RuntimeState {
             None => {}
         }
     }
-}
-
-/// Returns a function that sends a handle's orders to the runtime, for this load of the model and
-/// not for another load of the same name.
-fn send_sleep_order(myself: &ActorRef<RuntimeMessage>, name: &str, load: u64) -> SendSleepOrder {
-    let (myself, name) = (myself.clone(), name.to_owned());
-    Arc::new(move |order| {
-        // A runtime that has ended drops the order, and the caller gets an error.
-        drop(myself.send_message(RuntimeMessage::SleepOrder { name: name.clone(), load, order }));
-    })
-}
-
-pub(super) async fn spawn_engine(
-    myself: &ActorRef<RuntimeMessage>,
-    arguments: &EngineArguments,
-) -> Result<ActorCell, ActorProcessingErr> {
-    let (engine, _) = EngineActor::spawn_linked(None, EngineActor, arguments.clone(), myself.get_cell()).await?;
-    Ok(engine.get_cell())
-}
-
-/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A
-/// failed start is answered once all memory of the model is returned.
-async fn await_start(
-    runtime: ActorRef<RuntimeMessage>,
-    name: String,
-    load: u64,
-    handle: ModelHandle,
-    mut reply: Responder<Result<ModelHandle, Arc<StartError>>>,
-) {
-    let forget = |on_released| drop(runtime.send_message(RuntimeMessage::Forget { name, load, on_released }));
-    let started = tokio::select! {
-        started = handle.serving() => started,
-        () = reply.given_up() => return forget(None),
-    };
-    let error = match started {
-        Ok(_) => return reply.answer(Ok(handle)),
-        Err(ChatError::NotStarted(error)) => error,
-        Err(ChatError::Stopped { reason }) => Arc::new(StartError::Stopped { reason }),
-        Err(error) => Arc::new(StartError::Stopped { reason: error.to_string().into() }),
-    };
-    let (on_released, is_released) = oneshot::channel();
-    let on_released: OnReleased = Box::new(move |_| {
-        let _ = on_released.send(());
-    });
-    forget(Some(on_released));
-    // If the runtime ends before it reads this message, everything that it supervised has ended
-    // too. The caller still gets the reason.
-    let _ = is_released.await;
-    reply.answer(Err(error));
 }

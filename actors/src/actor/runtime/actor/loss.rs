@@ -11,7 +11,7 @@ use crate::{
     event::Event,
     losses::Losses,
     metric::{self, DeviceLabel},
-    runtime::RuntimeMessage,
+    runtime::{RuntimeMessage, core::Input},
     sleep::{Rest, SleepLevel},
 };
 
@@ -23,7 +23,7 @@ impl RuntimeState {
     }
 
     /// Reports the loss to every request and ends the engines of
-    /// `models`. A [`RuntimeMessage::DeviceMade`] follows.
+    /// `models`. A [`Input::DeviceMade`] follows.
     pub(super) fn lose_device(
         &self,
         myself: &ActorRef<RuntimeMessage>,
@@ -51,7 +51,7 @@ impl RuntimeState {
                 None => Err(error),
                 Some(again) => tokio::task::spawn_blocking(move || again()).await.unwrap_or(Err(error)),
             };
-            drop(myself.send_message(RuntimeMessage::DeviceMade(made)));
+            drop(myself.send_message(RuntimeMessage::Input(Input::DeviceMade(made))));
         });
     }
 

@@ -1,32 +1,12 @@
 //! Gauges of a runtime: its own actors, its models, and the models that have ended.
 
-use bursar_budgets::Label;
-
-use super::{Engine, RuntimeState};
+use super::{Engine, Known, RuntimeState};
 use crate::{
     engine::Status,
     metric::{self, Architecture, DeviceLabel, Dtype, KvCacheDtype, Quantization},
     sleep::Rest,
     supervise::runs,
 };
-
-/// A model that was READY once, with the labels of its info gauge.
-#[derive(Clone)]
-pub(super) struct Known(Label, Architecture, Dtype, Quantization, KvCacheDtype);
-
-impl Known {
-    /// Sets whether the model is shown as loaded.
-    pub(super) fn show(&self, is_there: bool) {
-        let Known(model, architecture, dtype, quantization, kv_cache_dtype) = self.clone();
-        metric::MODEL_INFO.set(&(model, architecture, dtype, quantization, kv_cache_dtype), is_there);
-    }
-
-    /// Shows that no actor of the model runs.
-    pub(super) fn show_dead(&self) {
-        metric::forget_model(&self.0);
-        self.show(true);
-    }
-}
 
 impl Engine {
     /// Records the labels once the model has been READY. A model that stopped by

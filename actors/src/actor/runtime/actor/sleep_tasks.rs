@@ -9,14 +9,17 @@ use tracing::{debug, warn};
 
 use super::{
     RuntimeState,
-    effects::spawn_engine,
     memory::{clear_weights, release_memory},
+    start::{await_ready, spawn_engine},
 };
 use crate::{
     engine::{EngineArguments, StartError, Status},
     event::Event,
     metric::{self, SleepReason, WakeReason},
-    runtime::{RuntimeMessage, core::IdleReport},
+    runtime::{
+        RuntimeMessage,
+        core::{IdleReport, Input},
+    },
     sleep::{NotWoken, Rest, SleepError, SleepLevel},
     tree,
 };
@@ -46,7 +49,7 @@ impl RuntimeState {
         arguments.wakefulness.set(Rest::Draining);
         tokio::spawn(async move {
             let drained = drain(&arguments, level, within).await;
-            drop(myself.send_message(RuntimeMessage::Drained { name, load, drained }));
+            drop(myself.send_message(RuntimeMessage::Input(Input::Drained { name, load, drained })));
         });
     }
 
@@ -70,7 +73,7 @@ impl RuntimeState {
             // processes take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
             debug!(model = %arguments.label, ?dead, ?on_released, away = ?started.elapsed(), "fell asleep");
-            drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
+            drop(myself.send_message(RuntimeMessage::Input(Input::FellAsleep { name, load, level })));
         });
     }
 
@@ -248,24 +251,4 @@ async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>
     clear_weights(arguments).await;
     kept.close();
     SleepLevel::Level2
-}
-
-/// Reports when an engine is READY. An engine that fails reports its failure itself.
-pub(super) fn await_ready(
-    myself: ActorRef<RuntimeMessage>,
-    name: String,
-    load: u64,
-    arguments: &EngineArguments,
-) -> impl Future<Output = ()> + use<> {
-    // After a failed wake, the status may again show the actors that served last. Their
-    // generation is below `first`.
-    let (mut status, first) = (arguments.status.watch(), arguments.serving_generation(0));
-    let is_ready = move |status: &Status| matches!(status, Status::Ready(serving) if serving.generation >= first);
-    let is_settled = |status: &Status| matches!(status, Status::Ready(_) | Status::NotWoken(_)) || status.is_over();
-    async move {
-        let settled = status.wait_for(is_settled).await.map(|status| is_ready(&status));
-        if settled.is_ok_and(|is_ready| is_ready) {
-            drop(myself.send_message(RuntimeMessage::Woken { name, load }));
-        }
-    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bursar_budgets::DeviceError;
 
-use super::Parts;
+use super::input::Parts;
 use crate::{
     metric::{SleepReason, WakeReason},
     sleep::{SleepError, SleepLevel},

@@ -1,17 +1,30 @@
-//! Inputs of the runtime's core.
+//! Inputs of the runtime's core, and the types that it passes on.
 
 use std::time::Duration;
 
 use bursar_budgets::DeviceError;
 
-use super::{Parts, sleep_state::IdleReport};
+use super::sleep_state::IdleReport;
 use crate::{
     metric::WakeReason,
     sleep::{SleepError, SleepLevel},
     supervise::Intensity,
 };
 
-/// An event or a request.
+/// Types that the core passes on without looking at them.
+pub trait Parts {
+    /// The model to load, and the callbacks for its start.
+    type LoadRequest;
+    /// A caller that waits for the end of a model or of the runtime. The answer is the number of
+    /// requests that were cut off.
+    type Waiter;
+    /// A caller that waits until a model sleeps.
+    type Sleeper;
+    type Device;
+}
+
+/// An event or a request. `load` is the number of a load, because another model may have this name
+/// by now.
 pub enum Input<P: Parts> {
     Load(Load<P>),
     /// Requests the end of a model. If the name is unknown, the waiter is answered at once.
@@ -53,6 +66,7 @@ pub enum Input<P: Parts> {
     Respawn {
         name: String,
         load: u64,
+        /// The number of the death. The engine may have been replaced since.
         death: u64,
     },
     BudgetDied {
@@ -60,6 +74,7 @@ pub enum Input<P: Parts> {
     },
     /// The wait before the budget's restart is over.
     RespawnBudget {
+        /// The number of the death. The budget may have been replaced since.
         death: u64,
     },
     /// The current device is lost.

@@ -10,7 +10,7 @@ use crate::{
     scheduler::{
         NewSequence,
         admission::{SequenceForecast, predicted_peak},
-        sequence::Charge,
+        sequence::{Charge, History},
     },
 };
 
@@ -25,32 +25,20 @@ const PREEMPTIONS_MAX: u32 = 2;
 /// Without a limit, drivers that never admit their sequences again would leave entries forever.
 const REMEMBERED: usize = 1024;
 
-/// The history of a sequence that was sent back to its driver.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Past {
-    preemptions: u32,
-    shrinks: u32,
-    charge: Charge,
-}
-
 impl SchedulerCore {
     /// Queues a sequence that is new, or that its driver admits again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
-        let Past { preemptions, shrinks, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
-        let waiting = self.waiting.values().map(|sequence| &sequence.spec.scheduling_params.tenant);
-        self.tenants.arrive(&spec.scheduling_params.tenant, waiting);
-        let known = self.waiting.values().chain(self.running.values()).map(|s| &s.spec.scheduling_params.tenant);
-        self.tenants.forget(known.chain([&spec.scheduling_params.tenant]));
+        let history = self.sent_away.remove(&spec.id).unwrap_or_default();
         let due = spec.scheduling_params.left.map(|_, left| Some(self.now.saturating_add(left)));
-        self.wait(Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) });
+        let sequence = Sequence { history, due, ..Sequence::new(spec) };
+        let served = self.running.values().map(|s| &s.spec.scheduling_params.tenant);
+        self.waiting.join(sequence.id(), sequence.rank(), sequence, served);
     }
 
     /// Keeps the history of a sequence that its driver will admit again.
     pub(super) fn remember(&mut self, sequence: &Sequence) {
-        let Sequence { preemptions, shrinks, charge, .. } = *sequence;
-        let past = Past { preemptions, shrinks, charge };
-        if past != Past::default() {
-            self.sent_away.insert(sequence.id(), past);
+        if sequence.history != History::default() {
+            self.sent_away.insert(sequence.id(), sequence.history);
         }
         if self.sent_away.len() > REMEMBERED {
             self.sent_away.pop_first();
@@ -64,13 +52,14 @@ impl SchedulerCore {
         while !self.admission_paused
             && let Some(id) = self.next_to_admit(effects)
         {
-            let has_turn = self.turn_of() == Some(id);
-            self.count_turn(id);
-            let mut sequence = self.waiting.remove(&id).expect("it waits");
-            (sequence.has_turn, sequence.passed) = (has_turn, 0);
-            if sequence.charge == Charge::None && sequence.produced() == 0 {
-                self.tenants.admit(&sequence.spec.scheduling_params.tenant, sequence.prompt);
-                sequence.charge = Charge::Whole;
+            let has_turn = self.waiting.must_serve() == Some(id);
+            let waiting = &self.waiting[id];
+            let is_due = waiting.history.charge == Charge::None && waiting.produced() == 0;
+            let cost = is_due.then_some(waiting.prompt);
+            let mut sequence = self.waiting.serve(id, cost);
+            sequence.has_turn = has_turn;
+            if is_due {
+                sequence.history.charge = Charge::Whole;
             }
             if sequence.expected.is_none() {
                 sequence.expected = Some(sequence.produced() + self.expected(&sequence, false));
@@ -92,8 +81,8 @@ impl SchedulerCore {
         if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
             return None;
         }
-        let order = self.next_in_order();
-        let (next, sequence) = (order[0], &self.waiting[&order[0]]);
+        let order = self.waiting.order();
+        let (next, sequence) = (order[0], &self.waiting[order[0]]);
         if self.running.is_empty() || self.fits_without(sequence, &[]) {
             return Some(next);
         }
@@ -103,11 +92,11 @@ impl SchedulerCore {
             self.look_ahead_paused = !self.under_way.is_empty();
             return (!self.look_ahead_paused).then(|| self.make_way(next, less_urgent, effects));
         }
-        if is_full || !self.may_be_passed(next) {
+        if is_full || !self.waiting.may_be_passed(next) {
             return None;
         }
-        let other = *order[1..].iter().find(|id| self.fits_without(&self.waiting[id], &[]))?;
-        self.waiting.get_mut(&next).expect("it waits").passed += 1;
+        let other = *order[1..].iter().find(|id| self.fits_without(&self.waiting[**id], &[]))?;
+        self.waiting.pass(next);
         Some(other)
     }
 
@@ -125,7 +114,7 @@ impl SchedulerCore {
         mut less_urgent: Vec<SequenceId>,
         effects: &mut Vec<Effect>,
     ) -> SequenceId {
-        let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[&next], gone);
+        let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[next], gone);
         // The first sequence is usually enough, so prefixes of the list are tried first, each twice
         // as long as the previous one.
         let mut some = 1;
@@ -205,7 +194,7 @@ impl SchedulerCore {
     /// and only its driver can get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
         let mut sequence = self.take_out(id).expect("it runs");
-        sequence.preemptions += 1;
+        sequence.history.preemptions += 1;
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);
     }
@@ -214,11 +203,11 @@ impl SchedulerCore {
 impl Sequence {
     /// How often the sequence lost its blocks, for any reason.
     pub(super) fn losses(&self) -> u32 {
-        self.preemptions + self.shrinks
+        self.history.preemptions + self.history.shrinks
     }
 
     /// Whether the sequence keeps its blocks while other sequences lose theirs.
     pub(super) fn is_kept(&self) -> bool {
-        self.preemptions >= PREEMPTIONS_MAX
+        self.history.preemptions >= PREEMPTIONS_MAX
     }
 }

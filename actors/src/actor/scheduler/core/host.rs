@@ -1,14 +1,13 @@
 //! Blocks that are copied to host memory, and copied back for sequences that begin
 //! with them (ADR 15).
 
-use std::collections::VecDeque;
-
 use bursar_kernels::BLOCK_TOKENS;
 
 use super::{Effect, SchedulerCore, Sequence};
 use crate::{
     kv::{Copies, SequenceId},
     pace::CopyCosts,
+    scheduler::step::CopyUnderWay,
 };
 
 /// With this many copies running, only copies that a step needs may begin. The lane's queue has
@@ -18,21 +17,6 @@ const AHEAD: usize = 4;
 /// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
 /// copies to the host.
 const BLANK_SHARE: usize = 16;
-
-#[derive(Debug, Default)]
-pub(super) struct HostCopies {
-    /// The copies that were submitted to the lane, the oldest first.
-    under_way: VecDeque<CopyUnderWay>,
-    costs: CopyCosts,
-}
-
-#[derive(Debug)]
-struct CopyUnderWay {
-    blocks: usize,
-    /// The sequence that this copy fetches blocks for, and the number of tokens that
-    /// the sequence has afterwards.
-    fetches: Option<(SequenceId, usize)>,
-}
 
 impl SchedulerCore {
     /// Keeps up to `slots` blocks in host memory. They are copied back where `costs` say that this

@@ -38,7 +38,7 @@ impl SchedulerCore {
         self.preemptions.by_shrinks += holders.len();
         for holder in &holders {
             let mut sequence = self.take_out(*holder).expect("only running sequences hold blocks");
-            sequence.shrinks += 1;
+            sequence.history.shrinks += 1;
             self.begin_again(sequence, effects);
         }
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));

@@ -1,5 +1,6 @@
-//! The order in which waiting sequences are admitted, by the [`order`](crate::order) that pictures
-//! use too. Sequences that cannot be served in time are dropped before they take a block.
+//! Waiting sequences: their priority in the [`Line`](crate::order::Line), which pictures use too,
+//! and the sequences that are preempted for them. Sequences that cannot be served in time are
+//! dropped before they take a block.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -9,8 +10,9 @@ use super::{Effect, SchedulerCore, Sequence};
 use crate::{
     deadline::{Deadline, Deadlines},
     kv::SequenceId,
-    order::{PASSES_MAX, QueuePosition},
+    order::Priority,
     pace::StepWork,
+    scheduler::SchedulingParams,
 };
 
 impl Sequence {
@@ -19,42 +21,16 @@ impl Sequence {
     pub(super) fn urgency(&self) -> (i32, SequenceId) {
         (self.spec.scheduling_params.priority, self.id())
     }
+
+    /// The priority with which the sequence waits. Among equally urgent sequences, the sequences
+    /// that lost their blocks are first.
+    pub(super) fn rank(&self) -> Priority {
+        let SchedulingParams { priority, tenant, .. } = &self.spec.scheduling_params;
+        Priority { priority: *priority, tenant: tenant.clone(), had_turn: self.losses() > 0 }
+    }
 }
 
 impl SchedulerCore {
-    /// The waiting sequences that may be admitted next, in order: the next one, followed by some
-    /// that may overtake it if it does not fit. Among equally urgent sequences, the sequences that
-    /// lost their blocks are first, because readers wait for the rest of their replies.
-    pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
-        let place = |sequence: &Sequence| {
-            let (priority, id) = sequence.urgency();
-            let had_turn = sequence.losses() > 0;
-            QueuePosition::of(priority, had_turn, self.tenants.counter(&sequence.spec.scheduling_params.tenant), id)
-        };
-        self.turn.order(self.oldest(), self.waiting.values().map(place))
-    }
-
-    /// The oldest waiting sequence, if it must be admitted now.
-    pub(super) fn turn_of(&self) -> Option<SequenceId> {
-        self.turn.of(self.oldest())
-    }
-
-    fn oldest(&self) -> Option<SequenceId> {
-        self.waiting.first_key_value().map(|(oldest, _)| *oldest)
-    }
-
-    /// Whether another sequence may still be admitted before `next`, which does not fit. No
-    /// sequence overtakes one that lost its blocks.
-    pub(super) fn may_be_passed(&self, next: SequenceId) -> bool {
-        let next = &self.waiting[&next];
-        next.losses() == 0 && next.passed < PASSES_MAX
-    }
-
-    /// Counts the admission of `id`, which is still in the queue, while the oldest sequence waits.
-    pub(super) fn count_turn(&mut self, id: SequenceId) {
-        self.turn.count(self.oldest(), id);
-    }
-
     /// Drops the sequences that can no longer be served in time: waiting sequences, and admitted
     /// sequences that have not been part of a step yet. A sequence whose blocks a copy is filling
     /// is dropped after the copy has ended.
@@ -63,7 +39,7 @@ impl SchedulerCore {
         let without_share = self.running.values().filter(|s| !s.has_begun && !s.cancelled && !s.is_fetching);
         let late: Vec<_> = self.waiting.values().chain(without_share).filter_map(missed).collect();
         for (id, deadline) in late {
-            self.waiting.remove(&id);
+            self.waiting.leave(id);
             self.take_out(id);
             // Blocks that were fetched from host memory keep their names and content.
             self.kv.release(id);

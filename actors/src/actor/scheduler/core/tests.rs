@@ -349,8 +349,8 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
         }
         bed.cancel(4).stepped(6);
     }
-    assert_eq!(bed.scheduler.waiting.keys().next(), Some(&SequenceId(3)), "in front of later ones");
-    let preempted = &bed.scheduler.waiting[&SequenceId(3)];
+    assert_eq!(bed.scheduler.waiting.values().map(Sequence::id).next(), Some(SequenceId(3)), "in front of later ones");
+    let preempted = &bed.scheduler.waiting[SequenceId(3)];
     assert!(preempted.spec.produced > 0);
     assert_eq!((preempted.cached, preempted.named), (0, 0), "it has no blocks, so nothing of it is computed");
     while !bed.running.is_empty() {
@@ -371,7 +371,7 @@ fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     // step, so they cannot.
     let mut bed = Bed::new(limits(4, 200, 8));
     let sample = |id| NewSequence { group: Some(1), ..alike(id, 40, 9) };
-    bed.scheduler.waiting.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sample(id)))));
+    (1..=2).for_each(|id| bed.scheduler.wait(Sequence::new(sample(id))));
     let effects = bed.scheduler.step(Input::Admit(Box::new(sample(3))));
     assert!(effects.contains(&Effect::Short(vec![SequenceId(3)], 1)), "{effects:?}");
     bed.hear(effects);

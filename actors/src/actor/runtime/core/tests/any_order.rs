@@ -163,12 +163,15 @@ impl World {
     }
 
     fn give(&mut self, input: Input<Numbers>) {
-        let mut next = Some(input);
-        while let Some(input) = next.take() {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
             self.now += Duration::from_millis(10);
             for effect in self.core.step(input, self.now) {
                 match effect {
-                    Effect::ReportIdle => next = Some(self.look()),
+                    Effect::ReportIdle => {
+                        let look = self.look();
+                        inputs.push_back(look);
+                    }
                     effect => self.carry_out(effect),
                 }
             }

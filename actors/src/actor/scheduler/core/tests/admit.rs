@@ -42,7 +42,11 @@ fn small_requests_pass_one_that_does_not_fit_yet() {
     bed.admit(sequence(2, 250, 50)).admit(sequence(3, 20, 10));
     assert_eq!(bed.scheduler.counts(), (2, 1), "a step is under way");
     bed.stepped(5);
-    assert_eq!(bed.scheduler.waiting.keys().collect::<Vec<_>>(), [&SequenceId(2)], "the small one runs");
+    assert_eq!(
+        bed.scheduler.waiting.values().map(Sequence::id).collect::<Vec<_>>(),
+        [SequenceId(2)],
+        "the small one runs"
+    );
     while !bed.running.is_empty() {
         bed.stepped(5);
     }
@@ -71,7 +75,7 @@ fn none_overtakes_a_sequence_that_lost_its_blocks() {
     }
     bed.admit(sequence(4, 1, 1));
     (0..3).for_each(|_| _ = bed.stepped(5));
-    assert!(bed.scheduler.waiting.contains_key(&SequenceId(3)) && bed.scheduler.waiting.contains_key(&SequenceId(4)));
+    assert!(bed.scheduler.waiting.contains(SequenceId(3)) && bed.scheduler.waiting.contains(SequenceId(4)));
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn of_tenant(tenant: &str, sequence: NewSequence) -> NewSequence {
 /// Tokens that the tenant was charged for. There must be two tenants, because a single tenant's
 /// counter is not looked up.
 fn charged(bed: &Bed, tenant: &str) -> u64 {
-    bed.scheduler.tenants.counter(&Tenant::new(tenant)) / u64::from(TenantWeights::WEIGHT_MAX)
+    bed.scheduler.waiting.tenants.counter(&Tenant::new(tenant)) / u64::from(TenantWeights::WEIGHT_MAX)
 }
 
 /// The first sequence of tenant `b` runs a prompt in several steps, so sequences of `a`
@@ -154,7 +154,7 @@ impl Account {
             for id in returning {
                 self.come_again += 1;
                 let tenant = self.requests[&id].tenant;
-                let counter = |bed: &Bed| bed.scheduler.tenants.counter(&Tenant::new(TENANTS[tenant]));
+                let counter = |bed: &Bed| bed.scheduler.waiting.tenants.counter(&Tenant::new(TENANTS[tenant]));
                 let before = counter(bed);
                 let produced = self.produced.get(&id).copied().unwrap_or(0);
                 bed.scheduler.arrive(self.requests[&id].sequence(id, produced, true));
@@ -173,7 +173,11 @@ impl Account {
             let open = of_tenant().filter(|id| !self.computed.contains_key(id) && !self.produced.contains_key(id));
             let open: usize = open.filter_map(|id| bed.scheduler.running.get(&SequenceId(*id))).map(|s| s.prompt).sum();
             let parts = (computed + 2 * replies + open) as u64 * u64::from(TenantWeights::WEIGHT_MAX);
-            assert_eq!(bed.scheduler.tenants.counter(&Tenant::new(*name)), parts + self.lifted[tenant], "of {name}");
+            assert_eq!(
+                bed.scheduler.waiting.tenants.counter(&Tenant::new(*name)),
+                parts + self.lifted[tenant],
+                "of {name}"
+            );
         }
     }
 }
@@ -196,7 +200,7 @@ proptest! {
             bed.scheduler.arrive(drawn.sequence(*id, 0, false));
         }
         // Both tenants are known, because a single tenant's counter is not looked up.
-        TENANTS.iter().for_each(|name| bed.scheduler.tenants.arrive(&Tenant::new(*name), std::iter::empty()));
+        TENANTS.iter().for_each(|name| bed.scheduler.waiting.tenants.arrive(&Tenant::new(*name), std::iter::empty()));
         let mut account = Account {
             requests,
             produced: BTreeMap::new(),

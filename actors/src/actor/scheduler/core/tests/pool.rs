@@ -146,7 +146,7 @@ fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
     resize(&mut bed, 5);
     bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);
     assert_eq!(bed.scheduler.counts(), (2, 1), "the second is next, and does not fit");
-    let second = &bed.scheduler.waiting[&SequenceId(2)];
+    let second = &bed.scheduler.waiting[SequenceId(2)];
     assert_eq!((second.losses(), second.is_kept()), (1, false));
 }
 
@@ -169,7 +169,7 @@ fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
         bed.admit(NewSequence { scheduling_params, ..sequence(id, 40, 4) });
     }
     bed.stepped(5);
-    bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").preemptions = 2;
+    bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").history.preemptions = 2;
     bed.heard();
     resize(&mut bed, 3);
     bed.stepped(5);

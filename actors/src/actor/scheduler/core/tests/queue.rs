@@ -21,8 +21,8 @@ fn urgent(id: u64, priority: i32, prompt: usize, tokens_max: usize) -> NewSequen
 
 impl Bed {
     fn ids(&self) -> [Vec<u64>; 2] {
-        let ids = |sequences: &BTreeMap<SequenceId, Sequence>| sequences.keys().map(|id| id.0).collect();
-        [ids(&self.scheduler.waiting), ids(&self.scheduler.running)]
+        let waiting = self.scheduler.waiting.values().map(|s| s.id().0).collect();
+        [waiting, self.scheduler.running.keys().map(|id| id.0).collect()]
     }
 
     /// Ends steps until no step is left. Returns the sequences in the order in which they ended.
@@ -261,8 +261,10 @@ proptest! {
         // the oldest adds one prompt.
         let bound = 2 * (2 * 20 * sequences as u64).max(40) + 40;
         while !bed.running.is_empty() {
-            let waiting = bed.scheduler.waiting.values().map(|s| bed.scheduler.tenants.counter(&s.spec.scheduling_params.tenant));
-            let waiting: BTreeSet<_> = waiting.collect();
+            let tenants = bed.scheduler.waiting.values().map(|s| s.spec.scheduling_params.tenant.clone());
+            let tenants: BTreeSet<_> = tenants.collect();
+            let counters = tenants.iter().map(|tenant| bed.scheduler.waiting.tenants.counter(tenant));
+            let waiting: BTreeSet<_> = counters.collect();
             if let (Some(least), Some(most)) = (waiting.first(), waiting.last()) {
                 let apart = (most - least) / u64::from(TenantWeights::WEIGHT_MAX);
                 prop_assert!(apart <= bound, "{apart} tokens, at most {bound}");
@@ -323,7 +325,7 @@ struct Watch {
 impl Watch {
     /// Checks the effects of one input.
     fn look(&mut self, bed: &mut Bed, before: &BTreeSet<SequenceId>) {
-        let waiting: BTreeSet<_> = bed.scheduler.waiting.keys().copied().collect();
+        let waiting: BTreeSet<_> = bed.scheduler.waiting.values().map(Sequence::id).collect();
         let admitted = before.difference(&waiting).filter(|id| bed.scheduler.running.contains_key(id)).count();
         let oldest = waiting.first().copied();
         self.oldest = match (self.oldest, oldest) {
@@ -359,7 +361,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
     let mut leaves: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     let mut now = 0;
     let give = |bed: &mut Bed, watch: &mut Watch, input: Input| {
-        let before = bed.scheduler.waiting.keys().copied().collect::<BTreeSet<_>>();
+        let before = bed.scheduler.waiting.values().map(Sequence::id).collect::<BTreeSet<_>>();
         let before = match &input {
             Input::Admit(new) => before.into_iter().chain([new.id]).collect(),
             _ => before,

@@ -225,10 +225,9 @@ proptest! {
             prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
             hear(&mut kv, &mut known);
             let places = (0..4).flat_map(|name| keys(name, 96));
-            let on_host = |key: &PrefixKey| kv.host.as_ref().is_some_and(|host| host.slot(key).is_some());
             let comes = |key: &PrefixKey| kv.coming.values().flatten().any(|(_, coming)| coming == key);
             let leaves = |key: &PrefixKey| kv.leaving.iter().any(|(leaving, _)| leaving == key);
-            let is_there = |key: &PrefixKey| kv.named.contains_key(key) || on_host(key) || comes(key) || leaves(key);
+            let is_there = |key: &PrefixKey| kv.named.contains_key(key) || kv.host.holds(key) || comes(key) || leaves(key);
             prop_assert_eq!(&known, &places.filter(is_there).collect(), "what a listener knows is what there is");
         }
         memory.run(usize::MAX);
@@ -239,8 +238,8 @@ proptest! {
                 prop_assert_eq!(memory.device[*block as usize], Some((name, place)));
             }
             let is_leaving = kv.leaving.iter().any(|(of, _)| *of == key);
-            if let Some(slot) = kv.host.as_ref().and_then(|host| host.slot(&key)).filter(|_| !is_leaving) {
-                prop_assert_eq!(memory.host[slot as usize], Some((name, place)));
+            if let Some([slot]) = kv.host.slots(&key).filter(|_| !is_leaving) {
+                prop_assert_eq!(memory.host[*slot as usize], Some((name, place)));
             }
         }
         for number in fetching {

@@ -1,0 +1,65 @@
+//! Inputs and effects of the scheduler's core.
+
+use std::time::Duration;
+
+use crate::{
+    deadline::Deadline,
+    kv::{Copies, SequenceId},
+    scheduler::{Finish, NewSequence, StepPlan},
+};
+
+/// An event for the scheduler.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A new sequence is queued.
+    Admit(Box<NewSequence>),
+    /// The caller of this sequence has disconnected.
+    Cancel(SequenceId),
+    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's
+    /// order, or `None` where the logits are not numbers.
+    Stepped(Vec<Option<u32>>),
+    /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
+    Resize(usize),
+    /// The answer to [`Effect::Gather`], a moment later.
+    Gathered,
+    /// The oldest running step took this many µs. The step's [`Input::Stepped`] follows.
+    Took(u64),
+    /// Whether pictures are being encoded on the same GPU.
+    Encodes(bool),
+    /// The time since the scheduler began. It never goes back.
+    Now(Duration),
+    /// The oldest copies have ended, after this many µs.
+    Copied(u64),
+}
+
+/// An action for the scheduler actor, which takes the actions in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Run a step after the step that may still be running. The answer arrives as
+    /// [`Input::Stepped`].
+    Run(Box<StepPlan>),
+    /// Copy blocks, after earlier copies and before later steps. The
+    /// answer arrives as [`Input::Copied`].
+    Copy(Box<Copies>),
+    /// These sequences wait without blocks, because the next step lacks this many blocks.
+    Short(Vec<SequenceId>, usize),
+    /// A sequence begins, and this many of its tokens are cached. Sent once per sequence.
+    Found(SequenceId, usize),
+    /// A sequence has a new token.
+    Token(SequenceId, u32),
+    /// A sequence has ended by itself.
+    Finished(SequenceId, Finish),
+    /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
+    /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
+    ComeAgain(SequenceId),
+    /// A sequence without blocks has missed this deadline, or could no longer meet it. The
+    /// scheduler forgets the sequence.
+    Late(SequenceId, Deadline),
+    /// These sequences hold no blocks any more.
+    Released(Vec<SequenceId>),
+    /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
+    /// be about to arrive.
+    Gather,
+    /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
+    Resized,
+}
