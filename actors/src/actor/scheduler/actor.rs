@@ -31,6 +31,9 @@ use crate::{
     vision::PinnedSet,
 };
 
+/// The `tracing` target of a request's steps. Log filters name it, so it stays when this module moves.
+const TARGET: &str = "bursar_actors::scheduler::actor";
+
 /// How long the second step of a burst waits for the other prompts of the burst. With the
 /// resolution of the timer, the wait is one to two milliseconds. For comparison, the first step
 /// takes eleven milliseconds with a prompt of 512 tokens and a model of 7B's shape on an H200.
@@ -182,7 +185,7 @@ impl Actor for SchedulerActor {
             SchedulerMessage::Admit(admission) => {
                 let Admission { sequence, pins, deliveries, span, last_token } = *admission;
                 span.in_scope(|| {
-                    debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waiting for blocks")
+                    debug!(target: TARGET, sequence = sequence.id.0, tokens = sequence.tokens.len(), "waiting for blocks")
                 });
                 // A sequence that had tokens is admitted again because it lost its blocks.
                 let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());
@@ -324,11 +327,12 @@ impl SchedulerState {
             Effect::Run(plan) => self.run(myself.clone(), *plan),
             Effect::Copy(copies) => self.copy(myself.clone(), *copies),
             Effect::Short(sequences, blocks) => {
-                let tell = |id| self.trace(id, || debug!(short_by = blocks, "waiting: too few free blocks"));
+                let tell =
+                    |id| self.trace(id, || debug!(target: TARGET, short_by = blocks, "waiting: too few free blocks"));
                 sequences.into_iter().for_each(tell);
             }
             Effect::Found(sequence, tokens) => {
-                self.trace(sequence, || debug!(cached_tokens = tokens, "started"));
+                self.trace(sequence, || debug!(target: TARGET, cached_tokens = tokens, "started"));
                 self.counted.found += tokens;
                 self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
                 self.deliver(sequence, Delivery::Found(tokens));
@@ -345,7 +349,7 @@ impl SchedulerState {
                 self.counted.generated += 1;
             }
             Effect::Finished(sequence, finish) => {
-                self.trace(sequence, || debug!(?finish, "last step finished"));
+                self.trace(sequence, || debug!(target: TARGET, ?finish, "last step finished"));
                 let end = match self.chosen.remove(&sequence) {
                     Some(Err(error)) => Delivery::Broken(Arc::new(error)),
                     _ => Delivery::Finished(finish),
@@ -353,18 +357,18 @@ impl SchedulerState {
                 self.deliver(sequence, end);
             }
             Effect::ComeAgain(sequence) => {
-                self.trace(sequence, || debug!("preempted; its pictures are requested again"));
+                self.trace(sequence, || debug!(target: TARGET, "preempted; its pictures are requested again"));
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
             }
             Effect::Late(sequence, deadline) => {
-                self.trace(sequence, || debug!(deadline = deadline.name(), "cannot meet its deadline"));
+                self.trace(sequence, || debug!(target: TARGET, deadline = deadline.name(), "cannot meet its deadline"));
                 self.deliver(sequence, Delivery::Late(deadline));
                 self.callers.remove(&sequence);
             }
             Effect::Released(sequences) => {
                 for id in sequences {
-                    self.trace(id, || debug!("blocks released"));
+                    self.trace(id, || debug!(target: TARGET, "blocks released"));
                     // A preempted sequence still has a caller. The callers of
                     // ended sequences are dropped.
                     if !self.core.is_known(id) {
@@ -449,7 +453,7 @@ impl SchedulerState {
     /// this step, and requests whose prompts the step continues. A decoding request takes one step
     /// per token, which would be too many events to read.
     fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
-        if !enabled!(Level::DEBUG) {
+        if !enabled!(target: TARGET, Level::DEBUG) {
             return Vec::new();
         }
         let tokens = plan.batch.query_starts.windows(2).map(|ends| ends[1] - ends[0]);
