@@ -33,7 +33,7 @@ pub enum DeviceError {
     /// The host cannot provide page-locked memory of this size.
     #[error("the host refused to page-lock {}: {said}", asked.exact())]
     HostRefused { asked: Bytes, said: String },
-    /// A call to one GPU of a [group](DeviceGroup) failed.
+    /// A call to one GPU of a [group](crate::DeviceGroup) failed.
     #[error("{card}: {source}")]
     OfCard { card: String, source: Box<DeviceError> },
     #[error("{reason}")]
@@ -74,7 +74,7 @@ impl DeviceError {
         matches!(self.of_any_card(), DeviceError::Lost { .. })
     }
 
-    /// The error without the GPU's label, if the error comes from a GPU of a [group](DeviceGroup).
+    /// The error without the GPU's label, if the error comes from a GPU of a [group](crate::DeviceGroup).
     pub fn of_any_card(&self) -> &DeviceError {
         match self {
             DeviceError::OfCard { source, .. } => source.of_any_card(),
@@ -82,7 +82,7 @@ impl DeviceError {
         }
     }
 
-    /// The label of the GPU of a [group](DeviceGroup) that caused this error.
+    /// The label of the GPU of a [group](crate::DeviceGroup) that caused this error.
     pub fn card(&self) -> Option<&str> {
         match self {
             DeviceError::OfCard { card, .. } => Some(card),

@@ -50,13 +50,13 @@ pub trait Device: Send + Sync + 'static {
     /// returns the device that it wraps.
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 
-    /// The devices of a [group](DeviceGroup), by rank. Empty if this is one device.
+    /// The devices of a [group](crate::DeviceGroup), by rank. Empty if this is one device.
     fn ranks(&self) -> &[Arc<dyn Device>] {
         &[]
     }
 
     /// A name for each GPU of this device: the device's [label](Device::label), or the labels of
-    /// a [group](DeviceGroup)'s ranks. If labels repeat, as they do for host devices, the rank
+    /// a [group](crate::DeviceGroup)'s ranks. If labels repeat, as they do for host devices, the rank
     /// is added to each.
     fn card_labels(&self) -> Vec<String> {
         let labels: Vec<String> = match self.ranks() {
@@ -71,13 +71,13 @@ pub trait Device: Send + Sync + 'static {
         }
     }
 
-    /// The address on each rank of a [group](DeviceGroup) that corresponds to
+    /// The address on each rank of a [group](crate::DeviceGroup) that corresponds to
     /// `address` of this device.
     fn addresses(&self, address: Address) -> Vec<Address> {
         vec![address]
     }
 
-    /// Lets each rank of a [group](DeviceGroup) access the memory that its reachable peers have
+    /// Lets each rank of a [group](crate::DeviceGroup) access the memory that its reachable peers have
     /// backed at these addresses. Does nothing on a single device.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Allocates host memory for copies to and from this device. For a GPU, the memory is
-    /// page-locked. For a [group](DeviceGroup), call this on each of its devices. The call may take
+    /// page-locked. For a [group](crate::DeviceGroup), call this on each of its devices. The call may take
     /// a few milliseconds per 100 MiB.
     ///
     /// # Errors
@@ -172,7 +172,7 @@ fn copies_nothing(device: &str) -> DeviceError {
 }
 
 impl DeviceError {
-    /// Converts to an error of this rank of `device`. If the device is a [group](DeviceGroup), the
+    /// Converts to an error of this rank of `device`. If the device is a [group](crate::DeviceGroup), the
     /// error names the GPU.
     pub fn on_rank(self, device: &dyn Device, rank: usize) -> DeviceError {
         match (device.ranks(), self) {

@@ -39,7 +39,7 @@ pub struct CudaCounts {
     /// Page-locked host memory held now.
     pub pinned: Bytes,
     /// Calls that took device memory or page-locked memory from the driver, including refused
-    /// calls: each piece, each [`Pinned`], each [`CudaDevice::with_overhead`] and each
+    /// calls: each piece, each [`Pinned`](crate::Pinned), each [`CudaDevice::with_overhead`] and each
     /// [`CudaDevice::taken_by`]. This must not increase after READY.
     pub allocations: u64,
 }

@@ -57,7 +57,7 @@ impl<T: fmt::Debug> fmt::Debug for Overhead<T> {
 impl CudaDevice {
     /// Creates a value that takes memory which no lease can cover (loaded modules, library handles,
     /// streams). The memory is counted as overhead of `source` until the value is dropped. A ledger
-    /// that reads [`Device::overhead`] before each grant then accounts for it. If the driver does
+    /// that reads [`Device::overhead`](crate::Device::overhead) before each grant then accounts for it. If the driver does
     /// not distinguish processes, memory that other processes take during the call is counted too.
     /// Only one thread measures at a time.
     ///
