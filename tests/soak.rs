@@ -9,8 +9,8 @@
 #[path = "soak/load.rs"]
 mod load;
 #[allow(dead_code, reason = "stories use more of it")]
-#[path = "../actors/tests/gpu/neighbour.rs"]
-mod neighbour;
+#[path = "../actors/tests/gpu/other_process.rs"]
+mod other_process;
 #[path = "soak/reading.rs"]
 mod reading;
 #[allow(dead_code, reason = "stories use more of it")]
@@ -41,7 +41,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 const AT_ONCE: usize = 12;
 
 /// The test that runs in a child process as the other process on a GPU.
-const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
 /// The parameters of a soak, and the growth that it allows.
 struct Soak {
@@ -68,14 +68,14 @@ fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
 }
 
 #[test]
-fn hundreds_of_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
+fn hundreds_of_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
     // The caches of a restarted actor are empty, so readings differ by some megabytes.
     Soak { requests: 320, between_readings: 20, warm_up: 4, heap_growth: 8 << 20, process_growth: 32 << 20 }.trouble();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
-fn ten_thousand_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
+fn ten_thousand_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
     // Threads start and end with lanes, and glibc keeps the memory of their arenas. With
     // MALLOC_ARENA_MAX=1 the growth is 2 MiB.
     Soak { requests: 10_000, between_readings: 100, warm_up: 10, heap_growth: 2 << 20, process_growth: 96 << 20 }
@@ -83,13 +83,13 @@ fn ten_thousand_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
 }
 
 #[test]
-fn a_neighbour_takes_the_requested_bytes() {
-    neighbour::live();
+fn another_process_takes_the_requested_bytes() {
+    other_process::live();
 }
 
 #[test]
 #[ignore = "wants a GPU and minutes: BURSAR_SOAK_SECONDS=300 cargo test --release --test soak -- --ignored --nocapture gpu"]
-fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
+fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let asked = |name| std::env::var(name).ok().map(|said| said.parse::<u64>().expect("a number"));
     let seconds = asked("BURSAR_SOAK_SECONDS").unwrap_or(300);
@@ -141,7 +141,7 @@ impl Soak {
         println!("{befallen:?}");
         let rounds = readings.len();
         assert!(befallen.deaths > rounds / 2 && befallen.sleeps > 0, "{befallen:?}");
-        assert!(befallen.neighbours > 0 && befallen.tenants > 0, "{befallen:?}");
+        assert!(befallen.other_processes > 0 && befallen.tenants > 0, "{befallen:?}");
         troubled.runtime.shutdown().await;
         (readings, load.ends())
     }

@@ -26,18 +26,18 @@ use bursar_actors::{
 use bursar_budgets::{Bytes, Class, Device, Hint};
 use bursar_model::registry::random_checkpoint;
 use gpu::{
-    Stage, all_is_home, eventually,
-    neighbour::{self, Neighbour},
-    options, started, story,
+    Stage, all_is_home, eventually, options,
+    other_process::{self, OtherProcess},
+    started, story,
 };
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
 /// The name of the test that runs as the other process.
-const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
 #[test]
-fn a_neighbour_takes_the_requested_bytes() {
-    neighbour::live();
+fn another_process_takes_the_requested_bytes() {
+    other_process::live();
 }
 
 const NAME: &str = "seven";
@@ -323,13 +323,13 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
 }
 
 #[test]
-fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
+fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let model = &started.model;
         let before = stage.measured().await;
         let kv = async || stage.snapshot().await.of_class(&Class::Kv);
-        let (wants, mut neighbour) = ([1, 8, 40].map(Bytes::gib), Neighbour::moves_in(NEIGHBOUR));
+        let (wants, mut other_process) = ([1, 8, 40].map(Bytes::gib), OtherProcess::moves_in(OTHER_PROCESS));
         // First without users, then with 64.
         for users in [0, 64] {
             let (users, heard) = (Users::come(users, model), listen(&stage));
@@ -337,7 +337,10 @@ fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
             eventually("all have asked, and the first has an answer", are_busy).await;
             for wanted in wants {
                 let begun = Instant::now();
-                eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
+                eventually("the other process has it", async || {
+                    block_in_place(|| other_process.hold(wanted)) == wanted
+                })
+                .await;
                 let had = begun.elapsed();
                 eventually("all is made room for", async || stage.is_quiet().await).await;
                 let (now, answered) = (stage.measured().await, users.answered.load(SeqCst));
@@ -345,7 +348,7 @@ fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
                 assert!(now.foreign >= wanted, "{now}");
             }
             assert!(kv().await + Bytes::gib(38) < before.of_class(&Class::Kv));
-            block_in_place(|| neighbour.hold(Bytes::ZERO));
+            block_in_place(|| other_process.hold(Bytes::ZERO));
             let went = Instant::now();
             eventually("all is regained", async || kv().await == before.of_class(&Class::Kv)).await;
             println!("regained after {:?}", went.elapsed());
@@ -358,7 +361,7 @@ fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
             }
             println!("given up in {} changes; {answered} answers", yields.len());
         }
-        drop(neighbour);
+        drop(other_process);
         stage.runtime.unload(NAME).await.expect("it unloads");
     });
 }
@@ -368,13 +371,13 @@ fn loads_that_killed_another_server_lose_nothing_here() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let (model, heard) = (&started.model, listen(&stage));
-        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let wanted = Bytes::mib(7680);
-        eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
+        eventually("the other process has it", async || block_in_place(|| other_process.hold(wanted)) == wanted).await;
         // Then the other process takes the rest, except for the memory that it left
         // to the other server.
-        let free = block_in_place(|| neighbour.leave(Bytes::mib(200)));
-        println!("{free} are free beside the neighbour");
+        let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
+        println!("{free} are free beside the other process");
         let scored = |_| told(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
         let loads = [
             ("64 pictures of 1036 x 1036", (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE),
@@ -391,7 +394,7 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         let now = stage.measured().await;
         println!("{now}");
         assert!(now.deficit.is_zero() && now.foreign >= wanted, "{now}");
-        drop(neighbour);
+        drop(other_process);
         stage.runtime.unload(NAME).await.expect("it unloads");
     });
 }
@@ -400,15 +403,15 @@ fn loads_that_killed_another_server_lose_nothing_here() {
 fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
     story(async |stage| {
         let before = stage.measured().await;
-        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
-        let (left, first) = too_little(&stage, &mut neighbour, Bytes::gib(4)).await;
+        let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
+        let (left, first) = too_little(&stage, &mut other_process, Bytes::gib(4)).await;
         // `left - available` is memory that the plan cannot lease: the canary, and the memory of
         // kernels.
         let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
         let enough = needed + left.saturating_sub(available);
         let mut applied = 0;
         for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
-            let (_, error) = too_little(&stage, &mut neighbour, enough - Bytes::mib(200)).await;
+            let (_, error) = too_little(&stage, &mut other_process, enough - Bytes::mib(200)).await;
             let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
             let suggestion = named.expect("the same are named");
             let Some(changed) = suggestion.over(&full()) else { continue };
@@ -423,20 +426,20 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
             applied += 1;
         }
         assert!(applied >= 2, "some of them alone would fit");
-        let left = neighbour.leave(enough + Bytes::gib(2));
+        let left = other_process.leave(enough + Bytes::gib(2));
         let started = start(&stage, full(), |_| {}).await.expect("there is room");
         println!("{left} are left: {}, {} tokens", started.told(), kv_tokens(&started.model).await);
         println!("{}", stage.measured().await);
         ask_all(&started.model, (0..16).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
-        drop(neighbour);
+        drop(other_process);
         stage.runtime.unload(NAME).await.expect("it unloads");
         all_is_home(&stage, &before).await;
     });
 }
 
 /// Tries a start with `left` bytes free. Returns the bytes that were actually free, and the error.
-async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
-    let left = neighbour.leave(left);
+async fn too_little(stage: &Stage, other_process: &mut OtherProcess, left: Bytes) -> (Bytes, Box<Unfit>) {
+    let left = other_process.leave(left);
     let error = start(stage, full(), |_| {}).await.map(drop).expect_err("there is too little");
     println!("{left} are left: {error}; {}", error.hint());
     let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
@@ -444,30 +447,30 @@ async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (B
 }
 
 #[test]
-fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
+fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
     story(async |stage| {
         let before = stage.measured().await;
         for phase in [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
-            let neighbour = Arc::new(Mutex::new(Some(Neighbour::moves_in(NEIGHBOUR))));
+            let other_process = Arc::new(Mutex::new(Some(OtherProcess::moves_in(OTHER_PROCESS))));
             let (is_ready, taking) = (Arc::<AtomicBool>::default(), Arc::new(Mutex::new(None)));
             let at = {
-                let (neighbour, is_ready, taking) = (neighbour.clone(), is_ready.clone(), taking.clone());
+                let (other_process, is_ready, taking) = (other_process.clone(), is_ready.clone(), taking.clone());
                 move |begun: Phase| {
                     let mut taking = taking.lock().expect("nobody panics with it");
                     if begun == phase && taking.is_none() {
-                        let (neighbour, is_ready) = (neighbour.clone(), is_ready.clone());
+                        let (other_process, is_ready) = (other_process.clone(), is_ready.clone());
                         // A separate thread takes the memory, so that the start is not delayed.
-                        *taking = Some(std::thread::spawn(move || take_in_steps(&neighbour, &is_ready)));
+                        *taking = Some(std::thread::spawn(move || take_in_steps(&other_process, &is_ready)));
                     }
                 }
             };
             let started = start(&stage, full(), at).await.unwrap_or_else(|error| panic!("{phase}: {error}"));
             is_ready.store(true, SeqCst);
             let taking = taking.lock().expect("nobody panics with it").take().expect("the phase has begun");
-            let held = block_in_place(|| taking.join().expect("the neighbour goes on"));
+            let held = block_in_place(|| taking.join().expect("the other process goes on"));
             let tokens = kv_tokens(&started.model).await;
-            assert!(held >= Bytes::gib(1), "{phase}: a neighbour came");
-            println!("{phase}: a neighbour has {held}; {}, {tokens} tokens", started.told());
+            assert!(held >= Bytes::gib(1), "{phase}: another process came");
+            println!("{phase}: another process has {held}; {}, {tokens} tokens", started.told());
             for AttemptReport { attempt, target_tokens, phase, outcome } in &started.attempts {
                 println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
             }
@@ -475,7 +478,7 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
             eventually("all is made room for", async || stage.is_quiet().await).await;
             drop(started);
             stage.runtime.unload(NAME).await.expect("it unloads");
-            drop(neighbour.lock().expect("nobody panics with it").take());
+            drop(other_process.lock().expect("nobody panics with it").take());
             all_is_home(&stage, &before).await;
         }
     });
@@ -483,13 +486,13 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
 
 /// Takes 1, 8 and 40 GiB, or what is available, until the model is ready. Returns the bytes that
 /// the process then holds.
-fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) -> Bytes {
-    let mut neighbour = neighbour.lock().expect("nobody panics with it");
-    let neighbour = neighbour.as_mut().expect("it is there");
+fn take_in_steps(other_process: &Mutex<Option<OtherProcess>>, is_ready: &AtomicBool) -> Bytes {
+    let mut other_process = other_process.lock().expect("nobody panics with it");
+    let other_process = other_process.as_mut().expect("it is there");
     let mut held = Bytes::ZERO;
     for wanted in [1, 8, 40].map(Bytes::gib) {
         while held < wanted && !is_ready.load(SeqCst) {
-            held = neighbour.hold(wanted);
+            held = other_process.hold(wanted);
             std::thread::park_timeout(Duration::from_millis(20));
         }
     }

@@ -16,17 +16,17 @@ use bursar_actors::engine::{KvCacheType, LoadOptions};
 use bursar_budgets::{Bytes, Class};
 use bursar_model::Envelope;
 use gpu::{
-    Stage, answer, demo, eventually,
-    neighbour::{self, Neighbour},
-    options, picture, question, story,
+    Stage, answer, demo, eventually, options,
+    other_process::{self, OtherProcess},
+    picture, question, story,
 };
 
 /// The name of the test that runs as the other process.
-const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
 #[test]
-fn a_neighbour_takes_the_requested_bytes() {
-    neighbour::live();
+fn another_process_takes_the_requested_bytes() {
+    other_process::live();
 }
 
 /// The size of the KV cache.
@@ -35,16 +35,16 @@ async fn kv(stage: &Stage) -> Bytes {
 }
 
 #[test]
-fn a_neighbour_gets_1_8_and_40_gb_and_returns_all() {
-    a_neighbour_gets_what_it_takes(KvCacheType::Auto);
+fn another_process_gets_1_8_and_40_gb_and_returns_all() {
+    another_process_gets_what_it_takes(KvCacheType::Auto);
 }
 
 #[test]
-fn a_neighbour_gets_them_from_fp8_keys_and_values_too() {
-    a_neighbour_gets_what_it_takes(KvCacheType::Fp8);
+fn another_process_gets_them_from_fp8_keys_and_values_too() {
+    another_process_gets_what_it_takes(KvCacheType::Fp8);
 }
 
-fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
+fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
     story(async |stage| {
         let envelope = Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() };
         let options = LoadOptions { envelope: Some(envelope), requests: Some(256), kv_cache_dtype, ..options() };
@@ -76,12 +76,12 @@ fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
             })
         };
         let chats: Vec<_> = (0..64).map(talk).collect();
-        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         for gibibytes in [1, 8, 40] {
             let (wanted, began) = (Bytes::gib(gibibytes), Instant::now());
-            eventually("the neighbour has what it wants", async || {
+            eventually("the other process has what it wants", async || {
                 // The other process takes all free memory except a few MiB, and tries again.
-                tokio::task::block_in_place(|| neighbour.leave(Bytes::mib(16)));
+                tokio::task::block_in_place(|| other_process.leave(Bytes::mib(16)));
                 stage.measured().await.foreign >= wanted
             })
             .await;
@@ -94,7 +94,7 @@ fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
             println!("{wanted} in {:?}: {now}\n{backed} backed, {} answers", began.elapsed(), asked.load(Relaxed));
             assert!(now.of_class(&Class::Kv) < before.of_class(&Class::Kv) || gibibytes == 1, "{now}");
         }
-        drop(neighbour);
+        drop(other_process);
         let went = Instant::now();
         eventually("all is regained", async || kv(&stage).await == before.of_class(&Class::Kv)).await;
         println!("regained after {:?}", went.elapsed());

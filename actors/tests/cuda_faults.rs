@@ -23,17 +23,17 @@ use bursar_actors::{
 use bursar_budgets::{Bytes, Class, Hint};
 use bursar_model::Envelope;
 use gpu::{
-    Stage, all_is_home, answer, eventually,
-    neighbour::{self, Neighbour},
-    options, picture, question, started, story,
+    Stage, all_is_home, answer, eventually, options,
+    other_process::{self, OtherProcess},
+    picture, question, started, story,
 };
 
 /// The name of the test that runs as the other process.
-const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
 #[test]
-fn a_neighbour_takes_the_requested_bytes() {
-    neighbour::live();
+fn another_process_takes_the_requested_bytes() {
+    other_process::live();
 }
 
 /// The envelope of a GPU, with the picture limits of `small`.
@@ -46,16 +46,16 @@ async fn load(stage: &Stage, options: LoadOptions) -> Result<ModelHandle, Arc<St
 }
 
 #[test]
-fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
+fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
     story(async |stage| {
         let before = stage.measured().await;
-        let neighbour = Arc::new(Mutex::new(Some(Neighbour::moves_in(NEIGHBOUR))));
-        let (moving, has_filled) = (neighbour.clone(), AtomicBool::new(false));
+        let other_process = Arc::new(Mutex::new(Some(OtherProcess::moves_in(OTHER_PROCESS))));
+        let (moving, has_filled) = (other_process.clone(), AtomicBool::new(false));
         // When the GPU fills up, the weights have been leased and backed, and are being copied.
         let fill = move |progress| {
             if matches!(progress, Progress::Loading { .. }) && !has_filled.swap(true, Ordering::SeqCst) {
-                let mut neighbour = moving.lock().expect("nobody panics with it");
-                let left = neighbour.as_mut().expect("it is there").leave(Bytes::mib(16));
+                let mut other_process = moving.lock().expect("nobody panics with it");
+                let left = other_process.as_mut().expect("it is there").leave(Bytes::mib(16));
                 println!("{left} are left while weights are copied");
             }
         };
@@ -71,7 +71,7 @@ fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
         let full = stage.measured().await;
         assert!(full.foreign * 2 > full.total, "the ledger knows who has it: {full}");
         // The other process ends, and the same load is tried again.
-        drop(neighbour.lock().expect("no holder panicked").take());
+        drop(other_process.lock().expect("no holder panicked").take());
         let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("there is room now");
         let chat = question("Describe the picture.", 20).image(picture(1));
         assert!(!answer(&model, chat).await.expect("it answers").is_empty());
@@ -84,17 +84,17 @@ fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
 fn the_suggestion_for_a_small_card_starts_when_applied() {
     story(async |stage| {
         let before = stage.measured().await;
-        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         // First find out how much memory the model needs. Then leave three quarters of that free,
         // plus the memory for kernels and the canary.
-        let (left, first) = too_little(&stage, &mut neighbour, Bytes::mib(300)).await;
+        let (left, first) = too_little(&stage, &mut other_process, Bytes::mib(300)).await;
         let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
         let left = Bytes(needed.0 / 4 * 3) + left.saturating_sub(available);
         let wanted = LoadOptions { envelope: Some(large()), ..options() };
         let mut applied = 0;
         for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
             // Ask again each time, because the driver keeps some memory of an unloaded model.
-            let (_, error) = too_little(&stage, &mut neighbour, left).await;
+            let (_, error) = too_little(&stage, &mut other_process, left).await;
             let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
             let suggestion = named.expect("the same are named");
             let Some(changed) = suggestion.over(&wanted) else { continue };
@@ -119,8 +119,8 @@ fn the_suggestion_for_a_small_card_starts_when_applied() {
 }
 
 /// Tries a load with `left` bytes free. Returns the bytes that were actually free, and the error.
-async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
-    let left = neighbour.leave(left);
+async fn too_little(stage: &Stage, other_process: &mut OtherProcess, left: Bytes) -> (Bytes, Box<Unfit>) {
+    let left = other_process.leave(left);
     let error = load(stage, LoadOptions { envelope: Some(large()), ..options() }).await.map(drop);
     let error = error.expect_err("there is too little");
     println!("{left} are left: {error}; {}", error.hint());

@@ -22,13 +22,13 @@ use bursar_actors::{
 };
 use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceGroup};
 use gpu::{
-    Stage, answer, eventually,
-    neighbour::{self, Neighbour},
-    options, picture, question, story,
+    Stage, answer, eventually, options,
+    other_process::{self, OtherProcess},
+    picture, question, story,
 };
 
 /// The name of the test that runs as the other process.
-const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
 /// As many GPUs as `BURSAR_TEST_RANKS` says; two by default. If there are fewer, all ranks
 /// use the first GPU.
@@ -278,12 +278,12 @@ fn a_thousand_steps_have_the_same_bits_in_two_runs() {
 }
 
 #[test]
-fn a_neighbour_takes_the_requested_bytes() {
-    neighbour::live();
+fn another_process_takes_the_requested_bytes() {
+    other_process::live();
 }
 
 #[test]
-fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
+fn another_process_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
     story(async |Stage { device, .. }| {
         let devices = several(&device);
         if !are_apart(&devices) {
@@ -293,9 +293,9 @@ fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
         let kv = async || ranks.budget().measure().await.expect("the budget answers").of_class(&Class::Kv);
         let (before, said, wanted) = (kv().await, answers(&model).await, Bytes::gib(8));
         // The other process uses only the first GPU.
-        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
-        let has = async || tokio::task::block_in_place(|| neighbour.hold(wanted)) == wanted;
-        eventually("the neighbour has it", has).await;
+        let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
+        let has = async || tokio::task::block_in_place(|| other_process.hold(wanted)) == wanted;
+        eventually("the other process has it", has).await;
         eventually("all is made room for", async || {
             let now = ranks.budget().measure().await.expect("the budget answers");
             now.canary == now.canary_wanted && now.deficit.is_zero() && now.foreign >= wanted
@@ -305,7 +305,7 @@ fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
         println!("{before} of keys and values before, {} now; {backed:?} backed", kv().await);
         assert!(kv().await + Bytes::gib(6) < before && backed.iter().all(|bytes| *bytes == backed[0]));
         assert_eq!(answers(&model).await, said);
-        drop(neighbour);
+        drop(other_process);
         eventually("all is regained", async || kv().await == before).await;
         assert_eq!(answers(&model).await, said);
         ranks.shutdown().await;

@@ -16,11 +16,13 @@ use bursar_actors::{
 use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, Hint, LeaseId, Segment, Workspace};
 use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tensor, WorkCounter, ops::gelu::Gelu};
 use bursar_model::Envelope;
-use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};
+use gpu::{
+    Stage, answer, eventually, options, other_process, other_process::OtherProcess, picture, question, soon, story,
+};
 use tokio::task::JoinHandle;
 
 /// The name of the test that runs as the other process.
-const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
+const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
 /// Sequences that run at once, which is also the number of replies that stream.
 const STREAMING: usize = 4;
@@ -36,8 +38,8 @@ const TOKENS: usize = 1900;
 const ROUNDING: Bytes = Bytes::mib(16);
 
 #[test]
-fn a_neighbour_takes_the_requested_bytes() {
-    neighbour::live();
+fn another_process_takes_the_requested_bytes() {
+    other_process::live();
 }
 
 /// Another user of the device in this process, with one page of memory, addresses for two pages,
@@ -218,7 +220,7 @@ async fn assert_ended(stage: &Stage, model: &ModelHandle) {
 #[test]
 fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
     story(async |stage| {
-        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let diary = diary(stage.runtime.events());
         let tenant = Tenant::moves_in(&stage).await;
         let (page, beside) = (stage.device.page(), stage.device.counts());
@@ -228,7 +230,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(1 << 18), ..options() };
         let loaded = stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await;
         let model = loaded.expect("the demo model starts on a GPU");
-        let (serving, free) = (stage.device.counts(), neighbour.sees());
+        let (serving, free) = (stage.device.counts(), other_process.sees());
         let of_the_model = serving.backed - page;
         assert!(of_the_model > ROUNDING * 4 && serving.pinned > beside.pinned, "{serving:?}");
 
@@ -254,8 +256,11 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         assert_told_once(&told, &reason);
         let held = || (stage.device.counts().backed, stage.device.counts().pinned);
         eventually("all is home but the tenant's", async || held() == (page, beside.pinned)).await;
-        eventually("others find it free", async || neighbour.sees() + ROUNDING >= free + of_the_model).await;
-        println!("{free} were free beside {of_the_model} of the model, and {} are behind its end", neighbour.sees());
+        eventually("others find it free", async || other_process.sees() + ROUNDING >= free + of_the_model).await;
+        println!(
+            "{free} were free beside {of_the_model} of the model, and {} are behind its end",
+            other_process.sees()
+        );
         drop(tenant);
         eventually("all is home", async || held() == (Bytes::ZERO, Bytes::ZERO)).await;
     });

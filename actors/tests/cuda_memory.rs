@@ -26,10 +26,10 @@ fn the_ledger_counts_context_modules_and_other_processes() {
         let more = seen.foreign - started.foreign;
         assert!((Bytes::gib(3)..=Bytes::gib(3) + Bytes::mib(64)).contains(&more), "{more} more are foreign");
         let asked = seen.free + Bytes::gib(1);
-        budget.try_lease(Class::external("mine"), asked).await.expect_err("the neighbour has it");
+        budget.try_lease(Class::external("mine"), asked).await.expect_err("the other process has it");
         device.release_reservation(address).expect("it is ours");
         assert!(budget.measure().await.expect("it answers").foreign < started.foreign + Bytes::mib(64));
-        budget.try_lease(Class::external("mine"), asked).await.expect("the neighbour has left");
+        budget.try_lease(Class::external("mine"), asked).await.expect("the other process has left");
         let overhead = device.overhead();
         let held = device.with_overhead("staging", || device.pinned(Bytes::mib(1))).expect("the host has some");
         assert_eq!(budget.snapshot().await.expect("it answers").overhead, device.overhead());

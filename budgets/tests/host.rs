@@ -218,7 +218,7 @@ fn a_script_loses_the_device_at_the_back_it_names() {
 }
 
 #[test]
-fn a_neighbour_takes_before_the_backs_that_the_script_names() {
+fn another_process_takes_before_the_backs_that_the_script_names() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().foreign_takes_before_back(2, PAGE).foreign_takes_before_back(2, PAGE * 2));

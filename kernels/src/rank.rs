@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_fewer_than_ranks_neighbours_have_the_same() {
+    fn where_there_are_fewer_than_ranks_adjacent_ranks_have_the_same() {
         let firsts = |whole: usize| -> Option<Vec<usize>> {
             Rank::all(8).map(|rank| rank.share_or_copy(whole).map(|share| share.first)).collect()
         };

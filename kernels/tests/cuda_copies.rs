@@ -34,7 +34,7 @@ fn rates_of_copies_are_told() {
     let bytes = HostBlocks::bytes_of(512, shape);
     type Place = fn(u32) -> u32;
     let fours: Place = |at| (at / 4 * 20 + at % 4) % 512;
-    let places = [("neighbours", (|at| at) as Place), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];
+    let places = [("adjacent", (|at| at) as Place), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];
     for (what, place) in places {
         let pairs: Vec<_> = (0..512).map(|at| (at, place(at))).collect();
         for (direction, to_host, to_device) in [("to the host", &pairs[..], &[][..]), ("back", &[], &pairs)] {

@@ -315,7 +315,7 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
         for ((case, _), run) in company.iter().zip(together(&bench, &company, 3, 2)) {
             let alone = alone(&bench, case, &[], &[usize::MAX]);
             let change = relative_error(&run.logits[0], &alone.logits[0]);
-            println!("{folder} in {activation}, {}: neighbours change {change:.1e}", case.name);
+            println!("{folder} in {activation}, {}: other sequences change {change:.1e}", case.name);
             change_most = change_most.max(change);
         }
         // An activation that is rounded to 16 bits first may round to the adjacent E4M3 number, a
@@ -376,11 +376,11 @@ fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_al
 }
 
 #[test]
-fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
+fn chunks_and_other_sequences_change_no_more_than_the_types_rounding() {
     let Some((_turn, gpu)) = gpu() else { return };
     for story in stories(gpu) {
         let bench = &story.bench;
-        let (mut chunks, mut neighbours) = (0.0f32, 0.0f32);
+        let (mut chunks, mut others) = (0.0f32, 0.0f32);
         let rows: Vec<_> = story.cases.iter().map(|case| story.encode(case)).collect();
         let whole: Vec<Run> =
             story.cases.iter().zip(&rows).map(|(case, rows)| alone(bench, case, rows, &[usize::MAX])).collect();
@@ -402,10 +402,10 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
                 story.cases.iter().zip(together(bench, &company, steps_between, seed)).zip(&whole)
             {
                 let what = format!("{} among all, {steps_between} steps apart", case.name);
-                neighbours = neighbours.max(story.assert_same(&what, &run, whole));
+                others = others.max(story.assert_same(&what, &run, whole));
             }
         }
-        println!("{}: chunks change {chunks:.1e}, neighbours {neighbours:.1e}", story.name);
+        println!("{}: chunks change {chunks:.1e}, other sequences {others:.1e}", story.name);
     }
 }
 

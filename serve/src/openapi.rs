@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::{
     anthropic::request::MessagesRequest,
-    neighbour::{Drill, Taken},
     openai::{
         chat_chunks, chat_request::ChatFields, chat_whole::Completion, completion_choice,
         completion_request::CompletionFields, head::Answer, responses::request::Fields, sampling::Sampling,
     },
+    other_process::{Drill, Taken},
     query::{OF_DEVICE, OF_MODEL, OF_SLEEP},
     tokens::{DetokenizeRequest, Detokenized, TokenizeFields, Tokenized},
 };
@@ -65,7 +65,7 @@ fn made() -> Value {
     pages.post("/detokenize", "Convert tokens to text", asked, told, None);
     let (asked, told) = (pages.schema::<Drill>(), pages.schema::<Taken>());
     pages.post(
-        "/v1/budget/neighbour",
+        "/v1/budget/other_process",
         "Drill on a host device: simulate another process that takes memory",
         asked,
         told,
@@ -76,7 +76,7 @@ fn made() -> Value {
         ("/v1/models/{name}", "Get one model"),
         ("/v1/responses/{id}", "Get a stored response"),
         ("/v1/budget", "Device memory by class and model"),
-        ("/v1/budget/neighbour", "Bytes that the simulated process holds"),
+        ("/v1/budget/other_process", "Bytes that the simulated process holds"),
         ("/v1/budget/events", "Device memory twice a second, and events, as server-sent events"),
         ("/events", "The latest events of device memory, as `bursar top` reads them"),
         ("/is_sleeping", "Whether the models sleep, and the sleep level of each"),
@@ -106,7 +106,7 @@ fn made() -> Value {
 
 /// Query parameters of the routes that have any.
 const QUERIES: [(&[&str], &[&str]); 3] = [
-    (&["/v1/budget", "/v1/budget/events", "/v1/budget/neighbour"], OF_DEVICE),
+    (&["/v1/budget", "/v1/budget/events", "/v1/budget/other_process"], OF_DEVICE),
     (&["/wake_up", "/is_sleeping"], OF_MODEL),
     (&["/sleep"], OF_SLEEP),
 ];

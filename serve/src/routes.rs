@@ -28,7 +28,7 @@ use super::{
     header_params::HeaderParams,
     health, id, memory,
     models::shortened,
-    neighbour, openai, openapi, page, sleep,
+    openai, openapi, other_process, page, sleep,
     state::{Service, Shared},
     tokens,
 };
@@ -37,6 +37,9 @@ use super::{
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Header in which Anthropic's clients look for the id.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// The former name of `/v1/budget/other_process`, which works for one release more.
+const OTHER_PROCESS_BEFORE: &str = "/v1/budget/neighbour";
 
 impl Service {
     /// Routes of the service, to merge with your own routes or to nest below a path. Other paths
@@ -59,7 +62,8 @@ impl Service {
 
     fn routes(&self) -> Router<Arc<Shared>> {
         let administrative = Router::new()
-            .route("/v1/budget/neighbour", post(neighbour::drill))
+            .route("/v1/budget/other_process", post(other_process::drill))
+            .route(OTHER_PROCESS_BEFORE, post(other_process::drill))
             .route("/sleep", post(sleep::sleep))
             .route("/wake_up", post(sleep::wake_up))
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), by_administrator));
@@ -67,7 +71,8 @@ impl Service {
             .route("/v1/budget", get(memory::snapshot))
             .route("/v1/budget/events", get(memory::events))
             .route("/events", get(memory::latest))
-            .route("/v1/budget/neighbour", get(neighbour::shown))
+            .route("/v1/budget/other_process", get(other_process::shown))
+            .route(OTHER_PROCESS_BEFORE, get(other_process::shown))
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), by_administrator_or_only_key));
         let guarded = Router::new()
             .route("/v1/chat/completions", post(openai::chat::complete))

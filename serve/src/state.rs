@@ -67,7 +67,7 @@ pub(super) struct Shared {
     pub(super) metrics: Option<MetricsText>,
     pub(super) guard: Guard,
     /// Locked while a drill runs, so that only one drill runs at a time.
-    pub(super) neighbour: Arc<Mutex<()>>,
+    pub(super) other_process: Arc<Mutex<()>>,
     is_ending: AtomicBool,
     /// True once running replies have to end.
     is_cut: watch::Sender<bool>,
@@ -128,7 +128,7 @@ impl Service {
             responses,
             metrics: MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
-            neighbour: Arc::default(),
+            other_process: Arc::default(),
             is_ending: AtomicBool::new(false),
             is_cut: watch::Sender::new(false),
         };

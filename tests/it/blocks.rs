@@ -139,7 +139,7 @@ fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
 }
 
 #[test]
-fn blocks_that_a_neighbour_takes_are_told_of_while_they_go() {
+fn blocks_that_another_process_takes_are_told_of_while_they_go() {
     story(async {
         let device = device_of(Bytes::mib(24));
         let runtime = runtime_on(&device).await;

@@ -90,9 +90,9 @@ impl Card {
 
     /// Takes `bytes` as another process would: it takes the memory that is free, and tries again
     /// until it has the rest.
-    async fn neighbour_takes(&self, bytes: Bytes) {
+    async fn other_process_takes(&self, bytes: Bytes) {
         let mut left = bytes;
-        eventually("the neighbour gets what it wants", async || {
+        eventually("the other process gets what it wants", async || {
             left -= self.device.foreign_takes(left);
             left.is_zero()
         })
@@ -191,7 +191,7 @@ fn of_a_picture(number: u32) -> Chat {
 }
 
 #[test]
-fn a_neighbour_takes_memory_stepwise_beside_chats_and_returns_it() {
+fn another_process_takes_memory_stepwise_beside_chats_and_returns_it() {
     [KvCacheType::Auto, KvCacheType::Fp8].into_iter().for_each(comes_stepwise);
 }
 
@@ -203,7 +203,7 @@ fn comes_stepwise(kv_cache_dtype: KvCacheType) {
         let (kv, free) = (card.kv().await, card.before.free);
         let mut taken = Bytes::ZERO;
         for step in [Bytes::mib(1), Bytes::mib(2), Bytes::mib(4)] {
-            card.neighbour_takes(step).await;
+            card.other_process_takes(step).await;
             taken += step;
             let now = card.quiet().await;
             let given = kv - now.of_class(&Class::Kv);
@@ -218,13 +218,13 @@ fn comes_stepwise(kv_cache_dtype: KvCacheType) {
 }
 
 #[test]
-fn a_neighbour_comes_and_goes_during_picture_chats() {
+fn another_process_comes_and_goes_during_picture_chats() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 8, of_a_picture).await;
         let crowd = Crowd::of(&card.model, &expected, of_a_picture);
         for _ in 0..2 {
-            card.neighbour_takes(Bytes::mib(6)).await;
+            card.other_process_takes(Bytes::mib(6)).await;
             card.quiet().await;
             crowd.goes_on().await;
             card.device.foreign_gives_back(Bytes::mib(6));
@@ -235,7 +235,7 @@ fn a_neighbour_comes_and_goes_during_picture_chats() {
 }
 
 #[test]
-fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
+fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
     story(async {
         let (ears, name) = (Ears::open(), Some("floor".to_owned()));
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
@@ -266,7 +266,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
 }
 
 #[test]
-fn a_neighbour_is_noticed_long_before_the_next_look() {
+fn another_process_is_noticed_long_before_the_next_look() {
     story(async {
         // The first full look is 20 s after the start. Until then, the budget makes a brief check
         // every second.
@@ -279,17 +279,17 @@ fn a_neighbour_is_noticed_long_before_the_next_look() {
 }
 
 #[test]
-fn a_neighbour_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
+fn another_process_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
     story(async {
         let patience = Duration::from_secs(600);
         let card = Card::filled(WatchOptions { patience, ..watchful() }).await;
-        card.neighbour_takes(Bytes::mib(4)).await;
+        card.other_process_takes(Bytes::mib(4)).await;
         let kv = card.quiet().await.of_class(&Class::Kv);
         let unbacks = card.device.counts().unbacks;
         for _ in 0..20 {
             card.device.foreign_gives_back(Bytes::mib(4));
             card.quiet().await;
-            card.neighbour_takes(Bytes::mib(4)).await;
+            card.other_process_takes(Bytes::mib(4)).await;
             assert_eq!(card.quiet().await.of_class(&Class::Kv), kv);
         }
         assert_eq!(card.device.counts().unbacks, unbacks, "nothing was preempted for it again");
@@ -309,7 +309,7 @@ fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
         };
         let all = blocks().await;
         card.device.hold_fences();
-        card.neighbour_takes(card.before.free + card.before.canary).await;
+        card.other_process_takes(card.before.free + card.before.canary).await;
         eventually("its blocks are named by nobody", async || blocks().await < all).await;
         assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in what is left");
         let ledger = card.ledger().await;
@@ -324,7 +324,7 @@ fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
 fn refused_growth_changes_nothing_and_is_retried() {
     story(async {
         let card = Card::filled(watchful()).await;
-        card.neighbour_takes(Bytes::mib(4)).await;
+        card.other_process_takes(Bytes::mib(4)).await;
         let small = card.quiet().await;
         // Two layers are backed, and then the third is refused.
         let backs = card.device.counts().backs;
@@ -369,13 +369,13 @@ fn two_models_shrink_the_younger_first() {
             lines.find(|line| line.class == Class::Kv && line.model.to_string() == model).expect("it has some").bytes
         };
         let card = Card { device, runtime, model: younger, before };
-        card.neighbour_takes(card.before.free + Bytes::mib(2)).await;
+        card.other_process_takes(card.before.free + Bytes::mib(2)).await;
         let now = card.quiet().await;
         assert_eq!(kv(&now, "demo"), kv(&card.before, "demo"), "the older has all: {now}");
         assert!(kv(&now, "demo 2") < kv(&card.before, "demo 2"), "{now}");
         let floor = floor();
         let all = kv(&now, "demo 2") - floor + Bytes::mib(1);
-        card.neighbour_takes(all).await;
+        card.other_process_takes(all).await;
         let now = card.quiet().await;
         assert_eq!(kv(&now, "demo 2"), floor, "{now}");
         assert!(kv(&now, "demo") < kv(&card.before, "demo"), "and what it cannot give the older does: {now}");
@@ -395,7 +395,7 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
         actors.block_on(async {
             let card = Card::filled(watchful()).await;
             assert!(!answer(&card.model, about(1)).await.is_empty());
-            card.neighbour_takes(Bytes::mib(5)).await;
+            card.other_process_takes(Bytes::mib(5)).await;
             card.quiet().await;
             card.device.foreign_gives_back(Bytes::mib(5));
             card.regained().await;

@@ -371,7 +371,7 @@ fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
             assert!(score.token.log_probability <= best && best <= 0.0);
         }
         // Neither a concurrent decoding sequence nor a death of the scheduler changes the scores.
-        let neighbour = stage.model.chat(chance(1)).await.expect("accepted");
+        let other = stage.model.chat(chance(1)).await.expect("accepted");
         let reply = stage.model.chat(chat().prompt_log_probabilities(2)).await.expect("accepted");
         stage.model.serving().await.expect("it serves").scheduler.kill();
         let again = listen(reply).await.expect("it answers").prompt.expect("it was asked for");
@@ -380,7 +380,7 @@ fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
             (one.token.log_probability - other.token.log_probability).abs()
         });
         assert!(difference.fold(0.0, f32::max) < 1e-3);
-        listen(neighbour).await.expect("it answers");
+        listen(other).await.expect("it answers");
         stage.settled(&before).await;
     });
 }
@@ -534,7 +534,7 @@ fn a_reply_past_its_deadline_says_so_and_frees_everything() {
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, about(1)).await;
         for millis in [0, 1, 20] {
-            let neighbour = stage.model.chat(about(1)).await.expect("accepted");
+            let other = stage.model.chat(about(1)).await.expect("accepted");
             let late = chance(1).max_tokens(200).ignore_end().deadline(Duration::from_millis(millis));
             match ask(&stage.model, late).await {
                 Err(ChatError::TooLate { deadline, limit, .. }) => {
@@ -544,7 +544,7 @@ fn a_reply_past_its_deadline_says_so_and_frees_everything() {
                 Ok(_) => assert!(millis == 20),
                 Err(error) => panic!("{millis} ms: {error:?}"),
             }
-            assert_eq!(listen(neighbour).await.expect("it answers").text, expected);
+            assert_eq!(listen(other).await.expect("it answers").text, expected);
         }
         // A deadline that cannot be reached is no deadline.
         let in_time = ask(&stage.model, about(1).deadline(Duration::MAX)).await.expect("there is time");

@@ -156,7 +156,7 @@ fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
 }
 
 #[test]
-fn a_neighbour_on_one_card_shrinks_all_ranks_and_all_grow_again() {
+fn another_process_on_one_card_shrinks_all_ranks_and_all_grow_again() {
     story(async {
         for (ranks, taken_on) in [(2, 0), (2, 1), (4, 2)] {
             let stage = Ranks::of(ranks, Bytes::mib(24)).await;
@@ -164,13 +164,13 @@ fn a_neighbour_on_one_card_shrinks_all_ranks_and_all_grow_again() {
             let (ready, reply) = (stage.backed(), ask(&model, about(1)).await.expect("it answers").text);
             let wanted = Bytes::mib(4);
             let mut left = wanted;
-            eventually("the neighbour gets what it wants", async || {
+            eventually("the other process gets what it wants", async || {
                 left -= stage.devices[taken_on].foreign_takes(left);
                 left.is_zero()
             })
             .await;
-            assert!(stage.backed() < ready, "all ranks gave rank {taken_on}'s neighbour its memory");
-            eventually("the ledger shows which card has the neighbour", async || {
+            assert!(stage.backed() < ready, "all ranks gave the other process on rank {taken_on} its memory");
+            eventually("the ledger shows which card has the other process", async || {
                 let cards = stage.runtime.budget().snapshot().await.expect("the budget answers").cards;
                 let foreign = |rank: usize| if rank == taken_on { wanted } else { Bytes::ZERO };
                 cards.iter().enumerate().all(|(rank, card)| card.foreign == foreign(rank))

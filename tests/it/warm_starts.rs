@@ -347,7 +347,7 @@ fn a_warm_attempt_is_one_of_four() {
 }
 
 #[test]
-fn a_neighbour_change_since_the_profile_is_measured_anew() {
+fn a_change_of_other_processes_since_the_profile_is_measured_anew() {
     story(async {
         let folder = Folder::empty();
         let start = async |foreign: Bytes| {

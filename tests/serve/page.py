@@ -594,23 +594,23 @@ def motion_is_left_out_where_it_is_not_wanted(page, url):
     page.look(1280, 800)
 
 
-def a_neighbour_takes_memory(page, url):
+def another_process_takes_memory(page, url):
     """Lets the server simulate another process that takes memory, if it can."""
     try:
-        urllib.request.urlopen(url + "/v1/budget/neighbour").close()
+        urllib.request.urlopen(url + "/v1/budget/other_process").close()
         can = True
     except urllib.error.HTTPError as error:
         can = error.code != 404
     page.complaints.clear()
     opened(page, url)
     if not can:
-        until("the page has asked", lambda: page.listen() or any("/v1/budget/neighbour" in told for _, told in page.complaints))
+        until("the page has asked", lambda: page.listen() or any("/v1/budget/other_process" in told for _, told in page.complaints))
         page.js("new Promise((wake) => setTimeout(wake, 300))")
-        check(not is_shown(page, "#neighbour"), "a neighbour is offered that the server does not play")
+        check(not is_shown(page, "#other_process"), "another process is offered that the server does not play")
         return
-    until("a neighbour is offered", lambda: is_shown(page, "#neighbour"))
+    until("another process is offered", lambda: is_shown(page, "#other_process"))
     before = page.text("#legend tr[data-class='foreign']")
-    page.click("#neighbour")
+    page.click("#other_process")
     until("its memory is shown", lambda: page.text("#legend tr[data-class='foreign']") != before)
 
 
@@ -622,7 +622,7 @@ CHECKS = [
     events_are_read_wherever_they_are_cut, a_lost_server_is_said_and_found_again, a_hidden_page_lets_its_connection_go,
     a_key_is_asked_for_and_sent,
     a_model_that_does_not_answer_says_why, all_is_reached_by_keyboard, light_and_dark_can_be_read,
-    a_phone_shows_all, motion_is_left_out_where_it_is_not_wanted, a_neighbour_takes_memory,
+    a_phone_shows_all, motion_is_left_out_where_it_is_not_wanted, another_process_takes_memory,
 ]
 
 
@@ -638,7 +638,7 @@ def expected(page, *causes):
 def complaints(page):
     """All complaints except one that browsers log: the refusal of a server that cannot simulate another process."""
     page.listen(0.2)
-    return [told for told in page.complaints if not (told[0] == "network" and "/v1/budget/neighbour" in told[1])]
+    return [told for told in page.complaints if not (told[0] == "network" and "/v1/budget/other_process" in told[1])]
 
 
 def run(page, url):

@@ -12,9 +12,9 @@ use bursar::{
 use bursar_budgets::{CudaDevice, DeviceError};
 
 use crate::{
-    NEIGHBOUR,
+    OTHER_PROCESS,
     load::Random,
-    neighbour::Neighbour,
+    other_process::OtherProcess,
     stage::{device_of, eventually, small, small_envelope},
 };
 
@@ -34,7 +34,7 @@ const PATIENT: Intensity =
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Befallen {
     pub deaths: usize,
-    pub neighbours: usize,
+    pub other_processes: usize,
     pub tenants: usize,
     pub sleeps: usize,
     /// Sleeps that failed because requests did not end in time.
@@ -50,7 +50,7 @@ async fn pass(milliseconds: u64) {
 /// The device, and the other process that takes its memory.
 enum Place {
     Host(Arc<HostDevice>),
-    Gpu(Arc<CudaDevice>, Neighbour),
+    Gpu(Arc<CudaDevice>, OtherProcess),
 }
 
 /// Two models on a device, with a host tier for the KV cache.
@@ -76,7 +76,7 @@ impl Troubled {
             started => started.expect("a GPU starts"),
         };
         let device = runtime.device().as_cuda().expect("a GPU was asked for");
-        Some(Self::on(Place::Gpu(device, Neighbour::moves_in(NEIGHBOUR)), runtime, seed).await)
+        Some(Self::on(Place::Gpu(device, OtherProcess::moves_in(OTHER_PROCESS)), runtime, seed).await)
     }
 
     async fn runtime(device: DeviceChoice) -> Result<Runtime, RuntimeError> {
@@ -131,7 +131,7 @@ impl Troubled {
                 kind @ 0..4 if self.befallen.deaths < before + DEATHS => self.kill(kind, &model).await,
                 0..4 => {}
                 4 | 5 => self.sleep(&model).await,
-                6 => self.neighbour().await,
+                6 => self.other_process().await,
                 _ => {
                     let tenant = self.runtime.budget().try_lease(Class::external("index"), Bytes::kib(256)).await;
                     pass(1).await;
@@ -179,7 +179,7 @@ impl Troubled {
 
     /// Another process takes all free memory several times and then frees it. Requests of a
     /// sleeping model wait until then.
-    async fn neighbour(&mut self) {
+    async fn other_process(&mut self) {
         for _ in 0..5 {
             let _taken = match &mut self.place {
                 Place::Host(device) => device.foreign_takes(Bytes::gib(1)),
@@ -191,7 +191,7 @@ impl Troubled {
             Place::Host(device) => device.foreign_gives_back(Bytes::gib(1)),
             Place::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::ZERO)),
         };
-        self.befallen.neighbours += 1;
+        self.befallen.other_processes += 1;
     }
 
     /// Waits until no request holds anything, and the ledger has the bytes of

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_leave_last_first_are_neighbours_in_host_memory_too() {
+    fn blocks_that_leave_last_first_are_adjacent_in_host_memory_too() {
         let (mut host, mut clock) = (HostSlots::new(4), 0);
         let leaving = [("third", 9), ("second", 8), ("first", 7)];
         assert_eq!(host.store_blocks(&leaving, &[], &mut clock).0, [copy(7, 0), copy(8, 1), copy(9, 2)]);

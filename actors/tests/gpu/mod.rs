@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each program of stories uses a part of it")]
 
-pub mod neighbour;
+pub mod other_process;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

@@ -194,7 +194,7 @@ fn what_lies_apart_on_the_host_is_uploaded_as_one_tensor() {
 }
 
 #[test]
-fn a_tensor_is_filled_with_the_bytes_of_its_elements_and_its_neighbours_are_left() {
+fn a_tensor_is_filled_with_the_bytes_of_its_elements_and_adjacent_bytes_are_left() {
     let found: Vec<f32> = compute(1, |scope| {
         let mut weights = scope.upload([3, 2], &[9.0f32; 6])?;
         let source: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|number| number.to_le_bytes()).collect();

@@ -90,7 +90,7 @@ fn a_prompt_in_chunks_gives_what_the_whole_prompt_gives() {
 }
 
 #[test]
-fn neighbours_in_the_batch_leave_a_sequences_attention_as_it_is() {
+fn other_sequences_in_the_batch_leave_a_sequences_attention_as_it_is() {
     for dtype in CACHES {
         let alone = over_a_cache(dtype, |scope, cache| {
             step(scope, cache, &[(1, 0..123)])?;
@@ -105,7 +105,7 @@ fn neighbours_in_the_batch_leave_a_sequences_attention_as_it_is() {
 }
 
 #[test]
-fn neighbours_in_the_batch_change_a_rows_product_by_no_more_than_rounding() {
+fn other_sequences_in_the_batch_change_a_rows_product_by_no_more_than_rounding() {
     let mut random = Random::new(5);
     let (in_features, out_features) = (391, 203);
     let (x, weight) = (random.floats(300 * in_features), random.floats(out_features * in_features));
@@ -123,7 +123,7 @@ fn neighbours_in_the_batch_change_a_rows_product_by_no_more_than_rounding() {
 }
 
 #[test]
-fn neighbours_in_the_batch_leave_a_rows_experts_as_they_are() {
+fn other_sequences_in_the_batch_leave_a_rows_experts_as_they_are() {
     let (experts, top, hidden) = (16, 4, 72);
     let mut random = Random::new(8);
     let (logits, x) = (random.floats(300 * experts), random.floats(300 * hidden));

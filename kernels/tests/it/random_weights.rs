@@ -80,8 +80,8 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
     // number has 1.8, and a normal one 3.
     assert!((moment(4) - 2.7).abs() < 0.05, "the kurtosis is {}", moment(4));
     assert!(numbers.iter().all(|x| x.abs() <= 3.5 * f64::from(deviation)), "nothing is far out");
-    let neighbours = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;
-    assert!(neighbours.abs() < 0.01 * f64::from(deviation * deviation), "neighbours say nothing of each other");
+    let adjacent = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;
+    assert!(adjacent.abs() < 0.01 * f64::from(deviation * deviation), "adjacent numbers are independent");
 }
 
 #[test]

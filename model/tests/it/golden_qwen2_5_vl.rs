@@ -180,7 +180,7 @@ fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
 }
 
 #[test]
-fn neighbours_in_the_batch_change_nothing() {
+fn other_sequences_in_the_batch_change_nothing() {
     let bench = bench();
     let cases = cases(&bench);
     let alone: Vec<_> = cases

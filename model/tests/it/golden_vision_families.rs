@@ -174,7 +174,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 }
 
 #[test]
-fn chunks_and_neighbours_change_nothing() {
+fn chunks_and_other_sequences_change_nothing() {
     for (bench, cases) in stories() {
         let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();
         let whole: Vec<_> =

@@ -155,7 +155,7 @@ fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
 }
 
 #[test]
-fn chunks_and_neighbours_change_nothing_on_ranks_either() {
+fn chunks_and_other_sequences_change_nothing_on_ranks_either() {
     for folder in ["tests/golden/llama", QWEN3_MOE] {
         let runs = on_ranks(2, |cpu| {
             let bench = loaded(open(folder), cpu);

@@ -33,14 +33,14 @@ fn a_seed_repeats_whatever_was_sampled_in_between() {
         sampler.sample(&logits(), Past::new(&[], &produced[..at]), scratch).expect("a token")
     };
     let ours = sampler(params.clone(), 8);
-    let neighbour = sampler(SamplingParams { frequency_penalty: 1.0, ..params.clone() }, 33);
+    let other = sampler(SamplingParams { frequency_penalty: 1.0, ..params.clone() }, 33);
     let mut scratch = SamplerScratch::default();
     let forward: Vec<_> = (0..200).map(|at| draw(&ours, at, &mut scratch)).collect();
     let mut backward: Vec<_> = (0..200)
         .rev()
         .map(|at| {
             let past = Past::new(&[], &produced[..at]);
-            neighbour.sample(&[0.5; 33], past, &mut scratch).expect("a neighbour's token");
+            other.sample(&[0.5; 33], past, &mut scratch).expect("the other sampler's token");
             draw(&ours.clone(), at, &mut scratch)
         })
         .collect();

@@ -677,7 +677,7 @@ function wordsOf(event) {
     // The server sends this to a client that reads too slowly.
     missed: () => event.detail,
     // Created by this page: the simulation could not be started.
-    neighbour: () => `another process could not be simulated: ${event.detail}`,
+    other_process: () => `another process could not be simulated: ${event.detail}`,
   };
   return words[event.event]?.() ?? JSON.stringify(event);
 }
@@ -743,7 +743,7 @@ async function watchOnce(heardOne) {
     const { body } = await ask(`v1/budget/events${ofDevice()}`, { signal: connection.signal });
     // The server sends the latest events again.
     $("events").replaceChildren();
-    isNeighbourUnknown = true;
+    isOtherProcessUnknown = true;
     for await (const { type, data } of eventsOf(body)) {
       clearTimeout(silence);
       silence = setTimeout(() => connection.abort(), SILENCE_MAX);
@@ -753,7 +753,7 @@ async function watchOnce(heardOne) {
       heardOne();
       say($("connection"), "");
       showBudget(told);
-      offerNeighbour(told);
+      offerOtherProcess(told);
     }
   } catch (error) {
     if (device === shownDevice) throw error;
@@ -766,20 +766,20 @@ async function watchOnce(heardOne) {
 // ---- Simulation of another process that takes memory
 
 /** `true` until this connection has found out whether the server supports the simulation. */
-let isNeighbourUnknown = true;
-let neighbourBytes = 0;
+let isOtherProcessUnknown = true;
+let otherProcessBytes = 0;
 
-async function offerNeighbour({ is_host_memory, budget }) {
-  neighbourBytes = Math.floor(budget.total / 4);
-  if (!isNeighbourUnknown) return;
-  isNeighbourUnknown = false;
-  const isThere = is_host_memory && (await ask(`v1/budget/neighbour${ofDevice()}`).then(() => true, ({ status }) => status && status !== 404));
-  $("neighbour").hidden = !isThere;
+async function offerOtherProcess({ is_host_memory, budget }) {
+  otherProcessBytes = Math.floor(budget.total / 4);
+  if (!isOtherProcessUnknown) return;
+  isOtherProcessUnknown = false;
+  const isThere = is_host_memory && (await ask(`v1/budget/other_process${ofDevice()}`).then(() => true, ({ status }) => status && status !== 404));
+  $("other_process").hidden = !isThere;
 }
 
-$("neighbour").addEventListener("click", async () => {
-  const told = await ask(`v1/budget/neighbour${ofDevice()}`, asJson({ bytes: neighbourBytes, seconds: 10 })).then(() => "", ({ message }) => message);
-  if (told) showEvent({ event: "neighbour", detail: told });
+$("other_process").addEventListener("click", async () => {
+  const told = await ask(`v1/budget/other_process${ofDevice()}`, asJson({ bytes: otherProcessBytes, seconds: 10 })).then(() => "", ({ message }) => message);
+  if (told) showEvent({ event: "other_process", detail: told });
 });
 
 watch();

@@ -69,7 +69,7 @@ fn any_death_during_a_growth_returns_every_byte_and_chats_continue() {
             let card = Card::filled(watchful()).await;
             let expected = undisturbed(&card.model, 5, long).await;
             let crowd = Crowd::of(&card.model, &expected, long);
-            card.neighbour_takes(Bytes::mib(5)).await;
+            card.other_process_takes(Bytes::mib(5)).await;
             card.quiet().await;
             card.device.hold_calls();
             card.device.foreign_gives_back(Bytes::mib(5));
@@ -109,7 +109,7 @@ fn a_model_unloaded_during_a_change_leaves_nothing_allocated() {
 }
 
 #[test]
-fn answers_never_differ_under_random_neighbours_and_deaths() {
+fn answers_never_differ_under_random_other_processes_and_deaths() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 7, long).await;

@@ -16,12 +16,12 @@ impl Card {
 }
 
 #[test]
-fn a_refused_size_is_never_retried_even_after_a_neighbour_leaves() {
+fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;
         let blocks = card.model.serving().await.expect("it serves").record.kv_blocks;
-        card.neighbour_takes(Bytes::mib(6)).await;
+        card.other_process_takes(Bytes::mib(6)).await;
         card.quiet().await;
         card.refuses_a_step().await;
         assert_eq!(answer(&card.model, about(1)).await, expected);

@@ -67,7 +67,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
 
         // Another process takes memory and frees it.
         let card = Card { device, runtime, model, before: ledger };
-        card.neighbour_takes(Bytes::mib(4)).await;
+        card.other_process_takes(Bytes::mib(4)).await;
         books.until(&mut events, |event| matches!(event, Event::CanaryGiven { .. })).await;
         books.until(&mut events, |event| matches!(event, Event::Shrink { .. })).await;
         card.quiet().await;

@@ -195,14 +195,19 @@ fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
 }
 
 #[test]
-fn a_neighbour_is_drilled_where_host_memory_stands_in() {
+fn another_process_is_drilled_where_host_memory_stands_in() {
     story(async {
         let house = House::usual().await;
-        let taken = house.post("/v1/budget/neighbour", &json!({"bytes": 1 << 20, "seconds": 1})).await;
+        let taken = house.post("/v1/budget/other_process", &json!({"bytes": 1 << 20, "seconds": 1})).await;
         assert_eq!(taken.json()["bytes"], 1 << 20);
         assert_eq!(house.stage.device.counts().foreign, Bytes::mib(1));
-        assert_eq!(house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status, 429);
-        assert_eq!(house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
+        assert_eq!(house.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 1})).await.status, 429);
+        assert_eq!(
+            house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status,
+            429,
+            "its former name"
+        );
+        assert_eq!(house.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
         while house.stage.device.counts().foreign > Bytes(0) {
             pause(Duration::from_millis(10)).await;
         }

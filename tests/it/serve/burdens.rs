@@ -178,7 +178,7 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
         for (method, path) in [
             ("POST", "/sleep"),
             ("POST", "/wake_up"),
-            ("POST", "/v1/budget/neighbour"),
+            ("POST", "/v1/budget/other_process"),
             ("GET", "/v1/budget"),
             ("GET", "/v1/budget/events"),
         ] {

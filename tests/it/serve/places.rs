@@ -66,12 +66,12 @@ fn models_have_devices_of_their_own_and_one_server() {
         house.post("/sleep?model=second", &json!({})).await;
         let told = house.get("/v1/budget").await.json();
         assert_eq!(told["models"][2]["state"], "asleep", "{told}");
-        for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/neighbour?gpu=0"] {
+        for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/other_process?gpu=0"] {
             assert_eq!(house.get(path).await.status, 400, "{path}");
         }
-        let taken = house.post("/v1/budget/neighbour?device=1", &json!({"bytes": 1 << 20, "seconds": 30})).await;
+        let taken = house.post("/v1/budget/other_process?device=1", &json!({"bytes": 1 << 20, "seconds": 30})).await;
         assert_eq!(taken.status, 200, "{}", taken.body);
-        for (path, bytes) in [("/v1/budget/neighbour", 0), ("/v1/budget/neighbour?device=1", 1 << 20)] {
+        for (path, bytes) in [("/v1/budget/other_process", 0), ("/v1/budget/other_process?device=1", 1 << 20)] {
             assert_eq!(house.get(path).await.json()["bytes"], bytes, "{path}");
         }
         assert_eq!(house.get("/health").await.status, 200);

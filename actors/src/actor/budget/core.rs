@@ -143,7 +143,7 @@ mod tests {
             ("pressure begins anew", [vec![Some(200); 9], vec![None], vec![Some(200); 11]].concat(), 500, &[(20, 700)]),
             ("once taken it has to stay free anew", vec![Some(200); 22], 500, &[(10, 700), (21, 700)]),
             (
-                "what a neighbour leaves behind what was left beside it is not kept waiting by that",
+                "what another process leaves behind what was left beside it is not kept waiting by that",
                 [vec![Some(50); 8], vec![Some(400); 2], vec![Some(390)], vec![Some(340); 8]].concat(),
                 500,
                 &[(10, 550), (18, 840)],
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_cycling_every_five_seconds_keeps_what_it_takes() {
+    fn another_process_cycling_every_five_seconds_keeps_what_it_takes() {
         let flapping = (0..120).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 0 }));
         assert_eq!(offered(flapping, kv(500)), []);
         let partly = (0..12).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 120 }));

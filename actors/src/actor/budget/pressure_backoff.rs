@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_that_stops_taking_is_given_no_more() {
+    fn another_process_that_stops_taking_is_given_no_more() {
         let mut backoff = PressureBackoff::default();
         backoff.ahead(seen(0, 300), SOON);
         let first = backoff.ahead(seen(60, 600), SOON);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_returning_later_starts_afresh() {
+    fn another_process_returning_later_starts_afresh() {
         let mut backoff = PressureBackoff::default();
         backoff.ahead(seen(0, 300), SOON);
         assert!(!backoff.ahead(seen(900, 600), SOON).is_zero());

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_a_neighbour_holds_comes_last_and_equal_ones_keep_their_order() {
+    fn a_device_that_another_process_holds_comes_last_and_equal_ones_keep_their_order() {
         let free = [10 << 10, (80 << 10) - 2, 80 << 10, (80 << 10) - 1].map(Bytes::mib);
         let groups = spread(&[of(1, 15), of(1, 3)], &free);
         assert_eq!(groups[0], Group { devices: vec![1], models: vec![0] });

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_neighbour_takes_meanwhile_is_not_counted_where_the_driver_tells_processes_apart() {
+    fn what_another_process_takes_meanwhile_is_not_counted_where_the_driver_tells_processes_apart() {
         let (driver, meter, says_whose) = (Driver::default(), Meter::default(), std::cell::Cell::new(true));
         let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
         meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("it says");

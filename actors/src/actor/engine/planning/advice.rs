@@ -60,7 +60,7 @@ mod tests {
     use crate::engine::LoadOptions;
 
     #[test]
-    fn fewer_keys_and_values_help_unless_a_neighbour_leaves_too_little() {
+    fn fewer_keys_and_values_help_unless_another_process_leaves_too_little() {
         let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it opens");
         let model = Model::plan(&checkpoint, &target).expect("it is whole");

@@ -71,7 +71,7 @@ impl Filled {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_neighbours_growth_is_ordered_back_within_a_second_until_covered() {
+async fn growth_of_another_process_is_ordered_back_within_a_second_until_covered() {
     let filled = Filled::new().await;
     assert_eq!(filled.pass(3).await, [], "nobody has taken anything");
     filled.bed.device.foreign_takes(MIB(5));
@@ -86,7 +86,7 @@ async fn a_neighbours_growth_is_ordered_back_within_a_second_until_covered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
+async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
     let filled = Filled::new().await;
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
@@ -109,7 +109,7 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
+async fn unbacked_bytes_still_leased_do_not_hide_another_process() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
@@ -185,7 +185,7 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
+async fn unleased_bytes_of_a_model_being_sized_are_not_of_another_process() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
@@ -194,7 +194,10 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
     filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("it answers").expect("it freezes");
-    assert!(matches!(filled.pass(1).await[..], [ResizeOrder::GiveUp { .. }]), "what is there at READY is a neighbour");
+    assert!(
+        matches!(filled.pass(1).await[..], [ResizeOrder::GiveUp { .. }]),
+        "what is there at READY is another process"
+    );
     drop(other);
 }
 

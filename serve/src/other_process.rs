@@ -19,7 +19,7 @@ use super::{
 /// Longest duration of a drill, in seconds.
 const SECONDS_MAX: u64 = 60;
 
-/// Body of `POST /v1/budget/neighbour`.
+/// Body of `POST /v1/budget/other_process`.
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Drill {
     bytes: u64,
@@ -38,12 +38,12 @@ pub(super) struct Taken {
     bytes: u64,
 }
 
-/// `GET /v1/budget/neighbour?device=NUMBER`.
+/// `GET /v1/budget/other_process?device=NUMBER`.
 pub(super) async fn shown(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Taken>, ApiError> {
     Ok(Json(Taken { bytes: stand_in(&shared, &uri)?.counts().foreign.0 }))
 }
 
-/// `POST /v1/budget/neighbour?device=NUMBER`: takes free memory, up to `bytes`, and frees it after
+/// `POST /v1/budget/other_process?device=NUMBER`: takes free memory, up to `bytes`, and frees it after
 /// `seconds`. Only one drill runs at a time.
 pub(super) async fn drill(
     State(shared): State<Arc<Shared>>,
@@ -55,7 +55,7 @@ pub(super) async fn drill(
     if seconds > SECONDS_MAX {
         return Err(ApiError::invalid("seconds", format!("`seconds` is {seconds}; expected at most {SECONDS_MAX}")));
     }
-    let turn = shared.neighbour.clone().try_lock_owned();
+    let turn = shared.other_process.clone().try_lock_owned();
     let turn = turn.map_err(|_| ApiError::full("another drill is running").hint("wait until it has ended"))?;
     let taken = device.foreign_takes(Bytes(bytes));
     let until = Instant::now() + Duration::from_secs(seconds);

@@ -8,10 +8,10 @@ use std::{
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError};
 
 /// The environment variable that is set in the other process.
-const ROLE: &str = "BURSAR_TEST_NEIGHBOUR";
+const ROLE: &str = "BURSAR_TEST_OTHER_PROCESS";
 
 /// The prefix of each answer. Any other output comes from the test harness.
-const ANSWER: &str = "neighbour: ";
+const ANSWER: &str = "other_process: ";
 
 /// Memory that stays free when the process takes all it can get.
 const ROOM: Bytes = Bytes::mib(16);
@@ -21,16 +21,16 @@ const ROOM: Bytes = Bytes::mib(16);
 const PIECE: Bytes = Bytes::gib(1);
 
 /// Another process, which holds memory until this handle is dropped.
-pub struct Neighbour {
+pub struct OtherProcess {
     child: Child,
     told: Option<ChildStdin>,
     says: BufReader<ChildStdout>,
 }
 
-impl Neighbour {
+impl OtherProcess {
     /// Starts a process that holds only a context. `test` is the name of the test in this
     /// program that calls [`live`].
-    pub fn moves_in(test: &str) -> Neighbour {
+    pub fn moves_in(test: &str) -> OtherProcess {
         let program = std::env::current_exe().expect("a program knows where it is");
         let mut child = Command::new(program)
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -41,9 +41,9 @@ impl Neighbour {
             .expect("it starts");
         let told = child.stdin.take();
         let says = BufReader::new(child.stdout.take().expect("it was asked for"));
-        let mut neighbour = Neighbour { child, told, says };
-        neighbour.hear();
-        neighbour
+        let mut other_process = OtherProcess { child, told, says };
+        other_process.hear();
+        other_process
     }
 
     /// Lets the process take or free memory until the GPU has `bytes` free, to within a few MiB.
@@ -78,7 +78,7 @@ impl Neighbour {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.says.read_line(&mut line).expect("it can be read") > 0, "the neighbour died");
+            assert!(self.says.read_line(&mut line).expect("it can be read") > 0, "the other process died");
             if let Some((_, answer)) = line.split_once(ANSWER) {
                 let numbers = answer.split_whitespace().map(|number| Bytes(number.parse().expect("a number")));
                 return numbers.collect::<Vec<_>>().try_into().expect("two numbers");
@@ -87,13 +87,13 @@ impl Neighbour {
     }
 }
 
-impl Drop for Neighbour {
+impl Drop for OtherProcess {
     fn drop(&mut self) {
         // The process ends at the end of its input.
         drop(self.told.take());
         let ended = self.child.wait();
         if !std::thread::panicking() {
-            assert!(ended.expect("it can be waited for").success(), "the neighbour failed");
+            assert!(ended.expect("it can be waited for").success(), "the other process failed");
         }
     }
 }
@@ -102,7 +102,7 @@ impl Drop for Neighbour {
 /// says, until the input ends. In any other process, this function does nothing.
 pub fn live() {
     if std::env::var_os(ROLE).is_none() {
-        return println!("skipped, this is the neighbour of other stories");
+        return println!("skipped, this is the other process of other stories");
     }
     let device = CudaDevice::open(0).expect("the story that started this has a GPU");
     let address: Address = device.reserve(Bytes::gib(256)).expect("addresses are not memory");
