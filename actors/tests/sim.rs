@@ -46,8 +46,8 @@ struct World {
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
     under_way: VecDeque<Box<StepPlan>>,
-    /// The tokens that the newest of these steps chooses, as the next step finds
-    /// them on the device.
+    /// The tokens that the newest step in `under_way` chooses, as the next step finds them on the
+    /// device.
     previous: Vec<u32>,
     /// The launches of the encoder on the lane, the oldest first.
     launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
@@ -60,7 +60,8 @@ struct World {
     pins: BTreeMap<SequenceId, Pins>,
     /// Pictures that only a step on the lane still holds, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
-    /// Requests that must return and have not returned yet, with the ids that they keep.
+    /// Requests that the scheduler sent back (`ComeAgain`) and that have not been started again
+    /// yet, with their sequence ids.
     returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
     next_sequence: u64,
@@ -88,9 +89,11 @@ struct World {
     losses: BTreeMap<SequenceId, usize>,
     /// Sequences that have begun.
     found: BTreeSet<SequenceId>,
-    /// The number of pictures that needed no rows.
+    /// The number of pictures whose tokens were all in the prefix cache, so that no encoder cache
+    /// rows were needed.
     found_computed: usize,
-    /// The number of sequences that lost the blocks of such pictures before they began.
+    /// The number of sequences that counted on such cached pictures, but whose cached blocks were
+    /// evicted before the sequences started.
     missed: usize,
     /// The simulated time: the sum of the times of all steps.
     clock: Duration,
@@ -103,8 +106,8 @@ struct World {
 /// Pictures, and the rows that they are in.
 type Pins = (Vec<PictureHash>, Vec<u32>);
 
-/// The scheduler of a seed. Every other seed promises a token interval, which its steps may or may
-/// not keep.
+/// Builds the scheduler for a seed. Every other seed has a token interval target, which its steps
+/// may miss.
 fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
@@ -453,7 +456,7 @@ impl World {
         self.vision_step(vision::Input::Encoded);
     }
 
-    /// The wait for a burst ends, possibly long after it mattered.
+    /// The wait for a burst ends, possibly late.
     fn moment_passes(&mut self) {
         if std::mem::take(&mut self.gathers) {
             self.scheduler_step(Input::Gathered);

@@ -56,7 +56,8 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
         assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number}");
         write(&device, address.offset(page * number), &[number as u32 + 1; 4]);
     }
-    // Shrink in steps of one page, through pieces of many pages, and then grow again.
+    // Shrink in steps of one page, across driver allocations (pieces) of many pages each, and then
+    // grow again.
     for left in (1..pages).rev() {
         device.unback(address.offset(page * left), page).expect("the tail goes");
         for number in 0..left {
@@ -265,8 +266,9 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
     let rest = device.reserve(Bytes::gib(1)).expect("addresses");
     let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("there is an end");
     println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("it says").free);
-    // First unback the tail of a large piece, and then a hole inside a piece. No memory is
-    // free for the copies.
+    // First unback the tail of a large piece, and then a hole inside a piece. Splitting a piece
+    // copies the part to keep, and no free memory is left for that copy, so the spare pages must
+    // serve.
     device.unback(address.offset(most - page), page).expect("the tail goes");
     assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
     device.back(rest.offset(page * pages), page).expect("what went can be had");

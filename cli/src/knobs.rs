@@ -1,4 +1,4 @@
-//! Flags for knobs: one flag for every name of every line of the table.
+//! Flags for knobs: one flag for each name and alias in the knob table.
 
 use std::{fmt, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
@@ -77,7 +77,7 @@ impl KnobOptions {
         Ok(self.named()?.0)
     }
 
-    /// Reports settings without effect: as log events, and on a terminal also as notices.
+    /// Reports settings that have no effect, as log events, and on a terminal also as notices.
     ///
     /// # Errors
     /// See [`knobs`](Self::knobs).

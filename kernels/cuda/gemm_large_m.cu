@@ -3,18 +3,18 @@
 // the warp-specialized persistent GEMMs of CUTLASS 3: TMA loads tiles, two warpgroups multiply with
 // wgmma, and two blocks share the weights that both need.
 //
-// gemm_large_m_<type>
+// gemm_large_m_gated_<type>
 //   gate = x * weight[0 .. columns]^T + bias[0 .. columns]
 //   up   = x * weight[columns .. 2 * columns]^T + bias[columns .. 2 * columns]
 //   out  = gate / (1 + exp(-gate)) * up
 //   x [rows, in], weight [2 * columns, in], bias [2 * columns] or null, out [rows, columns]
 //
-// linear_hopper_<type>
+// gemm_large_m_<type>
 //   out = x * weight^T + bias
 //   x [rows, in], weight [columns, in], bias [columns] or null, out [rows, columns]
 //
-// linear_add_hopper_<type>
-//   out += x * weight^T + bias, operands as for linear_hopper
+// gemm_large_m_add_<type>
+//   out += x * weight^T + bias, operands as for gemm_large_m
 //
 // Sums are f32, rounded once at the end; neither a bias nor the previous contents of `out` cause a
 // rounding in between. `x`, `weight` and `out` are passed as tensor maps (see Launch): they start
@@ -212,19 +212,19 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
 
 }  // namespace
 
-#define LINEAR_HOPPER(NAME, KIND, TYPE)                                                                            \
+#define GEMM_LARGE_M(NAME, KIND, TYPE)                                                                            \
     extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)  \
         NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,                        \
              const __grid_constant__ TensorMap out, const TYPE* bias, uint32_t rows, uint32_t columns,             \
              uint32_t in_features, uint32_t group) {                                                               \
         linear<KIND, TYPE>(x, weight, out, bias, {rows, columns, in_features, group});                             \
     }
-#define LINEAR_HOPPER_OF(SUFFIX, TYPE)                                         \
-    LINEAR_HOPPER(gemm_large_m_##SUFFIX, Kind::GATED, TYPE)             \
-    LINEAR_HOPPER(linear_hopper_##SUFFIX, Kind::PLAIN, TYPE)                   \
-    LINEAR_HOPPER(linear_add_hopper_##SUFFIX, Kind::ADDED, TYPE)
+#define GEMM_LARGE_M_OF(SUFFIX, TYPE)                                         \
+    GEMM_LARGE_M(gemm_large_m_gated_##SUFFIX, Kind::GATED, TYPE)       \
+    GEMM_LARGE_M(gemm_large_m_##SUFFIX, Kind::PLAIN, TYPE)                    \
+    GEMM_LARGE_M(gemm_large_m_add_##SUFFIX, Kind::ADDED, TYPE)
 
-FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
+FOR_EACH_ACTIVATION(GEMM_LARGE_M_OF)
 
 // Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::gemm_large_m),
 // grid x = 2 * min(SMs / 2, pairs * across), where

@@ -2,11 +2,11 @@
 // gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of work
 // are as in gemm_large_m.cu.
 //
-// linear_e4m3_<scales>_<type>                 out = x * weight^T + bias
-// linear_add_e4m3_<scales>_<type>             out += x * weight^T + bias
-// linear_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
+// gemm_large_m_e4m3_<scales>_<type>                 out = x * weight^T + bias
+// gemm_large_m_add_e4m3_<scales>_<type>             out += x * weight^T + bias
+// gemm_large_m_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
 //                                             gemm_large_m.cu
-// linear_gated_rounded_e4m3_<scales>_<type>   as linear_gated_e4m3, with out rounded to E4M3 and
+// gemm_large_m_gated_rounded_e4m3_<scales>_<type>   as gemm_large_m_gated_e4m3, with out rounded to E4M3 and
 //                                             one scale for each 128 columns of a row, or one scale
 //                                             for all of out
 //
@@ -397,7 +397,7 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
 
 }  // namespace
 
-#define LINEAR_E4M3(NAME, KIND, BY_BLOCKS, ROUNDED, TYPE)                                                             \
+#define GEMM_LARGE_M_E4M3(NAME, KIND, BY_BLOCKS, ROUNDED, TYPE)                                                             \
     extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)     \
         NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,                           \
              const __grid_constant__ TensorMap out, const TYPE* bias, uint32_t rows, uint32_t columns,                \
@@ -407,16 +407,16 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
             x, weight, out, bias, {rows, columns, in_features, group},                                                \
             {weight_scales, x_scales, fixed, groups, height, out_scales, out_fixed});                                 \
     }
-#define LINEAR_E4M3_WITH(SCALES, BY_BLOCKS, SUFFIX, TYPE)                                                  \
-    LINEAR_E4M3(linear_e4m3_##SCALES##_##SUFFIX, Kind::PLAIN, BY_BLOCKS, false, TYPE)                           \
-    LINEAR_E4M3(linear_add_e4m3_##SCALES##_##SUFFIX, Kind::ADDED, BY_BLOCKS, false, TYPE)                  \
-    LINEAR_E4M3(linear_gated_e4m3_##SCALES##_##SUFFIX, Kind::GATED, BY_BLOCKS, false, TYPE)                \
-    LINEAR_E4M3(linear_gated_rounded_e4m3_##SCALES##_##SUFFIX, Kind::GATED, BY_BLOCKS, true, TYPE)
-#define LINEAR_E4M3_OF(SUFFIX, TYPE)                    \
-    LINEAR_E4M3_WITH(blocks, true, SUFFIX, TYPE)        \
-    LINEAR_E4M3_WITH(rows, false, SUFFIX, TYPE)
+#define GEMM_LARGE_M_E4M3_WITH(SCALES, BY_BLOCKS, SUFFIX, TYPE)                                                  \
+    GEMM_LARGE_M_E4M3(gemm_large_m_e4m3_##SCALES##_##SUFFIX, Kind::PLAIN, BY_BLOCKS, false, TYPE)                           \
+    GEMM_LARGE_M_E4M3(gemm_large_m_add_e4m3_##SCALES##_##SUFFIX, Kind::ADDED, BY_BLOCKS, false, TYPE)                  \
+    GEMM_LARGE_M_E4M3(gemm_large_m_gated_e4m3_##SCALES##_##SUFFIX, Kind::GATED, BY_BLOCKS, false, TYPE)                \
+    GEMM_LARGE_M_E4M3(gemm_large_m_gated_rounded_e4m3_##SCALES##_##SUFFIX, Kind::GATED, BY_BLOCKS, true, TYPE)
+#define GEMM_LARGE_M_E4M3_OF(SUFFIX, TYPE)                    \
+    GEMM_LARGE_M_E4M3_WITH(blocks, true, SUFFIX, TYPE)        \
+    GEMM_LARGE_M_E4M3_WITH(rows, false, SUFFIX, TYPE)
 
-FOR_EACH_ACTIVATION(LINEAR_E4M3_OF)
+FOR_EACH_ACTIVATION(GEMM_LARGE_M_E4M3_OF)
 
 // Launch: as gemm_large_m.cu. The tensor maps of x, weight and a rounded output have type
 // UINT8, strides of {in}, {in} and {columns} bytes, and boxes {128, 128}, {128, 128} and {128, 64}.

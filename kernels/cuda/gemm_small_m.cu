@@ -59,7 +59,7 @@ extern "C" __device__ uint32_t gemm_small_m_counters[STREAMS * STREAM_COUNTERS] 
 // This bound allows 168 registers per thread, which adding up parts of 64 rows
 // needs; 128 were slower.
 #define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
-#define LINEAR_FEW(name, Element, ROWS)                                                                                \
+#define GEMM_SMALL_M(name, Element, ROWS)                                                                                \
     extern "C" __global__ void IN_TEAMS                                                                                \
         gemm_small_m_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
@@ -76,7 +76,7 @@ extern "C" __device__ uint32_t gemm_small_m_counters[STREAMS * STREAM_COUNTERS] 
         small_m<PlainFormat<Element>, ROWS, true>(                                                                                      \
             weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
     }
-#define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(LINEAR_FEW, name, Element)
+#define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(GEMM_SMALL_M, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (SMs), or tiles * steps if that is less; the grid is even. Block (THREADS), dynamic

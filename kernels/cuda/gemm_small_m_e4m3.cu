@@ -1,8 +1,8 @@
-// GEMM with few rows and FP8 weights: gemm_small_m.cu with E4M3 numbers and scales. A decode step
-// reads half as many bytes as with 16-bit weights. Division of work, memory and launch are as in
-// gemm_small_m.cu, except for these differences: the multiplying warps write all tiles, and block
-// scales are loaded together with each step (small_m_scales.cuh). The weight's scales, like the weight,
-// are loaded before the previous kernel has ended.
+// GEMM with few rows and FP8 weights: gemm_small_m.cu with E4M3 elements and scales. A decode step
+// reads half as many bytes as with 16-bit weights. Work division, memory layout and launch are the
+// same as in gemm_small_m.cu. Two differences: the wgmma warpgroups, not the writer warp, write
+// every tile; and each K step also loads its block scales (small_m_scales.cuh). The weight's
+// scales, like the weight, are loaded before the previous kernel has ended.
 // Targets: sm_90a
 //
 // gemm_small_m_e4m3_blocks_<type>_r<ROWS>    one scale for each block of the weight, and one for each
@@ -27,7 +27,7 @@
 
 #include "small_m_product.cuh"
 
-#define LINEAR_FEW(name, Element, SCALES, BLOCKS, ROWS)                                                                \
+#define GEMM_SMALL_M(name, Element, SCALES, BLOCKS, ROWS)                                                                \
     extern "C" __global__ void __cluster_dims__(TEAM, 1, 1) __launch_bounds__(contract::gemm_small_m::THREADS, 1)        \
         gemm_small_m_e4m3_##SCALES##_##name##_r##ROWS(                                                                   \
             const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x, void* out,                  \
@@ -39,8 +39,8 @@
                         {weight_scales, x_scales, fixed, groups, height}});                                            \
     }
 #define OF_ROWS(name, Element, ROWS)                      \
-    LINEAR_FEW(name, Element, blocks, true, ROWS)         \
-    LINEAR_FEW(name, Element, rows, false, ROWS)
+    GEMM_SMALL_M(name, Element, blocks, true, ROWS)         \
+    GEMM_SMALL_M(name, Element, rows, false, ROWS)
 #define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(OF_ROWS, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 

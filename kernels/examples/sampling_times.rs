@@ -56,7 +56,7 @@ fn time(cuda: &Cuda, mut launch: impl FnMut() -> Result<(), KernelError>) -> Dur
     (0..MEASUREMENTS).map(measure).min().expect("there are some")
 }
 
-/// Options of rows, each with a name.
+/// Named sampling options to time.
 fn wanted() -> [(&'static str, SampleRow); 6] {
     let warm = SampleRow { temperature: 0.8, ..SampleRow::default() };
     [
@@ -87,7 +87,8 @@ fn main() {
         [&asked, &results].map(|(memory, words)| unsafe { Tensor::persistent(memory.address(), [*words], DType::U32) });
     // SAFETY: the segment is backed for this many words, and only this thread uses it.
     let mut all = unsafe { Tensor::persistent(logits.0.address(), [rows_max, VOCABULARY], DType::F32) };
-    // Sums of two uniform numbers: likely tokens are rare, as with a model, though far less so.
+    // Sums of two uniform numbers: likely tokens are rare, but much less rare than with a real
+    // model.
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
     fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all).expect("it is put there");
     println!("{:<40}{}", "us for so many rows", ROWS.map(|rows| format!("{rows:>9}")).concat());

@@ -17,13 +17,13 @@ pub use crate::text::error::{PrivateText, TextError};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A picture was refused or broken.
+    /// A picture is unreadable, damaged or not supported, or exceeds a limit.
     #[error(transparent)]
     Image(#[from] ImageError),
     /// A request's pictures or videos were refused or broken.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The image processor's settings cannot be followed.
+    /// The image processor's settings are invalid or not supported.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
     /// The tokenizer or the chat template failed.

@@ -283,6 +283,7 @@ pub(super) fn pair_of<T: DeserializeOwned, U: DeserializeOwned>(whole: Value) ->
     let (second, first) = match whole {
         Value::Object(members) => {
             let known = field_names::<U>();
+            debug_assert!(!known.is_empty(), "the second type is a struct without `flatten`");
             let (second, first): (Map<_, _>, Map<_, _>) =
                 members.into_iter().partition(|(name, _)| known.contains(&name.as_str()));
             (second, Value::Object(first))

@@ -28,7 +28,7 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// A stream that can return its socket's error, which reads no longer return after the end of
 /// input.
 pub(super) trait Socket {
-    /// The error that the system has for the socket, such as a reset by the peer.
+    /// The socket's pending error (SO_ERROR), such as a reset by the peer.
     fn socket_error(&self) -> io::Result<Option<io::Error>>;
 }
 

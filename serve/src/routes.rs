@@ -38,7 +38,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Header in which Anthropic's clients look for the id.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// The former name of `/v1/budget/other_process`, which works for one release more.
+/// The former name of `/v1/budget/other_process`, which works for one more release.
 const OTHER_PROCESS_BEFORE: &str = "/v1/budget/neighbour";
 
 impl Service {
@@ -265,7 +265,7 @@ fn cors(origins: &[String]) -> CorsLayer {
         .expose_headers([REQUEST_ID, ANTHROPIC_REQUEST_ID, RETRY_AFTER])
 }
 
-/// Admits only health and metrics requests, on connections beyond the limits.
+/// On connections beyond the limit, admits only health and metrics requests.
 pub(super) async fn only_probes(State(service): State<Service>, request: Request, next: Next) -> Response {
     // During shutdown, `admitted` refuses requests with a better message.
     if access::is_probe(request.uri().path()) || service.shared.is_ending() {

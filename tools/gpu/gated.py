@@ -37,7 +37,7 @@ SHAPES = {
     "vision.proj": ("add", 1280, 1280, True, (5476, 21904)),
     "vision.down": ("add", 3456, 1280, True, (5476, 21904)),
 }
-NAMES = {"gated": "gemm_large_m", "plain": "linear_hopper", "add": "linear_add_hopper"}
+NAMES = {"gated": "gemm_large_m_gated", "plain": "gemm_large_m", "add": "gemm_large_m_add"}
 TYPES = (torch.bfloat16, torch.float16)
 
 

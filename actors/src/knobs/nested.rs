@@ -11,7 +11,7 @@ pub(super) fn is_nested(name: &str) -> bool {
     NESTED.iter().any(|nested| nested.name == name)
 }
 
-/// Returns the settings inside the object of a nested name.
+/// Returns the settings inside the object of a nested setting.
 ///
 /// # Errors
 /// The object contains an unknown name.

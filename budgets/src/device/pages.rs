@@ -154,8 +154,9 @@ mod tests {
 
     #[test]
     fn a_reservation_keeps_no_addresses_before_or_after_it() {
-        // Much more than all other tests reserve. Each reservation maps 1.5 times `align`, and
-        // keeps half of `align`. The rest, before and after the kept part, must be released.
+        // `align` is much larger than all other tests' reservations together. Each reservation maps
+        // 1.5 times `align`, and keeps half of `align`. The rest, before and after the kept part,
+        // must be released.
         let align = Bytes(1 << 40);
         let before = addresses();
         let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());

@@ -117,8 +117,8 @@ impl BursarWorker {
     }
 }
 
-/// The sleep level and the time that running replies may take first: vLLM's `level`,
-/// and `within` in seconds.
+/// The sleep level and the time that running replies may take before the model sleeps: vLLM's
+/// `level`, and `within` in seconds.
 fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoError> {
     let number = |name: &str| match body.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -257,8 +257,8 @@ impl LLMEngine for BursarWorker {
         Ok(MetricsBindings { dp_ranks: vec![0], on_publisher_ready: Some(Box::new(on_ready)) })
     }
 
-    /// A request for one token that the model must compute, because no cache of
-    /// replies can answer it.
+    /// A one-token request. It exercises the model: the token must be computed, not read from a
+    /// reply cache.
     async fn health_check_payload(&self) -> Result<Option<Value>, DynamoError> {
         let tokens = self.running()?.model.tokenize("a", false).await.map_err(|error| of_chat(&error))?;
         let once = json!({"max_tokens": 1, "ignore_eos": true});

@@ -1,15 +1,17 @@
-// The items of a GEMM with expert weights that a block processes, and their order (Hopper).
+// Tile scheduler of the grouped (MoE) GEMM: which work items a thread block processes, and in which
+// order (Hopper).
 //
-// An item is a tile of the weight's rows times a tile of an expert's places. Most experts have only
-// one tile of places. The items of these experts are laid out along a line, and each block takes a
-// contiguous range of the line. The weights of an expert with several tiles of places are needed
-// for each of these tiles. Different blocks process these tiles and read the same rows of the
-// weight at the same time: one block reads memory, and the others find the rows in the L2 cache.
+// An item is a tile of the weight's rows times a tile of the token rows routed to one expert (its
+// places). Most experts have only one tile of places. The items of these experts are laid out along
+// a line, and each block takes a contiguous range of the line. The weights of an expert with
+// several tiles of places are needed for each of these tiles. Different blocks process these tiles
+// and read the same rows of the weight at the same time: one block reads memory, and the others
+// find the rows in the L2 cache.
 //
-// To make this possible, every block processes experts with several tiles first, in rounds. A
-// block's round is a part of the weight's rows that fits into the block's share of items, for one
-// tile of places; adjacent blocks have the same rows. A block takes the rest of its share from the
-// line, at the end of which are the items that do not fit into rounds. All blocks thus have the
+// To make this possible, every block processes experts with several tiles first, in rounds. In each
+// round, a block takes one tile of places and an equal part of the weight tiles that fits into its
+// share; adjacent blocks use the same weight tiles. The items that do not fit into rounds are
+// appended to the line. A block takes the rest of its share from the line. All blocks thus have the
 // same number of items, give or take one. With even routing, nearly all items are on the line.
 #pragma once
 
@@ -22,8 +24,8 @@
 struct Walk : ExpertSums {
     static constexpr uint32_t SHARED = 16;  // first bit of the high half
 
-    // Counts tiles of PLACES places. Must be called by the same threads as `sum_up`. There must be
-    // fewer than 65,536 tiles.
+    // Counts tiles of PLACES places. Call it from the block's first `COUNTERS` threads, as `sum_up`
+    // (which it calls) requires. There must be fewer than 65,536 tiles.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) {
@@ -93,8 +95,8 @@ class Stretch {
         return items;
     }
 
-    // The rest of a part, from item `item` on. Only items of experts with several tiles are
-    // counted.
+    // The rest of a part, from item `item` on. `item` is an index among the items of experts with
+    // several tiles.
     __device__ __forceinline__ Run run_at(uint32_t item) const {
         const uint32_t expert = walk.expert_of(item / across, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);

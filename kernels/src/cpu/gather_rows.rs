@@ -1,4 +1,4 @@
-//! Copies of rows from given indices.
+//! Gathers rows by index.
 
 use super::{
     memory::{Rows, indices, write_rows},

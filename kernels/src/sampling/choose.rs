@@ -6,7 +6,7 @@ use super::{
     row::{Fault, SampleRow, Wishes},
 };
 
-/// Scratch for one row: 24 bytes per token, with arbitrary contents.
+/// Scratch for one row: 24 bytes per vocabulary entry. Its initial contents do not matter.
 #[derive(Debug)]
 pub struct ChoiceScratch<'a> {
     /// `[vocabulary]`.
@@ -27,8 +27,9 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }
 
-/// Chooses a token from `logits`, which must have no fault according to [`fault_of`]. A given token
-/// is returned unchanged. Equal logits, rows and lists give equal tokens.
+/// Chooses a token from `logits`, which must have no fault according to [`fault_of`]. If
+/// `row.given` is set, that token is returned. Deterministic: the same logits, `row` and `wishes`
+/// always give the same token.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if every token is forbidden.

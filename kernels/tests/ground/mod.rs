@@ -94,8 +94,8 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     segment
 }
 
-/// The index of the largest number, and the first such index if several numbers are equal, as
-/// `argmax` is defined.
+/// The index of the largest number, and the first such index if several numbers are equal, like
+/// `argmax`; NaN is skipped.
 pub fn first_largest(numbers: impl Iterator<Item = f32>) -> u32 {
     let numbers = numbers.enumerate().filter(|(_, number)| !number.is_nan());
     let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });
@@ -129,7 +129,7 @@ pub fn on_ranks<T: Send>(
     })
 }
 
-/// Long enough that a test that waits this long would be noticed.
+/// Timeout of links between host ranks, long enough that no correct test reaches it.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Runs `pass` only on shapes. Returns its result, the workspace's peak and the work.

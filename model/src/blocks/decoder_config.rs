@@ -54,8 +54,8 @@ pub struct Biases {
     pub mlp: bool,
 }
 
-/// Limit of the number of heads, the elements of a head, and the number of layers. It is greater
-/// than these numbers in any model.
+/// Limit of the number of heads, the elements of a head, and the number of layers, larger than in
+/// any known model.
 const HEAD_MAX: usize = 1 << 12;
 
 /// A family's defaults for keys that the file lacks, and the properties that
@@ -120,8 +120,8 @@ struct Fields {
 
 impl DecoderConfig {
     /// Reads the text fields of a vision model: only from `text_config` if it exists, otherwise
-    /// from the top level, as in releases. `tie_word_embeddings` may be in `text_config` or at the
-    /// top level (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    /// from the top level, where the released checkpoints have them. `tie_word_embeddings` may be
+    /// in `text_config` or at the top level (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
     pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         let Some(text) = config_keys::part(config, "text_config")? else {
             return DecoderConfig::read("", config, defaults);
@@ -132,8 +132,8 @@ impl DecoderConfig {
         Ok(decoder)
     }
 
-    /// Reads the text fields of a `config.json`, over the family's defaults. `place` is the fields'
-    /// prefix in errors: empty, or `text_config.`.
+    /// Reads the text fields of a `config.json`, on top of the family's defaults. `place` is the
+    /// fields' prefix in errors: empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         config_keys::refuse_unknown(place, given)?;
         let given = config_keys::over(&defaults.fields, given);
@@ -208,9 +208,9 @@ impl LayerKind {
     }
 }
 
-/// Refuses layers with sliding-window attention. `layer_types` decides if it exists. Otherwise, the
-/// first `max_window_layers` layers have full attention, so `use_sliding_window` by itself does not
-/// imply a window (transformers 5.17, `configuration_qwen2.py`).
+/// Refuses layers with sliding-window attention. If `layer_types` exists, it decides. Otherwise,
+/// the first `max_window_layers` layers have full attention, so `use_sliding_window` by itself does
+/// not imply a window (transformers 5.17, `configuration_qwen2.py`).
 fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
     let layers = fields.num_hidden_layers;
     if let Some(types) = &fields.layer_types {
@@ -239,7 +239,7 @@ fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
 }
 
 impl AxesRule {
-    /// The keys of rotary positions that only this rule reads.
+    /// The RoPE config keys that only this rule reads.
     fn keys(self) -> &'static [&'static str] {
         match self {
             AxesRule::One | AxesRule::Consecutive(_) => &[],

@@ -1,5 +1,5 @@
 //! Checkpoints: unmodified Hugging Face folders (on disk or embedded in the binary), GGUF files,
-//! and settings with random weights.
+//! and configs with random weights.
 
 pub mod checkpoint_source;
 pub(crate) mod error;

@@ -10,8 +10,8 @@ use super::placeholder_texts::PlaceholderTexts;
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
 
-/// If texts have more bytes than this per allowed token, their tokens are counted before a prompt
-/// is made from them. In English, a token has about four bytes.
+/// Texts longer in total than about `tokens_max * BYTES_PER_TOKEN` bytes are tokenized and counted
+/// before the prompt is rendered. In English, a token has about four bytes.
 const BYTES_PER_TOKEN: usize = 8;
 
 /// Renders and encodes conversations. Cloning shares the tokenizer and the template.
@@ -37,7 +37,8 @@ impl PromptEncoder {
 
     /// The same encoder for a model family that finds pictures and videos in the rendered text by
     /// the placeholders `texts`. Placeholders in a user's text are not taken for pictures or
-    /// videos. A template that does not support pictures gets the placeholders within strings.
+    /// videos. A template that does not support pictures gets messages in which pictures and videos
+    /// are already replaced by placeholder text.
     pub fn with_placeholders(mut self, texts: Option<PlaceholderTexts>) -> Self {
         if let Some(texts) = &texts {
             self.guard = self.guard.with([texts.image, texts.video]);
@@ -54,9 +55,9 @@ impl PromptEncoder {
         &self.template
     }
 
-    /// Token ids of a conversation, with one placeholder per picture or video, which the family
-    /// repeats for its embeddings. A family that writes more than placeholders into the prompt
-    /// needs [`encode_rewritten`](Self::encode_rewritten) with
+    /// Token ids of a conversation, with one placeholder per picture or video. The family later
+    /// expands each placeholder to one per embedding. A family that writes more than placeholders
+    /// into the prompt needs [`encode_rewritten`](Self::encode_rewritten) with
     /// [`FamilyConfig::write_visuals`](crate::registry::FamilyConfig::write_visuals).
     ///
     /// # Errors

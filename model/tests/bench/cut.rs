@@ -1,4 +1,4 @@
-//! Patches in the reference's format, cut by the CPU operation in the picture's row-major order.
+//! Patches cut by the CPU operation in the reference's order: merge groups row by row.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{

@@ -77,7 +77,7 @@ fn many_scans(more: usize) -> EncodedImage {
     let mut jpeg = b"\xff\xd8".to_vec();
     jpeg.extend(segment(0xdb, &[&[0][..], &[1; 64]].concat()));
     jpeg.extend(segment(0xc2, &[8, 0, 8, 0, 8, 1, 1, 0x11, 0]));
-    // One code of one bit per table: no difference, and the end of the block.
+    // Each Huffman table has one 1-bit code: DC difference 0, and end of block.
     for class in [0x00, 0x10] {
         jpeg.extend(segment(0xc4, &[&[class, 1][..], &[0; 16]].concat()));
     }
@@ -195,8 +195,8 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
         let good = golden_bytes(&format!("pictures/{file}"));
         for round in 0..120 {
             let mut bad = good.clone();
-            // Truncated, or with three bytes changed, at offsets from a linear
-            // congruential generator (Knuth's constants).
+            // Three bytes are changed, at offsets from a linear congruential generator (Knuth's
+            // constants); every fourth file is also truncated.
             for _ in 0..3 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let at = (random >> 33) as usize % bad.len();

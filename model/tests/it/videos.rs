@@ -355,7 +355,8 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     let capped = |more: &str| whole(&format!(r#", "cap_pixels_per_frame": true{more}"#)).counted;
     assert_eq!(capped(""), CountedPixels::Video { tokens_max: Some(768) });
     assert_eq!(capped(r#", "max_video_tokens": 5"#), CountedPixels::Video { tokens_max: Some(5) });
-    // Checkpoints without that file use the picture settings, as in transformers.
+    // Checkpoints without video settings (video_preprocessor_config.json, or `video_processor` in
+    // processor_config.json) use the picture settings, as in transformers.
     let pictures = golden_bytes("qwen2_5_vl/preprocessor_config.json");
     let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("it is read");
     assert_eq!(fallen, ImageProcessorConfig::from_json(&pictures).expect("it is read"));

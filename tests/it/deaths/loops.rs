@@ -1,6 +1,6 @@
 //! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, each time
-//! after a longer wait. Then it stops with the reason, and every byte is returned. A crash loop
-//! never becomes a busy loop.
+//! after a longer wait. Then the model or the runtime stops and reports the reason, and all leased
+//! memory is returned. A crash loop never becomes a busy loop.
 
 use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};
@@ -55,7 +55,8 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
         for victim in ["vision", "scheduler"] {
             let device = device();
             let runtime = crate::stage::runtime_on(&device).await;
-            // Engines may die any number of times: serving actors have a separate intensity.
+            // `intensity` limits only vision and scheduler restarts; the engine has
+            // `engine_intensity`.
             let model = demo(&runtime, LoadOptions { intensity: TWO, ..small() }).await;
             let begun = Instant::now();
             for death in 0..3 {

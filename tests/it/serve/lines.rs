@@ -1,5 +1,5 @@
-//! Log lines of `bursar serve`: one line per request, under the id in its response, without any
-//! content of the chat.
+//! Log lines of `bursar serve`: one line per request, tagged with the request id returned in the
+//! response, without any content of the chat.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

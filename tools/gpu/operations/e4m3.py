@@ -224,6 +224,7 @@ def many(product, kind="linear", biased=False, grid=None):
     tiles = divide_up(rows, MANY.CLUSTER * MANY.TILE_ROWS) * divide_up(features, MANY.TILE_WEIGHTS // (2 if is_gated else 1))
     blocks = MANY.CLUSTER * min((grid or processors()) // MANY.CLUSTER, tiles)
     name = "linear_gated_rounded" if is_rounded else kind
+    name = name.replace("linear", "gemm_large_m")
     out = Rounded(rows, features, kind) if is_rounded else Output((rows, features), product.dtype, gap=8)
     to = out.data.tensor.view(E4M3) if is_rounded else out.tensor
     before = torch.randn(rows, features, device="cuda").to(product.dtype)

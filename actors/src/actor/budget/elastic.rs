@@ -28,8 +28,9 @@ impl Default for WatchOptions {
     }
 }
 
-/// Factor by which probes are more frequent while another process takes memory. That process can
-/// take only one canary per probe, and one canary of 256 MiB a second would be slow.
+/// Factor by which probes are more frequent while another process takes memory. Once no other
+/// memory is free, that process can take at most the canary between two probes. At the normal
+/// interval it would get only 256 MiB per second.
 const HURRY: u32 = 16;
 
 impl WatchOptions {
@@ -42,7 +43,7 @@ impl WatchOptions {
         pause.max(Duration::from_millis(1))
     }
 
-    /// The wait until the next check of whether another process takes memory.
+    /// The wait until the next quick check for memory taken by another process.
     pub(super) fn quick_check_pause(&self) -> Duration {
         (self.every / QUICK_CHECKS).max(QUICK_CHECK_PAUSE_MIN)
     }

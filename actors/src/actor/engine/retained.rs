@@ -18,7 +18,8 @@ struct Contents {
     record: Option<Arc<ProfileRecord>>,
 }
 
-/// An open checkpoint, and the model's host side.
+/// An open checkpoint, and the model's host-side context: tokenizer, chat template, media
+/// processors.
 #[derive(Clone)]
 pub(super) struct Opened {
     pub(super) checkpoint: Arc<Checkpoint>,
@@ -34,10 +35,10 @@ impl RetainedState {
         self.contents().opened.clone()
     }
 
-    /// Keeps the record of the stress-tested size that is now served. The record of a smaller size
-    /// replaces the record of a larger size only if memory was refused to the larger size. In all
-    /// other cases, the size is smaller only because other processes or models hold memory at the
-    /// moment.
+    /// Keeps the profile record of the largest KV cache size that serving may now use. The record
+    /// of a smaller size replaces the record of a larger size only if memory was refused to the
+    /// larger size. In all other cases, the size is smaller only because other processes or models
+    /// hold memory at the moment.
     pub(super) fn keep_record(&self, record: &Arc<ProfileRecord>, was_refused: bool) {
         let kept = &mut self.contents().record;
         if was_refused || kept.as_ref().is_none_or(|kept| kept.kv_blocks < record.kv_blocks) {
@@ -45,7 +46,8 @@ impl RetainedState {
         }
     }
 
-    /// The record of the stress-tested size with which the model last served.
+    /// The kept record: that of the largest KV cache size that passed its stress test, unless
+    /// memory was refused to it later.
     pub(super) fn record(&self) -> Option<Arc<ProfileRecord>> {
         self.contents().record.clone()
     }

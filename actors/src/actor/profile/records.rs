@@ -8,7 +8,9 @@ use bursar_kernels::Tuning;
 use super::{Notice, ProfileKey, ProfileRecord, Progress, ProgressSink, RecordPath, RecordedProfile};
 use crate::compute::Executor;
 
-/// Access to the recorded profiles of a model. Clones share it.
+/// Access to the recorded profiles of a model. Clones share the files and the executor. `drop_warm`
+/// drops the profile only from the clone on which it is called, but resets the tuning of the shared
+/// executor.
 #[derive(Clone)]
 pub struct Records {
     place: RecordPath,
@@ -36,13 +38,14 @@ impl Records {
         Records { place, profile_key: Arc::new(profile_key), warm: warm.map(Arc::new), progress, executor }
     }
 
-    /// Returns the profile that the current attempt relies on, or `None` if the attempt measures.
+    /// Returns the profile that the current attempt relies on, or `None` if the attempt takes new
+    /// measurements.
     pub(crate) fn warm(&self) -> Option<Arc<RecordedProfile>> {
         self.warm.clone()
     }
 
     /// Drops the profile that applied, because the attempt that relied on it has failed. The next
-    /// attempt measures. Returns `false` if the attempt relied on no profile.
+    /// attempt takes new measurements. Returns `false` if the attempt relied on no profile.
     pub(crate) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
@@ -53,7 +56,8 @@ impl Records {
         did
     }
 
-    /// Records the measurements. A failure is reported to the listener of the start. Blocks.
+    /// Records the measurements. A write failure is only reported, as `Notice::ProfileNotWritten`.
+    /// Blocks on file I/O.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
         let written = RecordedProfile::of((*self.profile_key).clone(), record, shrinks, self.executor.tuning());
         if let Err(error) = self.place.keep(written) {

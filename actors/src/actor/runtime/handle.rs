@@ -37,7 +37,7 @@ pub struct RuntimeConfig {
     /// restart ends the runtime.
     pub budget_intensity: Intensity,
     /// How often the budget checks the memory of other processes, and how long memory must stay
-    /// free before the budget takes it back.
+    /// free before the budget returns it to KV caches.
     pub watch: WatchOptions,
     /// How often the device may be lost and reopened. One more loss ends the runtime.
     pub device_intensity: Intensity,
@@ -98,8 +98,8 @@ impl Hint for RuntimeError {
 }
 
 /// One device with its budget and its models. Clones share the runtime. When
-/// the last clone is dropped, everything ends, but the drop does not wait for
-/// the end; [`shutdown`](Runtime::shutdown) does.
+/// the last clone is dropped, the runtime stops, but the drop does not wait for it;
+/// [`shutdown`](Runtime::shutdown) does.
 ///
 /// ```
 /// use bursar_actors::{
@@ -160,9 +160,9 @@ impl Runtime {
     /// handle is dropped. Your actor may then start another runtime. If your actor dies,
     /// the runtime dies too.
     ///
-    /// Requests and leases of a dead runtime are over. Memory that leases had backed is returned
-    /// when their handles are dropped. Use [`ractor`](crate::ractor) as this crate exports it, so
-    /// that your program and this crate use the same version.
+    /// Requests of a dead runtime end. Leases that you hold stay valid until you drop them; their
+    /// memory is then returned. Use [`ractor`](crate::ractor) as this crate exports it, so that
+    /// your program and this crate use the same version.
     ///
     /// # Errors
     /// The errors of [`start`](Runtime::start). This function also fails if
@@ -257,7 +257,7 @@ impl Runtime {
     /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown).
     ///
     /// Returns how many requests were cut off at the deadline. A request counts as running until
-    /// its caller has room for its last event.
+    /// its last event has a place in the caller's channel.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -308,7 +308,7 @@ impl Runtime {
         self.inner.actor.clone()
     }
 
-    /// Ends everything and waits for it.
+    /// Stops the runtime and waits until it has stopped.
     ///
     /// Running requests end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped). When this
     /// function returns, all memory of every model is released. Leases that you hold stay valid
@@ -317,12 +317,12 @@ impl Runtime {
         self.shutdown_within(Duration::ZERO).await;
     }
 
-    /// Ends everything like [`shutdown`](Runtime::shutdown), but running requests may finish until
-    /// the deadline. From now on, every clone of this handle refuses new chats with
+    /// Stops the runtime like [`shutdown`](Runtime::shutdown), but running requests may finish
+    /// until the deadline. From now on, every clone of this handle refuses new chats with
     /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown) and new loads with
     /// [`StartError::ShuttingDown`]. Loads in progress end at once.
     ///
-    /// Returns as soon as everything has ended, with the number of requests that were cut off,
+    /// Returns as soon as the runtime has stopped, with the number of requests that were cut off,
     /// counted as in [`unload_within`](Runtime::unload_within). Another call with an earlier
     /// deadline, or `shutdown`, ends this wait early.
     pub async fn shutdown_within(self, deadline: Duration) -> usize {
@@ -376,7 +376,7 @@ impl Runtime {
     }
 
     /// Returns the current device. A lost device is replaced as often as
-    /// [`RuntimeConfig::device_intensity`] allows. Leases on a lost device are worthless.
+    /// [`RuntimeConfig::device_intensity`] allows. Leases on a lost device are unusable.
     pub fn device(&self) -> Arc<dyn Device> {
         self.inner.shown.device.borrow().clone()
     }

@@ -28,7 +28,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The metric's name. It begins with `bursar_`, or with `process_` if it is a standard
-    /// metric of any process.
+    /// Prometheus process metric.
     pub name: &'static str,
     pub kind: Kind,
     /// The names of the labels, in order.
@@ -82,7 +82,8 @@ impl Row {
         })
     }
 
-    /// Sets a counter, or the counts of a histogram, to 0.
+    /// Registers the counter or histogram, so that a new series is exported with 0. Existing counts
+    /// are kept.
     pub(super) fn expect(&self, labels: Vec<Label>) {
         match self.kind {
             Kind::Gauge => {}

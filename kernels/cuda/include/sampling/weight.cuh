@@ -31,7 +31,7 @@ __device__ __forceinline__ Softening softening_of(double temperature) {
 // `difference` = logit - largest, at most 0.
 __device__ __forceinline__ float likelihood(float difference, Softening softening) {
     const float exponent = difference * softening.high;
-    // This test is needed for correctness, too: far below 0, the sum below would add
+    // This early return is not only an optimization: far below 0, the sum below would add
     // infinities of opposite signs.
     if (!(exponent > WEIGHTLESS)) {
         return 0.0f;

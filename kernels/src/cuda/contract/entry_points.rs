@@ -143,9 +143,9 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub gemm_small_m_e4m3_blocks: BySmallMRows<F>,
     /// Kernels for weights with a scale per row.
     pub gemm_small_m_e4m3_rows: BySmallMRows<F>,
-    pub linear: F,
-    pub linear_add: F,
-    pub linear_gated: F,
+    pub gemm_large_m: F,
+    pub gemm_large_m_add: F,
+    pub gemm_large_m_gated: F,
     /// Kernels for weights with a scale per block.
     pub gemm_large_m_e4m3_blocks: LargeME4m3<F>,
     /// Kernels for weights with a scale per row.
@@ -305,9 +305,9 @@ impl<F> HopperEntryPoints<F> {
             gemm_small_m: all.by_small_m_rows(GEMM_SMALL_M, "gemm_small_m")?,
             gemm_small_m_e4m3_blocks: all.by_small_m_rows(GEMM_SMALL_M_E4M3, "gemm_small_m_e4m3_blocks")?,
             gemm_small_m_e4m3_rows: all.by_small_m_rows(GEMM_SMALL_M_E4M3, "gemm_small_m_e4m3_rows")?,
-            linear: all.typed(GEMM_LARGE_M, "linear_hopper")?,
-            linear_add: all.typed(GEMM_LARGE_M, "linear_add_hopper")?,
-            linear_gated: all.typed(GEMM_LARGE_M, "gemm_large_m")?,
+            gemm_large_m: all.typed(GEMM_LARGE_M, "gemm_large_m")?,
+            gemm_large_m_add: all.typed(GEMM_LARGE_M, "gemm_large_m_add")?,
+            gemm_large_m_gated: all.typed(GEMM_LARGE_M, "gemm_large_m_gated")?,
             gemm_large_m_e4m3_blocks: LargeME4m3::find(all, "blocks")?,
             gemm_large_m_e4m3_rows: LargeME4m3::find(all, "rows")?,
             route_normed: all.typed(waiting("route_normed"), "route_normed")?,
@@ -390,10 +390,10 @@ impl<F> LargeME4m3<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, scales: &str) -> Result<Self, E> {
         let mut of = |operation: &str| all.typed(GEMM_LARGE_M_E4M3, &format!("{operation}_e4m3_{scales}"));
         Ok(LargeME4m3 {
-            plain: of("linear")?,
-            add: of("linear_add")?,
-            gated: of("linear_gated")?,
-            gated_rounded: of("linear_gated_rounded")?,
+            plain: of("gemm_large_m")?,
+            add: of("gemm_large_m_add")?,
+            gated: of("gemm_large_m_gated")?,
+            gated_rounded: of("gemm_large_m_gated_rounded")?,
         })
     }
 }

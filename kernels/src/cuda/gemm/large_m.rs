@@ -1,6 +1,6 @@
 //! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
-//! for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). The input of a gate
-//! is never written to memory.
+//! for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). In a gated MLP the gate and
+//! up products stay on chip; only `silu(gate) * up` is written.
 
 use bursar_budgets::Address;
 
@@ -95,9 +95,9 @@ pub(super) unsafe fn launch(
         (false, false) => kernels.plain,
     };
     let kernel = match problem.scheme {
-        QuantScheme::Unquantized if problem.gates => kernels.linear_gated,
-        QuantScheme::Unquantized if problem.accumulates => kernels.linear_add,
-        QuantScheme::Unquantized => kernels.linear,
+        QuantScheme::Unquantized if problem.gates => kernels.gemm_large_m_gated,
+        QuantScheme::Unquantized if problem.accumulates => kernels.gemm_large_m_add,
+        QuantScheme::Unquantized => kernels.gemm_large_m,
         QuantScheme::E4m3Blocks { .. } => e4m3(&kernels.gemm_large_m_e4m3_blocks),
         QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => e4m3(&kernels.gemm_large_m_e4m3_rows),
     };

@@ -4,6 +4,7 @@
 //! is chosen.
 
 use super::{
+    super::contract::gemm_small_m::ROWS_MAX as SMALL_M_ROWS,
     algorithm::GemmAlgorithm,
     problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
     scale_scratch,
@@ -96,8 +97,17 @@ impl<M: Measurements> Planner<'_, M> {
         if self.gpu.supports(Kernel::TiledE4m3, problem, operands) {
             return Ok(Some(GemmPlan::TiledE4m3));
         }
-        let has_library = self.library_has(problem, operands)?;
+        // cuBLASLt waits for running kernels when it loads one of its own, which ranks that share a
+        // GPU must avoid. An f32 output of more rows than the small-m kernel takes comes here.
+        let is_ours = self.backend == GemmBackend::Ours && self.has_pieces(problem, operands);
+        let has_library = !is_ours && self.library_has(problem, operands)?;
         Ok(Some(if has_library { GemmPlan::Library { rest: rest_of(problem) } } else { GemmPlan::SmallMPieces }))
+    }
+
+    /// Whether the small-m kernel supports the GEMM, a number of rows at a time.
+    fn has_pieces(&self, problem: GemmProblem, operands: GemmOperands) -> bool {
+        let (piece, operands) = problem.rows_of(operands, self.activation, 0, problem.rows.min(SMALL_M_ROWS));
+        self.gpu.supports(Kernel::SmallM, piece, operands)
     }
 
     /// The cut to use, if the small-m kernel should compute the GEMM.
@@ -316,6 +326,9 @@ mod tests {
             assert_eq!(by(GemmBackend::Ours, problem), ours, "{problem:?}");
             assert_eq!(by(GemmBackend::Library, problem), WHOLE, "{problem:?}");
         }
+        let logits = GemmProblem { out_is_f32: true, ..problem(100, 152_064, 3584) };
+        assert_eq!(by(GemmBackend::Ours, logits), Some(GemmPlan::SmallMPieces), "large-m kernels write no f32");
+        assert_eq!(by(GemmBackend::Measured, logits), WHOLE);
         assert_eq!(by(GemmBackend::Ours, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
         assert_eq!(by(GemmBackend::Library, gated(256, 18_944, 3584)), None);
         assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 8)), SMALL_M, "the library has none");

@@ -30,8 +30,8 @@ pub struct TowerConfig {
 }
 
 impl TowerConfig {
-    /// Reads a family's `vision_config` over the `defaults` of its class. `followed` are the keys
-    /// that only this family reads.
+    /// Reads a family's `vision_config` on top of the `defaults` of its class. `followed` are the
+    /// keys that only this family reads.
     pub fn read<T: DeserializeOwned>(
         given: &Map<String, Value>,
         defaults: &Value,

@@ -150,7 +150,7 @@ fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig,
     Ok(decoder)
 }
 
-// The class of models with experts, and its `model_type`.
+// Architecture name of the MoE variant, and its `model_type`.
 pub(super) const MIXED_CLASS: &str = "Qwen3VLMoeForConditionalGeneration";
 pub(super) const MIXED: &str = "qwen3_vl_moe";
 

@@ -1,4 +1,4 @@
-//! Places in a JSON schema, for error messages that must not quote names of the caller.
+//! Places in a JSON schema, for error messages that must not quote names chosen by the caller.
 
 use std::fmt;
 

@@ -19,8 +19,8 @@ pub struct Serving<P: Parts> {
     is_warm: bool,
     loaded: P::Loaded,
     profiled: P::Profiled,
-    /// The attempt that owns the memory that serving uses. Later attempts that only shrink the
-    /// cache keep this owner.
+    /// Number of the sizing attempt whose leases are in use. Attempts that only shrink the KV cache
+    /// do not change it.
     attempt: u32,
     /// The duration of that attempt.
     sized_within: Duration,
@@ -33,7 +33,7 @@ pub struct Serving<P: Parts> {
     /// The number of the start that created the vision actor, which can outlive the scheduler.
     vision_since: u64,
     deaths: u64,
-    /// The last attempt in which an injected fault refused memory to a step.
+    /// The last attempt in which an injected fault made a step run out of memory.
     injected: Option<u32>,
     actors: Actors<P>,
 }
@@ -41,8 +41,8 @@ pub struct Serving<P: Parts> {
 enum Actors<P: Parts> {
     /// All actors serve requests.
     Up(P::Children),
-    /// Some actors died and will restart. After a wait, all actors from `first` on start. The other
-    /// actors continue.
+    /// Some actors died and will restart. After the back-off, `first` and all later actors start
+    /// again. Earlier actors keep running.
     Restarting { restart: u64, first: usize, kept: P::Children },
     /// The actors are being started.
     Starting(Cause),
@@ -61,7 +61,7 @@ enum Cause {
 
 /// Why an engine can no longer serve.
 pub enum ServingEnd {
-    /// Memory was refused to the last attempt, with this error.
+    /// The last attempt ran out of memory, with this error.
     LastAttempt(ProfileError),
     /// The serving actors are in a crash loop.
     CrashLoop,
@@ -93,8 +93,8 @@ impl<P: Parts> Serving<P> {
             injected: None,
             actors: Actors::Stopped,
         };
-        // The budget gets the bounds before it answers the change of the gate, so READY requires no
-        // further answer from the budget.
+        // Send the bounds before freezing the gate. The reply to the freeze then also covers the
+        // bounds, and READY needs no second reply.
         serving.obey(step);
         step.effect(Effect::Freeze);
         serving.start(0, P::Children::default(), Cause::Attempt, step);
@@ -127,7 +127,7 @@ impl<P: Parts> Serving<P> {
         SizedBy { profiled: self.profiled.clone(), attempt: self.attempt }
     }
 
-    /// Processes one input. Returns why the engine can no longer serve, if that follows.
+    /// Processes one input. Returns the reason if the engine can no longer serve.
     pub(super) fn step(&mut self, input: Input<P>, step: &mut Step<'_, P>) -> Option<ServingEnd> {
         match input {
             Input::Started { children, profiled, serving } => self.started(children, profiled, serving, step),

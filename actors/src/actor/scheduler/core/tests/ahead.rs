@@ -313,14 +313,14 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
 struct Role {
     prompt: usize,
     tokens_max: usize,
-    /// Whether the sequence begins like all other sequences with this flag.
+    /// Whether its prompt shares a prefix with all other sequences that have this flag.
     is_alike: bool,
     is_drawn: bool,
     is_formed: bool,
     is_scored: bool,
     /// The index of the token with which the sequence ends, if it gets that far.
     ends_at: usize,
-    /// Whether the logits of the token at `ends_at` are not numbers.
+    /// Whether the logits of the token at `ends_at` are NaN.
     breaks: bool,
 }
 
@@ -376,7 +376,7 @@ struct Played {
 impl Script {
     fn play(&self, mut bed: Bed) -> Played {
         let (mut played, mut seen) = (Played::default(), 0);
-        // The choices of the device in the step that was planned last.
+        // The tokens that the device chose in the step that was planned last.
         let mut previous: Vec<Option<u32>> = Vec::new();
         let mut arrived = 0;
         let endless = std::iter::repeat(&u8::MAX);
