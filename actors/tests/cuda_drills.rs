@@ -49,7 +49,7 @@ fn full() -> LoadOptions {
     LoadOptions { name: Some(NAME.into()), envelope: None, requests: Some(512), ..options() }
 }
 
-/// A model that serves, and the course of its start.
+/// A model that serves, with the times and attempts of its start.
 struct Started {
     model: ModelHandle,
     begun: Instant,
@@ -296,7 +296,8 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             assert_eq!(now.canary, now.canary_wanted);
             let by_ledger = now.free + now.canary;
             assert_eq!(free, by_ledger, "what the ledger calls free is free");
-            // Foreign memory that is held before the model is loaded belongs to the driver.
+            // Memory that was foreign before the model was loaded belongs to the driver, so only an
+            // increase would be memory without a lease.
             println!("{} more are foreign than before", now.foreign.saturating_sub(before.foreign));
             assert!(now.foreign <= before.foreign + Bytes::mib(2), "some is in no lease");
             let drift = async || {
@@ -374,8 +375,8 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let wanted = Bytes::mib(7680);
         eventually("the other process has it", async || block_in_place(|| other_process.hold(wanted)) == wanted).await;
-        // Then the other process takes the rest, except for the memory that it left
-        // to the other server.
+        // Then the other process takes the rest except 200 MiB, the amount that was left to the
+        // server that lost requests under these loads.
         let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
         println!("{free} are free beside the other process");
         let scored = |_| told(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);

@@ -131,7 +131,7 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("it starts");
     let full = budget.measure().await.expect("it answers");
     println!("{full}\nthe driver has {} free", runtime.device().memory().expect("it says").free);
-    // Each of the 28 layers rounds to whole pages.
+    // The KV cache of each of the 28 layers is rounded to whole pages of 2 MiB.
     let rounding = Bytes::mib(2 * 28);
     let reserve = RESERVE_MAX.min(Bytes(full.total.0 / 64));
     assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free beside the canary", full.free);
@@ -147,7 +147,8 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     assert!(eager > 0.0, "a prompt's step has none");
     answer(&model, shown(1036), 8).await;
     let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
-    // Use new pictures. An earlier picture is cached, so it would not reach the vision lane.
+    // These pictures are new. A picture that was sent before is cached and would not reach the
+    // vision lane.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
         let (ended, end) = Responder::new();
         engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");

@@ -30,8 +30,8 @@ use gpu::{
 /// The name of the test that runs as the other process.
 const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 
-/// As many GPUs as `BURSAR_TEST_RANKS` says; two by default. If there are fewer, all ranks
-/// use the first GPU.
+/// Returns the GPU of each rank. `BURSAR_TEST_RANKS` sets the number of ranks, two by default. If
+/// there are fewer GPUs, all ranks use the first GPU.
 fn several(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let of = std::env::var("BURSAR_TEST_RANKS").map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
@@ -86,8 +86,8 @@ fn chats() -> Vec<Chat> {
     ]
 }
 
-/// Each chat is new to the prefix cache. A prompt that is partly cached is computed in different
-/// steps, which round differently.
+/// Returns the answers to all chats. No prompt is in the prefix cache, because a prompt that is
+/// partly cached is computed in different steps, which round differently.
 async fn answers(model: &ModelHandle) -> Vec<String> {
     static TIMES: AtomicUsize = AtomicUsize::new(0);
     let (mut answers, time) = (Vec::new(), TIMES.fetch_add(1, Ordering::Relaxed));

@@ -58,7 +58,7 @@ struct World {
     pixels: BTreeSet<PictureHash>,
     /// Pictures that each live sequence holds, and the rows that it reads.
     pins: BTreeMap<SequenceId, Pins>,
-    /// Pictures that only a step on the lane still holds, the oldest step first.
+    /// Pictures that only a step on the lane still pins, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
     /// Requests that the scheduler sent back (`ComeAgain`) and that have not been started again
     /// yet, with their sequence ids.

@@ -6,9 +6,9 @@
 // out  [out_rows, columns]   rows out_pitch elements apart; all other rows keep their contents
 //
 // Sums are f32, rounded once. If to[i] >= out_rows, the row is skipped. If from[i] >= x_rows,
-// nothing outside x is read; row to[i] is filled with one bits, a NaN in every float type, so
-// that the error is visible. If `to` names a row twice, that row holds either sum or a mixture of
-// both. Any alignment; accesses are 16 bytes wide when addresses, pitches and columns are
+// nothing outside x is read; row to[i] is filled with one bits, a NaN in every float type, so that
+// the error is visible. If `to` names a row twice, that row holds either sum or a mixture of both.
+// Any alignment is allowed; accesses are 16 bytes wide when addresses, pitches and columns are
 // multiples of 16 bytes.
 
 #include "contract.cuh"
@@ -16,7 +16,7 @@
 #include "element.cuh"
 #include "kernel_order.cuh"
 
-// Vectors that a thread loads from each of the two rows before it adds them.
+// Number of vectors that a thread loads from each of the two rows before it adds them.
 constexpr uint32_t HELD = 4;
 
 template <uint32_t WIDTH, typename Element>

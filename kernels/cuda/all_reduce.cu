@@ -8,23 +8,25 @@
 //                      ranks (as a residual stream is), because each rank adds only its own share
 //                      of `out`.
 // all_reduce_pieces:   as all_reduce, for two ranks. Each rank writes its rows piece by piece into
-//                      the other rank's memory, and adds up in its own memory. A remote write does
-//                      not wait for a reply as a remote read does, and nothing is first copied to
-//                      local exchange memory.
+//                      the other rank's memory, and adds up in its own memory. Unlike a remote
+//                      read, a remote write does not wait for a reply, and nothing is first copied
+//                      to local exchange memory.
 // all_reduce_rms_norm: residual += the sum; out = the rows of residual divided by their root mean
 //                      square, times weight, as in rms_norm.cu. A block processes whole rows. This
 //                      kernel and the norm kernels below, except shares of more than four ranks,
-//                      have variants with `_rounded`. They round out to E4M3 as quantize.cu does,
-//                      and also write the unrounded rows unless `plain` is null.
+//                      have variants named `_rounded`. These variants round out to E4M3 as
+//                      quantize.cu does, and also write the unquantized rows unless `plain` is
+//                      null.
 // all_reduce_rms_norm_pieces: as all_reduce_rms_norm, for two ranks, with the method of
 //                             all_reduce_pieces.
 // all_reduce_rms_norm_shares: as all_reduce_rms_norm, for more than two ranks. Each rank owns a
-//                             share of the rows, sums what the other ranks have written into its
-//                             memory for that share, and writes the sums into their memory.
+//                             share of the rows. The other ranks write their partial rows of that
+//                             share into the owner's memory. The owner adds them up and writes the
+//                             sums into the memory of the other ranks.
 // all_reduce_rms_norm_pushed: as all_reduce_rms_norm, for few rows, with one transfer over the link
-//                             instead of three in sequence (NCCL's LL protocol): a rank writes its
-//                             units into the memory of each other rank, the epoch next to every 4
-//                             bytes, and polls what the other ranks have written.
+//                             instead of three in sequence (NCCL's LL protocol). A rank writes its
+//                             units into the memory of each other rank, with the epoch next to
+//                             every 4 bytes, and polls its own memory for the other ranks' units.
 // all_gather:          out[:, r * columns..] = the rows of rank r.
 // best_of_ranks:       argmax of each row over the columns of all ranks. On entry, out [rows] u32
 //                      holds the column of the largest element of each row of this rank's x [rows,
@@ -49,8 +51,8 @@
 // arrived, so that the next GEMM's weights are already being loaded. On a shared GPU, that next
 // kernel could occupy the SMs that the other rank's blocks need in order to arrive.
 //
-// A wait ends after `patience` nanoseconds. The rank then records the missing rank in `failed`;
-// this collective and all later ones end without waiting, and their outputs are undefined.
+// A wait fails after `patience` nanoseconds. The rank then records the missing rank in `failed`.
+// This collective and all later collectives end without waiting, and their outputs are undefined.
 
 #include "exchange.cuh"
 #include "exchange_norm.cuh"
@@ -83,8 +85,8 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
                                          bool accumulate) {
     wait_for_previous_kernel();
     const auto [epoch, half, first, step] = begin(all);
-    // Block b processes the same offsets of every share, so it depends only on the blocks b
-    // of the other ranks.
+    // Block b processes the same offsets of every share, so block b depends only on the blocks b of
+    // the other ranks.
     const uint64_t share = (units + all.ranks - 1) / all.ranks;
     const auto each = [&](uint32_t rank, auto work) {
         const uint64_t start = rank * share, end = min(start + share, units);
@@ -259,7 +261,7 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
     const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     const uint32_t pieces = (rows_of_a_block + all.ranks - 1) / all.ranks;
-    // Blocks begin with different ranks, so that few rows are also distributed over the ranks.
+    // Blocks begin with different ranks, so that even a few rows are distributed over the ranks.
     const auto row_of = [&](uint32_t piece, uint32_t owner) {
         const uint32_t after = (owner + all.ranks - blockIdx.x % all.ranks) % all.ranks;
         return blockIdx.x + (piece * all.ranks + after) * gridDim.x;
@@ -359,8 +361,8 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
     leave(all, turn.epoch);
 }
 
-// Each thread processes the same unit of every row of its block, and reads the next row while this
-// one is normalized. At most `RANKS` ranks.
+// Each thread processes the same unit of every row of its block, and reads the next row while the
+// current row is normalized. There are at most `RANKS` ranks.
 template <bool PUSHES, uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& partial, const Place& residual,
                                              const Element* weight, float epsilon, const Out& out, uint32_t rows) {
@@ -555,7 +557,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid
 
 // Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all
 // ranks; part_from_ranks: grid (1), block (32).
-// - A unit is 16 bytes if starts, columns and pitches are multiples of 16 bytes, otherwise 2.
+// - A unit is 16 bytes if starts, columns and pitches are multiples of 16 bytes, otherwise 2 bytes.
 //   `units` counts all rows and must fit into one half.
 // - Norms: a block has one thread per unit of a row, in whole warps, at most NORM_THREADS_MAX;
 //   units are 16 bytes. At most PUSHED_UNITS units are pushed.

@@ -5,7 +5,7 @@
 //
 // The first of equal elements wins; -0 equals 0. A NaN is never chosen over a number, not even over
 // minus infinity; the result of a row that contains only NaNs is 0xffffffff. Any number of columns
-// and any alignment; loads are 16 bytes wide when rows are aligned to 16 bytes.
+// and any alignment are allowed; loads are 16 bytes wide when rows are aligned to 16 bytes.
 //
 // A row of 152,064 elements is too long for one block. On sm_90 a cluster of eight blocks shares a
 // row, and each block writes its best element into the first block's shared memory, so there is
@@ -18,7 +18,7 @@
 
 using contract::argmax::THREADS;
 using contract::common::NO_CHOICE;
-// Vectors in flight per thread.
+// Number of vectors that a thread loads at once.
 constexpr uint32_t HELD = 5;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -35,7 +35,7 @@ struct Best {
     uint32_t place;
 };
 
-// True if `next` wins over `best`, in whichever order the two were read.
+// Returns true if `next` wins over `best`, in whichever order the two were read.
 __device__ __forceinline__ bool beats(const Best& next, const Best& best) {
     if (next.place == NO_CHOICE || best.place == NO_CHOICE) {
         return best.place == NO_CHOICE;

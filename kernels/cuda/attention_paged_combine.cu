@@ -7,7 +7,7 @@
 //           not read
 //   out     [rows, heads * 128], rows `out_pitch` elements apart
 // All other arguments must have the same values as in the first launch. Invalid values in them are
-// handled as they are there.
+// handled as in the first launch.
 //
 // Targets: sm_90a
 

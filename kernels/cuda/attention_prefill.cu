@@ -8,7 +8,8 @@
 //   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; E4M3 in
 //                    attention_paged_e4m3
 //   scales           [2, kv_heads] f32, factors of E4M3 keys and values; not read otherwise
-//   query_starts     [sequences + 1] u32: rows query_starts[s] .. query_starts[s + 1] belong to s
+//   query_starts     [sequences + 1] u32: sequence s has the rows query_starts[s] ..
+//                    query_starts[s + 1]
 //   context_lengths  [sequences] u32: tokens of s in the cache, including this step's rows
 //   block_tables     [sequences, blocks_max] u32: the blocks of s in order; entries past its
 //                    context are not read
@@ -18,8 +19,8 @@
 // the output of sequences before `first_sequence` and of rows that belong to no sequence. A
 // sequence may have any number of rows, including 0 and 1.
 //
-// attention_packed_<type>_d<D>: bidirectional, each row over all rows of its own stretch, a
-// run of consecutive rows.
+// attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its own stretch. A
+// stretch is a run of consecutive rows.
 //   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
 //   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
 //   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not
@@ -28,13 +29,13 @@
 // attention_windows_<type>_d<D> (D <= 80): attention_packed for many stretches of at most 64 rows.
 // If a stretch is longer, only its first 64 rows are read and written.
 //
-// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before
-// they are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of
-// 8 elements, heads is a multiple of kv_heads. A token that no row may see is never added,
-// whatever its bits: past the end of a context the cache may contain NaN. A NaN that a row sees
-// makes that head of that row NaN; under the causal mask, a NaN value may also reach earlier rows
-// of its own sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context
-// to blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing outside the
+// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they
+// are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
+// elements, heads is a multiple of kv_heads. A token that no row may see is never added, even if it
+// is a NaN, which the cache may contain past the end of a context. A NaN that a row sees makes that
+// head of that row NaN; under the causal mask, a NaN value may also reach earlier rows of its own
+// sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context to
+// blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so nothing outside the
 // arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
@@ -49,8 +50,8 @@
 namespace {
 
 constexpr int THREADS = contract::attention_prefill::THREADS;
-constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // per tile
-constexpr int KEYS = 64;                                  // per step
+constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // query vectors per tile
+constexpr int KEYS = 64;                                  // keys per step
 static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
 static_assert(KEYS == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS, "a window is one tile and one step");
 using contract::common::BLOCK_TOKENS;
@@ -60,7 +61,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 template <typename Cached, int D>
 struct PagedKeys {
     using Element = Cached;
-    const Cached* head;     // this head in block 0
+    const Cached* head;     // this head's keys in block 0
     const uint32_t* table;  // [blocks_max]
     uint32_t blocks;
     size_t block_pitch;   // elements from block to block
@@ -89,7 +90,7 @@ struct PackedKeys {
 // The query vectors of a tile, each of them one head of one row.
 struct QueryPlaces {
     uint32_t first_query;
-    uint32_t queries;  // query vectors of the whole sequence
+    uint32_t queries;  // number of query vectors of the whole sequence
     uint32_t group;
     uint32_t first_head;
     uint32_t first_row;
@@ -102,11 +103,13 @@ struct QueryPlaces {
     }
 };
 
-// Columns of a head in shared memory. Matrix products are 16 deep, and zeros fill the rest.
+// Number of columns of a head in shared memory: D, rounded up to the depth of a matrix product,
+// which is 16. Zeros fill the additional columns.
 template <int D>
 constexpr int WIDE = (D + 15) / 16 * 16;
 
-// A row of shared memory is 16 bytes longer, so that 8 rows start in 8 different groups of banks.
+// Number of elements from row to row in shared memory. A row has 16 additional bytes, so that 8
+// rows start in 8 different groups of banks.
 template <int D>
 constexpr int ROW = WIDE<D> + 8;
 
@@ -144,7 +147,7 @@ __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t 
     }
 }
 
-// Starts the copy of a tile's query vectors; positions past the last vector become zeros.
+// Starts the copy of a tile's query vectors; after the last vector, zeros are written.
 template <typename T, int D>
 __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t pitch, const QueryPlaces& places) {
     constexpr int PIECES = WIDE<D> / 8;
@@ -211,7 +214,7 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
                                       const float (&gathered)[WIDE<D> / 8][4], const OnlineSoftmax& softmax,
                                       float value_scale, T* shared) {
     const float inverse[2] = {softmax.inverse(0) * value_scale, softmax.inverse(1) * value_scale};
-    __syncwarp();  // the warp's earlier reads there are done
+    __syncwarp();  // the warp's earlier reads of this shared memory are done
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -238,7 +241,7 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
     }
 }
 
-// Processes one tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence
+// Processes one tile: its query vectors over the keys 0 .. keys. If `CAUSAL`, row r of the sequence
 // sees only the first visible + r keys.
 template <typename T, int D, bool CAUSAL, typename Keys>
 __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
@@ -363,7 +366,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     }
     const int32_t context =
         static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
-    const int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0
+    const int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0 of the sequence
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
     const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
     PagedKeys<Cached, D> source;

@@ -10,13 +10,13 @@
 //   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A NaN value
 //   that a row may not see can reach earlier rows of its own sequence within 128 tokens.
 //   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
-//   to 64 rows, attention_packed for stretches of up to 128.
+//   to 64 rows, attention_packed for stretches of up to 128 rows.
 //   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
 //   shared memory: the tensor map ends a head after 72 columns.
 //
 // attention_paged_hopper_e4m3_<type>_d128, attention_paged_hopper_split_e4m3_<type>_d128
-//   Over a cache in E4M3: one warpgroup converts the data that TMA loads to f16, in which the other
-//   warpgroups multiply.
+//   Over a cache in E4M3: one warpgroup converts the E4M3 data that TMA has copied to f16, and the
+//   other warpgroups multiply in f16.
 //
 // attention_paged_hopper_split_<type>_d128
 //   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
@@ -38,8 +38,8 @@ namespace {
 constexpr uint32_t TURN = 1;
 constexpr uint32_t ALONE = 5;
 
-// Transposes among four lanes: each lane has two columns of each of four tiles, and afterwards all
-// eight columns of one tile.
+// Transposes among four lanes. Before the call, each lane has two columns of each of four tiles.
+// After the call, each lane has all eight columns of one tile.
 __device__ __forceinline__ void exchange(uint32_t (&words)[4]) {
     const uint32_t lane = threadIdx.x % 4;
 #pragma unroll
@@ -264,7 +264,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         release(barriers.queries_empty, queries);
 
         // The next tile's first scores are computed while this tile is written out. After the last
-        // tile they are computed from old keys and not used.
+        // tile, these scores are computed from old keys and are not used.
         await(barriers.queries_full, queries);
         const Job next = jobs[queries.stage];
         if (next.found) {
@@ -380,9 +380,10 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //     and PAGED_E4M3_SHARED_BYTES
 //     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
 //   attention_paged_hopper_split_<type>_d128
-//     the same, with splits times as many jobs. Faster if the kernel without splits would have jobs
-//     for at most half of the SMs and contexts reach some thousand tokens: splits = min(SMs / jobs,
-//     keys / SPLIT_KEYS). `parts` takes at most SMs * 66,560 bytes.
+//     the same block and shared memory, and `splits` times as many jobs. This kernel is faster if
+//     the kernel without splits would have jobs for at most half of the SMs, and if contexts reach
+//     some thousand tokens. In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the
+//     number of jobs without splits. `parts` takes at most SMs * 66,560 bytes.
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)
@@ -397,7 +398,7 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //                 next 8 tokens, (block, keys or values, head)
 //     strides     {256, 128, 2048, 4096} bytes, of all dimensions but the first
 //     box         {64, 8, 2, 2, 1}: 16 tokens of one head, keys or values, 4096 bytes
-//   the same in E4M3 (type UINT8):   rank 3, no swizzle
+//   paged, in E4M3 (type UINT8):     rank 3, no swizzle
 //     dimensions  {128, 16, blocks * 2 * kv_heads}: columns, tokens, (block, keys or values, head)
 //     strides     {128, 2048} bytes
 //     box         {128, 16, 1}: 16 tokens of one head, keys or values, 2048 bytes

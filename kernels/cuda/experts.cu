@@ -17,13 +17,13 @@
 // choices  [rows * top] u32: the choice at each place
 // starts   [experts + 1] u32: the first place of each expert on this rank, then the end of the last
 //          expert. Other places belong to experts on other ranks: nothing is read or written there
-// weights  [rows * top] f32, by choice
+// weights  [rows * top] f32, indexed by choice
 // out      [rows * top, features]
 //
 // Sums are f32, rounded once at the end; a choice's weight is multiplied in before the rounding.
 // add_experts adds in f32 to the row's previous contents and rounds once. Any sizes and any
 // alignment; copies are 16 bytes wide if both operands' rows allow it. Elements past an edge of a
-// matrix count as zeros. Results are the same bits every time, and a row's bits do not depend on
+// matrix count as zeros. Results have the same bits every time, and a row's bits do not depend on
 // the other rows.
 //
 // A block computes a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, alternating in
@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t piece_at(uint32_t row, uint32_t piece) {
     return row * (DEPTH * 2) + ((piece ^ (row & 7)) << 4);
 }
 
-// Tile `number`, or an empty tile if there are fewer tiles.
+// Returns tile `number`, or an empty tile if there are fewer tiles.
 __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts, uint32_t number, uint32_t* shared) {
     // Inclusive prefix sums of the experts' tiles. Each thread counts the tiles of consecutive
     // experts.
@@ -108,7 +108,7 @@ __device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts
 }
 
 // Copies eight elements of a row into shared memory. Elements from column `columns` on become
-// zeros, as do all elements if there is no row.
+// zeros. If `is_row` is false, all elements become zeros.
 template <typename Element>
 __device__ __forceinline__ void copy_piece(uint32_t to, const Element* row, uint32_t column, uint32_t columns, bool is_row,
                                            bool is_aligned) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void copies_are_one_group() {
 #endif
 }
 
-// Waits until all groups except the last `LATER` have arrived.
+// Waits until all groups of copies except the last `LATER` groups have arrived.
 template <uint32_t LATER>
 __device__ __forceinline__ void wait_for_groups() {
 #if __CUDA_ARCH__ >= 800
@@ -166,7 +166,7 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
         const uint32_t at = shared + step % STAGES * STAGE_BYTES;
         for (uint32_t piece = threadIdx.x; piece < TILE_ROWS * PIECES; piece += THREADS) {
             const uint32_t row = piece / PIECES, column = step * DEPTH + piece % PIECES * 8;
-            // Eight rows of gate, then the same eight of up.
+            // Eight rows of gate, then the same eight rows of up.
             const uint32_t feature = first_feature + (GATED ? row / 16 * 8 + row % 8 : row);
             const uint64_t part = GATED && row % 16 >= 8 ? features : 0;
             const bool is_row = feature < features;
@@ -210,8 +210,8 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
             load_quarters(a, at + piece_at(warp * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
             for (uint32_t two = 0; two < GROUPS; two += 2) {
-                // Two groups of eight rows of x: left and right half of the first,
-                // then of the second.
+                // Two groups of eight rows of x: the left and right half of the first group, then
+                // of the second group.
                 uint32_t b[4];
                 load_quarters(b, x_at + piece_at(two * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
                 TensorCoreElement<Element>::multiply_add(c[two], a, b[0], b[1]);

@@ -1,5 +1,5 @@
-// GEMMs of many rows with expert weights in E4M3: see experts_large_m_product.cuh. Scales are laid out
-// as in small_m_formats.cuh, with the weight rows numbered consecutively over all experts.
+// GEMMs of many rows with expert weights in E4M3: see experts_large_m_product.cuh. Scales are laid
+// out as in small_m_formats.cuh, with the weight rows numbered consecutively over all experts.
 //
 // Targets: sm_90a
 

@@ -37,15 +37,15 @@ namespace {
 
 using contract::gemm_large_m::MULTIPLIERS;   // warpgroups that multiply, 64 rows of the tile each
 using contract::gemm_large_m::STAGES;
-constexpr uint32_t DEPTH = contract::gemm_large_m::STEP_COLUMNS;  // 128 bytes
+constexpr uint32_t DEPTH = contract::gemm_large_m::STEP_COLUMNS;  // columns of a step: 128 bytes
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;              // 16 KiB per step
 constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;            // half of the weight's rows: 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;            // two boxes per multiplying warpgroup
 static_assert(contract::gemm_large_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
 static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
-// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
-// the other writes out.
+// Number of steps by which the first multiplying warpgroup is ahead of the second, so that one
+// warpgroup multiplies while the other writes out.
 constexpr uint32_t LEAD = 3;
 
 using Barriers = RingBarriers<STAGES>;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     Tiles<KIND, DEPTH> tiles(arguments);
     while (tiles.advance(rank)) {
         if (KIND == Kind::ADDED) {
-            // The previous contents of the tile, in two stages of 128 columns.
+            // Copies the previous contents of the tile, in two stages of 128 columns.
             for (uint32_t part = 0; part < 2; ++part) {
                 const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
                 for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     float sums[32][4];
 
     const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };
-    // Both blocks copy into this stage, so one warp signals each of the two.
+    // Both blocks copy into this stage, so one warp signals each of the two blocks.
     const auto release = [&](uint32_t stage) {
         if (thread % 32 == 0 && thread / 32 < BLOCKS) {
             barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);

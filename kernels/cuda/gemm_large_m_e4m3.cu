@@ -2,13 +2,15 @@
 // gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202). Blocks, clusters, tiles and the order of work
 // are as in gemm_large_m.cu.
 //
-// gemm_large_m_e4m3_<scales>_<type>                 out = x * weight^T + bias
-// gemm_large_m_add_e4m3_<scales>_<type>             out += x * weight^T + bias
-// gemm_large_m_gated_e4m3_<scales>_<type>           out = gate / (1 + exp(-gate)) * up, gate and up as in
-//                                             gemm_large_m.cu
-// gemm_large_m_gated_rounded_e4m3_<scales>_<type>   as gemm_large_m_gated_e4m3, with out rounded to E4M3 and
-//                                             one scale for each 128 columns of a row, or one scale
-//                                             for all of out
+// gemm_large_m_e4m3_<scales>_<type>
+//   out = x * weight^T + bias
+// gemm_large_m_add_e4m3_<scales>_<type>
+//   out += x * weight^T + bias
+// gemm_large_m_gated_e4m3_<scales>_<type>
+//   out = gate / (1 + exp(-gate)) * up, gate and up as in gemm_large_m.cu
+// gemm_large_m_gated_rounded_e4m3_<scales>_<type>
+//   as gemm_large_m_gated_e4m3, with out rounded to E4M3, and one scale for each 128 columns of a
+//   row or one scale for all of out
 //
 // <scales> is `blocks` (one scale for each block of the weight, and one for each 128 columns of a
 // row of x) or `rows` (one for each row of the weight, and one for each row of x or for all rows).
@@ -46,14 +48,14 @@ using contract::gemm_large_m::MULTIPLIERS;
 using contract::gemm_large_m::STAGES;
 constexpr uint32_t DEPTH = GROUP;                      // columns of a step: 128 bytes
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB per step
-constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // rows of the weight that one product takes
+constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // rows of the weight in one product
 constexpr uint32_t HALF_BYTES = HALF * DEPTH;          // 16 KiB
 constexpr uint32_t QUARTER = TILE_WEIGHTS / 4;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes per multiplying warpgroup
 static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
-// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
-// the other writes out.
+// Number of steps by which the first multiplying warpgroup is ahead of the second, so that one
+// warpgroup multiplies while the other writes out.
 constexpr uint32_t LEAD = 2;
 
 using Barriers = RingBarriers<STAGES>;
@@ -97,8 +99,8 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
             ring.advance();
         }
         if (KIND == Kind::ADDED) {
-            // The previous contents of the tile, in two stages of 128 columns. They are copied
-            // last, because sums are scaled before the contents are added.
+            // Copies the previous contents of the tile, in two stages of 128 columns. They are
+            // copied last, because sums are scaled before the contents are added.
             for (uint32_t part = 0; part < 2; ++part) {
                 const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
                 for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
@@ -115,9 +117,8 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
 // One half of a warpgroup's sums: 128 rows of the weight from `feature` on.
 using Sums = float[HALF / 8][4];
 
-// Adds a group's sums to one half of a warpgroup's totals, without scales, which are per row
-// and applied at the end. In the two functions below, `of_x` are the scales of a thread's
-// two rows of x.
+// Adds a group's sums to one half of a warpgroup's totals. This function is for scales per row,
+// which scale_rows applies at the end.
 __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first, const Sums& from) {
 #pragma unroll
     for (uint32_t tile = 0; tile < HALF / 8; ++tile) {
@@ -127,9 +128,10 @@ __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first
         }
     }
 }
-// Like promote_plain, but each 64 rows of the weight have one scale. The explicit FMA (here and in
-// promote_low) is needed: otherwise the compiler keeps separate multiplications for promote and
-// promote_low and merges their additions into one.
+// Like promote_plain, but each 64 rows of the weight have one scale. `of_x` has the scales of this
+// thread's two rows of x. The explicit FMA (here and in promote_low) is needed: otherwise the
+// compiler keeps separate multiplications for promote and promote_low and merges their additions
+// into one.
 __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                         const float* of_weight) {
 #pragma unroll
@@ -238,7 +240,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
     const uint32_t features = KIND == Kind::GATED ? 2 * arguments.columns : arguments.columns;
-    // Scale blocks have fewer than 64 rows, or up does not begin at a multiple of 64 rows.
+    // True if scale blocks have fewer than 64 rows, or if up does not begin at a multiple of 64
+    // rows.
     const bool is_low = scales.height < QUARTER || (KIND == Kind::GATED && arguments.columns % QUARTER != 0);
     Ring<STAGES> ring;
     float sums[32][4];

@@ -30,10 +30,10 @@
 // 198 tiles, three for each of 66 clusters; with 128 features they are 148 tiles, two and a quarter
 // per cluster. The host chooses the width at which the busiest cluster has the fewest features.
 //
-// Groups of 64 rows that do not exist are neither copied nor multiplied. The last group begins
-// earlier, overlapping the previous group, instead of being padded with zeros, because TMA writes
-// zeros at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are divided into 64 per
-// block.
+// Groups of 64 rows that do not exist are neither copied nor multiplied. If fewer than 64 rows are
+// left for the last group, it begins earlier and overlaps the previous group. It is not padded with
+// zeros, because TMA writes zeros at 16 bytes a cycle, half as fast as it copies. Up to 128 rows
+// are divided into 64 per block.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -49,13 +49,13 @@ using contract::gemm_medium_m::BLOCK_ROWS;
 using contract::gemm_medium_m::MULTIPLIERS;  // warpgroups that multiply
 using contract::gemm_medium_m::PART_ROWS;    // rows of x per warpgroup
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // in a cluster, stacked along the rows
-constexpr uint32_t DEPTH = contract::gemm_medium_m::STEP_COLUMNS;  // 128 bytes
+constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // blocks in a cluster, along the rows
+constexpr uint32_t DEPTH = contract::gemm_medium_m::STEP_COLUMNS;  // columns of a step: 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
 constexpr uint32_t STAGES_MAX = contract::gemm_medium_m::STAGES_MAX;
 static_assert(contract::gemm_medium_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
-// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while
-// the other writes out.
+// Number of steps by which the first multiplying warpgroup is ahead of the second, so that one
+// warpgroup multiplies while the other writes out.
 constexpr uint32_t LEAD = 3;
 constexpr uint32_t BEGIN = 1;  // ID of the barrier at which the second warpgroup starts
 
@@ -116,7 +116,8 @@ struct Arguments {
     uint32_t in_features;
 };
 
-// The tiles of a cluster, down the rows first, so that the weights of those tiles are read once.
+// The tiles of a cluster. All tiles of the same features follow one another, so that their weights
+// are read once.
 struct Tiles {
     const uint32_t rows, rank, parts, width;
     const uint32_t down, count, steps;
@@ -228,8 +229,8 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
                                                            gated(gate[2 * low + 1] + bias.y, up[2 * low + 1] + up_bias.y));
         }
     }
-    // Two neighboring lanes of a row exchange values, so that one has four columns of a
-    // group and the other four columns of the next group: the two groups of a row are then
+    // Two neighboring lanes of a row exchange values, so that one lane has four columns of a group
+    // and the other lane has four columns of the next group. The two groups of a row are then
     // written as whole sectors.
     const bool is_odd = lane % 2 != 0;
     const uint32_t own = first + pair % 2 * 8 + pair / 2 * 4;
@@ -257,14 +258,14 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
 template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t shared, Barriers& barriers,
                                          uint32_t rank, uint32_t warpgroup) {
-    constexpr uint32_t GROUPS = WIDTH / 8;  // of eight columns
+    constexpr uint32_t GROUPS = WIDTH / 8;  // groups of eight columns
     constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const Stages<WIDTH> stages(arguments.rows);
     StageRing ring(stages.count);
     float sums[2 * GROUPS][4];
 
-    // Both blocks copy into this stage, so one warp signals each of the two.
+    // Both blocks copy into this stage, so one warp signals each of the two blocks.
     const auto release = [&](uint32_t stage) {
         if (thread % 32 == 0 && thread / 32 < BLOCKS) {
             barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
@@ -370,8 +371,9 @@ FOR_EACH_ACTIVATION(KERNEL)
 //   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 64}
 //   weight  dimensions {in, 2 * features}, stride {2 * in} bytes, box {64, width}
 //
-// At 256 rows the GPU is at its power limit, and a GEMM with as many features takes as long as with
-// cuBLASLt, however well it fills the GPU. The gain of this kernel is the time of a separate gate
-// kernel. A GEMM without a gate gained nothing in a step, neither with tiles of 192 features nor
-// with narrower tiles that two or four clusters shared (through shared or device memory), so this
-// file has none. Letting each cluster begin at a different step of x was no faster.
+// At 256 rows the GPU is at its power limit, and a GEMM with the same number of features takes as
+// long as with cuBLASLt, however well it fills the GPU. The gain of this kernel is the time of a
+// separate gate kernel. A GEMM without a gate gained nothing in a step, neither with tiles of 192
+// features nor with narrower tiles that two or four clusters shared (through shared or device
+// memory), so this file has none. Letting each cluster begin at a different step of x was no
+// faster.

@@ -1,14 +1,15 @@
 // GEMM with few rows: a decode step, which is bound by the time to read the weights once.
 // Targets: sm_90a
 //
-// gemm_small_m_<type>_r<ROWS>     out = x * weight^T (+ bias) (+ out)
-// gemm_small_m_gated_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv
-//                               2002.05202)
+// gemm_small_m_<type>_r<ROWS>         out = x * weight^T (+ bias) (+ out)
+// gemm_small_m_gated_<type>_r<ROWS>   out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020,
+//                                     arXiv 2002.05202)
 //
-// <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the most rows that the kernel supports.
+// <type> is bf16 or f16. ROWS is 8, 16, 32 or 64, the largest number of rows that the kernel
+// supports.
 //
-// weight    [features, in]          as a tensor map; gemm_small_m_gated: [2 * features, in], gate rows,
-//           then up rows
+// weight    [features, in]          as a tensor map; gemm_small_m_gated: [2 * features, in], gate
+//           rows, then up rows
 // x         [rows, in]              as a tensor map, 1 <= rows <= ROWS
 // out       [rows, features]        the same type, or f32 with OUT_IS_F32; rows out_pitch elements
 //           apart, any alignment
@@ -26,10 +27,10 @@
 // they are multiplied. The same shape, kernel, grid and tile_rows give the same bits every time:
 // the order of additions does not depend on which block finishes last. A NaN in x affects only its
 // row, a NaN in the weight only the features that use it. The tensor maps require that `in` is a
-// multiple of 8, that rows of x and weight start at multiples of 16 bytes, and, for gemm_small_m_gated,
-// that features is a multiple of 8. Otherwise any size is correct: positions past an edge count as
-// zeros and are not written. out must not overlap x. Consecutive launches in one stream may share
-// parts and counters; other launches must not.
+// multiple of 8, that rows of x and weight start at multiples of 16 bytes, and, for
+// gemm_small_m_gated, that features is a multiple of 8. Otherwise any size is correct: positions
+// past an edge count as zeros and are not written. out must not overlap x. Consecutive launches in
+// one stream may share parts and counters; other launches must not.
 //
 // The first copies of weights do not wait for the previous kernel. Code that writes weights must
 // therefore synchronize before it launches this kernel with programmatic stream serialization.
@@ -41,7 +42,7 @@
 // clusters of two, and a tile that only the two blocks of one cluster share is added up in their
 // shared memory instead; each warpgroup finishes some of the rows of x.
 //
-// One warp copies, two warpgroups multiply, and one warp writes the tiles after which a block has
+// One warp copies, two warpgroups multiply, and one warp writes each tile after which the block has
 // more work. The weight is the M operand of wgmma and x the N operand, whose size can be as small
 // as 8, so that few rows waste little. No two blocks of this kernel share an SM: equal ranges take
 // equal time only if each block has the bandwidth of a whole SM. If launched early, a block starts
@@ -56,8 +57,8 @@ using contract::gemm_small_m::STREAM_COUNTERS;
 using contract::gemm_small_m::STREAMS;
 extern "C" __device__ uint32_t gemm_small_m_counters[STREAMS * STREAM_COUNTERS] = {};
 
-// This bound allows 168 registers per thread, which adding up parts of 64 rows
-// needs; 128 were slower.
+// This bound allows 168 registers per thread, which adding up parts of 64 rows needs; 128 registers
+// were slower.
 #define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
 #define GEMM_SMALL_M(name, Element, ROWS)                                                                                \
     extern "C" __global__ void IN_TEAMS                                                                                \
@@ -85,7 +86,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 // compiled in. The kernel may, and should, be launched with programmatic stream serialization. For
 // parts and counters see the head of this file.
 //
-// Any number of tiles is correct that keeps tile_rows in its range. The fastest division is half as
+// Any number of tiles that keeps tile_rows in its range is correct. The fastest division is half as
 // many tiles as SMs, unless those tiles are too tall: each cluster then has one tile, and `parts`
 // is not used. With more features, the number of tiles is a multiple of the number of SMs, so that
 // each block has whole tiles and no sums of several blocks are added up.
@@ -100,7 +101,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 //   L2 cache. With fewer steps of x in flight than of the weight, in separate stages, the o and qkv
 //   projections took 3 to 15 % longer. Loading the first steps of x from the multiplying warps
 //   (cp.async) did not help either.
-// - Steps of 64 columns, twice as many, made a decode step of 64 rows 2 % slower.
+// - Twice as many steps, of 64 columns each, made a decode step of 64 rows 2 % slower.
 // - With clusters of four, a GPU of 132 SMs reported room for only 120 blocks.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element

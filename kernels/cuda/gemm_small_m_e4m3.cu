@@ -5,10 +5,10 @@
 // scales, like the weight, are loaded before the previous kernel has ended.
 // Targets: sm_90a
 //
-// gemm_small_m_e4m3_blocks_<type>_r<ROWS>    one scale for each block of the weight, and one for each
-//                                          128 columns of a row of x
-// gemm_small_m_e4m3_rows_<type>_r<ROWS>      one scale for each row of the weight, and one for each
-//                                          row of x or for all rows
+// gemm_small_m_e4m3_blocks_<type>_r<ROWS>   one scale for each block of the weight, and one for
+//                                           each 128 columns of a row of x
+// gemm_small_m_e4m3_rows_<type>_r<ROWS>     one scale for each row of the weight, and one for each
+//                                           row of x or for all rows
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
@@ -44,5 +44,5 @@
 #define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(OF_ROWS, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: as gemm_small_m.cu, with its counters. The tensor maps have type UINT8, strides of {in} and
-// {pitch} bytes, and boxes {128, tile_rows} and {128, ROWS}.
+// Launch: as gemm_small_m.cu, with its counters. The tensor maps have type UINT8, strides of {in}
+// and {pitch} bytes, and boxes {128, tile_rows} and {128, ROWS}.

@@ -3,9 +3,9 @@
 // to f16 in registers.
 // Targets: sm_75, sm_80, sm_89
 //
-// gemm_tiled_e4m3_small_m_r<ROWS>   a block computes 16 features of ROWS rows of x (8, 16 or 32); its warps
-//                           divide the columns
-// gemm_tiled_e4m3_large_m          a block computes 128 features of 64 rows, through shared memory
+// gemm_tiled_e4m3_small_m_r<ROWS>   a block computes 16 features of ROWS rows of x (8, 16 or 32);
+//                                   its warps divide the columns
+// gemm_tiled_e4m3_large_m           a block computes 128 features of 64 rows, through shared memory
 //
 // out = sum over groups of 128 columns of (x * weight^T) * (their scales)  (+ bias) (+ out)
 //
@@ -36,7 +36,7 @@ using namespace contract::gemm_tiled_e4m3;
 namespace {
 
 constexpr uint32_t WARP = 32;
-constexpr uint32_t FRAGMENT_FEATURES = 16, FRAGMENT_ROWS = 8;  // of mma.sync's operands
+constexpr uint32_t FRAGMENT_FEATURES = 16, FRAGMENT_ROWS = 8;  // sizes of mma.sync's operands
 constexpr uint32_t CHUNK = 16;                                 // bytes that a lane moves at once
 
 struct Product {
@@ -78,12 +78,12 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const Features& a, c
 #else
 // Factor for a product of two widened numbers: widening makes each number 2^8 times too small.
 constexpr float WIDENED = 65536.0f;
-// Only one pair, because widening makes the loop body long.
+// Only one pair of chunks, because widening makes the loop body long.
 constexpr int CHUNK_PAIRS_AT_ONCE = 1;
 
-// Widens two E4M3 numbers, the high bytes of both halves, to f16. Exponent and mantissa bits are
-// kept, although the exponent bias of f16 is 8 larger. A NaN stays NaN: the addition carries into
-// the top exponent bit only for the magnitude of NaN.
+// Widens two E4M3 numbers, which are the high bytes of the two halves of `placed`, to f16. Exponent
+// and mantissa bits are kept, although the exponent bias of f16 is 8 larger. A NaN stays NaN: the
+// addition carries into the top exponent bit only for the magnitude of NaN.
 __device__ __forceinline__ uint32_t widened(uint32_t placed) {
     const uint32_t size = placed >> 1 & 0x3f803f80u;
     return (placed & 0x80008000u) | size | ((size + 0x00800080u) & 0x40004000u);
@@ -255,7 +255,7 @@ constexpr uint32_t WARPS_ACROSS = 4, WARP_FEATURES = LARGE_M_FEATURES / WARPS_AC
 constexpr uint32_t FEATURE_TILES = WARP_FEATURES / FRAGMENT_FEATURES, ROW_TILES = WARP_ROWS / FRAGMENT_ROWS;
 constexpr uint32_t ROW_CHUNKS = GROUP / CHUNK;
 constexpr uint32_t STAGE_BYTES = (LARGE_M_FEATURES + LARGE_M_ROWS) * GROUP;
-constexpr uint32_t SUMS_PITCH = LARGE_M_FEATURES + 4;  // f32: lanes that write at once hit different banks
+constexpr uint32_t SUMS_PITCH = LARGE_M_FEATURES + 4;  // in f32; lanes that write at once hit different banks
 static_assert(LARGE_M_THREADS == WARP * WARPS_ACROSS * (LARGE_M_ROWS / WARP_ROWS), "all of the tile has a warp");
 static_assert(LARGE_M_SHARED_BYTES == 2 * STAGE_BYTES && LARGE_M_ROWS * SUMS_PITCH * sizeof(float) <= LARGE_M_SHARED_BYTES,
               "there is room for two stages, and then for the sums");
@@ -377,7 +377,7 @@ LINEAR_E4M3(gemm_tiled_e4m3_small_m_r32, SMALL_M_THREADS, 1, small_m<4>)
 LINEAR_E4M3(gemm_tiled_e4m3_large_m, LARGE_M_THREADS, 2, large_m)
 
 // Launch: rows, features and columns > 0.
-//   few:  grid (div_ceil(features, SMALL_M_FEATURES), div_ceil(rows, ROWS)), block (SMALL_M_THREADS), no
-//         dynamic shared memory
-//   many: grid (div_ceil(rows, LARGE_M_ROWS), div_ceil(features, LARGE_M_FEATURES)), block
-//         (LARGE_M_THREADS), dynamic shared memory LARGE_M_SHARED_BYTES
+//   small_m: grid (div_ceil(features, SMALL_M_FEATURES), div_ceil(rows, ROWS)), block
+//            (SMALL_M_THREADS), no dynamic shared memory
+//   large_m: grid (div_ceil(rows, LARGE_M_ROWS), div_ceil(features, LARGE_M_FEATURES)), block
+//            (LARGE_M_THREADS), dynamic shared memory LARGE_M_SHARED_BYTES

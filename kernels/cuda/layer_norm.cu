@@ -20,9 +20,9 @@ struct Moments {
     float count, mean, squares;
 };
 
-// The moments of the whole block from those of its warps (Chan, Golub and LeVeque 1979): the
-// distances of the warps' means from the common mean are added to the distances within the warps.
-// Consecutive calls must use different `partial` arrays (see `block_sum`).
+// Computes the moments of the whole block from the moments of its warps (Chan, Golub and LeVeque
+// 1979): the distances of the warps' means from the common mean are added to the distances within
+// the warps. Consecutive calls must use different `partial` arrays (see `block_sum`).
 __device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments (&partial)[WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     if (warps == 1) {
@@ -133,5 +133,5 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (min(rows, 8 * SMs)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))),
-// no dynamic shared memory. rows and hidden > 0. Any grid is correct. The block must be whole
-// warps, at most 16 of them.
+// no dynamic shared memory. rows and hidden > 0. Any grid is correct. The block must consist of at
+// most 16 whole warps.

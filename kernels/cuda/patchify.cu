@@ -3,10 +3,10 @@
 //
 // out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]
 //
-// bytes  [byte_count] u8    red, green, blue; pixels of a row, rows of a frame, frames of a
-//                           picture; aligned to 4 bytes
-// layout [pictures, 4] u32  first byte, patches down, patches across (each < 2^16), frames given;
-//                           aligned to 16 bytes
+// bytes  [byte_count] u8    innermost first: red, green, blue; pixels of a row; rows of a frame;
+//                           frames of a picture. Aligned to 4 bytes
+// layout [pictures, 4] u32  first byte, patches down, patches across (each < 2^16), number of
+//                           frames given. Aligned to 16 bytes
 // levels [pictures, 7] f32  factor, three shifts, three scales
 // places [3, patches] u32   picture, row and column of each patch
 // out    [patches, 3 * frames * side * side]   contiguous; aligned to 16 bytes
@@ -18,10 +18,11 @@
 // frames 1 to 64.
 //
 // A thread processes four adjacent pixels of a patch in all channels and frames, so that each byte
-// is read once and eight bytes are written at once; if the side is odd, it processes one pixel. A
-// launch with one picture is bound by latency: the loads of a patch's place, its picture's layout
-// and its pixels depend on each other (43 % of the stalls on an H200, at 50 % of the L2's rate).
-// Staging pixels in shared memory took twice as long; two units per thread took as long as one.
+// is read once and eight bytes are written at once. If the side is odd, a thread processes one
+// pixel. A launch with one picture is bound by latency: the loads of a patch's place, its picture's
+// layout and its pixels depend on each other (43 % of the stalls on an H200, at 50 % of the L2's
+// rate). Staging pixels in shared memory took twice as long. Processing two units per thread at
+// once took as long as one unit.
 //
 // H200, bf16, side 14, 2 frames, launches in a graph over inputs larger than the L2: a still
 // picture of 1036 x 1036 pixels (16.2 MB in and out) 9.4 us, a step of a video of that size 11.0
@@ -33,7 +34,7 @@
 
 using contract::patchify::CHANNELS;
 using contract::patchify::LEVEL_NUMBERS;
-constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // if the side is even
+constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // per thread, if the side is even
 static_assert(contract::patchify::LAYOUT_NUMBERS == 4, "a picture's place is one load");
 
 // Location of a patch in the bytes.
@@ -41,7 +42,7 @@ struct Source {
     const uint8_t* corner;
     uint64_t frame_bytes;
     uint32_t row_bytes;
-    uint32_t frames;  // frames given; 0 for a patch that does not exist
+    uint32_t frames;  // number of frames given; 0 for a patch that does not exist
     bool by_words;    // the patch's picture begins at a multiple of four bytes
 };
 
@@ -117,7 +118,7 @@ struct Levels {
 
     __device__ __forceinline__ float value(float level, uint32_t channel) const {
         const float difference = __fsub_rn(__fmul_rn(level, factor), shift[channel]);
-        // A product with the inverse, corrected by its distance from the exact quotient.
+        // The product with the inverse is corrected by its distance from the exact quotient.
         const float product = difference * inverse[channel];
         return fmaf(fmaf(-product, scale[channel], difference), inverse[channel], product);
     }

@@ -16,7 +16,8 @@
 // pitch and hidden are multiples of 16 bytes. side is 1 to 65,535.
 //
 // The table stays in the L2 cache (48 x 48 points of 1152 elements are 5.3 MB), and adjacent
-// patches, which are in the same block, read the same points. Only the output has to go to memory.
+// patches, which are in the same block, read the same points. Only the output causes memory
+// traffic.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -48,7 +49,7 @@ struct Around {
     const Element* points[POINTS];
     float weights[POINTS];
 
-    // For a patch that does not exist: the weights make its output NaN.
+    // Initializes the points for a patch that does not exist: the weights make its output NaN.
     __device__ __forceinline__ explicit Around(const Element* table) {
 #pragma unroll
         for (uint32_t point = 0; point < POINTS; ++point) {

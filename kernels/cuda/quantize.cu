@@ -7,8 +7,8 @@
 // rms_norm_rounded_<type>
 //   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
 // add_experts_rms_norm_rounded_<type> (Hopper only)
-//   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then the
-//   norm of rms_norm_rounded, of residual
+//   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then,
+//   out = rms_norm_rounded of residual
 // silu_mul_rounded_<type>, on Hopper also silu_mul_rounded_small_m_<type>
 //   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
@@ -36,9 +36,9 @@
 #include "kernel_order.cuh"
 #include "rounding.cuh"
 
-// Vectors that a thread keeps in registers. It computes the other vectors again when it needs them
-// again. PTX targets keep no vectors and do not unroll the loop (`ONCE`), because otherwise the PTX
-// would be three times as long.
+// Number of vectors that a thread keeps in registers. The thread computes its other vectors again
+// each time it needs them. PTX targets keep no vectors and do not unroll the loop (`ONCE`), because
+// otherwise the PTX would be three times as long.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr uint32_t HELD = 0;
 #define ONCE _Pragma("unroll 1")
@@ -46,8 +46,8 @@ constexpr uint32_t HELD = 0;
 constexpr uint32_t HELD = 2;
 #define ONCE
 #endif
-// Blocks of a cluster that share a gated row if rows are few: a gated row is five times as long as
-// other rows. At 256 rows, clusters are slower than one block per row.
+// Number of blocks of a cluster, which share a gated row if there are few rows: a gated row is five
+// times as long as other rows. At 256 rows, clusters are slower than one block per row.
 constexpr uint32_t GATE_BLOCKS = contract::fp8::GATE_BLOCKS;
 
 // Loads eight adjacent elements, with one access if they are `aligned`.
@@ -93,16 +93,16 @@ __device__ __forceinline__ float largest_of_cluster(float value) {
 // A block ends only when all blocks of the cluster have read its value.
 __device__ __forceinline__ void leave_cluster() { cluster_wait(); }
 #else
-// No clusters: one block has a whole row.
+// Without clusters, one block processes a whole row.
 __device__ __forceinline__ uint32_t cluster_rank() { return 0; }
 __device__ __forceinline__ float largest_of_cluster(float value) { return value; }
 __device__ __forceinline__ void leave_cluster() {}
 #endif
 
-// Writes a row, or this block's part of a row that its cluster shares.
-// `make(column, values)` computes eight numbers from a column on;
-// `make_held(turn, column, values)` computes the numbers that stay in registers. All threads take
-// part in each turn (one vector per thread), because the lanes of a group exchange values.
+// Writes a row, or this block's part of a row that its cluster shares. `make(column, values)`
+// computes eight numbers from a column on. `make_held(turn, column, values)` does the same for the
+// vectors that stay in registers. All threads take part in each turn, in which each thread has one
+// vector, because the lanes of a group exchange values.
 template <uint32_t BLOCKS, typename Element, typename MakeHeld, typename Make>
 __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, MakeHeld&& make_held, Make&& make) {
     __shared__ float partial[WARPS_MAX];
@@ -350,6 +350,6 @@ FOR_EACH_ACTIVATION(KERNEL_OF_HOPPER)
 #endif
 
 // Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8),
-// no dynamic shared memory. silu_mul_rounded_small_m has a cluster of GATE_BLOCKS per row: grid (rows *
-// GATE_BLOCKS), and the block is computed from columns / GATE_BLOCKS. rows, columns and top > 0.
-// Any block of whole warps, at most THREADS_MAX threads, is correct.
+// no dynamic shared memory. silu_mul_rounded_small_m has a cluster of GATE_BLOCKS per row: grid
+// (rows * GATE_BLOCKS), and the block is computed from columns / GATE_BLOCKS. rows, columns and top
+// > 0. Any block of whole warps, at most THREADS_MAX threads, is correct.

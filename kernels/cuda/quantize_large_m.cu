@@ -5,8 +5,8 @@
 //   A block processes every gridDim.x-th row. The next row is loaded while the current row is
 //   rounded, and weights stay in registers. A thread keeps `held` vectors of a row.
 // quantize_long_<threads>_<type>, silu_mul_rounded_long_<threads>_<type>
-//   A block processes one row, which is read once. No `rows` operand; each row has one scale. A
-//   thread keeps LONG_HELD vectors of a row.
+//   A block processes one row, which is read once. These kernels have no `rows` operand, and each
+//   row has one scale. A thread keeps LONG_HELD vectors of a row.
 //
 // Pointers and rows are aligned to 16 bytes.
 
@@ -100,7 +100,8 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
     }
 }
 
-// A row of x has gates and then the same number of ups, or (without IS_GATE) the numbers to round.
+// If IS_GATE, a row of x has gates and then the same number of ups. Otherwise, it has the numbers
+// to round.
 template <bool IS_GATE, typename Element>
 __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitch, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];

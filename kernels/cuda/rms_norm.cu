@@ -76,7 +76,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 }
 
-// One row per block. Eight products of each vector are in flight at once, so no next row
+// Processes one row per block. Eight products of each vector are in flight at once, so no next row
 // has to be prefetched.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
@@ -89,7 +89,8 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
     Kept weights[HELD], kept[HELD];
     const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
     float squares = 0.0f;
-    // Rounds and writes a sum, adds up its squares, and returns it as it was written.
+    // Rounds and writes a sum, adds the squares of its rounded elements to `squares`, and returns
+    // the rounded elements.
     const auto write = [&](const float(&values)[WIDTH], uint32_t column) {
         const Kept words = to_words<WIDTH, Element>(values);
         *reinterpret_cast<Kept*>(residual + column) = words;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
     each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, to + column); });
 #pragma unroll 1
     for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-        // Each thread reads only what it has written itself.
+        // Each thread reads only elements that it has written itself.
         const uint32_t column = vector * WIDTH;
         write_scaled<WIDTH>(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), factor, to + column);
     }
@@ -154,4 +155,4 @@ FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (min(rows, 8 * SMs)) for rms_norm, which is correct with any grid, and (rows) for
 // add_experts_rms_norm; block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
-// shared memory. rows, hidden and top > 0. The block must be whole warps, at most 16 of them.
+// shared memory. rows, hidden and top > 0. The block must consist of at most 16 whole warps.

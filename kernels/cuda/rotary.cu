@@ -5,8 +5,8 @@
 // rotary
 //   rotates the first `heads` heads of each row of x in place; later columns are not changed
 // rotary_kv_write
-//   rotates the queries in place, writes the rotated keys into the cache and copies the values
-//   there; keys and values in the row are not changed
+//   rotates the queries in place, and writes the rotated keys and the values into the cache; keys
+//   and values in the row are not changed
 // rotary_kv_write_normed
 //   as rotary_kv_write, after each query and key head was divided by its root mean square and
 //   multiplied by the norm's weights (Qwen3, arXiv 2505.09388)
@@ -18,22 +18,23 @@
 // frequencies [head_dim / 2] f32, radians per position
 // sections    number of consecutive pairs that follow each axis; head_dim / 2 in total, and no more
 //             axes than positions has. If interleaved: pairs 1, 4, 7, ... below 3 * pairs[1] follow
-//             the second axis, pairs 2, 5, 8, ... below 3 * pairs[2] the third, all others the
-//             first (Qwen3-VL, arXiv 2511.21631)
-// norms       [head_dim] of queries, [head_dim] of keys
-// slots       [tokens] u32: a token's keys and values go to position slot % 16 of block slot / 16;
-//             0xffffffff writes nothing
-// cache       [blocks, 2, kv_heads, 16, head_dim]: one layer, keys then values
-// scales      [2, kv_heads] f32, of a cache in E4M3: keys and values are divided by the scale of
-//             their head, rounded once, and limited to 448 in magnitude
+//             the second axis, pairs 2, 5, 8, ... below 3 * pairs[2] follow the third axis, and all
+//             other pairs follow the first axis (Qwen3-VL, arXiv 2511.21631)
+// norms       weights of the query norm [head_dim] and of the key norm [head_dim]
+// slots       [tokens] u32: a token's keys and values are written to position slot % 16 of block
+//             slot / 16. If the slot is 0xffffffff, they are not written
+// cache       [blocks, 2, kv_heads, 16, head_dim]: one layer; keys, then values
+// scales      [2, kv_heads] f32, only for a cache in E4M3: keys and values are divided by the scale
+//             of their head, rounded once, and limited to 448 in magnitude
 //
 // Elements i and i + head_dim / 2 of a head are rotated as a pair by position * frequency[i] (the
 // halves convention). The angle is an f32 product, as on the host. Whole turns are subtracted in
 // f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without the
 // slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies and
 // slots are read before the previous kernel has ended (programmatic dependent launch); that kernel
-// must not write them. A slot in no block of the cache writes nothing. head_dim is even and at most
-// 256. Accesses are 16 bytes wide when addresses, pitch and head_dim / 2 are multiples of 16 bytes.
+// must not write them. If a slot is in no block of the cache, nothing is written. head_dim is even
+// and at most 256. Accesses are 16 bytes wide when addresses, pitch and head_dim / 2 are multiples
+// of 16 bytes.
 
 #include <type_traits>
 

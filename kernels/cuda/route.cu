@@ -11,19 +11,20 @@
 // weights  [rows, top] f32           softmax over all experts, or over the row's chosen experts if
 //                                    `renormalised`
 // places   [rows * top] u32          the place of each choice; between the two launches, the
-//          choice's expert
+//                                    expert of each choice
 // choices  [rows * top] u32          the choice at each place: row * top + k for the row's k-th
 //                                    expert
 // starts   [experts + 1] u32         the first place of each expert, then the end of the last
 //                                    expert
-// loads    [experts] u32             each expert's number of choices is added to it
+// loads    [experts] u32             the kernels add each expert's number of choices
 // slots    [rows] u32                rows of NO_SLOT are not counted in loads; null: all rows are
 //                                    counted
-// counts   [blocks, experts] u32     scratch; null if one block sorts, because it counts by itself
+// counts   [blocks, experts] u32     scratch; null if one block sorts, because that block counts
+//                                    the choices itself
 //
-// Among equal logits, the expert with the lower index is first. A NaN is last, and each weight
-// whose softmax includes it is NaN. The order of additions is fixed, so a row's bits do not depend
-// on the other rows. The choices of an expert are in the order of their rows: the sort is a
+// Among equal logits, the expert with the lower index is first. A NaN comes last, and each weight
+// whose softmax includes the NaN is NaN. The order of additions is fixed, so a row's bits do not
+// depend on the other rows. The choices of an expert are in the order of their rows: the sort is a
 // counting sort whose ranks within a warp come from one comparison of all its lanes.
 
 #include "contract.cuh"
@@ -92,4 +93,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //   route_small_m_f32      grid (1), block (THREADS); rows <= SMALL_M_ROWS, and may be 0
 //   route_choose_f32   grid (div_ceil(rows, block_rows)), block (any whole warps up to THREADS)
 //   route_sort_u32     block (THREADS). With counts: the same grid, and block_choices = block_rows
-//                      * top. Without: grid (1) and block_choices = choices_count
+//                      * top. Without counts: grid (1) and block_choices = choices_count

@@ -12,8 +12,8 @@
 // normed   [rows, hidden]       contiguous, the same bits as from rms_norm.cu
 //
 // The rows of all operands are aligned to 16 bytes. hidden is a multiple of COLUMNS, at most
-// HIDDEN_MAX; experts is at most EXPERTS_MAX, rows at most SMALL_M_ROWS. Sums are f32. The order of a
-// logit's additions is fixed, so a row's bits do not depend on the other rows.
+// HIDDEN_MAX; experts is at most EXPERTS_MAX, rows at most SMALL_M_ROWS. Sums are f32. The order of
+// a logit's additions is fixed, so a row's bits do not depend on the other rows.
 //
 // The grid is one cluster. Each block normalizes all rows and multiplies them by sixteen experts of
 // the router, whose weights it has read before the previous kernel has ended. The warps of a block
@@ -33,7 +33,7 @@ using contract::route_normed::ROW_GAP_BYTES;
 constexpr uint32_t ROUTED_MAX = contract::route_normed::EXPERTS_MAX;
 constexpr uint32_t OF_BLOCK = ROUTED_MAX / CLUSTER;
 constexpr uint32_t WIDTH = 8;
-// Groups of COLUMNS columns that a warp multiplies.
+// Number of groups of COLUMNS columns that a warp multiplies.
 constexpr uint32_t HELD = HIDDEN_MAX / COLUMNS / WARPS;
 constexpr uint32_t SUM_BYTES = contract::route_normed::SUM_BYTES;
 static_assert(OF_BLOCK == 16 && SMALL_M_ROWS == 16, "two tiles of mma.sync");
@@ -66,8 +66,9 @@ __device__ __forceinline__ void send_to_first(uint32_t at, float value) {
 
 template <typename Element>
 __device__ __forceinline__ void route_normed(const Operands<Element>& call, const Routed& routed, const RoutedTo& to) {
-    // The rows of x, then their norms in the same memory, with gaps that spread eight rows over all
-    // banks; after them the norm's weight, then the sums.
+    // First the rows of x, which are later replaced by the normalized rows, with gaps that spread
+    // eight rows over all banks. The norm's weight follows the rows, and the sums follow the
+    // weight.
     extern __shared__ __align__(16) uint8_t dynamic[];
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];
@@ -154,8 +155,8 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
         });
     }
     __syncthreads();
-    // A lane's 16 bytes of a row and of an expert are its operands of two steps. It does not matter
-    // which columns these are, as long as both operands have the same columns.
+    // A lane's 16 bytes of a row and of an expert are its operands of two products. It does not
+    // matter which columns these bytes are, as long as both operands have the same columns.
     float c[2][4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < HELD; ++i) {

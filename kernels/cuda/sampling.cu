@@ -10,11 +10,12 @@
 //              - for each kind of list (change.cuh), the first word of each row's list among these
 //                words, and the end of the last list;
 //              - the lists and masks themselves, in any order.
-//              The first two parts have the same layout in each step, so a captured graph finds the
-//              next step's requests and lists at the same addresses. The host checks that all lists
-//              and masks are within `asked`. An id beyond the vocabulary is skipped, so placeholder
-//              ids of pictures are harmless. A biased token occurs once per row, and there are as
-//              many biases as biased tokens; the other lists may have duplicates.
+//              The requests and the starts of lists have the same layout in each step, so a
+//              captured graph finds the requests and starts of the next step at the same addresses.
+//              The host checks that all lists and masks are within `asked`. An id beyond the
+//              vocabulary is skipped, so placeholder ids of pictures are harmless. A biased token
+//              occurs once per row, and there are as many biases as biased tokens; the other lists
+//              may have duplicates.
 //              A produced token with bit 31 is an index into `previous` [previous_count], the
 //              tokens that the previous step chose and the host has not seen yet (as in embed.cu).
 //              `previous` may be `chosen` itself, because it is read before `chosen` is written.
@@ -34,19 +35,19 @@
 //
 // Rules, in the order of `Sampler::sample`:
 // 1. Log-probabilities are computed from the unchanged logits (log-softmax).
-// 2. The grammar forbids tokens, then `forbidden` does (the end tokens of a reply that is too
-//    short; the host leaves this list empty if the grammar must end).
+// 2. The grammar forbids tokens. Then, the list FORBIDDEN forbids the end tokens of a reply that is
+//    too short; the host leaves this list empty if the grammar must end.
 // 3. Biases, then repetition, frequency and presence penalties.
-// 4. If the temperature is 0 or top-k is 1: the first of the largest logits.
-// 5. Otherwise temperature, top-k (ties with the last kept token are kept), min-p, top-p (a share
-//    of the remaining weight; the token that crosses the limit is kept), and a draw with the Philox
-//    number of (seed, position) from the candidates in order: most likely first if top-k or top-p
-//    limits them, otherwise by id.
+// 4. If the temperature is 0 or top-k is 1, the token is the first of the largest logits.
+// 5. Otherwise, in this order: temperature, top-k (ties with the last kept token are kept), min-p,
+//    top-p (a share of the remaining weight; the token that crosses the limit is kept), and a draw
+//    with the Philox number of (seed, position). The draw visits the candidates in order: most
+//    likely first if top-k or top-p limits them, otherwise by id.
 // -0 and 0 are equal wherever comparisons of Hugging Face transformers treat them as equal.
 //
-// The same row, request and lists give the same token in any batch, at any grid position and in
-// any run: weights are integers (weight.cuh), floating-point sums have a fixed order, and no
-// result depends on the order of atomics. The token is the CPU sampler's, except where rounding
+// The same row, request and lists give the same token in any batch, at any grid position and in any
+// run: weights are integers (weight.cuh), floating-point sums have a fixed order, and no result
+// depends on the order of atomics. The CPU sampler chooses the same token, except where rounding
 // decides (the CPU has f64 exponentials, this code f32): 10 of 921,600 draws differed, 9 of them
 // draws from 93,000 tokens.
 //
@@ -58,8 +59,8 @@
 //
 // Scratch, which need not be cleared:
 //   changed    [rows, changed_pitch] f32, changed_pitch >= vocabulary and a multiple of 4. Only
-//              rows that request changes are written. It may be `logits` itself if no row of the
-//              launch requests log-probabilities.
+//              rows that request changes are written. `changed` may be `logits` itself if no row of
+//              the launch requests log-probabilities.
 //   scratch    rows * row_bytes, 128-byte aligned, row_bytes of include/sampling/scratch.cuh
 
 #include <math.h>

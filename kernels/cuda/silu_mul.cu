@@ -13,7 +13,7 @@
 #include "element.cuh"
 #include "kernel_order.cuh"
 
-// Vectors in flight per thread.
+// Number of vectors that a thread loads at once.
 constexpr uint32_t HELD = 2;
 
 template <uint32_t WIDTH, typename Element>

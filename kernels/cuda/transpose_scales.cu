@@ -8,8 +8,8 @@
 // x_scales      [rows, groups] f32        as quantize.cu writes them
 // turned        [groups, rows] f32        rows is a multiple of 4
 // weight_scales [blocks, groups] f32
-// padded        [blocks, padded_groups] f32, or null if groups is a multiple of PADDED already: not
-//                                         written then
+// padded        [blocks, padded_groups] f32. If groups is already a multiple of PADDED, padded is
+//                                         null and is not written
 // padded_groups groups, rounded up to PADDED
 
 #include <stdint.h>

@@ -1,3 +1,3 @@
-//! The client side: what a chat does in its caller's task, between the actors that it asks.
+//! The client side of a model: chats, whose tasks run outside the actors and send messages to them.
 
 pub mod chat;

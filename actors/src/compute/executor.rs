@@ -27,8 +27,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Executor {
     ranks: Arc<[OfRank]>,
-    /// Runs the collectives of steps on several GPUs if our kernels cannot, or if the
-    /// user asks for NCCL.
+    /// NCCL, for the collectives of steps on several GPUs. `None` on a CPU or a single GPU, and if
+    /// our kernels run the collectives.
     nccl: Option<Arc<Nccl>>,
 }
 

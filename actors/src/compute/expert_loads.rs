@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use bursar_kernels::ops::transfer::Later;
 
-/// Interval between two reads of the counters, which take a few KiB.
+/// Interval between two reads of the counters. Each read downloads a few KiB.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Counters of a lane at the last read.
+/// The expert counters of a lane at the last read, and the time of that read.
 pub(super) struct ExpertLoads {
     experts: usize,
     looked: Instant,
@@ -18,7 +18,7 @@ pub(super) struct ExpertLoads {
 pub(super) type PendingLoads = Later<u32>;
 
 impl ExpertLoads {
-    /// Starts for layers of `experts` experts. The first read is due at once and
+    /// Creates the state for layers of `experts` experts each. The first read is due at once and
     /// only sets the baseline.
     pub(super) fn new(experts: usize, now: Instant) -> Self {
         ExpertLoads { experts, looked: now.checked_sub(EVERY).unwrap_or(now), before: Vec::new() }
@@ -34,8 +34,8 @@ impl ExpertLoads {
     }
 
     /// Ratio of the tokens of the busiest expert to the average per expert since the last read, in
-    /// the layer where the ratio is largest. `counts` holds the counters of all layers, one layer
-    /// after the other. `None` if no expert was chosen, or at the first read.
+    /// the layer where the ratio is largest. `counts` contains the counters of all layers, one
+    /// layer after the other. `None` if no expert was chosen, or at the first read.
     pub(super) fn imbalance(&mut self, counts: Vec<u32>) -> Option<f64> {
         let before = std::mem::replace(&mut self.before, counts);
         let since = self.before.iter().zip(&before).map(|(now, before)| now.wrapping_sub(*before)).collect::<Vec<_>>();

@@ -154,7 +154,7 @@ impl GraphInputs {
     }
 }
 
-/// Memory of each rank, mapped by all ranks that can reach it.
+/// Memory for collectives: a region on each rank, mapped by all ranks that can reach it.
 pub struct ExchangeMemory {
     segment: Segment,
     largest: Bytes,
@@ -219,8 +219,8 @@ impl VisionCache {
 pub struct KvMemory {
     segments: Vec<Segment>,
     shape: KvShape,
-    /// Number of backed blocks. It shrinks only when no step uses the blocks that are unbacked. It
-    /// may grow at any time.
+    /// Number of backed blocks. The number may grow at any time. It is lowered only when no step
+    /// uses the blocks that lose their memory.
     blocks: AtomicUsize,
     lease: Arc<Lease>,
 }

@@ -31,7 +31,7 @@ impl Counts {
     }
 }
 
-/// One credit. Dropping it returns it.
+/// One credit. Dropping this value returns the credit.
 #[derive(Debug)]
 pub struct Credit(Arc<watch::Sender<Counts>>);
 
@@ -63,11 +63,11 @@ impl Credits {
         });
     }
 
-    /// Takes `count` credits or no credit. If a caller could hold some credits while it waits for
-    /// the rest, it would block other callers.
+    /// Takes `count` credits or none at all. A caller that held some credits while it waits for the
+    /// rest would block other callers.
     ///
     /// # Errors
-    /// Fewer than `count` credits are free, or the credits are closed. This error is returned at
+    /// Fewer than `count` credits are free, or the credits are closed. The error is returned at
     /// once.
     pub fn take(&self, count: usize) -> Result<Vec<Credit>, NoCredit> {
         let mut outcome = Ok(());

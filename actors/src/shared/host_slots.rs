@@ -11,8 +11,8 @@ use bursar_kernels::ops::copy_blocks::BlockCopy;
 /// The content of each slot of host memory. If there are too few free slots, the least recently
 /// used content is evicted.
 ///
-/// Copies run in the order in which they were decided. Slots therefore have their content, and may
-/// be reused, from the moment of the decision.
+/// Copies run in the order in which they were decided. A slot therefore counts as filled from the
+/// moment of the decision, and may be reused from then on.
 ///
 /// The caller keeps the clock. Each use must have a different time.
 #[derive(Clone, Debug)]
@@ -67,8 +67,8 @@ impl<K: Ord + Copy> HostSlots<K> {
     }
 
     /// Stores content that takes `slots` slots and was last used at `used`, and returns its slots.
-    /// Returns `None` if the content is stored already, or if there are too few slots even when all
-    /// content except kept content is evicted.
+    /// Returns `None` if the content is stored already, or if there would be too few slots even if
+    /// all content were evicted for which `is_kept` returns `false`.
     pub(crate) fn store(
         &mut self,
         key: K,
@@ -84,9 +84,9 @@ impl<K: Ord + Copy> HostSlots<K> {
     }
 
     /// Stores the content of blocks that leave the device, in one slot each. `leaving` lists the
-    /// least useful block first. Content in `kept`, which is stored already, is used now and is not
-    /// evicted, so if there are too few slots, the least useful blocks are lost. Returns the copies
-    /// to make, and the evicted content. `clock` is advanced for each use.
+    /// least useful block first. Content in `kept` is stored already. It is marked as used now and
+    /// is not evicted. If there are too few slots, the least useful blocks of `leaving` are lost.
+    /// Returns the copies to make, and the evicted content. `clock` is advanced for each use.
     pub(crate) fn store_blocks(
         &mut self,
         leaving: &[(K, u32)],
@@ -100,7 +100,7 @@ impl<K: Ord + Copy> HostSlots<K> {
             *clock += 1;
             *clock
         };
-        // The last block of a sequence is touched first, so that it is evicted first.
+        // The last block of a sequence is marked as used first, so that it is evicted first.
         for key in kept.iter().rev() {
             self.fetch(key, now());
         }
@@ -145,7 +145,7 @@ impl<K: Ord + Copy> HostSlots<K> {
 mod tests {
     use super::*;
 
-    /// The slots of a tier's content, if it has the content.
+    /// The result of a lookup that finds content in these slots.
     fn slots(slots: &[u32]) -> Option<Arc<[u32]>> {
         Some(slots.into())
     }

@@ -1,4 +1,4 @@
-//! Parts that the actors and the client side share. They name no actor.
+//! Modules that the actors and the client side share. Their code names no actor.
 
 pub mod credit;
 pub mod deadline;

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// The party that a request is charged to: a customer, a team, an application. Requests
-/// without a tenant share one tenant with an empty name. A name may be a person's, so `Debug`
-/// does not print it.
+/// The party that a request is charged to: a customer, a team, an application. Requests without a
+/// tenant share one tenant with an empty name. A name may identify a person, so `Debug` does not
+/// print the name.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tenant(Arc<str>);
 

@@ -251,14 +251,14 @@ pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
     sequence.tokens.iter().chain(unseen).enumerate().map(of_token).collect()
 }
 
-/// The weights of tenants. Every third seed has weights.
+/// The weights of tenants. Only every third seed sets them.
 pub fn weights(seed: u64) -> TenantWeights {
     let weights = TenantWeights::of([("even", 5), ("rare", 2)]).filter(|_| seed % 3 == 1);
     weights.unwrap_or_default()
 }
 
-/// A promised token interval, which ranges with the seed from unreachable to kept by every step,
-/// and costs that match the steps of the simulation.
+/// Returns a target for the token interval, and costs that match the steps of the simulation.
+/// Depending on the seed, no step, some steps or all steps meet the target.
 pub fn pace(seed: u64) -> Option<Pace> {
     let step = |prompt: usize, decoding: usize, micros| {
         let mut work = StepWork::default();

@@ -72,8 +72,8 @@ impl World {
         self.scheduler_step(Input::Resize(blocks));
     }
 
-    /// The scheduler dies. With `all`, the vision actor dies before it. Work on
-    /// the lanes ends first.
+    /// The scheduler dies. With `all`, the vision actor dies too, before the scheduler. Work on the
+    /// lanes ends first.
     pub(super) fn die(&mut self, all: bool) {
         self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();

@@ -19,7 +19,7 @@ use bursar_model::flow::CacheFormat;
 /// A story that takes longer than this is considered hung.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A condition that takes longer than this is considered never true.
+/// A story fails if a condition that it waits for is not true after this time.
 const A_WHILE: Duration = Duration::from_secs(30);
 
 /// A runtime on the first GPU, for one story.

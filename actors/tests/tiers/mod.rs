@@ -40,7 +40,8 @@ pub struct HostMemory {
     begun: usize,
     /// The number of jobs that were answered.
     ended: usize,
-    /// The number of jobs that were begun up to the last job that the next step waits for.
+    /// The next step waits until this many jobs were answered. Only jobs with copies to the host
+    /// raise the number.
     waited_for: usize,
     /// The value of `waited_for` for each step on the lane, the oldest step first.
     before_steps: VecDeque<usize>,

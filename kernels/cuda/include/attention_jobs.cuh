@@ -5,7 +5,7 @@
 #include "contract.cuh"
 
 using contract::common::BLOCK_TOKENS;
-using contract::attention_hopper::STAGES;  // stages of queries, of keys, and of values
+using contract::attention_hopper::STAGES;  // stages of each ring: queries, keys and values
 constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -86,7 +86,7 @@ struct Arguments {
     uint32_t kv_heads;
     uint32_t blocks;
     uint32_t blocks_max;
-    uint32_t splits;  // number of parts of a tile's keys; 1 unless `SPLIT`
+    uint32_t splits;  // number of jobs that share a tile's keys; 1 unless `SPLIT`
     const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
 
@@ -104,10 +104,10 @@ struct Arguments {
 // keys.
 struct Job {
     uint32_t found;
-    uint32_t slot;         // index of its partial result, if tiles are split
-    uint32_t first_row;    // of the sequence
-    uint32_t rows;         // of the sequence
-    uint32_t first_query;  // of the tile
+    uint32_t slot;         // index of the job's partial result, if tiles are split
+    uint32_t first_row;    // row of the batch at which the sequence begins
+    uint32_t rows;         // number of rows of the sequence
+    uint32_t first_query;  // first query vector of the tile
     uint32_t head;         // KV head
     uint32_t sequence;
     int32_t keys;     // keys that at least one row of the tile sees
@@ -152,7 +152,7 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
 template <typename S>
 struct Jobs {
     const Arguments& arguments;
-    uint32_t tiles;  // of one head; for packed rows only
+    uint32_t tiles;  // number of tiles of one head; only for packed rows
     uint32_t turn;
     TileCursor cursor;
 

@@ -1,5 +1,5 @@
-// Loads of operands for attention_prefill_hopper.cu: one warp copies keys and values, which a
-// warpgroup widens if they are in E4M3, and three warps copy queries.
+// Loads of operands for attention_prefill_hopper.cu: one warp copies keys and values, and three
+// warps copy queries. If the cache is in E4M3, a warpgroup converts keys and values to f16.
 #pragma once
 
 #include "attention_jobs.cuh"
@@ -136,14 +136,14 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     }
 }
 
-// Widens the data that `copy_steps` loads to f16 and writes it to the stages of the multiplying
-// warpgroups. Run by one warpgroup.
+// Converts the keys and values that `copy_steps` has copied from E4M3 to f16, and writes them to
+// the stages of the multiplying warpgroups. Run by one warpgroup.
 template <typename S>
 __device__ __forceinline__ void widen_steps(uint32_t shared, Barriers& barriers) {
     static_assert(!S::E4M3 || (S::D == 128 && S::CHUNK == 64), "lanes are dealt out so");
     const uint32_t thread = threadIdx.x % WARPGROUP;
-    // Eight lanes read 64 bytes of each of two rows: the left half of one and the right half of the
-    // other, so that there are never bank conflicts in shared memory.
+    // Eight lanes read 64 bytes of each of two rows: the left half of one row and the right half of
+    // the other row, so that there are never bank conflicts in shared memory.
     const uint32_t quarter = thread % 4, odd = thread / 4 % 2;
     Ring<STAGES> raw, keys, values;
     const auto widen = [&](uint32_t to, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], Ring<STAGES>& ring) {

@@ -11,12 +11,13 @@
 
 struct AttentionTile {
     uint32_t sequence;
-    uint32_t first_row;    // of the sequence, in the batch
-    uint32_t rows;         // of the sequence
-    uint32_t first_query;  // of the tile, in the sequence's rows * group query vectors
+    uint32_t first_row;    // row of the batch at which the sequence begins
+    uint32_t rows;         // number of rows of the sequence
+    uint32_t first_query;  // first query vector of the tile, among the sequence's rows * group
 };
 
-// Rows of a sequence, clamped to the batch whatever `starts` contains.
+// Returns the number of rows of a sequence and sets `first_row`. Both are clamped to the batch,
+// even if `starts` contains invalid rows.
 __device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t sequence, uint32_t rows,
                                             uint32_t& first_row) {
     first_row = min(__ldg(starts + sequence), rows);

@@ -34,7 +34,8 @@ __device__ __forceinline__ uint32_t warp_count(uint32_t value) {
 #endif
 }
 
-// The order of the additions is fixed, so it does not depend on the batch.
+// Returns the sum over the warp. The additions are always in the same order, so the result does not
+// depend on the batch.
 template <typename Number>
 __device__ __forceinline__ Number warp_sum(Number value) {
 #pragma unroll
@@ -102,7 +103,8 @@ __device__ __forceinline__ void block_sort(uint64_t* numbers, uint32_t count, ui
                     numbers[right] = one;
                 }
             }
-            // While the step is short, the 64 numbers of a warp are compared only with each other.
+            // In steps of up to 32, the 64 numbers of a warp are compared only with each other, so
+            // that a barrier of the warp is enough.
             if (step > LANES) {
                 __syncthreads();
             } else {
@@ -121,7 +123,7 @@ __device__ __forceinline__ uint32_t power_of_two_from(uint32_t count) {
 }
 
 // Adds to a 64-bit sum in two halves. In shared memory, a 32-bit atomic add is one instruction, but
-// a 64-bit one is a compare-and-swap loop.
+// a 64-bit atomic add is a compare-and-swap loop.
 __device__ __forceinline__ void add_wide(uint32_t* low, uint32_t* high, uint64_t number) {
     const uint32_t part = static_cast<uint32_t>(number);
     const uint32_t before = atomicAdd(low, part);

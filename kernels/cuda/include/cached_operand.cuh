@@ -22,8 +22,8 @@ __device__ __forceinline__ uint32_t to_operand(Pair pair) {
     }
 }
 
-// Two adjacent numbers of a query, converted likewise. Values that are too large for f16
-// become its largest number.
+// Two adjacent numbers of a query, converted to the type in which they are multiplied. Values that
+// are too large for f16 become the largest f16 number.
 template <typename Cached, typename Element>
 __device__ __forceinline__ uint32_t query_operand(uint32_t pair) {
     if constexpr (std::is_same_v<Multiplied<Element, Cached>, Element>) {

@@ -3,11 +3,11 @@
 
 #include "element.cuh"
 
-// Copies in flight per thread before the first one is stored.
+// Number of words that each thread loads before it stores the first one.
 constexpr uint32_t COPIES = 4;
 
-// Copies `count` words with the threads of a block. Each thread loads four words before it stores
-// one, so that the memory latency is paid once.
+// Copies `count` words with the threads of a block. Each thread loads COPIES words before it stores
+// the first one, so that it waits for memory once per COPIES words.
 template <typename Stored>
 __device__ __forceinline__ void copy_words(const Stored* from, Stored* to, uint32_t count) {
     uint32_t word = threadIdx.x;

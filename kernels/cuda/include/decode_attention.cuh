@@ -1,42 +1,45 @@
-// Decode attention: one new token per sequence (or a few), over the paged KV cache (PagedAttention,
+// Decode attention: one new token (or a few) per sequence, over the paged KV cache (PagedAttention,
 // Kwon et al. 2023, arXiv 2309.06180). The keys of long contexts are split over the whole GPU
 // (Flash-Decoding, Dao et al. 2023), in equal shares for all thread blocks (Stream-K, Osama et al.
 // 2023, arXiv 2301.03598), so that contexts of 1 and of 100,000 tokens may be in one batch.
 //
 // queries         [rows, heads * head_dim], rows queries_pitch elements apart;
 //                 heads = kv_heads * group
-// cache           [blocks, 2, kv_heads, 16, head_dim]: one layer, keys then values, including this
-//                 step's
+// cache           [blocks, 2, kv_heads, 16, head_dim]: one layer; keys, then values. The keys and
+//                 values of this step are already in the cache.
 // query_starts    [sequences + 1] u32: the row of sequence s is query_starts[s]
-// context_lengths [sequences] u32: tokens in the cache, including this step's
+// context_lengths [sequences] u32: tokens in the cache, including this step's tokens
 // block_tables    [sequences, table_blocks] u32; unused entries are not read
 // partials        [gridDim.x, 2, 8, head_dim + 2] f32: scratch, 8-byte aligned
 // counters        [gridDim.x] u32: zero before the first launch, and zero again after each launch
-// scales          [2, kv_heads] f32: of keys and of values in E4M3; not read for other caches
-// flags           PAST_IS_THERE; OTHERS_READ_ONCE: GEMMs read weights with the hint to evict them
-//                 from the L2 cache first
+// scales          [2, kv_heads] f32: scales of E4M3 keys and values; not read for other caches
+// flags           PAST_IS_THERE: the previous kernel writes no past tokens (see below);
+//                 OTHERS_READ_ONCE: GEMMs read weights with the hint to evict them from the L2
+//                 cache first
 // out             [rows, heads * head_dim], contiguous
 //
 // out = softmax(queries . keys * scale) . values for each head. Sums are f32; weights are rounded
 // to the element type before they are multiplied by the values. A sequence may have any number of
 // rows n (a few with speculative decoding): its row r sees the first context - n + r + 1 tokens,
 // and every 8 query vectors read the keys again. The output of a row that sees no tokens (for
-// example, with a context of 0) is zeros. Nothing is written for a sequence whose query_starts are
-// equal, or are at or past `rows`; rows that belong to no sequence are not written. A context
-// longer than its table is truncated, and a block id at or past `blocks` is read as the last block,
-// so nothing outside the cache is read. A block may contain any bits past the context. A NaN in a
-// query makes NaNs in the output of that head; a NaN in a key or value makes NaNs in outputs of its
-// own sequence. No other output is affected.
+// example, with a context of 0) is zeros. A sequence whose two query_starts are equal, or are at or
+// past `rows`, has no rows, so nothing is written for it. Rows that belong to no sequence are not
+// written. A context longer than its table is truncated, and a block id at or past `blocks` is read
+// as the last block, so nothing outside the cache is read. A block may contain any bits past the
+// context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or value makes
+// NaNs in outputs of its own sequence. No other output is affected.
 //
-// queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim is 32, 64, 80 or 128.
+// queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80 or
+// 128.
 //
-// Method: with n warps in a thread block, a warp processes every n-th key block of a run. Each
-// warp copies its blocks through its own ring in shared memory, so that warps do not wait for
-// each other. Keys are along the 16 rows of the tensor cores' products, query vectors along the 8
-// columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
-// and thread blocks combine theirs in `partials`. Of the thread blocks that share a run (see
-// decode_share.cuh), the last one to arrive adds up the results. Which block is last varies, but
-// the order of the additions is fixed: the same inputs give the same bits.
+// Method: a run is the key blocks of one KV head of a sequence for up to eight query vectors (see
+// decode_share.cuh). With n warps in a thread block, a warp processes every n-th key block of a
+// run. Each warp copies its blocks through its own ring in shared memory, so that warps do not wait
+// for each other. Keys are along the 16 rows of the tensor cores' products, query vectors along the
+// 8 columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
+// and thread blocks combine theirs in `partials`. If several thread blocks share a run, the last
+// block to finish adds up the results. Any of the blocks may be last, but the order of the
+// additions is fixed: the same inputs give the same bits.
 //
 // With programmatic dependent launch, everything up to the first read of queries and cache runs
 // before the previous kernel has ended, so that kernel must not write query_starts, context_lengths
@@ -86,10 +89,11 @@ struct DecodeCall {
 struct Segment {
     DecodeSequence sequence;
     const uint32_t* table;
-    uint32_t kv_head, first_query;  // of the tile, among the sequence's rows * group query vectors
-    uint32_t queries;               // of the tile, at most 8
-    uint32_t from, to;              // key blocks
-    float scale, value_scale;       // factors of scores and of the weighted sum of values
+    // `first_query` is the tile's first query vector, among the sequence's rows * group.
+    uint32_t kv_head, first_query;
+    uint32_t queries;          // number of query vectors in the tile, at most 8
+    uint32_t from, to;         // range of key blocks in the run
+    float scale, value_scale;  // factors of scores and of the weighted sum of values
     bool is_read_once;
 };
 
@@ -100,8 +104,10 @@ struct WarpPart {
     using Core = TensorCoreElement<Multiplied<Element, Cached>>;
     using Ring = ::Ring<HEAD_DIM, Cached>;
     using Half = HalfBlock<HEAD_DIM, Cached>;
-    float gathered[TILES][4];  // columns: query vectors 2 * pair, + 1; rows: two adjacent elements
-    float maximum[2], sum[2];  // of those query vectors; the sum of this lane's keys only
+    // Columns are the query vectors 2 * pair and 2 * pair + 1, rows are two adjacent elements.
+    float gathered[TILES][4];
+    // For these two query vectors. Until the end of `compute`, `sum` is over this lane's keys only.
+    float maximum[2], sum[2];
 
     // The query vector of this lane's column of the tile, or null if the tile has fewer query
     // vectors.
@@ -369,9 +375,9 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
             __syncthreads();
             continue;
         }
-        // A share contributes at most two parts to runs that it shares: one to a run that
-        // begins before the share or at its start, and one to a run that begins inside the
-        // share and ends after it.
+        // At most two runs of a share continue in other shares: one run that begins before the
+        // share or at its start, and one run that begins inside the share and ends after it. The
+        // share contributes one part to each of them.
         float* own = partials + (PARTS * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
         add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
                             [&](uint32_t query, uint32_t slice, const Part& all) {
@@ -384,8 +390,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
                                     *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(all.highest, all.sum);
                                 }
                             });
-        // At most one run begins in a share and ends in a later one, so that run uses the counter
-        // of the share that it begins in.
+        // At most one run begins in a share and ends in a later share. So each run uses the counter
+        // of the share in which it begins.
         const uint32_t first = run_start / share.length, all = (run_start + blocks - 1) / share.length - first + 1;
         __syncthreads();
         if (threadIdx.x == 0) {

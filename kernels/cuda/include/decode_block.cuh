@@ -2,16 +2,18 @@
 // the tensor cores' registers.
 //
 // The elements of a head may be summed in any order, as long as keys and queries use the same
-// order, and output elements may be in any order, as long as the code that writes them uses the
-// same one. So the bytes of a row are distributed over the lanes that share it in portions of 16
-// adjacent bytes, and of 8, 4 and 2 at its end (`LaneRow`). The elements of a portion count as
-// adjacent in a lane's fragment. With `group = lane / 4` and `pair = lane % 4`:
+// order. Output elements may be in any order, as long as the code that writes them uses the same
+// order. So the bytes of a row are distributed over the lanes that share it in portions of 16
+// adjacent bytes per lane; if the rest is shorter, the portions at the row's end have 8, 4 or 2
+// bytes (`LaneRow`). The elements of a portion count as adjacent in a lane's fragment. `group` is
+// lane / 4, and `pair` is lane % 4:
 //
-// - keys: A [16 keys, 16 elements]. A lane has elements of the keys `group` and `group + 8`; four
-//   lanes share each row. Queries, B, have the same elements of query `group`.
-// - values: A [16 elements, 16 keys]. A lane has the keys 2 * pair and 2 * pair + 1, and the keys 8
-//   further on; eight lanes share each row. Two rows of A, `group` and `group + 8`, are a pair of
-//   adjacent elements of the lane.
+// - keys: operand A [16 keys, 16 elements]. A lane has elements of the keys `group` and
+//   `group + 8`; four lanes share each row. In operand B, the lane has the same elements of query
+//   `group`.
+// - values: operand A [16 elements, 16 keys]. A lane has the keys 2 * pair, 2 * pair + 1,
+//   2 * pair + 8 and 2 * pair + 9; eight lanes share each row. Two rows of A, `group` and
+//   `group + 8`, are a pair of adjacent elements of the lane.
 #pragma once
 
 #include "cached_operand.cuh"
@@ -40,9 +42,10 @@ __device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, c
     copy_16_bytes(destination, source, true);
 }
 
-// Sixteen keys or values of one head in shared memory. 16-byte chunks are in their original order,
-// but in rows that are a multiple of 128 bytes, chunks are swapped: the eight lanes that read
-// together, adjacent chunks of two keys or of four keys, never have bank conflicts.
+// Sixteen keys or values of one head in shared memory. If rows are a multiple of 128 bytes, the
+// 16-byte chunks of each row are permuted, so that the eight lanes that read together (adjacent
+// chunks of two keys or of four keys) never have bank conflicts. Otherwise, chunks are in their
+// original order.
 template <uint32_t HEAD_DIM, typename Cached>
 struct HalfBlock {
     static constexpr uint32_t ROW_BYTES = sizeof(Cached) * HEAD_DIM, BYTES = BLOCK_TOKENS * ROW_BYTES;
@@ -52,7 +55,7 @@ struct HalfBlock {
         return row * ROW_BYTES + (byte ^ 16 * exchange);
     }
 
-    // Starts the warp's copy of a half, which is contiguous at `from`.
+    // Starts the warp's copy of the sixteen keys or values, which are contiguous at `from`.
     template <bool READ_ONCE>
     static __device__ __forceinline__ void copy(const char* from, uint32_t to, uint32_t lane) {
 #pragma unroll
@@ -86,8 +89,8 @@ __device__ __forceinline__ void wait_for_all_but() {
 #endif
 }
 
-// Adjacent bytes of a row that one lane has: `SIZE` bytes, starting at byte `START`
-// of the lane's bytes.
+// Adjacent bytes of a row that belong to one lane: `SIZE` bytes, starting at byte `START` of the
+// lane's bytes.
 template <uint32_t HEAD_DIM, uint32_t LANES, typename Cached, uint32_t START, uint32_t SIZE>
 struct Portion {
     static constexpr uint32_t FIRST_WORD = START / (2 * sizeof(Cached)), WORDS = SIZE / (2 * sizeof(Cached));
@@ -142,7 +145,7 @@ struct LaneRow {
     }
 };
 
-// The query vectors of a tile in a lane's registers: B of the products with keys.
+// The query vectors of a tile in a lane's registers: operand B of the products with keys.
 template <uint32_t HEAD_DIM, typename Element, typename Cached>
 struct Queries {
     using Row = LaneRow<HEAD_DIM, 4, Cached>;
@@ -170,8 +173,8 @@ struct Queries {
     }
 };
 
-// Keys of a block times queries: [16 keys, 8 queries]. There are two sums, so that not every
-// product waits for the previous one.
+// Multiplies the keys of a block by queries: [16 keys, 8 queries]. Products are added to two sums
+// alternately, so that a product does not wait for the previous one.
 template <uint32_t HEAD_DIM, typename Element, typename Cached>
 __device__ __forceinline__ void multiply_keys(const char* keys, const Queries<HEAD_DIM, Element, Cached>& queries,
                                               uint32_t lane, float (&scores)[4]) {

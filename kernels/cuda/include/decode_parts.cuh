@@ -1,10 +1,10 @@
 // Adding up the results of several warps or thread blocks for the same eight query
 // vectors over different keys.
 //
-// A part is [8, head_dim + 2] f32. For each query vector, it has the values weighted by
-// 2^(score - highest), the highest score (as an exponent of 2) and the sum of the weights.
-// Query vector q is in row `part_row(q)`, so that lanes with adjacent query vectors write to
-// different banks of shared memory.
+// A part is [8, head_dim + 2] f32. For each query vector, a part has the sum of the values weighted
+// by 2^(score - highest), the highest score (as an exponent of 2) and the sum of the weights. Query
+// vector q is in row `part_row(q)`, so that lanes with adjacent query vectors write to different
+// banks of shared memory.
 #pragma once
 
 #include "decode_share.cuh"
@@ -19,8 +19,8 @@ constexpr uint32_t PART_FLOATS = contract::attention_decode::PART_NUMBERS<HEAD_D
 __device__ __forceinline__ uint32_t part_row(uint32_t query) { return query % 2 * (TILE_QUERIES / 2) + query / 2; }
 
 // The factor for a part whose weights are relative to the score `highest`, if the common weights
-// are relative to `from`. The factor of a part without keys is 0. A part whose sum is NaN must make
-// the result NaN, whatever its highest score is.
+// are relative to the score `from`. The factor of a part without keys is 0. A part whose sum is NaN
+// must make the result NaN, whatever its highest score is.
 __device__ __forceinline__ float part_factor(float highest, float sum, float from) {
     return sum == 0.0f ? 0.0f : power_of_two(highest - from);
 }
@@ -51,9 +51,9 @@ struct Slice {
     static __device__ __forceinline__ uint32_t element(uint32_t slice, uint32_t pair) { return 2 * (slice + pair * COUNT); }
 };
 
-// Adds up the parts of `count` warps in shared memory, which are `pitch` floats apart and
-// relative to the same highest scores. Calls `finish(query, index of the slice, slice)`. All
-// threads share the work.
+// Adds up the parts of `count` warps in shared memory. The parts are `pitch` floats apart, and
+// their weights are relative to the same highest scores. Calls `finish(query, index of the slice,
+// slice)`. All threads share the work.
 template <uint32_t HEAD_DIM, typename Finish>
 __device__ __forceinline__ void add_parts(const float* parts, uint32_t pitch, uint32_t count, uint32_t queries,
                                           Finish finish) {

@@ -19,8 +19,8 @@
 using contract::common::BLOCK_TOKENS;
 using contract::attention_decode::TILE_QUERIES;
 
-// Most warps of a thread block. Each warp has a ring buffer, and the buffers of this many warps
-// fill the shared memory of a multiprocessor.
+// The largest number of warps in a thread block. Each warp has a ring buffer, and the buffers of
+// this many warps fill the shared memory of a multiprocessor.
 constexpr uint32_t DECODE_WARPS_MAX = contract::attention_decode::WARPS_MAX;
 
 // The sequences of a launch.
@@ -34,11 +34,11 @@ struct DecodeBatch {
     uint32_t kv_heads;
 };
 
-// One sequence, clamped to the batch and the block table whatever the inputs contain.
+// One sequence, clamped to the batch and the block table, even if the inputs are invalid.
 struct DecodeSequence {
     uint32_t first_row, rows, context;
     uint32_t blocks;  // at least one: a sequence without a context still has zeros to write
-    uint32_t runs;    // 0 if it has no row
+    uint32_t runs;    // 0 if the sequence has no row
 };
 
 // Tiles for the query vectors of `rows` rows that share one KV head.
@@ -64,11 +64,12 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, 
 
 // One thread block's share of the line.
 struct DecodeShare {
-    uint32_t length;    // places of every share except the last ones
+    uint32_t length;    // in places; the last shares of the line may be shorter or empty
     uint32_t start, end;
-    uint32_t sequence;  // in which `start` lies
+    uint32_t sequence;  // the sequence in which `start` lies
     uint32_t before;    // start of that sequence on the line
-    uint32_t multiple, gap;  // a run takes a multiple of `multiple` places, plus `gap`
+    // A run takes one place per key block, rounded up to a multiple of `multiple`, plus `gap`.
+    uint32_t multiple, gap;
     uint32_t all;            // key blocks of the whole line, or slightly more
 
     // Places on the line that a run of the sequence takes.
@@ -151,19 +152,19 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
 // is twice as long.
 constexpr uint32_t PIECES = 3;
 
-// One way to cut the line: the number of places of this thread's sequences, of the sequences before
-// them, and of all sequences.
+// A way to cut the line: the piece size, and the number of places of this thread's sequences, of
+// the sequences before them, and of all sequences.
 struct DecodeCut {
     uint32_t piece;  // in places; 0 if there is no such cut
     uint32_t own, before, places;
 };
 
 // Cuts each run into at most gridDim.x / runs pieces, so that there are never more pieces than
-// thread blocks. The piece size is the smallest size, but at least `piece`, at which this is enough
-// for the longest run. There is no such cut if there are more runs than thread blocks, or if the
-// size is not less than `below`. This thread has the sequences `first` to `last` (exclusive). If
-// `alone`, the threads of each warp together have all sequences, otherwise the threads of the
-// block. Must be called by all threads; has barriers unless `alone`.
+// thread blocks. The piece size is the smallest size at which that many pieces cover the longest
+// run, but at least `piece`. There is no such cut if there are more runs than thread blocks, or if
+// the size is `below` or larger. This thread has the sequences `first` to `last` (exclusive). If
+// `alone`, the threads of each warp together have all sequences; otherwise, the threads of the
+// block together have them. Must be called by all threads; has barriers unless `alone`.
 __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, bool alone,
                                                  uint32_t first, uint32_t last) {
     __shared__ uint32_t of_warps[DECODE_WARPS_MAX][2];
@@ -243,8 +244,8 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
 // longer than an equal share, which happens if the lengths of runs differ. In that case, and if
 // fitting_cut finds no size, all shares are equal. Each run then has empty places after it, which
 // represent the time that beginning and ending a run takes. Without these places, a share of many
-// short runs would be the last to finish. There are as many empty places as warps, which is about
-// right on an H200 (3 us).
+// short runs would be the last to finish. Each run has as many empty places as the thread block has
+// warps, which is about right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
     if (find_even_share(batch, piece, share)) {
         return share.start < share.end;

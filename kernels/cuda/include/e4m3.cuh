@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
-// Converts two numbers back, to f16, which represents every E4M3 number exactly. Requires sm_89.
+// Converts two E4M3 numbers to f16, which represents every E4M3 number exactly. Requires sm_89.
 __device__ __forceinline__ uint32_t e4m3_pair_to_halves(uint16_t pair) {
     uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));

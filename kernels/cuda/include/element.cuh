@@ -14,7 +14,7 @@
 #define FOR_EACH_ACTIVATION(KERNEL) KERNEL(bf16, __nv_bfloat16) KERNEL(f16, __half)
 #endif
 
-// Elements in 16 bytes, which one thread moves with one instruction.
+// Number of elements in 16 bytes, which one thread moves with one instruction.
 template <typename Element>
 constexpr uint32_t VECTOR = 16 / sizeof(Element);
 
@@ -96,8 +96,8 @@ struct Word<2> {
     using Type = uint16_t;
 };
 
-// `COUNT` adjacent elements in their memory format, held in registers while the thread
-// waits for something else.
+// `COUNT` adjacent elements in their memory format, for example in registers until the thread needs
+// them as f32.
 template <uint32_t COUNT, typename Element>
 using Words = typename Word<COUNT * sizeof(Element)>::Type;
 
@@ -127,13 +127,13 @@ __device__ __forceinline__ void widen(const Words<COUNT, Element>& words, float 
     }
 }
 
-// Reads and converts in one call.
+// Reads `COUNT` adjacent elements and converts them to f32.
 template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ void load(const Element* from, float (&values)[COUNT]) {
     widen<COUNT, Element>(load_words<COUNT>(from), values);
 }
 
-// Rounds to the nearest element.
+// Rounds each value to the nearest element. Returns the elements in memory format.
 template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ Words<COUNT, Element> to_words(const float (&values)[COUNT]) {
     Words<COUNT, Element> words;

@@ -12,8 +12,8 @@ using contract::all_reduce::RANKS_MAX;
 
 // Start of each rank's exchange memory. It is zero before the first collective.
 struct Control {
-    // The epoch at which a rank arrived, by barrier within a collective, block and rank. Written
-    // by the arriving rank.
+    // The epoch at which each rank arrived, indexed by barrier within a collective, block, and
+    // arriving rank. Written by the arriving rank.
     uint32_t arrived[2][BLOCKS_MAX][RANKS_MAX];
     // `epoch` is the number of finished collectives, `done` the number of blocks that have finished
     // the current collective. `failed` is 1 + the rank that did not arrive, or 0.
@@ -33,7 +33,7 @@ struct Exchange {
     // First half of each rank's data. The second half is `half` bytes after it.
     uint8_t* data[RANKS_MAX];
     uint64_t half;
-    uint64_t patience;
+    uint64_t patience;  // nanoseconds after which a wait fails
     uint32_t rank;
     uint32_t ranks;
     // 1 if no two ranks share a GPU.
@@ -168,7 +168,7 @@ __device__ __forceinline__ Unit add_up(const Exchange& all, const Unit (&read)[R
     return rounded;
 }
 
-// Reads the unit that every rank has written.
+// Reads the unit at `offset` from the exchange memory of every rank.
 template <typename Unit, uint32_t RANKS>
 __device__ __forceinline__ void read_all(const Exchange& all, uint64_t offset, Unit (&read)[RANKS]) {
 #pragma unroll
@@ -186,8 +186,8 @@ __device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, con
     return add_up<Element>(all, read, before);
 }
 
-// The epoch of a launch's collective, its half of the exchange memory, and the
-// units of this thread.
+// The epoch of a launch's collective, the half of the exchange memory that the collective uses, and
+// the units of this thread.
 struct Turn {
     uint32_t epoch;
     uint64_t half, first, step;

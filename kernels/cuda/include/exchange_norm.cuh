@@ -1,11 +1,11 @@
-// Output rows of a norm that is part of a collective: unrounded, rounded to E4M3, or both.
+// Output rows of a norm that is part of a collective: in the element type, in E4M3, or in both.
 #pragma once
 
 #include "exchange.cuh"
 #include "rounding.cuh"
 
-// Replaces each of a thread's COUNT values by the largest such value of the block. One barrier is
-// enough for all COUNT values, as in block_sums.
+// Replaces each of a thread's COUNT values by the largest value with the same index in the block.
+// One barrier is enough for all COUNT values, as in block_sums.
 template <uint32_t COUNT>
 __device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
@@ -29,7 +29,7 @@ struct Plain {
     Element* start;
 };
 
-// Normalizes a unit.
+// Multiplies a unit of `sum` by the row's factor and by the weights of the unit's columns.
 template <typename Element>
 __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, float factor, float (&values)[WIDTH]) {
     float by[WIDTH];
@@ -41,10 +41,10 @@ __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, 
     }
 }
 
-// Writes COUNT rows. The block has all units of the rows, and this thread has unit `vector` of each
-// row. `each(work)` calls `work(i, row)` for the rows that this thread writes; `sum` of the other
-// rows is zero. `squares` has the sum of squares of each row. `partial` may be overwritten, because
-// all threads pass a barrier between two calls.
+// Writes COUNT rows. The threads of the block together have all units of the rows, and this thread
+// has unit `vector` of each row. `each(work)` calls `work(i, row)` for the rows that this thread
+// writes; for the other rows, `sum` is zero. `squares` has the sum of squares of each row.
+// `partial` may be overwritten, because all threads pass a barrier between two calls.
 template <uint32_t COUNT, typename Element, typename Each>
 __device__ __forceinline__ void write_normed(const Plain<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
                                              const float (&squares)[COUNT], float epsilon, uint32_t vector,
@@ -75,7 +75,7 @@ __device__ __forceinline__ void write_normed(const Target<Element>& out, const u
     }
 #pragma unroll
     for (uint32_t i = 0; i < COUNT; ++i) {
-        // All lanes of a warp take part, whether they write or not.
+        // All lanes of a warp take part in the shuffles, even lanes that write nothing.
         const float largest = out.kind == BY_GROUPS ? largest_of_lanes<GROUP_LANES>(scale[i]) : scale[i];
         scale[i] = out.kind == contract::fp8::FIXED ? out.fixed : e4m3_scale(largest);
     }

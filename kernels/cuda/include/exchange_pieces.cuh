@@ -10,9 +10,9 @@
 // blocks keep the link busy.
 constexpr uint32_t PIECE = 4;
 
-// Announces to block b of the other ranks that `pieces` pieces of this collective have been
+// Announces to the same block of the other ranks that `pieces` pieces of this collective have been
 // written. A release is cumulative: everything that any thread wrote before the barrier is ordered
-// before it. Only the first threads wait until those writes have arrived.
+// before the release. Only the first threads wait until those writes have arrived.
 __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     __syncthreads();
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
@@ -21,8 +21,8 @@ __device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, ui
     }
 }
 
-// Waits until block b of each other rank has announced `pieces` pieces. Returns false if a rank did
-// not do so in time, in this wait or in an earlier one.
+// Waits until the same block of each other rank has announced `pieces` pieces. Returns false if a
+// rank did not do so in time, in this wait or in an earlier one.
 __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     bool came = true;
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {

@@ -1,11 +1,12 @@
-// Places of experts, cut into tiles of one expert each. Each block computes the tiles (Hopper).
+// Tiles of places, each of one expert (Hopper). A place is a token row that is routed to an expert;
+// places are sorted by expert. Every block computes the list of tiles itself.
 #pragma once
 
 #include "contract.cuh"
 #include "expert_tiles.cuh"
 #include "hopper_copy.cuh"
 
-// The barrier of the block's first 128 threads, which count the tiles.
+// ID of the named barrier of the block's first 128 threads, which count the tiles.
 constexpr uint32_t WARPGROUP_MEETS = 1;
 
 // A count for each expert, and the sum of the counts of all experts before it.

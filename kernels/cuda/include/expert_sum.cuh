@@ -4,12 +4,12 @@
 
 #include "element.cuh"
 
-// Products of a row's choices that are loaded at once.
+// Number of products of a row's choices that are loaded at once.
 constexpr uint32_t PRODUCTS_AT_ONCE = 8;
 
-// Adds the products of a row's choices in the order of the choices. The products are the rows of
-// `products` at `places` `[top]`. `each(step)` calls `step(slot, column)` for each vector of
-// `WIDTH` elements in `sums`. Places for which `is_here` returns false are left out.
+// Adds the products of a row's choices in the order of the choices. The product of choice `i` is
+// row `places[i]` of `products`, for `i` below `top`. `each(step)` calls `step(slot, column)` for
+// each vector of `WIDTH` elements in `sums`. Places for which `is_here` returns false are left out.
 template <uint32_t WIDTH, uint32_t SLOTS, typename Element, typename Each, typename IsHere>
 __device__ __forceinline__ void add_products(const Element* products, const uint32_t* places, uint32_t top,
                                              uint32_t columns, const Each& each, const IsHere& is_here,
@@ -47,7 +47,7 @@ __device__ __forceinline__ void add_products(const Element* products, const uint
 template <typename Element>
 struct ExpertSum {
     const Element* products;  // [rows * top, columns], contiguous, in the order of places
-    const uint32_t* places;   // [rows * top], by choice
+    const uint32_t* places;   // [rows * top], indexed by choice
     uint32_t top;
     Element* residual;  // [rows, columns], rows residual_pitch elements apart
     uint32_t residual_pitch;

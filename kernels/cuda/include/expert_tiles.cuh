@@ -10,9 +10,9 @@ struct Tile {
     uint32_t end;
 };
 
-// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of
-// tensor_core.cuh. If gated, the rows are eight of gate and the same eight of up; otherwise, each
-// product is multiplied by the weight of its choice.
+// Writes the products of a warp's 16 rows of a tile of the weight and GROUPS * 8 places, in the
+// layout of tensor_core.cuh. If gated, the 16 rows are eight rows of gate and the same eight rows
+// of up. Otherwise, each product is multiplied by the weight of its choice.
 template <typename Element, uint32_t GROUPS, bool GATED>
 __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Tile& tile, uint32_t first_feature,
                                            uint32_t warp, uint32_t features, const uint32_t* choices, const float* weights,

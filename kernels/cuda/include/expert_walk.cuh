@@ -24,8 +24,8 @@
 struct Walk : ExpertSums {
     static constexpr uint32_t SHARED = 16;  // first bit of the high half
 
-    // Counts tiles of PLACES places. Call it from the block's first `COUNTERS` threads, as `sum_up`
-    // (which it calls) requires. There must be fewer than 65,536 tiles.
+    // Counts tiles of PLACES places. Must be called by the block's first `COUNTERS` threads, like
+    // `sum_up`. There must be fewer than 65,536 tiles.
     template <uint32_t PLACES>
     __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         sum_up(starts, experts, [](uint32_t places) {
@@ -66,16 +66,16 @@ class Stretch {
     const uint32_t experts, across;  // `across` is the number of tiles of the weight's rows
     uint32_t lone_items;             // items of experts with one tile
     uint32_t now, end;               // this block's range of the line
-    // For experts with several tiles: the number of parts per tile of places, and the items of a
-    // part (the last part may have fewer). Parts are numbered by expert, then by rows of the
-    // weight, then by tile of places.
+    // Only for experts with several tiles. The items of each tile of places are divided into
+    // `parts` parts of `width` items; the last part may have fewer. Parts are numbered by expert,
+    // then by rows of the weight, then by tile of places.
     uint32_t parts = 1, width = 0;
     uint32_t in_rounds = 0;  // parts that are processed in rounds
-    uint32_t part = 0;       // part of this block's next round
+    uint32_t part = 0;       // part that this block processes in its next round
     uint32_t left_over = 0;  // items before the first part that is not in a round
 
-    // The part with this number. Sets `items_before` to the number of items before that part,
-    // counting only items of experts with several tiles.
+    // Returns the part with this number. Sets `items_before` to the number of items before that
+    // part, counting only items of experts with several tiles.
     __device__ __forceinline__ Run run_of(uint32_t number, uint32_t& items_before) const {
         const uint32_t expert = walk.expert_of(number / parts, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);
@@ -95,8 +95,8 @@ class Stretch {
         return items;
     }
 
-    // The rest of a part, from item `item` on. `item` is an index among the items of experts with
-    // several tiles.
+    // Returns the rest of a part, from item `item` on. `item` is an index among the items of
+    // experts with several tiles.
     __device__ __forceinline__ Run run_at(uint32_t item) const {
         const uint32_t expert = walk.expert_of(item / across, Walk::SHARED, experts);
         const uint32_t before = walk.tiles_before(expert, Walk::SHARED);

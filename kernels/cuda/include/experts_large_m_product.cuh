@@ -42,7 +42,7 @@ using contract::gemm_large_m::TILE_ROWS;     // rows of x
 using contract::gemm_large_m::TILE_WEIGHTS;  // rows of the weight
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;
-constexpr uint32_t ROW_BYTES = 2 * contract::gemm_large_m::STEP_COLUMNS;  // of a step
+constexpr uint32_t ROW_BYTES = 2 * contract::gemm_large_m::STEP_COLUMNS;  // bytes of one row in a step
 constexpr uint32_t X_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;
 constexpr uint32_t HALF_BYTES = HALF * ROW_BYTES;
@@ -53,7 +53,7 @@ constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;
 constexpr uint32_t TILE_PLACES = BLOCKS * TILE_ROWS;  // places of a cluster's tile
 constexpr uint32_t LEAD = 2;     // steps that the first multiplying warpgroup is ahead of the second
-constexpr uint32_t LANDING = 2;  // most stages with unfinished copies of x
+constexpr uint32_t LANDING = 2;  // largest number of stages with unfinished copies of x
 constexpr uint32_t BEGIN = 2;    // IDs of named barriers; 1 is for counting tiles
 constexpr uint32_t ALONE = 3;
 static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
@@ -160,8 +160,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
                 rows[i] = arguments.template row_of<GATED>(place);
             }
         }
-        // Rows of the weight for two copies. The rows of the second copy are below those of the
-        // first, or are the rows of up if this block has rows of both gate and up.
+        // First rows of the weight for two copies. If this block has rows of both gate and up, the
+        // second copy is for the rows of up. Otherwise, its rows follow the rows of the first copy.
         const uint32_t half = items.is_split ? 0 : rank * (GATED ? arguments.features : TILE_WEIGHTS / 2);
         const uint32_t weight_row = items.tile.expert * (GATED ? 2 : 1) * arguments.features + half + items.column;
         const uint32_t second_row = weight_row + (GATED && items.is_split ? arguments.features : COPY_ROWS);
@@ -281,7 +281,7 @@ struct ManyScales {
         }
     }
 
-    // The first of the eight rows of the weight that `tile` has.
+    // The first of the eight rows of the weight that `tile` contains.
     __device__ __forceinline__ uint32_t row(uint32_t tile) const {
         const uint32_t of_part = WIDTH / 8;
         return GATED ? first[tile / of_part] + tile % of_part * 8 : first[0] + tile * 8;
@@ -415,8 +415,8 @@ struct Multiplier {
         write_out<GATED, WIDTH>(sums, arguments, staging, first_place, items.tile.end, items.column, by, warpgroup);
     }
 
-    // Starts the products of a step with as many rows of the weight as there are sums, from byte
-    // `from` of the weight on.
+    // Starts the products of a step with 8 * TILES rows of the weight, which begin at byte `from`
+    // of the stage's weight.
     template <uint32_t TILES>
     __device__ __forceinline__ void start(float (&sums)[TILES][4], uint32_t from, bool adds) {
         constexpr uint64_t LAYOUT = matrix_layout<64>(16, 8 * ROW_BYTES);
@@ -431,7 +431,7 @@ struct Multiplier {
         products_end();
     }
 
-    // Adds the products of all steps. The next step is started while one is in progress.
+    // Adds the products of all steps. Each step is started while the previous one is in progress.
     template <uint32_t TILES>
     __device__ __forceinline__ void add_plain(float (&sums)[TILES][4], uint32_t steps) {
         uint32_t before = 0;  // stage of the previous step
@@ -451,8 +451,8 @@ struct Multiplier {
         release(before);
     }
 
-    // Adds the products of all steps in E4M3, each of which is a group of columns with separate
-    // sums. `own` is this thread's first place.
+    // Adds the products of all steps in E4M3. Each step is a group of columns, whose sums are
+    // computed separately and then added to `sums`. `own` is this thread's first place.
     template <uint32_t WIDTH, bool LOW, uint32_t TILES>
     __device__ __forceinline__ void add_groups(float (&sums)[TILES][4], const Items<GATED>& items, uint32_t own,
                                                uint32_t steps) {

@@ -97,9 +97,9 @@ __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, c
     }
 }
 
-// A thread's data for the places of its sums, which are two of every eight places. For each place,
-// this is the factor of its product and, for E4M3, the start of its row's scales or, without
-// blocks, its scale.
+// A thread's data for the places of its sums, which are two of every eight places. `by` is the
+// factor of each place's product. For E4M3 with blocks, `scales_at` is the start of the scales of
+// the place's row; for E4M3 with one scale per row, `scale` is that scale.
 template <typename Format, uint32_t PLACES, bool GATED>
 struct Places {
     uint32_t choice[PLACES / 8][2];
@@ -169,7 +169,8 @@ struct ExpertScales {
         }
     }
 
-    // Adds the sums of a group of columns. Without blocks, scales are applied at the end.
+    // Adds the sums of a group of columns. Without blocks, `scale_rows` applies the scales at the
+    // end.
     __device__ __forceinline__ void add(float (&c)[PLACES / 8][4], const float (&sums)[PLACES / 8][4],
                                         const float (&weight)[2], const float (&x)[PLACES / 8][2]) const {
 #pragma unroll
@@ -332,7 +333,8 @@ __device__ __forceinline__ void small_m(const TensorMap& weight, const Arguments
                 for (uint32_t step = 0; step < steps; ++step) {
 #pragma unroll
                     for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-                        // A chunk is a group of columns with separate sums.
+                        // A chunk is a group of columns, whose sums are computed separately and
+                        // then added to `c`.
                         float sums[PLACES / 8][4], of_weight[2], of_x[PLACES / 8][2];
                         if constexpr (Format::BY_BLOCKS) {
                             own.load(arguments.scales, step * CHUNKS + chunk, of_weight, of_x);

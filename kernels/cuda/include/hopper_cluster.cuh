@@ -26,8 +26,8 @@ __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // Arrives at the barrier at this address in block `rank` of the cluster. A thread that waits there
-// may overwrite what this thread has read. Writes of this thread are not made visible, because an
-// arrival that releases to the cluster costs a fence each time.
+// may overwrite what this thread has read. The arrival does not make this thread's writes visible
+// to the waiting thread, because an arrival that releases to the cluster costs a fence each time.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n"
@@ -80,7 +80,7 @@ __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t 
         : "memory");
 }
 
-// Starts the copy of the map's box, as in hopper_copy.cuh.
+// Starts the copy of the map's box at two coordinates, like `copy_box` in hopper_copy.cuh.
 __device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
                                          int32_t y) {
     asm volatile(
@@ -110,8 +110,8 @@ __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source,
                  : "memory");
 }
 
-// Waits until all but the latest `GROUPS` stores of this thread have
-// finished reading shared memory.
+// Waits until all stores of this thread except the latest `GROUPS` stores have finished reading
+// shared memory.
 template <int GROUPS>
 __device__ __forceinline__ void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS) : "memory");

@@ -23,7 +23,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives. The phase completes only after `bytes` bytes have also been copied.
+// Arrives at a barrier. The barrier's phase completes only after `bytes` bytes have also been
+// copied.
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -69,10 +70,10 @@ __device__ __forceinline__ void fetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// True in one thread of a warp, all threads of which must call this function. With `elect.sync`,
-// the compiler knows that only one thread is selected. If the thread is selected by its index
-// instead, the compiler turns each copy into a loop over threads; with small copies, a GEMM would
-// then wait for the warp that starts them.
+// Returns true in one thread of a warp. All threads of the warp must call this function. With
+// `elect.sync`, the compiler knows that only one thread is selected. If the thread is selected by
+// its index instead, the compiler turns each copy into a loop over threads; with small copies, a
+// GEMM would then wait for the warp that starts them.
 __device__ __forceinline__ bool is_elected() {
     uint32_t is_elected;
     asm volatile(

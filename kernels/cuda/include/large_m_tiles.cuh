@@ -10,8 +10,8 @@
 #include "wgmma.cuh"
 
 using contract::gemm_large_m::BOX;                            // rows and columns of an out box
-using contract::gemm_large_m::TILE_ROWS;                      // rows of x
-using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight
+using contract::gemm_large_m::TILE_ROWS;                      // rows of x in a tile
+using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight in a tile
 constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
@@ -66,9 +66,9 @@ struct Tiles {
     }
 };
 
-// The biases for the 256 sums per row of a tile, loaded when the tile begins, so that nothing
-// waits for them at its end. Each warp has all 256 biases: lane i has the pairs i, i + 32, i + 64
-// and i + 96.
+// The biases for the 256 sums per row of a tile. They are loaded when the tile begins, so that
+// nothing waits for them when the tile ends. Each warp has all 256 biases: lane i has the pairs i,
+// i + 32, i + 64 and i + 96.
 template <Kind KIND, typename T>
 struct Biases {
     uint32_t pairs[4];

@@ -7,7 +7,7 @@
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
-// Most vectors of a row that a thread keeps in registers.
+// The largest number of vectors of a row that a thread keeps in registers.
 constexpr uint32_t HELD = 2;
 
 template <typename Element>

@@ -2,9 +2,9 @@
 // 1805.02867): a running maximum, a running sum, and a factor that scales the earlier results down
 // when the maximum grows.
 //
-// A lane has two rows, in the layout of tensor_core.cuh: scores[j][0..2] are of the first row and
-// scores[j][2..4] of the second, at column 8 * j + 2 * (lane % 4) and the next column. The four
-// lanes of a quad share their two rows.
+// A lane has two rows, in the layout of tensor_core.cuh: scores[j][0..2] belong to the first row
+// and scores[j][2..4] to the second row, at column 8 * j + 2 * (lane % 4) and the next column. The
+// four lanes of a quad share their two rows.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ __device__ __forceinline__ float power_of_two(float x) {
 }
 
 struct OnlineSoftmax {
-    float maximum[2];  // of the scores so far, unscaled; the same in the whole quad
-    float sum[2];      // of this lane's columns only, until `finish`
+    float maximum[2];  // highest scores so far, unscaled; the same in all lanes of the quad
+    float sum[2];      // sums of weights; until `finish`, only of this lane's columns
 
     __device__ __forceinline__ void begin() {
         maximum[0] = maximum[1] = -INFINITY;

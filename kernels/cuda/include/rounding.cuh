@@ -69,9 +69,9 @@ __device__ __forceinline__ float largest_of_block(float value, float (&partial)[
 
 // `value / scale` in f32, where the caller provides the inverse of `scale`. Multiplying by the
 // inverse and correcting the product once gives the same E4M3 code as the correctly rounded
-// quotient (Markstein 1990), which takes twice the instructions. The excess of the product is
-// subtracted (instead of adding what is missing), so that -0 remains -0. Values far outside the
-// range of E4M3, and NaN, are not corrected.
+// quotient (Markstein 1990), which takes twice the instructions. The correction is written as a
+// subtraction of the product's excess, not as an addition, so that -0 remains -0. Values far
+// outside the range of E4M3, and NaN, are not corrected.
 __device__ __forceinline__ float divided(float value, float scale, float inverse) {
     const float quotient = value * inverse;
     const float too_much = __fmaf_rn(quotient, scale, -value);

@@ -13,8 +13,8 @@ constexpr uint32_t NO_EXPERT = EXPERTS_MAX;
 static_assert(THREADS == EXPERTS_MAX, "a thread an expert");
 static_assert(SMALL_M_ROWS == WARPS && SMALL_M_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
 
-// An integer with the order of the values: larger for larger numbers, the same for both zeros,
-// above 1 for all numbers, and 1 for NaN.
+// Maps a value to an integer that sorts like the value. Both zeros have the same integer. NaN has
+// the integer 1, and all numbers have larger integers.
 __device__ __forceinline__ uint32_t order_of(float value) {
     const uint32_t bits = __float_as_uint(value + 0.0f);
     return isnan(value) ? 1u : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -24,14 +24,14 @@ __device__ __forceinline__ float value_of(uint32_t order) {
     return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order);
 }
 
-// Chooses experts from a row of up to 32 * OF_LANE experts. Lane k gets the row's k-th choice;
-// lanes from `top` on get NO_EXPERT.
+// Chooses experts from a row of up to 32 * OF_LANE experts. Lane k gets the row's k-th choice and
+// its weight; lanes from `top` on get NO_EXPERT.
 template <uint32_t OF_LANE>
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
     const uint32_t lane = threadIdx.x % LANES;
     float found[OF_LANE];
-    uint32_t order[OF_LANE];  // 0: does not exist, or is already chosen
+    uint32_t order[OF_LANE];  // 0 if the expert does not exist or is already chosen
 #pragma unroll
     for (uint32_t i = 0; i < OF_LANE; ++i) {
         const uint32_t expert = i * LANES + lane;
@@ -150,14 +150,17 @@ struct Sort {
         return sum;
     }
 
-    // Sorts the choices [first, last). If `counts` is null, these are all choices.
+    // Sorts the choices [first, last). If `counts` is null, these are all choices of the launch.
+    // Otherwise, `counts` `[blocks, experts]` is the number of choices of each expert in each
+    // block.
     template <typename Chosen>
     __device__ __forceinline__ void run(uint32_t first, uint32_t last, uint32_t experts, const uint32_t* counts,
                                         const Chosen& chosen, uint32_t* places, uint32_t* choices, uint32_t* starts,
                                         uint32_t* loads) {
         for_each(first, last, chosen, [](uint32_t, uint32_t, uint32_t) {});
         __syncthreads();
-        // Choices of this expert in all rows, and in the rows of earlier blocks.
+        // `all` is the number of choices of this expert in all rows, `before` the number in the
+        // rows of earlier blocks.
         const uint32_t expert = threadIdx.x;
         uint32_t all = sum_warps(), before = 0;
         if (counts != nullptr && expert < experts) {
@@ -199,8 +202,8 @@ struct RoutedTo {
     const uint32_t* slots;
 };
 
-// Subtracts a choice from `loads` if its row is padding of a captured step. `loads` counts all
-// choices, including those of padding rows.
+// Subtracts a choice from `loads` if its row is padding of a captured step. `Sort::run` counts all
+// choices in `loads`, including the choices of padding rows.
 __device__ __forceinline__ void count_off(const uint32_t* slots, uint32_t row, uint32_t* loads, uint32_t expert) {
     if (slots != nullptr && slots[row] == contract::common::NO_SLOT) {
         atomicSub(&loads[expert], 1u);

@@ -1,5 +1,5 @@
-// Output of a tile of small_m_product.cuh: one warp's part of the tile, with bias or gate, optionally
-// added to the previous contents; and loads and stores of sums in shared memory.
+// Output of a tile of small_m_product.cuh: one warp's part of the tile, with bias or gate,
+// optionally added to the previous contents; and loads and stores of sums in shared memory.
 #pragma once
 
 #include "small_m_stages.cuh"
@@ -15,7 +15,7 @@ template <typename Format, uint32_t GROUPS, bool GATED>
 struct Piece {
     static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // per thread
     static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
-    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // after all sums
+    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // once sums are complete
     using Element = typename Format::Element;
 
     const Arguments<Format>& arguments;
@@ -50,8 +50,8 @@ struct Piece {
         }
     }
 
-    // Starts to read the values to add. If the caller then waits for sums of other warpgroups,
-    // these reads are already in progress.
+    // Starts to read the values that `write` adds. If the caller then waits for sums of other
+    // warpgroups, these reads are already in progress.
     __device__ __forceinline__ void fetch() {
         if (GATED) {
             return;

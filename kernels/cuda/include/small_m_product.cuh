@@ -50,8 +50,8 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     if (before != others) {
         return false;
     }
-    // The parts are added in the order of the blocks; this block's own part is added in
-    // its position from registers.
+    // The parts are added in the order of the blocks. This block's own part is in registers and is
+    // added at the block's position.
     const uint32_t place = blockIdx.x - first;
     float sum[VALUES] = {};
     const auto add_own = [&] {
@@ -107,7 +107,7 @@ struct Steps {
     StagePlace at = {};
 
     // Adds the products of `tile` for the units from `unit` to `end`. A warpgroup has half of the
-    // columns of a low tile, or half of the rows of a tall one.
+    // columns of a low tile, or half of the rows of a tall tile.
     template <bool LOW>
     __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], const Features& tile, uint32_t unit, uint32_t end) {
         constexpr uint32_t OWN = LOW ? CHUNKS / 2 : CHUNKS;
@@ -213,8 +213,9 @@ private:
 
 // Processes a tile that only the blocks of one cluster share, each block a range of its columns.
 // SHARERS warpgroups have sums of the same rows of the tile, and divide the rows of x among
-// themselves: each sends the other warpgroups the sums that they finish, and finishes its own. A
-// block calls this function at most once, so that received sums are never overwritten.
+// themselves. Each warpgroup adds up and writes the sums of its own rows of x, and sends its sums
+// for the other rows to the warpgroups that have these rows. A block calls this function at most
+// once, so that received sums are never overwritten.
 template <typename Format, uint32_t ROWS, bool GATED, uint32_t SHARERS>
 __device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments, Steps<Format, ROWS>& steps,
                                                   uint32_t tile, uint32_t first, uint32_t last) {
@@ -230,7 +231,7 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
         const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
         return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
     };
-    const bool is_owner = own < OWNERS;  // eight rows belong to one warpgroup
+    const bool is_owner = own < OWNERS;  // false if there are more warpgroups than groups of eight rows
     Piece<Format, GROUPS, GATED> piece(arguments, features_of<Format, GATED>(arguments, tile),
                                         threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
     if (is_owner) {
@@ -257,8 +258,8 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
         return;
     }
     barrier_wait_cluster(barrier(warpgroup), 0);
-    // Adds in the order of the columns, so that the result does not depend
-    // on which warpgroup finishes.
+    // Adds the parts in the order of the columns, so that the result does not depend on which
+    // warpgroup finishes.
     float sum[GROUPS][4] = {};
 #pragma unroll
     for (uint32_t from = 0; from < SHARERS; ++from) {
@@ -282,10 +283,10 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     piece.write(sum);
 }
 
-// True if the writing warp writes a tile while the other warps continue to multiply, which makes a
-// step of 64 rows 1 % faster. The writing warp writes the unquantized tiles that a block computes
-// completely, except the block's last tile. E4M3 tiles are finished twice as fast, and one warp is
-// too slow to write them.
+// Returns true if the writing warp writes a tile while the other warps continue to multiply, which
+// makes a step of 64 rows 1 % faster. The writing warp writes the unquantized tiles that a block
+// computes completely, except the block's last tile. E4M3 tiles are finished twice as fast, and one
+// warp is too slow to write them.
 template <typename Format>
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
     return Format::IS_PLAIN && begin >= first && begin + steps < last;
@@ -294,7 +295,7 @@ __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, ui
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, uint32_t shared, uint32_t first,
                                             uint32_t last) {
-    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // written at once
+    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // groups written at once
     const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
     wait_for_previous_kernel();
     uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
@@ -382,7 +383,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
                 }
                 part_arrive(TILE_TO_WRITE, threads + 32);
             } else {
-                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // written at once
+                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // groups written at once
 #pragma unroll
                 for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
                     Piece<Format, GROUPS, GATED> piece(arguments, features, threadIdx.x / 32, group);

@@ -20,7 +20,7 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
 // memory, and the copies that a warp makes.
 template <uint32_t ROWS, uint32_t CHUNKS>
 struct StepScales {
-    // Most scales of a tile's rows in one group.
+    // The largest number of scales that a tile's rows have in one group of columns.
     static constexpr uint32_t WEIGHT_ROWS = contract::gemm_small_m::TILE_ROWS / contract::fp8::BLOCK_ROWS_MIN + 1;
     static constexpr uint32_t X_BYTES = CHUNKS * ROWS * sizeof(float);  // [CHUNKS, ROWS]
     static constexpr uint32_t BYTES = X_BYTES + CHUNKS * WEIGHT_ROWS * sizeof(float);  // [WEIGHT_ROWS, CHUNKS]

@@ -17,10 +17,10 @@ using contract::gemm_small_m::MULTIPLIERS;
 using contract::gemm_small_m::OUT_IS_F32;
 using contract::gemm_small_m::STAGES_MAX;
 using contract::gemm_small_m::TEAM;
-constexpr uint32_t CHUNKS = contract::gemm_small_m::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step
-constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // of a chunk's row
-// CHUNK is the number of columns of a chunk, COLUMNS that of a step. Both are twice as large with
-// one-byte elements.
+constexpr uint32_t CHUNKS = contract::gemm_small_m::STEP_COLUMNS / CHUNK_COLUMNS;  // chunks of a step
+constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // bytes of a row in a chunk
+// CHUNK is the number of columns of a chunk, COLUMNS the number of columns of a step. Both are
+// twice as large with one-byte elements.
 template <typename Format>
 constexpr uint32_t CHUNK = ROW_BYTES / sizeof(typename Format::Operand);
 template <typename Format>
@@ -66,11 +66,11 @@ constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::
 // Layout of a stage: a step's chunks of a tile's rows of the weight, then its chunks of x. If
 // chunks have scales, the scales of all stages follow the last stage.
 struct Stages {
-    uint32_t chunk_bytes;  // of the weight: whole swizzles
+    uint32_t chunk_bytes;  // bytes of a chunk of the weight, rounded up to eight rows
     uint32_t weight_bytes;
     uint32_t bytes;
     uint32_t count;
-    uint32_t copied;  // bytes
+    uint32_t copied;  // bytes that TMA copies to a stage
     uint32_t scales_at;
 
     template <typename Format, uint32_t ROWS>
@@ -80,8 +80,9 @@ struct Stages {
         stages.weight_bytes = CHUNKS * stages.chunk_bytes;
         stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
         stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
-        // wgmma always reads 64 rows, or 128, even if the tile has fewer. For the last stage, the
-        // excess bytes belong to the scales and to the sums that warps pass to each other.
+        // wgmma always reads 64 rows (128 rows for tall tiles), even if the tile has fewer. After
+        // the last stage, these excess reads touch the scales and the sums that warps pass to each
+        // other.
         static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
         stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
@@ -159,7 +160,7 @@ struct Place {
     const Arguments<Format>& arguments;
     uint32_t tile;
     uint32_t column;
-    uint32_t row;  // gated: group of eight
+    uint32_t row;  // first row of the tile; if gated, its first group of eight rows
     uint32_t scales_row, scales_rows;  // the tile's scale rows, if each group of columns has scales
 
     __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
@@ -207,8 +208,8 @@ __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t
     }
 }
 
-// Keeps the stages full. One thread copies; if groups of columns have scales, its whole
-// warp calls this function.
+// Keeps the stages full. The thread with `leads` copies weights and x. If groups of columns have
+// scales, the whole warp of that thread calls this function and copies scales.
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last, bool leads) {

@@ -5,7 +5,7 @@
 // 4` and `pair = lane % 4`, a lane has the columns 2 * pair and 2 * pair + 1 of C, in the rows
 // `group` (c[0], c[1]) and `group + 8` (c[2], c[3]). A's registers are four 8 x 8 quarters in the
 // order top left, bottom left, top right, bottom right. So two adjacent C tiles, rounded to 16
-// bits, are A of the next product (FlashAttention-2, Dao 2023, arXiv 2307.08691).
+// bits, are operand A of the next product (FlashAttention-2, Dao 2023, arXiv 2307.08691).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -32,7 +32,7 @@ struct TensorCoreElement<__half> {
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-        // Turing multiplies 8 columns at a time: the left quarters first, then the right ones.
+        // Turing multiplies 8 columns at a time: the left quarters first, then the right quarters.
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(b0));

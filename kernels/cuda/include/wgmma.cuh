@@ -1,8 +1,8 @@
-// Matrix products of a Hopper warpgroup (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N], or 32
-// deep in E4M3, with sums in f32. Products are asynchronous: they are started, and `products_wait`
-// waits for them. B is in shared memory, A in shared memory or in registers. C has the layout of
-// tensor_core.cuh, 16 rows per warp: c[j] has the columns from 8 * j on. After the PTX ISA manual,
-// "Asynchronous warpgroup level matrix instructions".
+// Matrix products of a Hopper warpgroup (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N] (in
+// E4M3, A [64, 32] * B [32, N]), with sums in f32. Products are asynchronous: they are started, and
+// `products_wait` waits for them. B is in shared memory, A in shared memory or in registers. C has
+// the layout of tensor_core.cuh, 16 rows per warp: c[j] has the columns from 8 * j on. After the
+// PTX ISA manual, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -130,7 +130,7 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_MULTIPLY(TYPE, ...) BURSAR_MULTIPLY_DEEP(TYPE, "k16", ", 0, 0", __VA_ARGS__)
 #define BURSAR_MULTIPLY_E4M3(...) BURSAR_MULTIPLY_DEEP("e4m3", "k32", "", __VA_ARGS__)
 
-// C [64, N] += A * B. A [64, 16] is in registers, whose operands begin at A0; B [16, N] is in
+// C [64, N] += A * B. A [64, 16] is in registers, which are the operands A0 to A3; B [16, N] is in
 // shared memory. The product runs along A's rows and down B's columns.
 #define BURSAR_GATHER(TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                                                          \
     static __device__ __forceinline__ void gather(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {          \
@@ -140,7 +140,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
     }
 
-// The products for elements T, which the instruction calls TYPE, by the number of columns of C.
+// The products for elements of type T, which the instruction calls TYPE: one function for each
+// supported number of columns of C.
 template <typename T>
 struct Warpgroup;
 

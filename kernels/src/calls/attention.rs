@@ -2,7 +2,7 @@
 
 use crate::{KvLayer, Tensor};
 
-/// The axis of a position that each pair of elements follows.
+/// Assignment of each pair of a head's elements to the position axis by which the pair is rotated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PairAxes {
     /// `sections[axis]` consecutive pairs follow each axis, and the sections together cover all
@@ -153,7 +153,8 @@ pub struct AttentionPaged<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes softmax attention of each row over all rows of its stretch.
+/// Computes softmax attention within packed sequences. Each row attends to all rows of its stretch:
+/// stretch `s` has the rows `starts[s]..starts[s + 1]`.
 #[non_exhaustive]
 pub struct AttentionPacked<'a> {
     /// `[rows, 3 * heads * head_dim]` activations: queries, keys, values.

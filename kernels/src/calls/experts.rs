@@ -6,7 +6,7 @@ use crate::{Activations, RankShard, Tensor, Weight};
 /// Maximum number of experts of a layer.
 pub const EXPERTS_MAX: usize = 512;
 
-/// Maximum number of experts of a token.
+/// Maximum number of experts that are chosen for a token.
 pub const TOP_MAX: usize = 32;
 
 /// The router's choices. Choice `row * top + rank` is the expert number `rank` of the row, in
@@ -15,7 +15,7 @@ pub const TOP_MAX: usize = 32;
 /// Choices are sorted by expert, and the choices of one expert by row. An index in the sorted order
 /// is called a place.
 pub struct Routing<'s> {
-    /// Experts of a row.
+    /// Number of experts that are chosen for each row.
     pub top: usize,
     /// `[rows, top]` f32: the factor of each expert's result in the row's sum.
     pub weights: Tensor<'s>,
@@ -99,8 +99,8 @@ pub struct RmsNormRoute<'a> {
 /// this rank does not hold are undefined.
 #[non_exhaustive]
 pub struct GatedExperts<'a> {
-    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// unquantized rows is allowed.
+    /// `[rows, in_features]` activations, only in the format that the weight requires. A gap
+    /// between unquantized rows is allowed.
     pub x: Activations<'a>,
     /// `[experts * 2 * features, in_features]`, contiguous: for each expert of this rank, the gate
     /// rows, then the up rows.
@@ -123,8 +123,8 @@ pub struct GatedExperts<'a> {
 /// of `sum` if `accumulate` is set.
 #[non_exhaustive]
 pub struct AddExperts<'a> {
-    /// `[rows * top, in_features]` activations, only in the format that the weight wants, in
-    /// the routing's sorted order.
+    /// `[rows * top, in_features]` activations, only in the format that the weight requires, in the
+    /// routing's sorted order.
     pub x: Activations<'a>,
     /// `[experts * out_features, in_features]`, contiguous.
     pub weight: Weight<'a>,
@@ -150,7 +150,7 @@ pub struct AddExpertsRmsNorm<'a> {
     pub experts: AddExperts<'a>,
     /// `[out_features]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, out_features]` in the requested formats.
     pub out: Activations<'a>,

@@ -10,8 +10,8 @@ use crate::{Activations, Rounded, Tensor, Weight};
 /// scales of both operands.
 #[non_exhaustive]
 pub struct Linear<'a> {
-    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// plain rows is allowed.
+    /// `[rows, in_features]` activations, only in the format that the weight requires. A gap
+    /// between unquantized rows is allowed.
     pub x: Activations<'a>,
     /// `[out_features, in_features]`, contiguous.
     pub weight: Weight<'a>,
@@ -29,8 +29,8 @@ pub struct Linear<'a> {
 /// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
 #[non_exhaustive]
 pub struct GatedLinear<'a> {
-    /// `[rows, in_features]` activations, only in the format that the weight wants. A gap between
-    /// plain rows is allowed.
+    /// `[rows, in_features]` activations, only in the format that the weight requires. A gap
+    /// between unquantized rows is allowed.
     pub x: Activations<'a>,
     /// `[2 * features, in_features]`, contiguous: gate, then up.
     pub weight: Weight<'a>,
@@ -80,7 +80,7 @@ pub struct RmsNorm<'a> {
     pub x: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, hidden]` in the requested formats.
     pub out: Activations<'a>,

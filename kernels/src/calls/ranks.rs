@@ -13,7 +13,7 @@ use crate::{Activations, Tensor};
 pub struct AllReduce<'a> {
     /// `[rows, columns]` activations: this rank's partial result. A gap between rows is allowed.
     pub partial: Tensor<'a>,
-    /// Add to the contents of `out` instead of replacing them.
+    /// `true` to add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
     /// `[rows, columns]` activations. A gap between rows is allowed.
     pub out: Tensor<'a>,
@@ -31,14 +31,14 @@ pub struct AllReduceRmsNorm<'a> {
     pub residual: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to the mean square.
+    /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, hidden]` in the requested formats.
     pub out: Activations<'a>,
 }
 
-/// Computes `out[:, rank * columns..][..columns] = part of that rank`. The order of calls and the
-/// waiting are as for [`AllReduce`].
+/// Computes `out[:, rank * columns..][..columns] = part of that rank`. The rules for the order of
+/// calls and for the end of the collective are the same as for [`AllReduce`].
 #[non_exhaustive]
 pub struct AllGather<'a> {
     /// `[rows, columns]` activations or f32: this rank's columns. A gap between rows is allowed.
@@ -47,11 +47,11 @@ pub struct AllGather<'a> {
     pub out: Tensor<'a>,
 }
 
-/// For each row `i`, picks the largest of the elements that the ranks found in their own
-/// columns. `out[i]` is its index among the concatenated columns of all ranks. Among equal
-/// elements, the lowest index wins. A rank whose columns have only NaN is ignored, and a row
-/// that has only NaN on all ranks gives [`NO_CHOICE`](super::NO_CHOICE). The order of calls and
-/// the waiting are as for [`AllReduce`].
+/// For each row `i`, picks the largest of the elements that the ranks found in their own columns.
+/// `out[i]` becomes the index of this element among the concatenated columns of all ranks. Among
+/// equal elements, the lowest index wins. A rank whose columns have only NaN is ignored, and a row
+/// that has only NaN on all ranks gives [`NO_CHOICE`](super::NO_CHOICE). The rules for the order of
+/// calls and for the end of the collective are the same as for [`AllReduce`].
 #[non_exhaustive]
 pub struct BestOfRanks<'a> {
     /// `[rows, columns]` f32: this rank's columns. A gap between rows is allowed.

@@ -3,9 +3,10 @@
 use crate::{RankShard, Tensor};
 
 /// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
-/// [code](crate::InputToken::code) of a token. The id of a token that the host has not seen is
-/// `previous[row]`. If that entry is [`NO_CHOICE`](super::NO_CHOICE), no token was chosen,
-/// and the output row is all zeros. The row of a token that is not in `tokens` is all zeros too.
+/// [code](crate::InputToken::code) of a token. If the host has not seen the token yet, its code
+/// names a row of `previous`, and `previous[row]` is the token's id. If that entry is
+/// [`NO_CHOICE`](super::NO_CHOICE), no token was chosen, and the output row is all zeros. The row
+/// of a token that is not in `tokens` is all zeros too.
 #[non_exhaustive]
 pub struct Embed<'a> {
     /// `[tokens.count, hidden]`, floating point.
@@ -40,7 +41,7 @@ pub struct ScatterRows<'a> {
     pub x: Tensor<'a>,
     /// `[chosen]` u32, each below the rows of `out`.
     pub rows: Tensor<'a>,
-    /// `[rows, columns]` activations. Rows that are not named keep their contents.
+    /// `[rows, columns]` activations. Rows that `rows` does not name keep their contents.
     pub out: Tensor<'a>,
 }
 
@@ -54,7 +55,7 @@ pub struct AddRows<'a> {
     pub from: Tensor<'a>,
     /// `[chosen]` u32, each below the number of rows of `out`.
     pub to: Tensor<'a>,
-    /// `[rows, columns]` activations. Rows that are not named keep their contents.
+    /// `[rows, columns]` activations. Rows that `to` does not name keep their contents.
     pub out: Tensor<'a>,
 }
 

@@ -28,7 +28,8 @@ impl Argument for u64 {}
 impl Argument for f32 {}
 impl Argument for Address {}
 
-/// Maximum number of arguments of a launch, and of the 8-byte words that they occupy.
+/// Maximum number of 8-byte words that the arguments of a launch occupy. An argument occupies at
+/// least one word, so this is also the maximum number of arguments.
 const WORDS: usize = 64;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
@@ -74,7 +75,8 @@ impl Arguments {
     /// Returns the address of each argument, in the form that the driver expects.
     pub(super) fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
         let words = self.words.as_mut_ptr();
-        // SAFETY: each entry of `places` is an index into `words`.
+        // SAFETY: each entry of `places` is an index into `words`, so the pointers stay inside the
+        // array.
         self.places.map(|place| unsafe { words.add(place).cast() })
     }
 }

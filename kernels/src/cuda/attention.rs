@@ -14,9 +14,9 @@ use super::{
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
 
-/// The extent of the Hopper kernel for attention over the KV cache. The kernel is persistent: it
-/// has at most as many thread blocks as the device runs at once, and each thread block processes
-/// one job after another.
+/// Returns the extent of the Hopper kernel for attention over the KV cache. The kernel is
+/// persistent: it has at most as many thread blocks as the device runs at once, and each thread
+/// block processes one job after another.
 fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
     use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
     let (threads, shared) =
@@ -24,16 +24,17 @@ fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
     Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
-/// The extent of the Hopper kernel for attention within packed sequences. The kernel is persistent:
-/// it has at most as many thread blocks as the device runs at once, and each thread block processes
-/// one job after another.
+/// Returns the extent of the Hopper kernel for attention within packed sequences. The kernel is
+/// persistent: it has at most as many thread blocks as the device runs at once, and each thread
+/// block processes one job after another.
 fn packed_extent(head_dim: PackedHeadDim, jobs: usize, sms: usize) -> Extent {
     let (threads, shared) =
         (attention_hopper::packed_threads(head_dim), attention_hopper::packed_shared_bytes(head_dim));
     Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
-/// The error for a head dimension that has no kernels. The op layer has already refused such calls.
+/// Returns the error for a head dimension that has no kernels. The op layer has already refused
+/// such calls.
 fn refused(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> KernelError {
     let expected = format!("a head size with a kernel, not {head_dim}");
     KernelError::Shape { op, what: "heads", expected, found: rows.shape() }
@@ -44,7 +45,8 @@ fn paged_head_dim(call: &calls::AttentionPaged<'_>) -> Result<HeadDim, KernelErr
     HeadDim::of(head_dim).ok_or_else(|| refused("attention_paged", head_dim, &call.queries))
 }
 
-/// An upper bound on the number of query tiles: each sequence after the first may start a new tile.
+/// Returns an upper bound on the number of query tiles: each sequence after the first may start a
+/// new tile.
 fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
@@ -67,10 +69,12 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
     assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
-    // A step that has only single rows writes no key that is in another sequence's context, so
-    // contexts can be read early.
+    // If all sequences have a single row, the cached tokens before these rows were written by
+    // earlier steps. The kernel may therefore read those tokens before the preceding kernel has
+    // ended.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
-    // This project's GEMMs of few rows read their weights with the L2 evict-first hint.
+    // This project's GEMMs of few rows read their weights with the L2 evict-first hint. Keys and
+    // values should then be read with the same hint.
     let others_read_once =
         call.queries.rows() <= contract::gemm_small_m::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
@@ -101,7 +105,7 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
         Some(e4m3) => &e4m3.attention_decode,
         None => &cuda.entry_points().attention_decode,
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernels[head_dim], extent, arguments) }
 }
 
@@ -159,7 +163,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
     if split.is_some() {
         arguments = arguments.with(count(splits));
     }
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments.with(scales_address(&call.scales)).with(call.scale)) }?;
     match split {
         Some(hopper) => combine(cuda, hopper, call, first_sequence, jobs, splits),
@@ -194,11 +198,11 @@ fn combine(
     ];
     let warps = attention_hopper::COMBINE_WARPS;
     let extent = Extent::line(jobs * (attention_hopper::PAGED_QUERIES / warps), 32 * warps);
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
 }
 
-/// Tensor map of the KV cache. One piece contains the keys or the values of sixteen
+/// Returns the tensor map of the KV cache. One piece contains the keys or the values of sixteen
 /// tokens of one head.
 fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
@@ -250,13 +254,13 @@ pub(super) fn packed(cuda: &Cuda, call: calls::AttentionPacked<'_>) -> Result<()
         let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
         (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, places(arguments)) }
 }
 
-/// Tensor map of packed rows. One copy transfers some columns of one head, for all keys of
-/// one step of the kernel's loop. Columns past a head's last column are read as zeros, not as
-/// the next head's columns.
+/// Returns the tensor map of packed rows. One copy transfers one chunk of columns of one head, for
+/// all keys of one step of the kernel's loop. Columns past a head's last column are read as zeros,
+/// not as the next head's columns.
 fn packed_map(qkv: &Tensor<'_>, heads: usize, head_dim: PackedHeadDim) -> Result<TensorMap, KernelError> {
     let (columns, chunk) = (head_dim.elements() as u64, attention_hopper::packed_chunk(head_dim));
     let layout = Layout {

@@ -1,4 +1,4 @@
-//! Collectives of the GPU ranks: the dispatch to the kind of link in use, and the collectives through
+//! Collectives of the GPU ranks: dispatch to the kind of link in use, and collectives through
 //! kernels of this project.
 
 use std::ops::Range;
@@ -27,19 +27,20 @@ const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
 /// 17.6 us and one shot takes 19.6 us. For 448 KiB, shares take 13.4 us and one shot takes 12.4 us.
 const SHARES_FROM: Bytes = Bytes::kib(768);
 
-/// Minimum size of each collective if rows in shares are split over several collectives. Each of
-/// these collectives takes 10 us longer than a one-shot collective of the same size.
+/// Minimum size of each collective if an all-reduce with a norm in shares is split into several
+/// collectives. Each of these collectives takes 10 us longer than a one-shot collective of the same
+/// size.
 const SEVERAL_SHARES_FROM: Bytes = Bytes::mib(3);
 
 /// Maximum size that is pushed at once to more than two ranks. For 7 KiB, pushing takes 6.5 us and
 /// reading takes 6.8 us. For 16 KiB, pushing takes 10.0 us and reading takes 7.8 us.
 const PUSHED_TO_MANY_MAX: Bytes = Bytes::kib(8);
 
-/// Maximum threads of a norm whose pieces have four rows. With more threads, pieces have two
-/// rows. In both cases a piece is at most 32 KiB. The kernel for four rows uses all registers
-/// of an SM, so it is used only for thread blocks that have more than two rows. With fewer rows
-/// a step is short, and free registers let the next GEMM begin to read its weights on the same
-/// SM during the norm.
+/// Maximum threads per thread block for a norm that processes pieces of four rows. With more
+/// threads, pieces have two rows. In both cases a piece is at most 32 KiB. The kernel for four rows
+/// uses all registers of an SM, so it is used only for thread blocks that have more than two rows.
+/// With fewer rows, the step is short, and registers are left free so that the next GEMM can begin
+/// to read its weights on the same SM during the norm.
 const PIECES_OF_4_THREADS_MAX: usize = NORM_THREADS_MAX / 2;
 
 /// Bytes per row that a rank contributes to `best_of_ranks`: a number and its index.
@@ -217,8 +218,8 @@ impl CudaLink {
                 None => before.with(out.any().address()),
             }
             .with(count(some.len()));
-            // SAFETY: these are the kernels' parameters, the op layer has checked the shapes, and the
-            // creator of the link guarantees that its memory is valid.
+            // SAFETY: the arguments match the kernels' parameters, the op layer has checked the
+            // shapes, and the creator of the link guarantees that its memory is valid.
             unsafe { cuda.launch(kernel, extent, arguments)? };
         }
         Ok(())
@@ -231,12 +232,12 @@ impl CudaLink {
         self.launch(cuda, (OP, kernels), &call.part, &call.out, None)
     }
 
-    /// Implements [`Backend::abort_collectives`]. If this rank's device accepts no launch, the other ranks find out
-    /// when their `patience` has passed.
+    /// Implements [`Backend::abort_collectives`]. If this rank's device accepts no launch, the
+    /// other ranks detect only after their `patience` that this rank is missing.
     fn abort_collectives(&self, cuda: &Cuda) {
         if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
-            // SAFETY: this is the kernel's parameter, and the creator of the link guarantees that
-            // its memory is valid.
+            // SAFETY: the argument matches the kernel's only parameter, and the creator of the link
+            // guarantees that its memory is valid.
             drop(unsafe { cuda.launch(hopper.part_from_ranks, Extent::line(1, 32), arguments![self.exchange]) });
         }
     }
@@ -255,8 +256,8 @@ impl CudaLink {
                 call.out.row_range(some.clone()).address(),
                 count(some.len()),
             ];
-            // SAFETY: these are the kernel's parameters, the op layer has checked the shapes, and the
-            // creator of the link guarantees that its memory is valid.
+            // SAFETY: the arguments match the kernel's parameters, the op layer has checked the
+            // shapes, and the creator of the link guarantees that its memory is valid.
             unsafe { cuda.launch(hopper.best_of_ranks, extent, arguments)? };
         }
         Ok(())
@@ -295,7 +296,7 @@ mod tests {
 
     fn link(of: usize, largest: Bytes, sms: usize) -> CudaLink {
         let memory = vec![Address(0); of];
-        // SAFETY: nothing is launched.
+        // SAFETY: these tests launch nothing, so no kernel accesses the memory.
         let ends = unsafe { CudaLink::between(&memory, largest, Duration::ZERO, sms, 1) };
         ends.into_iter().next().expect("a rank")
     }

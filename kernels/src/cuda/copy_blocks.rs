@@ -121,17 +121,17 @@ impl CopyStream {
         };
         let back = |(device, host, bytes): Piece| (host, device, bytes);
         clock.begin(&self.stream)?;
-        // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
-        // layer has checked that the ranges lie within it. The slots are page-locked memory
-        // that outlives the lane.
+        // SAFETY: the creators of the blocks and of the slots guarantee that their memory is valid,
+        // and the op layer has checked that the ranges lie within this memory. The slots are
+        // page-locked memory that outlives the lane.
         unsafe { self.copy(&each(&call.to_host))? };
         if !call.to_host.is_empty() {
             self.left.record(&self.stream)?;
             self.left.hold(passes)?;
         }
-        // SAFETY: the creators of both sides guarantee that their memory is valid, and the op
-        // layer has checked that the ranges lie within it. The slots are page-locked memory
-        // that outlives the lane.
+        // SAFETY: the creators of the blocks and of the slots guarantee that their memory is valid,
+        // and the op layer has checked that the ranges lie within this memory. The slots are
+        // page-locked memory that outlives the lane.
         unsafe { self.copy(&each(&call.to_device).into_iter().map(back).collect::<Vec<_>>())? };
         clock.end(&self.stream)?;
         Ok(copying)

@@ -122,8 +122,8 @@ impl CopyLink {
         ends.map(end).collect()
     }
 
-    /// Returns the end that this rank would have if no GPU could access another GPU's memory, for
-    /// tests on GPUs that can.
+    /// Changes this end to behave as if no GPU could access another GPU's memory. Tests use this on
+    /// GPUs that have peer access.
     ///
     /// # Errors
     /// A device is lost.
@@ -138,7 +138,8 @@ impl CopyLink {
         self.host.rank()
     }
 
-    /// Gathers after all earlier work in `stream`. The device's context is current on this thread.
+    /// Gathers after all earlier work in `stream`. The device's context must be current on this
+    /// thread.
     pub(super) fn all_gather(&self, stream: &Stream, call: calls::AllGather<'_>) -> Result<(), KernelError> {
         stream.wait()?;
         let mut copied = Ok(());
@@ -175,7 +176,7 @@ impl CopyLink {
 fn context(device: &Arc<CudaDevice>) -> Result<Context, DeviceError> {
     device.enter()?;
     let mut current = std::ptr::null_mut();
-    // SAFETY: `current` is writable.
+    // SAFETY: `current` is a local variable, so the driver may write the context to it.
     CudaDevice::said("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut current) })?;
     Ok(Context(current))
 }

@@ -64,12 +64,12 @@ impl DecodeLaunch {
         if WARPS * ring <= shared {
             return self;
         }
-        // One thread block per SM is not enough for each run to have a thread block, so thread
-        // blocks have at least as many warps as for equal shares.
+        // With one thread block per SM, not every run can have its own thread block. Thread blocks
+        // therefore have at least as many warps as when runs are split into equal shares.
         DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: sms, piece: self.piece }
     }
 
-    /// Returns the number of f32 numbers of all partial results that thread blocks leave for other
+    /// Returns the number of f32 values in all partial results that thread blocks leave for other
     /// thread blocks to merge.
     pub(super) fn part_numbers(&self, head_dim: HeadDim) -> usize {
         self.workers * attention_decode::PARTS * attention_decode::part_numbers(head_dim)

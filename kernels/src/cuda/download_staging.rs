@@ -58,7 +58,8 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
 pub(super) struct Download {
     buffer: Option<StagingBuffer>,
     bytes: usize,
-    /// The witness of the link that the bytes depend on. A note is copied after the bytes.
+    /// `Some` if the bytes depend on collectives through a link. If the witness is a note, the note
+    /// is copied into the buffer after the bytes.
     witness: Option<Witness>,
     free: StagingPool,
 }
@@ -127,7 +128,8 @@ impl Arrival for Download {
         assert_eq!(out.len(), self.bytes, "as many bytes as are coming");
         buffer.come.wait()?;
         let read = |at: usize, out: &mut [u8]| {
-            // SAFETY: the copy is done, and the buffer is long enough.
+            // SAFETY: the wait above returned after the copy had ended, and the buffer is long
+            // enough for the bytes and the note.
             unsafe { std::ptr::copy_nonoverlapping(buffer.memory.address().add(at), out.as_mut_ptr(), out.len()) };
         };
         if let Some(Witness::Note(_)) = self.witness {

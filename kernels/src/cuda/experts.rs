@@ -96,7 +96,7 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
     ];
     let shared = rows * (2 * hidden + normed::ROW_GAP_BYTES) + 2 * hidden + normed::SUM_BYTES;
     let extent = Extent { grid: [normed::CLUSTER, 1, 1], block: [routing::THREADS, 1], shared };
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
 }
 
@@ -159,7 +159,7 @@ fn add(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
         count(call.sum.pitch()),
     ];
     let rows = Extent::line(call.sum.rows(), scheme::ADD_THREADS);
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
 }
 
@@ -186,7 +186,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'
     }
     let norm = sum.with(count(columns)).with(call.epsilon).with(call.out.plain().address());
     let extent = Extent::line(rows, elementwise::norm_threads(columns));
-    // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts_rms_norm, extent, norm) }
 }
 
@@ -235,12 +235,14 @@ impl ExpertGemm<'_> {
             let of_sizes = if self.is_gated { &hopper.gated_small_m } else { &hopper.small_m };
             let operands =
                 arguments![small_m.weight].followed_by(operands).with(small_m.stages).followed_by(self.scales());
-            // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+            // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the
+            // shapes.
             return unsafe { cuda.launch(of_sizes[small_m.size], small_m.extent, operands) };
         }
         if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.large_m(cuda)?) {
             let kernel = if self.is_gated { hopper.gated_large_m } else { hopper.large_m };
-            // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+            // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the
+            // shapes.
             let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
             return unsafe { cuda.launch(kernel, extent, operands) };
         }
@@ -258,7 +260,8 @@ impl ExpertGemm<'_> {
         let places = choices.div_ceil(scheme::TILE_PLACES) + experts.min(choices);
         let extent = Extent { grid: [self.features.div_ceil(tile), places, 1], block: [scheme::THREADS, 1], shared: 0 };
         let operands = arguments![self.of.weight.address()].followed_by(operands);
-        // SAFETY: these are the kernel's parameters, and the op layer has checked the shapes.
+        // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the
+        // shapes.
         unsafe { cuda.launch(kernel, extent, operands) }
     }
 
@@ -299,8 +302,8 @@ impl ExpertGemm<'_> {
         starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(16))
     }
 
-    /// Returns the weight's tensor map and the extent for Hopper's kernel for many rows, if the
-    /// kernel supports the GEMM.
+    /// Returns the weight's tensor map and the extent of a launch of Hopper's kernel for many rows.
+    /// Returns `None` if the kernel does not support the GEMM.
     fn large_m(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
         if self.choices() == 0 || !self.is_aligned() {
             return Ok(None);
@@ -354,7 +357,7 @@ impl SmallM {
         let (in_features, experts) = (weight.columns(), routing.held.count);
         let choices = product.choices();
         let is_served = choices > 0 && product.is_aligned();
-        // The smallest tile that suffices for the average number of an expert's places.
+        // The smallest tile size that suffices for the average number of choices per expert.
         let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
         let row_bytes = weight.dtype().bytes(in_features).as_usize();
@@ -379,8 +382,8 @@ impl SmallM {
     }
 }
 
-/// Tensor map of the experts' weights. In a gated GEMM, groups of eight gate rows alternate with
-/// the corresponding eight up rows.
+/// Returns the tensor map of the experts' weights. In a gated GEMM, groups of eight gate rows
+/// alternate with the corresponding eight up rows.
 fn weight_map(product: &ExpertGemm<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();

@@ -36,9 +36,9 @@ unsafe impl Send for Functions {}
 unsafe impl Sync for Functions {}
 
 impl Functions {
-    /// Loads `images`, including every kernel in them. Without this, the driver would load each
-    /// kernel, and allocate memory for it, at its first launch. `activation` is the activation
-    /// type of all launches.
+    /// Loads `images`, including every kernel in them. Otherwise, the driver would load each kernel
+    /// and allocate the kernel's memory at the first launch of the kernel. `activation` is the
+    /// activation type of all launches.
     pub(super) fn load(device: &Arc<CudaDevice>, images: &ModuleImages, activation: DType) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -129,7 +129,7 @@ fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, DeviceErr
     // SAFETY: the module is loaded, and the count is writable.
     CudaDevice::said("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
     let mut functions = vec![std::ptr::null_mut(); count as usize];
-    // SAFETY: the list has `count` entries.
+    // SAFETY: the list has `count` entries, and the module is loaded.
     let listed = unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) };
     CudaDevice::said("cuModuleEnumerateFunctions", listed)?;
     Ok(functions)

@@ -14,7 +14,8 @@ pub(super) struct Captured {
     ready: Ready,
     bytes: Bytes,
     stream: Arc<Overhead<Stream>>,
-    /// With NCCL: the link's watch, and the number of collectives that each replay launches.
+    /// `Some` if the ranks are linked through NCCL: the link's watch, and the number of collectives
+    /// that each replay launches.
     exchanges: Option<(Watch, u64)>,
     /// Keeps the modules of the captured kernels loaded.
     kernels: Arc<CudaKernels>,
@@ -91,7 +92,7 @@ impl<'c> Capture<'c> {
         // During the capture, other lanes may make any driver call. Only forbidden calls
         // on this thread fail.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive.
+        // SAFETY: the borrowed backend keeps the stream alive.
         CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
         cuda.captures.set(true);
         Ok(Capture(cuda))
@@ -154,7 +155,7 @@ impl Ready {
 
     /// Uploads the graph to the device and waits for the upload.
     fn upload(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: the graph and the stream are alive.
+        // SAFETY: the borrows keep the graph and the stream alive.
         CudaDevice::said("cuGraphUpload", unsafe { sys::cuGraphUpload(self.raw, stream.raw()) })?;
         stream.wait()
     }

@@ -30,8 +30,8 @@ pub struct CudaKernels {
 }
 
 impl CudaKernels {
-    /// Loads the device code and cuBLASLt. The device memory that they take counts as overhead
-    /// until they are dropped.
+    /// Loads the device code and cuBLASLt. The device memory that both occupy counts as overhead
+    /// until the returned value is dropped.
     ///
     /// # Errors
     /// See [`OpenError`].

@@ -31,8 +31,8 @@ use crate::{KernelError, Target};
 /// Every view passed to a `Cuda` must refer to memory of its device.
 pub struct Cuda {
     pub(super) target: Target,
-    /// Declared before the stream and the staging memory because its drop waits for the stream,
-    /// whose work still uses both.
+    /// Declared before the stream and the staging memory, and therefore dropped first: dropping
+    /// this field waits for the stream, whose work still uses both.
     pub(super) gemm: GemmLane,
     /// The lane's stream, shared with the graphs that were captured in it.
     pub(super) stream: Arc<Overhead<Stream>>,
@@ -40,8 +40,8 @@ pub struct Cuda {
     pub(super) arrivals: StagingPool,
     /// `Some` for a lane that copies KV blocks to host memory and back.
     pub(super) copies: Option<CopyStream>,
-    /// True while launches are recorded into a graph. A copy would be recorded too, together with
-    /// the host memory's contents at that moment.
+    /// `true` while launches are recorded into a graph. A copy from the host would be recorded too,
+    /// together with the host memory's contents at that moment.
     pub(super) captures: Cell<bool>,
     /// The thread on which the device's context is current.
     pub(super) entered: Cell<Option<ThreadId>>,
@@ -193,7 +193,7 @@ impl Cuda {
 /// Returns the launch attribute for programmatic dependent launch: a kernel that waits on the
 /// device may start before the preceding kernel has ended. This hides the launch latency.
 fn early_start() -> sys::CUlaunchAttribute {
-    // SAFETY: the struct consists of numbers, for which zero is valid.
+    // SAFETY: the struct consists of numbers, for which all-zero bytes are valid.
     let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };
     attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;

@@ -48,19 +48,19 @@ impl CudaLink {
         Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
     }
 
-    /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
-    /// rank's exchange memory, of [`bytes`](CudaLink::bytes) of `largest`,
-    /// [cleared](CudaLink::clear). In each operation a rank waits up to `patience` for the other
-    /// ranks. `sms` is the number of SMs of a device, and `sharing` is the number of ranks
-    /// on one device. Each of these ranks uses an equal part of the SMs, so that all thread blocks
-    /// that wait for other ranks can run at once.
+    /// Creates the ends of a link between ranks, in the order of their indices. `memory` is the
+    /// address of each rank's exchange memory, which has the size that [`bytes`](CudaLink::bytes)
+    /// returns for `largest` and was [cleared](CudaLink::clear). In each operation a rank waits up
+    /// to `patience` for the other ranks. `sms` is the number of SMs of a device, and `sharing` is
+    /// the number of ranks on one device. Each of these ranks uses an equal part of the SMs, so
+    /// that all thread blocks that wait for other ranks can run at once.
     ///
     /// # Safety
     /// Each memory must begin on a page, and must be backed and mapped by the devices of all ranks
     /// until all work of all ranks has ended.
     ///
     /// # Panics
-    /// Unless there are 1 to 8 ranks.
+    /// If there are no ranks, or more than 8.
     pub unsafe fn between(
         memory: &[Address],
         largest: Bytes,

@@ -3,7 +3,7 @@
 //!
 //! | part | files |
 //! |---|---|
-//! | a lane and what it does | `lane`, `backend`, `graph` |
+//! | lanes and their operations | `lane`, `backend`, `graph` |
 //! | launches of operations | `attention`, `elementwise`, `experts`, `gemm`, `quantize`, `rotary`, `sample` |
 //! | launch parameters | `arguments`, `decode_launch`, `e4m3_cache`, `sample_scratch`, `tensor_map` |
 //! | device code and its contract with the host | `contract`, `functions`, `kernels`, `module_images` |

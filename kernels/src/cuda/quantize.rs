@@ -35,8 +35,8 @@ pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), Ker
     launch(cuda, "quantize", kernel, before, None, &call.out)
 }
 
-/// Computes the norm of rows and rounds it. `call.out.plain` also gets the norm
-/// without rounding, if requested.
+/// Computes the norm of rows and rounds it. If `call.out.plain` is requested, the norm without
+/// rounding is written to it too.
 pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
     let (kernel, before) = match large_m(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
@@ -58,8 +58,8 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
 }
 
-/// Computes the gate of rows and rounds it. `out.plain` also gets the gate
-/// without rounding, if requested.
+/// Computes the gate of rows and rounds it. If `out.plain` is requested, the gate without rounding
+/// is written to it too.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));

@@ -22,7 +22,7 @@ pub(super) struct Sections {
 impl Argument for Sections {}
 
 impl Sections {
-    /// Panics if there are more axes than the kernels support, which is more than any model has.
+    /// Panics if there are more than `AXES_MAX` axes. No supported model has that many.
     fn of(axes: &PairAxes) -> Self {
         assert!(axes.count() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", axes.count());
         let mut pairs = [0; AXES_MAX];

@@ -1,4 +1,4 @@
-//! Pure: the parts of the scratch of sampling.
+//! Pure: the layout of sampling's scratch memory.
 
 use bursar_budgets::Bytes;
 
@@ -31,7 +31,8 @@ pub(super) fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes;
     [Bytes::ZERO, changed, previous, previous + DType::U32.bytes(kept)]
 }
 
-/// Bytes of scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences.
+/// Returns the bytes of scratch for choosing from `rows` rows of `vocabulary` logits for
+/// `sequences` sequences.
 pub(crate) fn cuda_sample_scratch(rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
     parts(rows, sequences, vocabulary)[3]
 }

@@ -60,7 +60,7 @@ impl BlasSearch {
         self
     }
 
-    /// The folders, in search order.
+    /// Returns the folders in search order.
     pub fn folders(&self) -> &[PathBuf] {
         &self.folders
     }

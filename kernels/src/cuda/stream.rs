@@ -22,7 +22,7 @@ impl Stream {
         device.enter()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is writable.
+        // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         CudaDevice::said("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
         Ok(Stream { raw, device: device.clone() })
     }
@@ -34,7 +34,7 @@ impl Stream {
     /// Waits until the stream has finished all its work.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         self.device.enter()?;
-        // SAFETY: the stream is alive.
+        // SAFETY: `self` owns the stream, which is destroyed only when `self` is dropped.
         CudaDevice::said("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 }
@@ -73,14 +73,14 @@ impl Event {
     fn with(device: &Arc<CudaDevice>, flags: u32) -> Result<Self, DeviceError> {
         device.enter()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is writable.
+        // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         CudaDevice::said("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
         Ok(Event { raw, device: device.clone() })
     }
 
     /// Records the event after all work that was submitted to the stream so far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: the event and the stream are alive.
+        // SAFETY: the borrows keep the event and the stream alive.
         CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
@@ -88,21 +88,21 @@ impl Event {
     /// has passed the event.
     pub(super) fn hold(&self, stream: &Stream) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
-        // SAFETY: the event and the stream are alive.
+        // SAFETY: the borrows keep the event and the stream alive.
         CudaDevice::said("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw, self.raw, flags) })
     }
 
     /// Waits until the device has passed the event. Returns at once if the
     /// event was never recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
-        // SAFETY: the event is alive.
+        // SAFETY: `self` owns the event, which is destroyed only when `self` is dropped.
         CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
     /// Returns `true` if the device has passed the event, and also if the device is lost. If the
     /// device is lost, `wait` returns the error.
     pub(super) fn is_past(&self) -> bool {
-        // SAFETY: the event is alive.
+        // SAFETY: `self` owns the event, which is destroyed only when `self` is dropped.
         unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }
     }
 

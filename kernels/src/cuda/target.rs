@@ -50,13 +50,13 @@ impl CudaTarget {
         Ok(CudaTarget { capability, sms, activation })
     }
 
-    /// Returns the bytes of scratch for the partial results that attention stores before it
-    /// merges them: for each query vector, a weighted sum, the maximum score and the sum of
-    /// weights. Decoding has two parts of eight query vectors per worker (thread block). The
-    /// number of workers is the number of thread blocks that the device runs at once. This number
-    /// must not depend on the context lengths, because it is fixed in a captured graph. A few
-    /// rows over a long context are split into at most one part of a tile per SM, if there is a
-    /// kernel that splits them.
+    /// Returns the bytes of scratch for the partial results that attention stores before it merges
+    /// them: for each query vector, a weighted sum, the maximum score and the sum of weights. For
+    /// decoding, each worker (thread block) has two partial results, each for eight query vectors.
+    /// The number of workers is the number of thread blocks that the device runs at once. This
+    /// number must not depend on the context lengths, because it is fixed in a captured graph. If
+    /// there is a kernel that splits few rows over a long context, it stores at most one partial
+    /// result of a tile per SM.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.sms);
@@ -69,8 +69,8 @@ impl CudaTarget {
 
     /// Returns `true` if FP8 weights of this shape can be used. Every supported generation has E4M3
     /// kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
-    /// columns at a time. Kernels of other generations read 16 bytes at once, and their other
-    /// requirements are the same.
+    /// columns at a time. Kernels of other generations read 16 bytes at once and otherwise have the
+    /// same requirements as Hopper's kernels.
     pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
         self.capability >= (7, 5) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks

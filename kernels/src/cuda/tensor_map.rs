@@ -77,7 +77,7 @@ impl TensorMap {
             Swizzle::Bytes128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let ones = [1u32; 5];
-        // SAFETY: the struct consists of numbers, for which zero is valid.
+        // SAFETY: the struct consists of numbers, for which all-zero bytes are valid.
         let mut map: Aligned = unsafe { std::mem::zeroed() };
         // SAFETY: the map is writable, and every list has an entry for each dimension.
         let encoded = unsafe {

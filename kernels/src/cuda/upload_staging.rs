@@ -50,7 +50,8 @@ impl Stage {
         Ok(Stage { pieces, fillers: None, current: 0, used: 0 })
     }
 
-    /// Copies `source` to `to`, in stream order. The source may change once this returns.
+    /// Copies `source` to `to`, in stream order. The caller may change the source once this
+    /// function has returned.
     pub(super) fn upload(&mut self, stream: &Stream, mut source: &[u8], mut to: Address) -> Result<(), DeviceError> {
         if source.len() > PIECES * PIECE.as_usize() && self.fillers.is_none() {
             self.fillers = fillers();

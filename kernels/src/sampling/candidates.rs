@@ -18,12 +18,13 @@ pub struct Candidate {
     pub id: u32,
 }
 
-/// Draws one of the tokens that `row` keeps of `logits`. At least one logit must be finite.
+/// Draws one of the tokens that top-k, min-p and top-p of `row` keep. At least one logit must be
+/// finite.
 ///
 /// The rules are the same as in transformers 5.17 (`generation/logits_process.py`): temperature,
-/// top-k (ties with the last kept token stay), top-p (the token that crosses the threshold
-/// stays), min-p. The order is the same as in vLLM 0.33, where top-p is a share of the tokens
-/// that min-p has kept (`v1/sample/sampler.py`).
+/// top-k (ties with the last kept token stay), top-p (the token that crosses the threshold stays),
+/// min-p. The order is the same as in vLLM 0.33, where top-p refers to the total probability of the
+/// tokens that min-p has kept (`v1/sample/sampler.py`).
 pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate], weights: &mut [f64]) -> u32 {
     let mut count = 0;
     for (&logit, id) in logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite()) {

@@ -32,10 +32,11 @@ impl SampleList {
 /// 1. [`ROW_WORDS`] for each row;
 /// 2. for each [kind of lists](SampleList) `[rows + 1]`: the first word of each row's list, and the
 ///    end of the last list;
-/// 3. the lists, and the masks, to which rows refer by the first word of a mask, in any order.
+/// 3. the lists and the masks, in any order. A row refers to its mask by the position of the mask's
+///    first word.
 ///
-/// Parts 1 and 2 depend only on the sizes, so these parts of the next batch are at the same
-/// positions for a captured step.
+/// The positions of parts 1 and 2 depend only on the number of rows. A captured step therefore
+/// finds these parts of each later batch at the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
     pub rows: usize,

@@ -17,7 +17,8 @@ pub(crate) const NONE_GIVEN: u32 = u32::MAX;
 /// 32-bit words of a [`SampleRow`] on the device.
 pub const ROW_WORDS: usize = 20;
 
-/// Options for the choice of one row's token. The caller has checked the ranges given here.
+/// Options for the choice of one row's token. The caller must have checked that each value is in
+/// the range that its field documents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
     /// Temperature, finite and at least 0, by which logits are divided. 0

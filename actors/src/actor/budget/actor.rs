@@ -30,7 +30,8 @@ pub type OnLoss = Box<dyn FnOnce() + Send>;
 
 pub struct BudgetArguments {
     pub device: Arc<dyn Device>,
-    /// Notes from leases, the table of live leases, and the current actor. Outlives this actor.
+    /// Notes from leases, the table of live leases, and the current actor. The mailbox outlives
+    /// this actor.
     pub mailbox: Arc<BudgetMailbox>,
     /// Total bytes of device and host memory.
     pub config: LedgerConfig,
@@ -171,16 +172,17 @@ impl Actor for BudgetActor {
                 let what = state.ledger.holding(lease).map(what);
                 state.asked.insert(id, Asked::now(what, Asker::Resize(reply)));
                 state.may_lend = true;
-                // The owner shrinks the segment first, which waits for the fence of its last use.
-                // The lease shrinks only then, so its fence has passed.
+                // Before an owner shrinks a lease, it shrinks the segment, which waits for the
+                // fence of the segment's last use. That fence has therefore passed when the lease
+                // shrinks.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
             BudgetMessage::Withdraw(id) => state.step(Input::Withdraw { id }),
             BudgetMessage::OwnerDied { owner, reply } => {
                 state.clearing.push((owner.clone(), reply));
                 state.step(Input::OwnerDied { owner: owner.clone() });
-                // If the owner was already cleared, the ledger does not announce that again, so it
-                // is answered here.
+                // If the owner was already cleared, the ledger does not report `OwnerCleared`
+                // again, so the message is answered here.
                 state.answer_cleared();
             }
             BudgetMessage::Gate { model, to, reply } => {
@@ -250,8 +252,8 @@ impl Actor for BudgetActor {
 }
 
 impl Drop for BudgetState {
-    /// This actor may have read release notes after the mailbox was closed. Their memory still
-    /// has to be returned.
+    /// This actor may have read release notes after the mailbox was closed. The memory of the
+    /// released leases must still be returned.
     fn drop(&mut self) {
         self.mailbox.read_last_notes();
     }
@@ -279,8 +281,8 @@ impl BudgetState {
             self.step(Input::Gate { model, to });
         }
         for lease in ending {
-            // A lease that still waits for a fence is freed when the fence passes. The other leases
-            // have no memory left to wait for.
+            // A lease that still waits for a fence is freed when the fence passes. All other leases
+            // in `ending` have already returned their memory.
             let passed = !self.mailbox.books().watch.waits_for(lease);
             self.step(Input::Release { lease, passed });
         }
@@ -332,14 +334,14 @@ impl BudgetState {
         for reclaim in due {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
-                // Returning memory to the device is slow, and every other actor waits for answers
-                // of this actor, so another thread returns the memory.
+                // Another thread returns the memory to the device, because this is slow and every
+                // other actor waits for answers of this actor.
                 false => self.mailbox.reclaim_in_background(reclaim),
             }
         }
     }
 
-    /// Called when none of this lease's memory is backed any more.
+    /// Records that no memory of this lease is backed any longer.
     fn arrive(&mut self, lease: LeaseId) {
         self.mailbox.books().watch.home(lease);
         self.step(Input::FencePassed { lease });
@@ -388,8 +390,8 @@ impl BudgetState {
     }
 
     /// Answers [`BudgetMessage::OwnerDied`] for each owner whose leases have all been returned. An
-    /// answer waits until the memory that the owner had lent is back, so that the owner's successor
-    /// finds it free.
+    /// answer waits until all borrowed memory that must be returned is back, so that the owner's
+    /// successor finds that memory free.
     fn answer_cleared(&mut self) {
         if self.clearing.is_empty() {
             return;

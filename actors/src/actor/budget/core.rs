@@ -1,8 +1,8 @@
-//! Pure: when free memory is returned to the leases that gave it up.
+//! Pure: return of free memory to the leases that gave it up.
 //!
-//! Leases give up memory at once and take it back late. The amount returned is the minimum that was
-//! free at every probe within `patience`. A process that repeatedly takes and frees memory
-//! therefore keeps its peak, and no sequence is preempted a second time for that process.
+//! Leases give up memory at once and get it back late. The amount returned is the smallest number
+//! of bytes that was free at any probe within `patience`. A process that repeatedly takes and frees
+//! memory therefore keeps its peak, and no sequence is preempted a second time for that process.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -28,7 +28,7 @@ pub struct Wanting {
     pub bytes: Bytes,
     /// The lease's size at READY.
     pub most: Bytes,
-    /// Unit of growth. The lease grows in multiples of it.
+    /// The lease grows in multiples of this size.
     pub step: Bytes,
 }
 
@@ -47,7 +47,7 @@ pub struct Regrowth {
     since: Option<Duration>,
     /// Probes within `patience`, in increasing order of free bytes, so the first is the minimum. A
     /// probe is dropped if a later probe found the same number of free bytes or fewer. Bytes that
-    /// were offered after a probe are subtracted from it.
+    /// were offered after a probe are subtracted from that probe's bytes.
     least: VecDeque<(Duration, Bytes)>,
 }
 

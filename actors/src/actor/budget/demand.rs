@@ -25,8 +25,8 @@ pub struct SharedKvDemand {
 }
 
 impl SharedKvDemand {
-    /// Starts as [`KvDemand::Idle`]. `on_rise` is called after each rise of the demand. It must not
-    /// block.
+    /// Creates a demand of [`KvDemand::Idle`]. `on_rise` is called after each rise of the demand,
+    /// and must not block.
     pub(super) fn new(on_rise: impl Fn() + Send + Sync + 'static) -> Self {
         SharedKvDemand { need: AtomicU8::new(KvDemand::Idle as u8), on_rise: Box::new(on_rise) }
     }
@@ -35,7 +35,7 @@ impl SharedKvDemand {
         KvDemand::ALL[usize::from(self.need.load(Relaxed))]
     }
 
-    /// Sets the demand, and notifies the budget if it has risen.
+    /// Sets the demand, and notifies the budget if the demand has risen.
     pub fn set(&self, need: KvDemand) {
         if self.need.swap(need as u8, Relaxed) < need as u8 {
             (self.on_rise)();

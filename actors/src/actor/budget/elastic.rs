@@ -28,9 +28,9 @@ impl Default for WatchOptions {
     }
 }
 
-/// Factor by which probes are more frequent while another process takes memory. Once no other
-/// memory is free, that process can take at most the canary between two probes. At the normal
-/// interval it would get only 256 MiB per second.
+/// Factor by which probes are more frequent while another process takes memory. When only the
+/// canary is still free, that process can take at most the canary between two probes. At the normal
+/// interval of 1 s, a canary of 256 MiB would limit the process to 256 MiB per second.
 const HURRY: u32 = 16;
 
 impl WatchOptions {
@@ -55,8 +55,8 @@ impl WatchOptions {
 const QUICK_CHECKS: u32 = 20;
 const QUICK_CHECK_PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// Declaration of an elastic lease by its owner. The budget sends no orders for the lease before it
-/// has this declaration.
+/// Declaration of an elastic lease by its owner. The budget sends no orders for a lease before its
+/// owner has made this declaration.
 #[derive(Clone)]
 pub struct Elastic {
     /// The smallest size that an order may ask for.
@@ -72,7 +72,7 @@ pub struct Elastic {
     pub orders: Arc<dyn Fn(ResizeOrder) + Send + Sync>,
 }
 
-/// Inputs of the lending decision.
+/// How an elastic lease lends and borrows.
 #[derive(Clone)]
 pub struct Lends {
     pub demand: Arc<SharedKvDemand>,

@@ -12,16 +12,17 @@ pub(super) struct Gpu {
     memory: DeviceMemory,
     /// Bytes of this process that no lease can hold.
     overhead: Bytes,
-    /// Bytes that our leases use on this GPU. Equal on every GPU of a group.
+    /// Bytes that leases of this process use on this GPU. The number is the same on every GPU of a
+    /// group.
     backed: Bytes,
     foreign: Bytes,
     /// `None` if the driver does not report memory per process.
     drift: Option<Bytes>,
 }
 
-/// Measures each GPU of `device`. `ours` is the number of bytes that our leases use on each GPU.
-/// `beside` is the number of bytes that this process is known to hold in addition to leases and the
-/// device's own overhead, on the GPU where that number is largest.
+/// Measures each GPU of `device`. `ours` is the number of bytes that leases of this process use on
+/// each GPU. `beside` is the number of bytes that this process is known to hold in addition to
+/// leases and the device's own overhead, on the GPU where that number is largest.
 ///
 /// # Errors
 /// Any error of the device.
@@ -55,7 +56,7 @@ pub(super) fn fullest(gpus: &[Gpu]) -> Option<DeviceLabel> {
 }
 
 impl Gpu {
-    /// The same measurement, with foreign memory and drift taken from `before`.
+    /// Returns this measurement with the foreign memory and drift of `before`.
     pub(super) fn with_others_of(self, before: &Gpu) -> Gpu {
         Gpu { foreign: before.foreign, drift: before.drift, ..self }
     }

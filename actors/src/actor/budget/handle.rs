@@ -52,8 +52,8 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// Whether the error only means that the runtime, the model or the asker has ended. The budget
-    /// may learn of that before the caller does.
+    /// Returns `true` if the error only means that the runtime, the model or the caller has ended.
+    /// The budget may detect such an end before the caller does.
     pub(crate) fn is_the_end(&self) -> bool {
         matches!(
             self,
@@ -82,14 +82,14 @@ impl Hint for LeaseError {
 pub(crate) const NO_MODEL: &str = "user";
 
 impl Budget {
-    /// A handle to the actor that reads `mailbox`, even if the actor starts later.
+    /// Creates a handle to the actor that reads `mailbox`. That actor may start later.
     pub(crate) fn at(mailbox: Arc<BudgetMailbox>) -> Self {
         Budget { mailbox }
     }
 
     /// Leases `bytes` for your own code, as a [`Class::external`]. Waits until enough memory is
-    /// returned. Models return theirs when they are unloaded. Dropping the future withdraws the
-    /// request. Dropping the lease returns its bytes.
+    /// returned. Models return their memory when they are unloaded. Dropping the future withdraws
+    /// the request. Dropping the lease returns its bytes.
     ///
     /// # Errors
     /// [`LeaseError::Refused`] at once if the device is too small, or too many requests wait
@@ -98,8 +98,8 @@ impl Budget {
         self.tenant_lease(class, bytes.into(), true).await
     }
 
-    /// Like [`lease`](Budget::lease), but refused at once if too little memory is free. The error
-    /// contains the number of missing bytes.
+    /// Like [`lease`](Budget::lease), but the request is refused at once if too little memory is
+    /// free. The error contains the number of missing bytes.
     ///
     /// # Errors
     /// The same as for [`lease`](Budget::lease).
@@ -115,7 +115,7 @@ impl Budget {
         self.ask(tree::LEASE_FOR_USER, Request::new(owner, class, NO_MODEL, bytes), wait).await
     }
 
-    /// Returns every byte of the ledger, by class, owner and model.
+    /// Returns a snapshot of the ledger: every byte by class, owner and model.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -123,7 +123,7 @@ impl Budget {
         self.snapshot_as(tree::SNAPSHOT_FOR_USER).await
     }
 
-    /// Like [`snapshot`](Budget::snapshot), but asked by an actor of this crate as `question`.
+    /// Like [`snapshot`](Budget::snapshot), for actors of this crate. `question` sets the deadline.
     pub(crate) async fn snapshot_as(&self, question: Question) -> Result<Snapshot, AskError> {
         self.put(question, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
@@ -165,8 +165,9 @@ impl Budget {
         self.mailbox.lendable().iter().map(Lendable::would_give).sum()
     }
 
-    /// Leases any class for one of our actors. With `wait` the request waits until enough memory is
-    /// returned; otherwise it is refused at once.
+    /// Leases memory of any class for an actor of this crate. If `wait` is `true`, the request
+    /// waits until enough memory is returned. Otherwise the request is refused at once if too
+    /// little memory is free.
     ///
     /// # Errors
     /// [`LeaseError::Refused`], or [`LeaseError::Unanswered`] after the question's deadline.
@@ -239,8 +240,8 @@ impl Budget {
     }
 
     /// Like [`available`](Budget::available), for a model that is being sized and has leased all
-    /// memory that it took. Other new memory of this process counts as overhead from now on, such
-    /// as library kernels loaded at their first use.
+    /// memory that it allocated. Other new memory of this process counts as overhead from now on,
+    /// such as library kernels loaded at their first use.
     pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
@@ -254,8 +255,8 @@ impl Budget {
     }
 
     /// Asks the actor that reads the mailbox. If that actor dies before it answers, its successor
-    /// is asked again, until the deadline. Asking again is safe, because a successor finds
-    /// everything that a dead actor has done.
+    /// is asked again, until the deadline. Asking again is safe, because a successor rebuilds its
+    /// state from everything that the dead actor has done.
     async fn put<T>(
         &self,
         question: Question,
@@ -291,7 +292,7 @@ struct Pending<'d> {
 }
 
 impl Pending<'_> {
-    /// Gives the request a new number each time it is sent.
+    /// Assigns the request a new number each time the request is sent.
     fn open(&mut self) -> RequestId {
         (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id

@@ -42,15 +42,15 @@ impl LeaseSums {
         *sum
     }
 
-    /// All lines of models that hold any memory, including lines with a sum of 0: their peaks
-    /// matter until the model is unloaded.
+    /// Returns all lines of models that hold any memory. Lines with a sum of 0 are included,
+    /// because their peaks matter until the model is unloaded.
     pub(super) fn live_lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
         let live: BTreeSet<&Label> =
             self.0.iter().filter(|(_, sum)| !sum.bytes.is_zero()).map(|((model, _), _)| model).collect();
         self.lines().filter(move |((model, _), _)| live.contains(model))
     }
 
-    /// Every line that ever held a lease.
+    /// Returns every line that ever had a lease.
     pub(super) fn lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
         self.0.iter().map(|(line, sum)| (line, *sum))
     }

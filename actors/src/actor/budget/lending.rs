@@ -1,4 +1,4 @@
-//! Pure: which model lends KV cache memory to which (ADR 5).
+//! Pure: lending of KV cache memory between models (ADR 5).
 //!
 //! A model's share is the size of its KV cache at READY. While a model has no requests, it lends
 //! everything above its floor to models whose requests wait for blocks. The model gets its share
@@ -22,7 +22,7 @@ pub struct Lendable {
     pub share: Bytes,
     /// The largest size that the lease can use: the bytes of its reserved addresses.
     pub limit: Bytes,
-    /// Unit of growth. The lease grows in multiples of it.
+    /// The lease grows in multiples of this size.
     pub step: Bytes,
     pub need: KvDemand,
 }
@@ -56,7 +56,7 @@ pub struct Headroom {
     pub is_pressed: bool,
 }
 
-/// Which leases lend, and since when each model has been idle.
+/// The leases that lend, and the time since which each model has been idle.
 #[derive(Clone, Debug)]
 pub struct Lending {
     /// A model must have been idle for this long before it lends.
@@ -65,14 +65,16 @@ pub struct Lending {
     patience: Duration,
     idle_since: BTreeMap<LeaseId, Duration>,
     /// Leases that were ordered to lend. The value is the time since which the lease has had its
-    /// whole share back and its model has had requests, or `None` until then. The entry is kept for
-    /// `idle` after that time, because the model may still be executing an earlier order to shrink.
+    /// whole share back while its model has requests. Until then, the value is `None`. The entry is
+    /// kept for `idle` after that time, because the model may still be executing an earlier order
+    /// to shrink.
     lenders: BTreeMap<LeaseId, Option<Duration>>,
+    /// The last time at which the model of each lender needed its share back.
     recalled: BTreeMap<LeaseId, Duration>,
 }
 
 impl Lending {
-    /// Starts with no lease lending.
+    /// Creates a state in which no lease lends.
     pub fn new(idle: Duration, patience: Duration) -> Self {
         Lending { idle, patience, idle_since: BTreeMap::new(), lenders: BTreeMap::new(), recalled: BTreeMap::new() }
     }
@@ -93,7 +95,8 @@ impl Lending {
         leases.iter().filter(lends).map(Lendable::missing).sum()
     }
 
-    /// The orders for the current state. All sizes are absolute, so a later call may repeat them.
+    /// Returns the orders for the current state. All sizes are absolute, so a later call may repeat
+    /// them.
     pub fn orders(&mut self, headroom: Headroom, leases: &[Lendable]) -> Vec<(LeaseId, ResizeOrder)> {
         self.note(headroom.at, leases);
         let mut kept: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
@@ -296,9 +299,10 @@ mod tests {
     }
 
     proptest! {
-        /// Models that obey at once never hold more memory in total than there is, for any sequence
-        /// of demands and waiting leases. A lender has its share again as soon as it needs it. No
-        /// lease shrinks below its floor, or below its share while its model has requests.
+        /// Models that obey at once never hold more memory in total than the device has, for any
+        /// sequence of demands and waiting leases. A lender has its share back as soon as its model
+        /// has requests. No lease shrinks below its floor, or below its share while its model has
+        /// requests.
         #[test]
         fn shares_are_lent_and_come_back_and_no_byte_is_held_twice(
             steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>(), prop_oneof![Just(0), 0u64..200]), 1..60),

@@ -25,13 +25,13 @@ use crate::{
     metric::{self, DeviceLabel},
 };
 
-/// Shared by the budget actor, its successors, and every lease.
+/// The mailbox that the budget actor, its successors and every lease share.
 pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
     next_request: AtomicU64,
-    /// Written only by the budget actor. Read by metrics, and by a successor
-    /// that rebuilds the ledger.
+    /// The live leases. Only the budget actor writes this table. Metrics read it, and so does a
+    /// successor that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
     books: Arc<Mutex<Books>>,
     events: EventLog,
@@ -42,7 +42,7 @@ pub struct BudgetMailbox {
 #[derive(Default)]
 pub(super) struct Books {
     /// Revoke handles of live segments, and memory that waits for its fence. A successor without
-    /// them would count backed bytes as free.
+    /// this data would count backed bytes as free.
     pub(super) watch: FenceWatch,
     /// Leases that are being released or revoked.
     pub(super) ending: BTreeSet<LeaseId>,
@@ -65,7 +65,7 @@ pub(super) struct Books {
     is_given_back: bool,
 }
 
-/// A note from a lease or its owner. Each live lease has at most four in the queue.
+/// A note from a lease or its owner. Each live lease has at most four notes in the queue.
 pub(super) enum Note {
     Released(ReleaseNote),
     /// This lease now pays for a segment.
@@ -202,7 +202,7 @@ impl BudgetMailbox {
         }
     }
 
-    /// A request number that has not been used before.
+    /// Returns a request number that has not been used before.
     pub(super) fn next_request(&self) -> RequestId {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -218,7 +218,8 @@ impl BudgetMailbox {
     }
 
     /// Returns memory to the device on a thread that may block, because unmapping a whole GPU takes
-    /// a third of a second. The outcome is posted as a note, so that a successor receives it too.
+    /// a third of a second. The outcome is posted as a note, so that a successor of this actor can
+    /// also receive it.
     pub(super) fn reclaim_in_background(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
@@ -227,15 +228,16 @@ impl BudgetMailbox {
         });
     }
 
-    /// Revokes a segment that the thread of a dead owner has reserved after its lease was revoked.
+    /// Revokes a segment that a thread of a dead owner reserved after the segment's lease was
+    /// revoked.
     pub(super) fn revoke(revoker: RevokeHandle) {
         // A lost device cannot take memory back. After any other failure, the memory is returned
         // when the last owner of the segment drops it.
         tokio::task::spawn_blocking(move || drop(revoker.revoke()));
     }
 
-    /// Clears the leases of a lost device that has been replaced: they are worthless. Late notes
-    /// about them are ignored.
+    /// Clears the leases of a lost device that has been replaced, because they are worthless. Late
+    /// notes about these leases are ignored.
     pub(crate) fn forget_device(&self) {
         let lost: Vec<Holding> = self.leases.iter().map(|entry| entry.clone()).collect();
         self.leases.clear();

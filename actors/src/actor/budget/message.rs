@@ -7,7 +7,7 @@ use crate::{responder::Responder, supervise::FaultInjection};
 /// Messages from any holder of a [`Budget`](super::Budget). Backpressure comes from the ledger's
 /// bounded queue of waiting requests.
 pub enum BudgetMessage {
-    /// Asks for a lease. Answered when the ledger grants or refuses it.
+    /// Asks for a lease. The reply is sent when the ledger grants or refuses the lease.
     Ask {
         id: RequestId,
         request: Request,
@@ -28,8 +28,8 @@ pub enum BudgetMessage {
     },
     /// Withdraws a request whose sender was dropped before the answer.
     Withdraw(RequestId),
-    /// Revokes everything that a dead owner held. Answered when all of its
-    /// memory has been returned.
+    /// Revokes everything that a dead owner held. The reply is sent when all memory of the owner
+    /// has been returned.
     OwnerDied {
         owner: Owner,
         reply: Responder<()>,

@@ -1,16 +1,17 @@
-//! Pure: how much memory is freed ahead of another process that keeps taking memory.
+//! Pure: amount of memory to free ahead of another process that keeps taking memory.
 //!
-//! A process can take only free memory, so leases first free as much again as the process has
-//! taken. Each time the process soon takes that memory too, the amount freed ahead doubles, as in
-//! TCP slow start (Jacobson 1988). A process that wants tens of GiB therefore waits for a few
-//! resizes of the KV cache instead of hundreds, each of which delays running steps. Memory that the
-//! process leaves unused returns to the KV cache after it has stayed free for a while.
+//! A process can take only free memory, so leases first free as many bytes as the process has
+//! taken. Each time the process takes that memory too within a short time, the amount freed ahead
+//! doubles, as in TCP slow start (Jacobson 1988). A process that wants tens of GiB therefore waits
+//! for a few resizes of the KV cache instead of hundreds, each of which delays running steps.
+//! Memory that the process leaves unused returns to the KV cache after it has stayed free for a
+//! while.
 
 use std::time::Duration;
 
 use bursar_budgets::Bytes;
 
-/// At most one 32nd of a device's memory is freed ahead.
+/// Divisor of a device's memory: at most one 32nd of that memory is freed ahead.
 const AHEAD_PARTS: u64 = 32;
 
 /// History of another process that takes memory.

@@ -42,7 +42,7 @@ pub struct EngineState {
     change: Option<BackgroundTask>,
     /// Demand for KV cache memory. `None` if the user fixed the size of the cache.
     demand: Option<Arc<SharedKvDemand>>,
-    /// The task that captures graphs on a new lane. Until it ends, the lane launches decode
+    /// The task that captures graphs on a new lane. Until this task ends, the lane launches decode
     /// steps kernel by kernel.
     recapture: Latest,
     born: Instant,
@@ -101,9 +101,10 @@ impl Actor for EngineActor {
             EngineMessage::Refused { which, generation, error } => {
                 state.step(&myself, Input::Refused { which, generation, error }).await?;
             }
-            // Steps of a size that was not captured are launched kernel by kernel. If the lane
-            // died, its scheduler reports that, and the next lane captures again.
             EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
+            // A failed capture is only counted, because steps of a size that was not captured are
+            // launched kernel by kernel. If the lane died, its scheduler reports that, and the next
+            // lane captures again.
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
                     metric::GRAPHS_NOT_RECAPTURED_TOTAL.add(&state.arguments.label, 1);
@@ -181,8 +182,8 @@ impl EngineState {
         self.children().and_then(|children| children.scheduler.as_ref())
     }
 
-    /// Returns a lane of the model that serves or is being sized. `None` if that lane does not
-    /// exist.
+    /// Returns a lane of the model, which may be serving or still being sized. Returns `None` if
+    /// the lane does not exist.
     fn lane(&self, which: WhichLane) -> Option<Lane> {
         let lanes = self.arguments.weight_store.lanes()?;
         match which {
@@ -192,8 +193,8 @@ impl EngineState {
     }
 
     /// Fails if the device is lost. Retrying would be useless then, so this engine dies and the
-    /// runtime takes over. This asks the driver, because a fault in a kernel is reported only
-    /// by the next call.
+    /// runtime takes over. The check calls the driver, because the driver reports a fault in a
+    /// kernel only in the next call.
     fn check_device(&self) -> Result<(), DeviceError> {
         match self.arguments.device.memory() {
             Err(error) if error.is_lost() => Err(error),
@@ -201,7 +202,7 @@ impl EngineState {
         }
     }
 
-    /// Returns the inputs of a resize of the KV cache.
+    /// Returns the state that a resize of the KV cache needs.
     fn place(&self, sized: SizedBy<ActorParts>) -> MemoryState {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);
@@ -221,8 +222,8 @@ impl EngineState {
         }
     }
 
-    /// Describes the result of an attempt. With at least `least_tokens` of KV cache, every
-    /// request can still finish.
+    /// Converts the result of an attempt to the input of the state machine. `least_tokens` is the
+    /// smallest KV cache, in tokens, with which every request can still finish.
     fn sized(&self, attempt: u32, least_tokens: usize, profiled: Profiled) -> Sized<ActorParts> {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
         let place = self.place(SizedBy { profiled: profiled.clone(), attempt });

@@ -1,5 +1,5 @@
-//! The arguments of an engine, which its restarts share: its names as an owner of leases, and what
-//! it publishes.
+//! Arguments of an engine, its names as an owner of leases, and the publication of its status and
+//! restarts.
 
 use std::sync::Arc;
 
@@ -22,11 +22,12 @@ pub struct EngineArguments {
     pub card: Arc<GpuLoad>,
     /// Weights, lanes and kernels, which outlive this engine.
     pub weight_store: WeightStore,
-    /// State of earlier engines that a wake reuses.
+    /// State that earlier engines of the model left behind. A start that wakes the model reuses it
+    /// instead of computing it again.
     pub kept: RetainedState,
     /// The model's sleep state: awake, or being woken by this engine.
     pub wakefulness: Wakefulness,
-    /// The number of this engine among the engines of the model.
+    /// The number of this engine. The runtime gives each engine a new, larger number.
     pub generation: u64,
     /// Publishes the model's status to its handles.
     pub status: Arc<StatusBoard>,
@@ -35,8 +36,8 @@ pub struct EngineArguments {
 }
 
 impl EngineArguments {
-    /// Publishes `next` to handles and event listeners, unless a final
-    /// status was published earlier.
+    /// Publishes `next` to handles and event listeners, unless a final status was published
+    /// earlier.
     pub(crate) fn show(&self, next: Status) {
         let model = self.label.clone();
         let event = match &next {
@@ -63,13 +64,14 @@ impl EngineArguments {
         Owner::new(format!("{} engine", self.label), generation)
     }
 
-    /// The generation of the serving actors of start number `start`.
+    /// The generation of the serving actors that start number `start` creates: the number of the
+    /// engine in the upper 32 bits, and `start` in the lower 32 bits.
     pub(crate) fn serving_generation(&self, start: u64) -> u64 {
         self.generation << 32 | start
     }
 
-    /// The owner of this engine's last possible attempt. Clearing that owner also clears all
-    /// earlier owners, and therefore everything that the engine holds except the weights.
+    /// The owner of this engine's last possible attempt. Clearing that owner also clears the owners
+    /// of all earlier attempts. The weights have a separate owner and are not affected.
     pub(crate) fn last_owner(&self) -> Owner {
         self.owner(ATTEMPTS_MAX - 1)
     }

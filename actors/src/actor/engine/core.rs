@@ -46,8 +46,8 @@ pub struct EngineCore<P: Parts> {
 enum Phase<P: Parts> {
     /// The engine waits before an attempt.
     Waiting(Got<P>),
-    /// The engine plans, and loads the weights. Until that is done, the plan of an
-    /// earlier attempt is used.
+    /// The engine plans and loads the weights. `earlier` is the plan of an earlier attempt. It is
+    /// used if this attempt fails before it has a plan.
     Loading { began: Duration, earlier: Option<P::Plan> },
     /// An attempt sizes the loaded model.
     Sizing { began: Duration, model: Model<P> },
@@ -55,8 +55,9 @@ enum Phase<P: Parts> {
     TakingBack(Got<P>),
     /// The engine serves, or its serving actors are being replaced.
     Serving(Serving<P>),
-    /// The last attempt has failed with this error. The engine looks for knobs that would help, to
-    /// name them in the error that ends it. The serving state is kept until then.
+    /// The last attempt has failed with `error`. Before the engine ends, it looks for knobs that
+    /// would have helped, so that its final error can name them. The serving state is kept until
+    /// then.
     Advising { error: ProfileError, serving: Option<Serving<P>> },
     /// The engine has published why it ends, and does nothing more.
     Over,

@@ -60,8 +60,8 @@ pub(super) struct MemoryState {
 }
 
 impl MemoryState {
-    /// The number of blocks that hold `tokens`, rounded up to whole pages: whole pages are backed,
-    /// and all of their blocks are used.
+    /// The number of blocks needed for `tokens`, rounded up until the blocks fill whole pages.
+    /// Memory is backed in whole pages, and all blocks of a backed page are used.
     pub(super) fn blocks_for(&self, tokens: usize) -> usize {
         self.blocks_in(self.bytes(tokens.div_ceil(BLOCK_TOKENS)))
     }
@@ -118,10 +118,10 @@ impl MemoryState {
         KvMemory::blocks_in(self.memory.kv.shape(), bytes, self.device.page())
     }
 
-    /// Shrinks in an order in which never more bytes are backed than leased, so that the
-    /// ledger counts no backed byte as free. First the scheduler stops using the blocks at the
-    /// end, then these blocks are unbacked, then the lease shrinks. Without a scheduler, no
-    /// step uses these blocks.
+    /// Shrinks in an order that never leaves more bytes backed than leased. Otherwise the ledger
+    /// would count backed bytes as free. First the scheduler stops using the blocks at the end,
+    /// then these blocks are unbacked, then the lease shrinks. Without a scheduler, no step uses
+    /// these blocks.
     async fn shrink(self, scheduler: Option<ActorRef<SchedulerMessage>>, to: usize) -> Result<Outcome, ElasticError> {
         let begun = Instant::now();
         if let Some(scheduler) = scheduler {
@@ -131,9 +131,9 @@ impl MemoryState {
                 Err(error) => return Err(error.into()),
             }
         }
-        // Answered steps have ended, and running steps use no block that is removed. The device
-        // may still be busy with earlier work, for example if the lane was replaced. Waiting costs
-        // one step at most.
+        // Steps whose results were returned have ended, and steps that still run use none of the
+        // removed blocks. The device may still be busy with earlier work, for example if the lane
+        // was replaced. Waiting for the fence takes one step at most.
         let last_use = self.device.fence_here();
         let mut looks = tokio::time::interval(FENCE_POLL);
         while !last_use.is_passed() {

@@ -49,7 +49,7 @@ pub enum StartError {
     /// The device does not support the requested type of the KV cache.
     #[error(transparent)]
     KvCacheType(#[from] KvCacheTypeError),
-    /// A fraction of memory is not above 0 and at most 1.
+    /// A memory fraction is not in the valid range, which is above 0 and up to 1.
     #[error("`{name}` is {value}; expected a number above 0 and at most 1")]
     MemoryFraction {
         /// The option, under the name that the user set.
@@ -77,8 +77,8 @@ pub enum StartError {
         attempt: u32,
         attempts: Vec<AttemptReport>,
         source: Box<ProfileError>,
-        /// If memory was refused: each knob, with the value that, according to the plan, frees the
-        /// missing memory.
+        /// Knobs that would have helped, each with a value that frees the missing memory according
+        /// to the plan. Empty if no memory was refused.
         knobs: Vec<Suggestion>,
     },
     /// An actor did not answer.
@@ -97,7 +97,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Bytes of device memory that the plan lacks. `None` if it lacks something else.
+    /// Bytes of device memory that the plan lacks. `None` for any other error.
     pub fn short_by(&self) -> Option<Bytes> {
         match self {
             StartError::DoesNotFit(unfit) => Some(unfit.short_by()).filter(|bytes| !bytes.is_zero()),

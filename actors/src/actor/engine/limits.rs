@@ -52,8 +52,9 @@ pub struct EffectiveLimits {
 }
 
 impl LoadOptions {
-    /// The envelope that results from the user's limits over the device's defaults, lowered to the
-    /// model's own limits. Starts, plans and suggestions all get their envelope here.
+    /// The envelope that results from the limits set by the user. These limits override the
+    /// device's defaults and are lowered to the model's own limits. Starts, plans and suggestions
+    /// all get their envelope here.
     ///
     /// # Errors
     /// [`StartError::Limit`] for limits that contradict each other or leave no room for a
@@ -146,9 +147,11 @@ impl LoadOptions {
     }
 }
 
-/// Maximum KV cache size in tokens that a user may set. No device holds this many tokens, and up to
-/// this number no size in bytes overflows.
+/// Maximum KV cache size in tokens that a user may set. No device has memory for this many tokens,
+/// and up to this number no size in bytes overflows.
 const KV_TOKENS_MOST: usize = 1 << 36;
+
+/// Maximum KV cache size in bytes that a user may set: 1 PiB, which is more than any device has.
 const KV_BYTES_MOST: Bytes = Bytes(1 << 50);
 
 /// Converts the error to pixels, for a limit that was set in pixels.
@@ -192,7 +195,8 @@ fn limit_pictures(
         }
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
-    // If the model's own minimum exceeds the maximum, `limited` lowers the minimum below.
+    // If the model's own minimum exceeds the maximum, the call of `limited` below lowers the
+    // minimum.
     let said = limits.picture_pixels.map(|said| if config.tiling.is_some() { said.min(own.max) } else { said });
     config.pixel_bounds = PixelBounds { min, max: said.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));

@@ -75,8 +75,8 @@ pub enum EngineMessage {
     RefuseMemory(WhichLane),
     KillLane {
         which: WhichLane,
-        /// Answered when the thread has ended. Dropped without an answer if the
-        /// lane does not exist.
+        /// The reply is sent when the lane's thread has ended. If the lane does not exist, the
+        /// responder is dropped without a reply.
         ended: Responder<()>,
     },
 }

@@ -22,8 +22,8 @@ pub struct ModelContext {
     /// Sizes, placeholder tokens and position rules of the model's family.
     pub family: FamilyConfig,
     pub prompts: PromptEncoder,
-    /// Decodes pictures and videos and resizes them to the envelope. `None` for
-    /// a model without pictures.
+    /// The processors that decode pictures and videos and resize them to the envelope. `None` for a
+    /// model without pictures.
     pub processors: Option<Arc<MediaProcessors>>,
     /// Sampling defaults for requests that set no parameters.
     pub generation: GenerationDefaults,
@@ -33,12 +33,13 @@ pub struct ModelContext {
     pub envelope: Envelope,
     /// Limits on a picture's file, checked before decoding.
     pub image_limits: ImageLimits,
-    /// Created when the first reply must match a schema, expression or choice.
+    /// The compiler of grammars, created when the first reply must match a schema, expression or
+    /// choice.
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
-/// The checkpoint's defaults with the sampling defaults that `defaults` selects. End tokens without
-/// logits are removed, because they can never be sampled.
+/// Returns the checkpoint's generation defaults, with the sampling defaults that `defaults`
+/// selects. End tokens without logits are removed, because they can never be sampled.
 fn generation(checkpoint: &Checkpoint, vocabulary: usize, defaults: SamplingDefaults) -> GenerationDefaults {
     let mut own = checkpoint.generation.clone();
     let had_ends = !own.eos_ids.is_empty();
@@ -81,7 +82,7 @@ impl ModelContext {
         }
     }
 
-    /// The compiler of grammars for formatted replies. The first call is slow, because it
+    /// Returns the compiler of grammars for formatted replies. The first call is slow, because it
     /// reads the whole vocabulary.
     ///
     /// # Errors

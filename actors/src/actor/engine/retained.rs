@@ -8,7 +8,8 @@ use bursar_model::checkpoint::Checkpoint;
 use super::ModelContext;
 use crate::profile::ProfileRecord;
 
-/// State that later engines of a model reuse. The runtime holds one per model. Clones share it.
+/// State that later engines of a model reuse. The runtime keeps one such value per model. Clones
+/// share the same state.
 #[derive(Clone, Default)]
 pub struct RetainedState(Arc<Mutex<Contents>>);
 
@@ -46,8 +47,8 @@ impl RetainedState {
         }
     }
 
-    /// The kept record: that of the largest KV cache size that passed its stress test, unless
-    /// memory was refused to it later.
+    /// The kept record. It belongs to the largest KV cache size that passed its stress test, unless
+    /// memory was later refused to that size.
     pub(super) fn record(&self) -> Option<Arc<ProfileRecord>> {
         self.contents().record.clone()
     }

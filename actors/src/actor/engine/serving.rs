@@ -14,7 +14,8 @@ use crate::{
     vision::VisionMessage,
 };
 
-/// One generation of a model's serving actors. A new generation replaces it after a death.
+/// One generation of a model's serving actors. After an actor dies, a new generation replaces this
+/// generation.
 #[derive(Clone)]
 pub struct Serving {
     /// The number of the generation, larger than the number of any earlier generation.
@@ -29,12 +30,12 @@ pub struct Serving {
     /// `true` if an earlier start has recorded the size. In that case, the worst cases ran once, at
     /// the recorded size, instead of twice.
     pub is_warm: bool,
-    /// Tokens that the KV cache could hold when this generation began. Its size may have
+    /// The capacity of the KV cache in tokens when this generation began. The capacity may have
     /// changed since (ADR 3).
     pub kv_tokens: usize,
     /// The permits: exactly the sizes that were stress-tested.
     pub record: Arc<ProfileRecord>,
-    /// The target that passes are planned for and run on.
+    /// The target for which passes are planned, and on which they run.
     pub target: Target,
     /// Block usage, updated until these actors end.
     pub(crate) kv_use: watch::Receiver<KvUse>,

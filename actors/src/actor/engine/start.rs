@@ -29,8 +29,8 @@ use crate::{
     tree,
 };
 
-/// How many times a start asks other models for memory. One time may not be enough, because another
-/// start or a waiting lease of user code may take the memory first.
+/// The number of times that a start asks other models for memory. Once may not be enough, because
+/// another start or a waiting lease of user code may take the memory first.
 const ROOM_TRIES: usize = 3;
 
 /// The result of planning, before any memory is taken, without the worst cases.
@@ -74,7 +74,7 @@ pub struct LoadFailed {
 #[derive(Debug)]
 pub(super) enum LoadError {
     /// The device or the budget refused memory for the weights. A later attempt may succeed, in
-    /// particular if it needs less memory in addition to the weights.
+    /// particular if that attempt needs less memory in addition to the weights.
     Refused(ProfileError),
     /// A failure that a further attempt would not avoid.
     Start(StartError),
@@ -125,7 +125,7 @@ impl EngineArguments {
         }
     }
 
-    /// The model's host side, with its tokenizer parsed.
+    /// Creates the model's host side, which includes parsing the tokenizer.
     async fn context(&self, checkpoint: Arc<Checkpoint>, plan: &StartPlan) -> Result<Arc<ModelContext>, LoadError> {
         let StartPlan { inputs, unloaded, .. } = plan.clone();
         let (name, options) = (self.label.to_string(), self.options.clone());
@@ -166,8 +166,8 @@ impl EngineArguments {
         Ok((executor, checkpoint, plan, needs))
     }
 
-    /// The checkpoint that was open before the model was put to sleep. `None` unless host
-    /// memory holds the weights.
+    /// The checkpoint that was open before the model was put to sleep. `None` if there is no copy
+    /// of the weights in host memory.
     fn opened(&self) -> Option<Opened> {
         self.kept.opened().filter(|_| self.weight_store.has_copy())
     }
@@ -252,7 +252,8 @@ impl EngineArguments {
         Ok(executor)
     }
 
-    /// Plans, and makes other models give up memory if too little is free for the plan.
+    /// Plans the start. If too little memory is free for the plan, makes other models give up
+    /// memory and plans again.
     async fn plan(
         &self,
         checkpoint: impl FnOnce(&Target) -> Result<Arc<Checkpoint>, StartError> + Send + 'static,
@@ -272,15 +273,16 @@ impl EngineArguments {
 
     /// Makes other models give up the missing memory (ADR 5). A lease of all memory that the start
     /// needs waits in the queue like a lease of user code, but with a higher priority. That lease
-    /// is dropped when the gate is open again, and the start then takes its actual leases. Returns
-    /// `false` if the other models cannot give up enough memory, or do not give it up in time.
+    /// is dropped when the gate is open again, and the start then requests its actual leases.
+    /// Returns `false` if the other models cannot give up enough memory, or do not give it up in
+    /// time.
     async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {
         let Lack::Memory { needed, short_by, .. } = *lack else { return Ok(false) };
         if short_by > self.budget.would_be_given() {
             return Ok(false);
         }
-        // The gate is frozen during the wait. While a gate is open, memory that other processes
-        // take is not counted, and no lease grows.
+        // The gate is frozen during the wait, because while a gate is open, memory that other
+        // processes take is not counted, and no lease grows.
         drop(self.budget.move_gate(self.label.clone(), Gate::Frozen).await?);
         let owner = Owner::new(format!("{} room", self.label), self.generation);
         let request = Request::new(owner, Class::external("start"), self.label.clone(), needed);
@@ -296,7 +298,7 @@ impl EngineArguments {
     ) -> Result<(StartPlan, Arc<MemoryRequirements>), StartError> {
         let mut options = self.options.clone();
         if self.kept.record().is_some() {
-            // The model takes the size that it had before, not a fraction of the memory
+            // The model gets the KV cache size that it had before, not a fraction of the memory
             // that is left now.
             options = options.with_all_memory();
         }
@@ -321,7 +323,8 @@ impl EngineArguments {
                 return Err(StartError::HostMemory { needed: needs.host_bytes(), available });
             }
             let expected_blocks = match question.settled(&inputs, &needs) {
-                // If memory has become short since the weights were loaded, the attempts report it.
+                // If memory has become short since the weights were loaded, the sizing attempts
+                // report the lack.
                 Err(unfit) if !is_loaded => return Err(unfit.into()),
                 settled => settled.unwrap_or(needs.probe_blocks),
             };
@@ -348,8 +351,8 @@ impl EngineArguments {
         (self.progress)(Progress::Phase(Phase::Load));
         let executor = executor.clone();
         let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
-        // Weights outlive engines, so they have a separate owner. Weights of a refused
-        // attempt were cleared before.
+        // Weights outlive engines, so they have a separate owner. Weights of a refused attempt were
+        // already cleared by the caller.
         let generation = self.owner(attempt).generation;
         let owner = Owner::new(format!("{label} weights"), generation);
         let is_refused = self.options.faults.is_due(Phase::Load, attempt);

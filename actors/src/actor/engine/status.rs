@@ -9,7 +9,7 @@ use super::{Serving, StartError};
 /// The status that a model's handles see.
 #[derive(Clone)]
 pub enum Status {
-    /// Not ready yet, or actors are being replaced after a death.
+    /// The model is not ready yet, or its actors are being replaced after a death.
     Starting,
     Ready(Serving),
     /// A wake-up has failed, or a load that may wait for memory has failed. The runtime decides
@@ -29,10 +29,10 @@ impl Status {
     }
 }
 
-/// Publishes a model's status.
+/// Publishes a model's status to the model's handles and to actors that wait for it.
 pub struct StatusBoard {
     shown: watch::Sender<Status>,
-    /// The actors of the last [`Status::Ready`].
+    /// The serving actors of the last [`Status::Ready`].
     served_last: Mutex<Option<Serving>>,
 }
 
@@ -69,8 +69,9 @@ impl StatusBoard {
         })
     }
 
-    /// Publishes the actors that served last, for handles of a sleeping model. The model may have
-    /// been put to sleep while its actors were being replaced, or a wake may have failed.
+    /// Publishes the actors that served last, for handles of a sleeping model. The current status
+    /// may be different, because the model may have been put to sleep while its actors were being
+    /// replaced, or a wake may have failed.
     pub(crate) fn show_last(&self) {
         let last = self.served_last().clone();
         if let Some(last) = last {

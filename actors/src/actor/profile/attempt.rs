@@ -53,23 +53,23 @@ pub struct Attempt {
     pub number: u32,
     /// Number of earlier attempts that were refused memory.
     pub shrinks: u32,
-    /// KV blocks for which the first measuring attempt found room. `None` before that attempt.
+    /// KV cache size that the first measurement yielded, in blocks. `None` before that measurement.
     pub first: Option<usize>,
     /// Phases in which memory is refused on purpose.
     pub faults: FaultPlan,
-    /// How many layers worst cases run through, before sizing and at the final size.
+    /// Determines how many layers the worst cases run through, before sizing and at the final size.
     pub stress_level: StressLevel,
     pub attempt_progress: AttemptProgress,
-    /// A recorded profile that applies. Its size is backed at once, and worst cases run
-    /// only at that size.
+    /// The recorded profile, if one applies. Its KV cache size is backed at once, and the worst
+    /// cases run only at that size.
     pub warm: Option<Arc<RecordedProfile>>,
-    /// KV blocks that the model had when it last served. The target is at least this size if the
-    /// memory suffices, even if other models have taken memory since, so that a fraction of the
-    /// remaining memory would be less.
+    /// KV blocks that the model had when it last served. The target is at least this size if enough
+    /// memory is free. This also holds if other models have taken memory since, so that the user's
+    /// share of the remaining memory is now smaller.
     pub had: Option<usize>,
-    /// Record of the sizes that were stressed before the model was put to sleep. No worst case runs
-    /// again, because the same kernels of the same process run on the same amount of memory. For
-    /// the same reason the recorded number of KV blocks is not exceeded.
+    /// Set if the model wakes up: the record of the sizes that were stressed before it went to
+    /// sleep. No worst case runs again, because the same process runs the same kernels on the same
+    /// amount of memory. The model therefore never gets more KV blocks than recorded.
     pub woken: Option<Arc<ProfileRecord>>,
     /// Destination of the profile, if the user chose a folder.
     pub records: Option<Records>,
@@ -92,7 +92,7 @@ pub struct AttemptProgress(Arc<Mutex<AttemptState>>);
 pub struct AttemptState {
     /// The current phase. `None` before the first one.
     pub phase: Option<Phase>,
-    /// KV blocks for which there was room.
+    /// KV cache size that the measurement of the available memory yielded, in blocks.
     pub measured: Option<usize>,
     /// KV blocks that the attempt settled on.
     pub target: Option<usize>,
@@ -109,8 +109,8 @@ impl AttemptProgress {
         self.lock().phase = Some(phase);
     }
 
-    /// Records that the attempt settled on `target` blocks. `measured` is the number of blocks for
-    /// which there was room, if that was measured.
+    /// Records that the attempt settled on `target` blocks. `measured` is the number of blocks that
+    /// the measurement of the available memory yielded, if there was one.
     pub fn settle(&self, measured: Option<usize>, target: usize) {
         let mut passed = self.lock();
         (passed.measured, passed.target) = (measured, Some(target));
@@ -123,7 +123,8 @@ impl AttemptProgress {
     }
 
     fn lock(&self) -> MutexGuard<'_, AttemptState> {
-        // A panicked holder cannot leave a broken state, because each change is one assignment.
+        // Poisoning is ignored: a panic cannot leave a half-changed state, because each change is
+        // one assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -134,7 +135,7 @@ pub struct Profiled {
     pub record: ProfileRecord,
     pub memory: Arc<EngineMemory>,
     pub lanes: Lanes,
-    /// Load that the threads put on the GPU, counted next to the load of other models.
+    /// Load that the model's threads put on the GPU. It is part of the sum over all models.
     pub card: Arc<GpuLoad>,
 }
 
@@ -315,7 +316,7 @@ impl Attempt {
         .await
     }
 
-    /// Runs `work` with [`WeightStore::on_a_thread`]. Returns an error if the attempt was already
+    /// Runs `work` with [`WeightStore::on_a_thread`]. Returns an error if the attempt has already
     /// ended.
     async fn on_a_thread<T: Send + 'static>(
         &self,
@@ -403,10 +404,10 @@ impl Attempt {
         .await
     }
 
-    /// Returns the recorded size if this attempt uses a recorded profile. Returns an error if this
-    /// start finds much more or much less room than the recorded size. A recorded size that is
-    /// slightly too large is safe, because it is leased like any other size. A recorded size that
-    /// is much too small is rejected because memory may have been freed since.
+    /// Returns the recorded size if this attempt uses a recorded profile. Returns an error if the
+    /// size `found` by this start differs much from the recorded size. A recorded size that is
+    /// slightly too large is safe, because its lease is refused if memory is short. A recorded size
+    /// that is much too small is rejected, because memory may have been freed since.
     fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
         let Some(written) = &self.warm else { return Ok(None) };
         match written.differs_from(found.max(self.needs.probe_blocks)) {
@@ -415,8 +416,8 @@ impl Attempt {
         }
     }
 
-    /// Returns the memory that is available for the KV cache, including what
-    /// the cache already holds.
+    /// Returns the memory that is available for the KV cache, including the `probe` bytes that the
+    /// cache already has.
     async fn room(&self, probe: Bytes) -> Result<KvCapacity, ProfileError> {
         let available = self.budget.room().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
@@ -447,7 +448,7 @@ impl Attempt {
         Ok(peaks.into_iter().map(|(_, worst_case, peak)| (worst_case, peak)).collect())
     }
 
-    /// Runs a worst case. Its workspace peak must equal the plan to the byte.
+    /// Runs a worst case and returns its workspace peak, which must equal the plan to the byte.
     async fn run_worst_case(
         &self,
         lanes: &Lanes,
@@ -498,8 +499,8 @@ impl Attempt {
     }
 
     fn report_at(&self, what: &'static str, depth: Depth, done: usize) {
-        // One unit for each worst case before sizing, one for backing the KV cache, and one for
-        // each worst case at the final size.
+        // Progress is counted in units: one for each worst case before sizing, one for backing the
+        // KV cache, and one for each worst case at the final size.
         let total = self.stressed() + 1 + self.needs.worst_cases.len();
         (self.progress)(Progress::Profiling { what, depth, done, total });
     }

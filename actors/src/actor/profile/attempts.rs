@@ -31,7 +31,8 @@ pub enum Outcome {
 pub struct AttemptReport {
     /// The attempt's number, from 1.
     pub attempt: u32,
-    /// KV cache size in tokens that the attempt asked for, or would have asked for.
+    /// KV cache size in tokens that the attempt asked for. If the attempt ended before it asked,
+    /// this is the size that it would have asked for.
     pub target_tokens: usize,
     /// The last phase that the attempt reached.
     pub phase: Phase,
@@ -46,7 +47,8 @@ pub struct Attempts {
     ended: u32,
     /// Number of ended attempts that were refused memory.
     shrinks: u32,
-    /// KV blocks of the first target: the planned number, until an attempt has measured the room.
+    /// KV blocks of the first target: the planned number until an attempt has measured the
+    /// available memory, then the measured number.
     first: Option<First>,
     is_pinned: bool,
     /// Times of failed attempts. They limit how many further attempts are allowed.
@@ -60,22 +62,24 @@ struct First {
 }
 
 impl Attempts {
-    /// State before the first attempt. A target that the user fixed never shrinks.
+    /// Returns the state before the first attempt. `is_pinned` means that the user fixed the
+    /// target, which then never shrinks.
     pub fn new(is_pinned: bool) -> Self {
         Attempts { ended: 0, shrinks: 0, first: None, is_pinned, log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1) }
     }
 
-    /// The number of the current attempt, from 0.
+    /// Returns the number of the current attempt, from 0.
     pub fn number(&self) -> u32 {
         self.ended
     }
 
-    /// Number of attempts so far that were refused memory.
+    /// Returns the number of attempts so far that were refused memory.
     pub fn shrinks(&self) -> u32 {
         self.shrinks
     }
 
-    /// KV blocks for which the first measurement found room. `None` before the first measurement.
+    /// Returns the KV cache size that the first measurement yielded, in blocks. Returns `None`
+    /// before the first measurement.
     pub fn measured(&self) -> Option<usize> {
         self.first.filter(|first| first.is_measured).map(|first| first.blocks)
     }
@@ -92,14 +96,14 @@ impl Attempts {
         }
     }
 
-    /// KV blocks that the current attempt asks for. 0 if neither a planned nor a
-    /// measured number is known.
+    /// Returns the KV blocks that the current attempt asks for, or 0 before a planned or measured
+    /// number is known.
     pub fn target(&self) -> usize {
         let shrinks = if self.is_pinned { 0 } else { self.shrinks };
         self.first.map_or(0, |first| shrunk(first.blocks, shrinks))
     }
 
-    /// The report of the current attempt, which asked for `target` blocks.
+    /// Returns the report of the current attempt, which asked for `target` blocks.
     pub fn report(&self, target: usize, phase: Phase, outcome: Outcome) -> AttemptReport {
         AttemptReport { attempt: self.ended + 1, target_tokens: target * BLOCK_TOKENS, phase, outcome }
     }

@@ -24,7 +24,7 @@ pub struct KvChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvCapacity {
     pub total: Bytes,
-    /// Bytes of this process that are not KV cache: overhead and all other leases.
+    /// Bytes of this process outside this model's KV cache: overhead and all other leases.
     pub beside: Bytes,
     /// Bytes that the ledger could grant now.
     pub available: Bytes,
@@ -35,13 +35,14 @@ pub struct KvCapacity {
 }
 
 impl KvChoice {
-    /// The size that the user fixed, in tokens.
+    /// Returns the size that the user fixed, in tokens. A size in bytes is converted.
     pub fn pinned_tokens(&self, shape: KvShape, page: Bytes) -> Option<usize> {
         let of_bytes = |bytes| KvMemory::blocks_in(shape, bytes, page) * BLOCK_TOKENS;
         self.kv_tokens.or_else(|| self.kv_bytes.map(of_bytes))
     }
 
-    /// The share of the remaining memory for the cache, if no size is fixed.
+    /// Returns the KV cache's share of the remaining memory. The share applies only if no size is
+    /// fixed.
     pub fn share(&self, room: &KvCapacity) -> KvShare {
         match (self.device_fraction, self.memory_fraction) {
             (Some(fraction), _) => KvShare::of_whole(fraction, room.total, room.beside),

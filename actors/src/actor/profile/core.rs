@@ -11,9 +11,9 @@ use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity
 /// Maximum number of attempts: the first one and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Limit on retries. An attempt that died is retried as often as one that was refused memory, but
-/// only after a wait. Because of the one-hour window, a model that has served for an hour has all
-/// its attempts again.
+/// Limit on retries. It is the same after a death as after a memory refusal, but a retry after a
+/// death starts only after a wait. Because of the one-hour window, a model that has served for an
+/// hour has all its attempts again.
 pub const ATTEMPTS: Intensity = Intensity {
     restarts_max: ATTEMPTS_MAX as usize - 1,
     within: Duration::from_secs(3600),
@@ -26,15 +26,16 @@ pub const SHRINK_PER_CENT: u64 = 95;
 /// Returns the target after `shrinks` refused attempts: `blocks` times 0.95 to the power of
 /// `shrinks`, in whole blocks.
 pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
-    // 100 to the eighth power leaves room in a u128 for more blocks than any device can hold.
+    // At most eight shrinks are computed at once: the product of 100^8 and the number of blocks of
+    // any device fits in a `u128`.
     let at_once = shrinks.min(8);
     let (of, parts) = (u128::from(SHRINK_PER_CENT).pow(at_once), 100u128.pow(at_once));
     let left = (blocks as u128 * of / parts) as usize;
     if shrinks > at_once { shrunk(left, shrinks - at_once) } else { left }
 }
 
-/// Limits of serving: the sizes that were stressed, and nothing more. This record is the
-/// only source of permits.
+/// Limits for serving: exactly the sizes that were stressed. This record is the only source of
+/// permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProfileRecord {
     pub sequences: usize,
@@ -58,7 +59,7 @@ impl ProfileRecord {
     }
 }
 
-/// Limit on the part of the remaining memory that the KV cache takes.
+/// Limit on the size of the KV cache, relative to the remaining memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KvShare {
     /// A fraction of the remaining memory, above 0 and up to 1. It is set by the user, or is the
@@ -123,7 +124,7 @@ pub struct Sizing {
     pub available: Bytes,
     /// Bytes that the probe's lease already holds.
     pub probe: Bytes,
-    /// Limit on the part of `available + probe` that the KV cache takes.
+    /// Limit on the size of the KV cache, relative to `available + probe`.
     pub share: KvShare,
     /// The size that the user fixed, in tokens.
     pub pinned_tokens: Option<usize>,

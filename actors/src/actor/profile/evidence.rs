@@ -22,8 +22,8 @@ pub struct Evidence {
     pub free: Bytes,
     /// Bytes held by other processes.
     pub foreign: Bytes,
-    /// The GPU of a group that refused or, if the error names none, the GPU with the least memory
-    /// left. `None` for a single device, or if all GPUs have the same amount left.
+    /// For a group of GPUs: the GPU that refused or, if the error names no GPU, the GPU with the
+    /// least memory left. `None` for a single device, or if all GPUs have the same amount left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub card: Option<String>,
     pub said: String,
@@ -51,8 +51,8 @@ impl Evidence {
         Some(Evidence { phase, class: class.cloned(), asked, free, foreign, card, said: error.to_string() })
     }
 
-    /// Lower bound of the missing bytes. If more bytes were free than requested, the driver needed
-    /// an unknown amount for itself, and the result is all requested bytes.
+    /// Returns a lower bound of the missing bytes. If at least the requested bytes were free, the
+    /// driver needed an unknown amount for itself, and all requested bytes are returned.
     pub fn missing(&self) -> Bytes {
         match self.asked.saturating_sub(self.free) {
             Bytes::ZERO => self.asked,
@@ -83,8 +83,8 @@ impl ProfileError {
 /// The requested bytes, and the free bytes if they are known.
 type AskedAndFree = (Bytes, Option<Bytes>);
 
-/// Every refusal of the ledger counts as a memory refusal: memory is short, or the cause may be
-/// gone by the next attempt.
+/// Returns the bytes of a refusal by the ledger. Every such refusal counts as a memory refusal:
+/// either memory is short, or the cause may be gone by the next attempt.
 fn ledgers(refusal: &Refusal) -> AskedAndFree {
     match refusal {
         Refusal::Short { asked, available, .. } => (*asked, Some(*available)),
@@ -133,7 +133,7 @@ mod tests {
         ProfileError::Stress { worst_case: "largest step", source }
     }
 
-    /// An error of a device that was asked for 9 MiB and has 3 MiB free.
+    /// The error of a device with 3 MiB free when 9 MiB are requested.
     fn refused() -> DeviceError {
         DeviceError::Refused { asked: MIB(9), free: MIB(3), hint: String::new() }
     }

@@ -1,4 +1,4 @@
-//! Deliberate memory refusals, with which a user can see how a start reacts.
+//! Deliberate memory refusals, to test how a start reacts.
 
 use std::str::FromStr;
 
@@ -6,10 +6,10 @@ use bursar_budgets::Hint;
 
 use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 
-/// The phases and attempts in which memory is refused, once each. Empty by default.
+/// The phases and attempts in which memory is refused once. Empty by default.
 ///
-/// Written as `PHASE:N[,PHASE:N]`: memory is refused once in that phase of each of the first N
-/// attempts that reach it.
+/// The text form is `PHASE:N[,PHASE:N]`: each of the first N attempts is refused memory once in
+/// that phase, if it reaches the phase.
 ///
 /// ```
 /// use bursar_actors::profile::{FaultPlan, Phase};

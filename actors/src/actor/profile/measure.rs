@@ -23,8 +23,9 @@ use crate::{
     tree,
 };
 
-/// Time limits on a host and on a GPU. Each applies once to all measured steps and once to all
-/// measured encoder batches. Sizes that are not measured are extrapolated.
+/// Time limits of the measurement: the first on a host, the second on a GPU. The limit applies to
+/// all measured steps together, and again to all measured encoder batches together. The times of
+/// sizes that were not measured are extrapolated.
 const ALLOWED: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1500));
 
 /// Number of runs of each sample. The fastest run counts, because the first one loads kernels and
@@ -43,7 +44,7 @@ const PATCHES: [usize; 3] = [1024, 4096, 16_384];
 const SHORT: usize = 512;
 
 /// A step to measure. Its prompts have `prompt` tokens in total, each prompt after `cached` cached
-/// tokens. They run together with `decoding` sequences that have `context` tokens each.
+/// tokens. The prompts run together with `decoding` sequences that have `context` tokens each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
     prompt: usize,
@@ -73,8 +74,8 @@ impl Sizes {
         let most = (self.step_tokens - beside).min((self.sequences - beside) * short);
         let alone = |decoding, context| Sample { prompt: 0, cached: 0, decoding, context };
         let mixed = |prompt: usize| Sample { prompt: prompt.min(most), cached: 0, decoding: beside, context: short };
-        // The same number of prompt tokens, at the end of a full context. The additional time is
-        // spent on attention to the cached tokens.
+        // The same number of prompt tokens as in `mixed(short)`, but at the end of a full context.
+        // The additional time is spent on attention to the cached tokens.
         let pairs = Sample { cached: long - short, ..mixed(short) };
         let mut samples = vec![alone(1, short), mixed(PROMPTS[0]), alone(self.sequences, short), mixed(PROMPTS[1])];
         samples.extend([mixed(short), pairs, alone(self.sequences, long), mixed(PROMPTS[2]), mixed(PROMPTS[3])]);
@@ -103,7 +104,8 @@ impl Sample {
         work
     }
 
-    /// Returns the step. Its sequences share the same blocks, because no block has content yet.
+    /// Returns the sample as a step. All sequences use the same KV blocks, because no block has
+    /// content yet.
     fn batch(&self, blocks: usize, vocabulary: usize) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();
@@ -128,7 +130,7 @@ impl Sample {
 struct Clock {
     begun: Instant,
     allowed: Duration,
-    /// Size and fastest time of the latest sample.
+    /// Size, in tokens or patches, and fastest time of the latest sample.
     last: Option<(usize, Duration)>,
 }
 
@@ -165,8 +167,8 @@ impl Clock {
 }
 
 impl Attempt {
-    /// Returns the costs of steps and encoder batches at the final size of `blocks` KV blocks. They
-    /// come from a recorded profile if one applies and contains them.
+    /// Returns the costs of steps and encoder batches at the final size of `blocks` KV blocks. If a
+    /// recorded profile applies and contains costs, its costs are returned.
     pub(super) async fn measure_costs(
         &self,
         lanes: &Lanes,
@@ -238,7 +240,7 @@ impl Attempt {
             let side = merge.tokens(wanted.min(most).min(largest)).isqrt() * merge.side();
             let grid = config.tile().unwrap_or(Grid { t: 1, h: side as u32, w: side as u32 });
             let count = wanted.min(most) / grid.patches().max(1);
-            // The patches of the rank that gets the most pictures. A batch of a single picture with
+            // Patches of the rank that gets the most pictures. A batch of a single picture with
             // this many patches would take as long, because one rank encodes it.
             let patches = grid.patches() * count.div_ceil(self.model.picture_ranks());
             let is_larger = launches.last().is_none_or(|last| last.patches < patches);

@@ -44,9 +44,9 @@ pub struct MemoryRequirements {
     pub exchange: Option<Bytes>,
     /// Shape of the keys and values of one token.
     pub kv_shape: KvShape,
-    /// KV blocks that host memory is to hold; see [`with_host`](Self::with_host).
+    /// Number of KV blocks for which host memory is planned; see [`with_host`](Self::with_host).
     pub host_slots: usize,
-    /// Rows of picture embeddings that host memory is to hold.
+    /// Number of rows of picture embeddings for which host memory is planned.
     pub host_rows: usize,
     /// Bytes of one row of the encoder cache.
     pub row_bytes: Bytes,
@@ -60,18 +60,18 @@ pub struct MemoryRequirements {
 /// have that many tokens in total.
 const PROBE_TOKENS: usize = 8192;
 
-/// Bytes that the driver takes for one layer of a captured step. This is an estimate, because the
-/// driver takes pieces of 2 MiB: 300 launches took 0.7 MiB, and a layer has a dozen launches. The
-/// real number is measured and leased at capture.
+/// Bytes that the driver allocates for one layer of a captured step. This is an estimate, because
+/// the driver allocates in pieces of 2 MiB: 300 launches used 0.7 MiB, and a layer has a dozen
+/// launches. The real number is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
-/// Bytes that the driver takes on a GPU for the streams of two lanes and their first launches. This
-/// is an estimate. Once taken, these bytes count as overhead, or as foreign memory if the driver
-/// does not attribute them to this process.
+/// Bytes that the driver allocates on a GPU for the streams of two lanes and their first launches.
+/// This is an estimate. Once allocated, these bytes count as overhead, or as foreign memory if the
+/// driver does not attribute them to this process.
 const LANES: Bytes = Bytes(8 << 20);
 
-/// Divisor of the host memory that is used for picture embeddings: they get one eighth. In a 7B
-/// model, a row is an eighth of the size of one token's keys and values.
+/// Divisor of the host memory: picture embeddings get one eighth of it. In a 7B model, a row is an
+/// eighth of the size of one token's keys and values.
 const HOST_ROWS_PART: u64 = 8;
 
 /// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before
@@ -91,9 +91,9 @@ const HOST_ROWS_PART: u64 = 8;
 /// request + max(request, LAUNCHES * encoder batch rows + 2 * step tokens)
 /// ```
 ///
-/// More rows would not increase throughput: a lane that runs further ahead only waits
-/// later. More rows would only keep more pictures of ended requests, which later turns of
-/// a conversation show again.
+/// More rows would not increase throughput: a lane that runs further ahead only waits later. More
+/// rows would only let the cache keep more pictures of ended requests, for later turns of a
+/// conversation that show the same pictures.
 pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
     let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
     let launch = merge.tokens(envelope.launch_patches);
@@ -109,7 +109,7 @@ impl MemoryRequirements {
     /// # Errors
     /// Returns an error if shapes do not match. A plan cannot run out of memory.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
-        // Whole pages are leased, so the rows fill the last page.
+        // Whole pages are leased, so the cache gets as many rows as fit into its last page.
         let row_bytes = model.picture_row_bytes(&target);
         let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
@@ -150,8 +150,8 @@ impl MemoryRequirements {
             probe_blocks,
             graphs,
             exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
-                // Room for one all-reduce of the activations of a whole step. Logits are gathered
-                // some rows at a time, so there must be room for at least one row of them.
+                // Room for one all-reduce of the activations of a whole step. Logits are gathered a
+                // few rows at a time, so there must be room for at least one row of logits.
                 let decoder = model.config().decoder();
                 let share = decoder.share(model.rank()).expect("the model was planned for its rank");
                 let logits = DType::F32.bytes(share.tokens_of_each());
@@ -203,8 +203,8 @@ impl MemoryRequirements {
         self.exchange.map(|largest| CudaLink::bytes(largest).round_up(self.page))
     }
 
-    /// Returns the memory plan with one line per claimant. The KV cache is planned with
-    /// its minimum, the probe.
+    /// Returns the memory plan with one line per claimant. The KV cache has its minimum size, which
+    /// is the size of the probe.
     pub fn memory_plan(&self) -> MemoryPlan {
         let how = self.blocks_in_words(self.probe_blocks);
         let mut plan = self.memory_beside_kv();
@@ -212,8 +212,8 @@ impl MemoryRequirements {
         plan
     }
 
-    /// Returns the memory plan with this many blocks of
-    /// KV cache; see [`memory_plan`](Self::memory_plan).
+    /// Returns the memory plan with a KV cache of `blocks` blocks; see
+    /// [`memory_plan`](Self::memory_plan).
     pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
         let how = self.blocks_in_words(blocks);
         let mut plan = self.memory_beside_kv();
@@ -245,7 +245,7 @@ impl MemoryRequirements {
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
-            // Each size has two graphs: one for greedy sampling, one for any sampling.
+            // Each captured size has two graphs: one for greedy sampling, one for any sampling.
             let (graphs, layers) = (2 * shape.buckets().len(), self.kv_shape.layers);
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
@@ -286,7 +286,7 @@ mod tests {
 
     const MERGE: MergeSize = MergeSize::new(2);
 
-    /// An envelope of 1,024 rows per picture and encoder batch.
+    /// An envelope with 1,024 cache rows for each picture and for each encoder batch.
     fn envelope() -> Envelope {
         Envelope { largest_pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
     }
@@ -328,8 +328,8 @@ mod tests {
         let page = Bytes::mib(2);
         let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
-        // Measured on 2026-11-21: the GPU's total memory; the context, loaded code and captured
-        // graphs; and the canary.
+        // Measured on 2026-11-21: the GPU's total memory, and 563 MiB for the context, loaded code
+        // and captured graphs. The canary is 256 MiB.
         let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
         let available = card.saturating_sub(beside).saturating_sub(plan.total());
@@ -368,7 +368,8 @@ mod tests {
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
         assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
-        // First 70 graphs of 4 layers plus 8 MiB, in whole pages, then 10 graphs.
+        // 256 sequences have 70 graphs of 4 layers, plus 8 MiB, in whole pages; 10 sequences have
+        // 10.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }

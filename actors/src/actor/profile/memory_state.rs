@@ -12,7 +12,7 @@ pub struct MemoryState {
     pub foreign: Bytes,
     /// Bytes kept free on purpose. `None` for the runtime's default.
     pub canary: Option<Bytes>,
-    /// The device's page size: the unit in which memory is taken.
+    /// The device's page size: the unit in which memory is backed.
     pub page: Bytes,
     /// Whether the device is host memory in place of a GPU.
     pub is_host: bool,
@@ -49,11 +49,13 @@ impl MemoryState {
         }
     }
 
-    /// Returns the state according to a ledger, for a model that already holds `leased` bytes.
+    /// Returns the state according to a ledger. The model in question already holds `leased` bytes,
+    /// which are not counted as in use.
     pub fn of_ledger(ledger: &Snapshot, leased: Bytes, page: Bytes, is_host: bool) -> Self {
         let overhead = (ledger.overhead + ledger.granted).saturating_sub(leased);
         let Snapshot { total, foreign, canary_wanted, .. } = *ledger;
-        // A default canary is stored as `None`, because the default of a larger device differs.
+        // A default canary is stored as `None`, because the default depends on the size of the
+        // device.
         let canary = Some(canary_wanted).filter(|canary| *canary != default_canary(total));
         MemoryState { total, overhead, foreign, canary, page, is_host }
     }
@@ -63,7 +65,7 @@ impl MemoryState {
         self.canary.unwrap_or_else(|| default_canary(self.total))
     }
 
-    /// Bytes that can be leased.
+    /// Returns the bytes that can be leased.
     pub fn available(&self) -> Bytes {
         let taken = self.overhead.saturating_add(self.foreign).saturating_add(self.canary());
         self.total.saturating_sub(taken)

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::KvChoice;
 
-/// The facts that a profile depends on, each with a name and its value as text. Two
-/// profiles are interchangeable if all facts are equal. If not, the names of the facts that
-/// differ are the reason.
+/// The facts that a profile depends on, each with a name and its value as text. Two profiles are
+/// interchangeable if all facts are equal. Otherwise the facts that differ explain why a profile
+/// does not apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ProfileKey(BTreeMap<String, String>);
@@ -108,7 +108,8 @@ impl ProfileKey {
     }
 }
 
-/// Keeps 64 of the 256 bits: enough against accidental collisions, and short enough for a sentence.
+/// Keeps 64 of the 256 bits, which are enough to avoid accidental collisions and short enough to
+/// show in a message.
 fn short(digits: String) -> String {
     digits.chars().take(16).collect()
 }
@@ -128,7 +129,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// A difference between two values that can be shown.
+    /// Returns the difference between two values, which are stored as text.
     pub fn of<T: ToString>(what: &str, was: Option<T>, is: Option<T>) -> Self {
         let (was, is) = (was.map(|was| was.to_string()), is.map(|is| is.to_string()));
         Difference { what: what.to_owned(), was, is }

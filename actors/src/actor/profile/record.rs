@@ -12,8 +12,8 @@ use super::{Difference, ProfileKey, RecordedProfile};
 /// The version of the file format. Files of other versions are rejected.
 const FORMAT: u32 = 4;
 
-/// Number of profiles that a file keeps, latest first. It covers the configurations between which a
-/// user alternates, such as chat and benchmark.
+/// Number of profiles that a file keeps, latest first. Four are enough for the configurations
+/// between which a user alternates, such as chat and benchmark.
 const KEPT: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ struct Book {
     profiles: Vec<RecordedProfile>,
 }
 
-/// The only field that is read before the format version is known.
+/// The format version of a file, which is read before any other field.
 #[derive(Deserialize)]
 struct Cover {
     format: u64,
@@ -90,9 +90,9 @@ impl RecordPath {
         Ok(Book::parse(&content)?.find(profile_key))
     }
 
-    /// Records a profile and replaces the one with an equal key. A file that cannot be used is
-    /// replaced. If two processes write at the same time, one profile may be lost and is then
-    /// measured again later. Blocks.
+    /// Records a profile and replaces the recorded profile with an equal key, if there is one. A
+    /// file that cannot be used is replaced. If two processes write at the same time, one profile
+    /// may be lost and is then measured again later. Blocks.
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].
@@ -130,8 +130,8 @@ impl Book {
             let differences = ProfileKey::differences(&profile.profile_key, profile_key);
             (profile, differences)
         });
-        // If several profiles are equally near, the latest is chosen, because the file lists the
-        // latest first.
+        // If several profiles have equally few differences, the latest is chosen, because the file
+        // lists the latest first.
         match with_differences.min_by_key(|(_, differences)| differences.len()) {
             None => RecordLookup::Nothing,
             Some((profile, differences)) if differences.is_empty() => RecordLookup::Applies(profile),

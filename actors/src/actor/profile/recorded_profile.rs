@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{ATTEMPTS_MAX, Difference, MemoryRequirements, ProfileKey, ProfileRecord};
 use crate::pace::MeasuredCosts;
 
-/// The measurements of a start and the facts that they depend on. A later start reuses three
-/// results: the size of the KV cache, the right to run each worst case once instead of twice, and
-/// the fastest algorithm for each GEMM. The permits of the later start come from its own
+/// The measurements of a start and the facts that they depend on. A later start reuses the size of
+/// the KV cache, the fastest algorithm for each GEMM, and the measured times. It also runs each
+/// worst case once instead of twice. The permits of the later start come from its own
 /// [`ProfileRecord`], with limits from its envelope and newly measured peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +48,7 @@ pub struct Peak {
 }
 
 impl RecordedProfile {
-    /// Returns the profile of a start that measured.
+    /// Returns the profile to record after a start that took new measurements.
     pub fn of(profile_key: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
@@ -69,10 +69,10 @@ impl RecordedProfile {
         }
     }
 
-    /// Compares the recorded size with `found`, the number of blocks for which a new measurement
-    /// after the same number of refusals finds room. Returns the difference, or `None` if the sizes
-    /// are about equal. A difference of up to one 64th is ignored: the driver takes a few pages
-    /// more or less each time, and that is not worth running all worst cases.
+    /// Compares the recorded size with `found`, the number of blocks that a new measurement yields
+    /// for the same number of refusals. Returns the difference, or `None` if the sizes are about
+    /// equal. A difference of up to one 64th is ignored: the driver allocates a few pages more or
+    /// less each time, which does not justify running all worst cases again.
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
         // The file may have been edited, so it can hold any number.
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
@@ -116,7 +116,8 @@ fn peak(worst_case: &str) -> String {
     format!("the peak of '{worst_case}'")
 }
 
-/// The minimum number of KV blocks: the probe, and at least one whole context.
+/// Returns the minimum number of KV blocks: the blocks of the probe, but at least enough for one
+/// whole context.
 fn least_blocks(needs: &MemoryRequirements, envelope: &Envelope) -> usize {
     needs.probe_blocks.max(envelope.context_tokens.div_ceil(BLOCK_TOKENS))
 }

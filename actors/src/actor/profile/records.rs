@@ -23,8 +23,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Uses the profile `warm`, if one applies. Its tuning replaces the tuning
-    /// that `executor` has measured.
+    /// Creates the access to a model's profiles. `warm` is the recorded profile that applies, if
+    /// there is one; its tuning replaces the tuning that `executor` has measured.
     pub(crate) fn new(
         place: RecordPath,
         profile_key: ProfileKey,

@@ -7,7 +7,7 @@ use bursar_model::Depth;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StressLevel {
     /// Worst cases run once, at the final size, through the layers that prove the planned peaks.
-    /// Used for host memory, which is never refused.
+    /// This level is used on a host, where memory is never refused.
     Proof,
     /// Before sizing, worst cases run through a few layers, so that the driver loads kernels and
     /// autotuning measures GEMMs. At the final size they run through all layers.
@@ -17,7 +17,8 @@ pub enum StressLevel {
 }
 
 impl StressLevel {
-    /// Returns the level for this kind of memory, unless the user asks for full stress.
+    /// Returns the level for host memory or for a GPU. If the user asks for full stress, returns
+    /// [`Full`](StressLevel::Full).
     pub fn of(full_stress: bool, is_host: bool) -> Self {
         match (full_stress, is_host) {
             (true, _) => StressLevel::Full,

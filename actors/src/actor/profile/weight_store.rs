@@ -24,8 +24,8 @@ pub struct WeightStore {
 
 #[derive(Default)]
 struct Contents {
-    /// Attempts up to this generation have ended. A late thread of such an attempt
-    /// may not start anything.
+    /// Attempts up to this generation have ended. A late thread of such an attempt must not take
+    /// memory or start a thread.
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Models>,
@@ -81,7 +81,7 @@ impl WeightStore {
     }
 
     /// Records that weights are being copied for `owner`. The copying thread holds the guard.
-    /// Returns `None` if the attempt was ended before.
+    /// Returns `None` if the attempt has already ended.
     #[must_use]
     pub fn begin_loading(&self, generation: u64, owner: Owner) -> Option<AtWork> {
         let mut contents = self.contents();
@@ -91,7 +91,7 @@ impl WeightStore {
     }
 
     /// Records that memory is being taken for an attempt. The thread that takes the memory holds
-    /// the guard. Returns `None` if the attempt was ended before.
+    /// the guard. Returns `None` if the attempt has already ended.
     #[must_use]
     pub fn begin(&self, generation: u64) -> Option<AtWork> {
         self.contents().begin(generation)
@@ -99,7 +99,7 @@ impl WeightStore {
 
     /// Runs `work`, which takes memory for an attempt, on a blocking thread. Ending the attempt
     /// waits for this thread, so that no memory is taken while the attempt's bytes are being
-    /// returned. Returns `None` if the attempt was ended before.
+    /// returned. Returns `None` if the attempt has already ended.
     ///
     /// # Errors
     /// The error of `work`, or [`ProfileError::Died`] if `work` panics.
@@ -117,10 +117,10 @@ impl WeightStore {
         outcome.map(Some)
     }
 
-    /// Starts the threads that use an attempt's memory, and records them. Threads of `before` that
-    /// still run are kept. Starting a GPU lane allocates page-locked memory, so this function uses a
-    /// blocking thread of tokio. Returns `None` if the attempt is being ended; in that case no new
-    /// thread is left running.
+    /// Starts the threads that use an attempt's memory, and stores their handles. Threads of
+    /// `before` that still run are kept. Starting a GPU lane allocates page-locked memory, so this
+    /// function uses a blocking thread of tokio. Returns `None` if the attempt is being ended; in
+    /// that case no new thread is left running.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
@@ -143,8 +143,9 @@ impl WeightStore {
         Ok(started.await?.flatten())
     }
 
-    /// Records the threads that use an attempt's memory. Returns false if the attempt was ended
-    /// before. In that case the threads must get no work, because the memory may be gone.
+    /// Stores the handles of the threads that use an attempt's memory. Returns `false` if the
+    /// attempt has already ended. In that case the threads must get no work, because their memory
+    /// may be released.
     #[must_use]
     fn keep_lanes(&self, generation: u64, lanes: Lanes) -> bool {
         let mut contents = self.contents();
@@ -176,7 +177,7 @@ impl WeightStore {
         }
     }
 
-    /// Keeps the lease of the host memory to which the weights will be copied.
+    /// Stores the lease of the host memory to which the weights will be copied.
     pub fn keep_host(&self, lease: Lease) {
         self.contents().host = Some(Arc::new(lease));
     }
@@ -190,8 +191,8 @@ impl WeightStore {
         self.contents().is_away()
     }
 
-    /// Begins to copy the weights to the host memory that was leased for them, on a separate
-    /// thread. Requests may still run, because nothing writes to the weights. Ending the attempt
+    /// Begins to copy the weights on a separate thread to the host memory that was leased for them.
+    /// Requests may still run, because nothing writes to the weights. Ending the attempt
     /// `generation` waits for the copy.
     pub fn copy_ahead(&self, generation: u64) {
         let Some(at_work) = self.begin(generation) else { return };
@@ -223,7 +224,7 @@ impl WeightStore {
         let copied = Copied { copy: Arc::new(segment.copy_out()?), backed: segment.backed(), is_away: false };
         debug!(took = ?started.elapsed(), "weights copied to host memory");
         let mut contents = self.contents();
-        // If the lease was removed during the copy, the model stays awake.
+        // If the lease was removed during the copy, the model stays awake and needs no copy.
         if !contents.host.as_ref().is_some_and(|now| Arc::ptr_eq(now, &host)) {
             return Ok(None);
         }
@@ -233,7 +234,7 @@ impl WeightStore {
 
     /// Moves the weights to the host memory that was leased for them, and unbacks their device
     /// memory. Their addresses stay reserved, so the model is unchanged once the weights are
-    /// [back](Self::bring_back). Blocks. No lane may exist. Returns false if no host memory was
+    /// [back](Self::bring_back). Blocks. No lane may exist. Returns `false` if no host memory was
     /// leased, or if no weights are loaded.
     ///
     /// # Errors
@@ -256,8 +257,8 @@ impl WeightStore {
         self.contents().copy.is_some()
     }
 
-    /// Bytes to back before the weights can be brought [back](Self::bring_back). `None` if the
-    /// weights are on the device.
+    /// Returns the bytes to back before the weights can be brought [back](Self::bring_back).
+    /// Returns `None` if the weights are on the device.
     pub fn bytes_away(&self) -> Option<Bytes> {
         self.contents().copy.as_ref().filter(|copied| copied.is_away).map(|copied| copied.backed)
     }
@@ -305,7 +306,7 @@ impl WeightStore {
         }
     }
 
-    /// Returns the owner of weights that were leased but not fully loaded, if there is one.
+    /// Removes and returns the owner of weights that were leased but not fully loaded, if any.
     pub fn take_unfinished(&self) -> Option<Owner> {
         let mut contents = self.contents();
         match contents.model {
@@ -314,9 +315,9 @@ impl WeightStore {
         }
     }
 
-    /// Takes the model out, with the owner of the lease of its weights. Drop the model only after
-    /// that owner is cleared. Clearing the owner unmaps the weights, which is slow, so that nothing
-    /// is left to unmap in the drop.
+    /// Removes and returns the model and the owner of its weights' lease. Drop the model only after
+    /// that owner is cleared: clearing the owner unmaps the weights, which is slow, and then the
+    /// drop has nothing left to unmap.
     pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
         let (owner, model) = {
             let mut contents = self.contents();
@@ -336,7 +337,7 @@ impl WeightStore {
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // A poisoned lock is still valid, because no code panics while it holds this lock.
+        // Poisoning is ignored, because no code panics while it holds this lock.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -41,13 +41,13 @@ use crate::{
 ///
 /// The state is in this field and not in ractor's `State`. ractor sends an actor's `State` along
 /// with the event that reports the actor's end, and that event may stay in the mailbox of a user's
-/// supervisor for a long time. Chats and memory in the state would stay alive as long, and a chat
-/// that the user's supervisor itself waits for would never end.
+/// supervisor for a long time. If the state were in `State`, its chats and memory would stay alive
+/// for as long. A chat for which the user's supervisor itself waits would then never end.
 #[derive(Default)]
 pub struct RuntimeActor(Mutex<Option<RuntimeState>>);
 
 impl RuntimeActor {
-    /// Locks the state. Only one handler runs at a time, so this never waits.
+    /// Locks the state. Only one handler runs at a time, so the lock is always free.
     async fn state(&self) -> MappedMutexGuard<'_, RuntimeState> {
         MutexGuard::map(self.0.lock().await, |state| state.as_mut().expect("it is there before the first message"))
     }
@@ -68,8 +68,8 @@ pub struct RuntimeArguments {
     /// How many restarts of the budget are tolerated, and within what time.
     pub budget_intensity: Intensity,
     pub watch: WatchOptions,
-    /// If set, models are put to sleep to make room for other models, and a model with requests
-    /// stays awake for at least this long.
+    /// If set, models are put to sleep to make room for other models. A model with requests stays
+    /// awake for at least this long.
     pub turn: Option<Duration>,
 }
 
@@ -96,7 +96,7 @@ struct Engine {
     arguments: EngineArguments,
     /// Credits of the model's running requests.
     requests: Credits,
-    /// Labels of the model's info gauge. Set when the model is first READY.
+    /// Labels of the model's info gauge. `None` until the model is READY for the first time.
     known: Option<Known>,
 }
 
@@ -112,7 +112,7 @@ impl Engine {
 struct Known(Label, Architecture, Dtype, Quantization, KvCacheDtype);
 
 impl Known {
-    /// Sets whether the model is shown as loaded.
+    /// Sets whether the info gauge shows the model as loaded.
     fn show(&self, is_there: bool) {
         let Known(model, architecture, dtype, quantization, kv_cache_dtype) = self.clone();
         metric::MODEL_INFO.set(&(model, architecture, dtype, quantization, kv_cache_dtype), is_there);
@@ -157,7 +157,8 @@ impl Actor for RuntimeActor {
         Ok(())
     }
 
-    /// Never waits for the budget actor, because this actor must be free to restart it.
+    /// Handles a message. This function never waits for the budget actor, because the runtime actor
+    /// must be able to restart the budget actor at any time.
     async fn handle(
         &self,
         myself: ActorRef<RuntimeMessage>,
@@ -190,8 +191,8 @@ impl Actor for RuntimeActor {
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
-        // The callers are answered below. Without an answer they would get an error that says that
-        // the runtime has gone.
+        // The waiting callers are answered below, because otherwise they would get the error that
+        // the runtime has ended.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
         drop(state);

@@ -45,8 +45,8 @@ pub struct Rules {
     pub device: Intensity,
     /// Whether a lost device can have a successor.
     pub has_successor: bool,
-    /// If set, models are put to sleep to make room for other models, and a model with requests
-    /// stays awake for at least this long.
+    /// If set, models are put to sleep to make room for other models. A model with requests stays
+    /// awake for at least this long.
     pub turn: Option<Duration>,
 }
 
@@ -59,9 +59,9 @@ pub struct RuntimeCore<P: Parts> {
     lost: Option<Vec<Load<P>>>,
     budget: Child,
     models: BTreeMap<String, Model<P::Waiter, P::Sleeper>>,
-    /// Names of the models that wait for their turn to start, in that order.
+    /// Names of the models that wait for their turn to start, in queue order.
     waiting: VecDeque<String>,
-    /// Number of the next engine. The number of a load is the number of its first engine.
+    /// Number that the next engine gets. A load is identified by the number of its first engine.
     next_generation: u64,
     shutdown: Option<Shutdown<P::Waiter>>,
     /// Effects of the step in progress.
@@ -103,7 +103,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.models.get(name).is_some_and(Model::is_forgotten)
     }
 
-    /// Takes the shutdown, if one was requested, so that its callers can be answered.
+    /// Removes and returns the shutdown, if one was requested, so that its callers can be answered.
     pub fn take_shutdown(&mut self) -> Option<Shutdown<P::Waiter>> {
         self.shutdown.take()
     }
@@ -198,8 +198,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Begins to end a model, unless it is ending already. If its weights are being moved,
-    /// it ends after that.
+    /// Begins to end a model, unless it is already ending. If its memory is being released for a
+    /// sleep, the model ends after the release.
     fn end(&mut self, name: String, reason: String) {
         let of_shutdown = self.shutdown.is_some();
         let Some(model) = self.models.get_mut(&name) else { return };
@@ -291,7 +291,7 @@ impl<P: Parts> RuntimeCore<P> {
     fn device_made(&mut self, made: Result<P::Device, DeviceError>, now: Duration) {
         let device = match made {
             Ok(device) => device,
-            // The runtime is shutting down, so its models end without a new device.
+            // The runtime is shutting down, so its models end and need no new device.
             Err(_) if self.shutdown.is_some() => return,
             Err(error) => return self.effects.push(Effect::Fail { reason: error.to_string() }),
         };

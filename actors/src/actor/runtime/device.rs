@@ -24,8 +24,8 @@ pub enum DeviceChoice {
     AutoRanks(usize, Bytes),
     /// Several GPUs as one device: each model is sharded over them.
     CudaRanks(Vec<usize>),
-    /// Several host devices as one device, in place of GPUs: each model is sharded over them.
-    /// Each has this capacity.
+    /// Several host devices as one device, in place of GPUs: each model is sharded over them. Each
+    /// host device has this capacity.
     HostRanks(usize, Bytes),
     /// The fewest devices on which the models that will be loaded fit.
     MinDevices(Box<MinDevicesFor>),
@@ -37,17 +37,17 @@ pub enum DeviceChoice {
     Made(MakeDevice),
 }
 
-/// Choice of the fewest devices on which each of these models fits by plan, and over which its
-/// attention heads can be sharded.
+/// Request for the fewest devices on which each of the models fits according to its plan, and over
+/// which the model's attention heads can be sharded.
 #[derive(Clone)]
 pub struct MinDevicesFor {
     /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. The
     /// devices with the most free memory are taken. A device that the caller provides is used
     /// unchanged.
     pub of: DeviceChoice,
-    /// The models that the runtime will load, with their options. Each is planned as if it
-    /// were the only model. The result is the largest number of devices that any model needs
-    /// or asks for ([`LoadOptions::ranks`]).
+    /// The models that the runtime will load, with their options. Each model is planned as if it
+    /// were the only one. The result is the largest number of devices that any model needs or asks
+    /// for ([`LoadOptions::ranks`]).
     pub models: Vec<(ModelSource, LoadOptions)>,
 }
 
@@ -57,7 +57,7 @@ impl fmt::Debug for MinDevicesFor {
     }
 }
 
-/// Creates a device. May block.
+/// A function that creates a device. It may block.
 pub type MakeDevice = Arc<dyn Fn() -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
 
 impl fmt::Debug for DeviceChoice {
@@ -80,7 +80,8 @@ pub(super) struct Opened {
     pub(super) device: Arc<dyn Device>,
     /// Why host memory is used, if a GPU was wanted.
     pub(super) stands_in: Option<DeviceError>,
-    /// Creates another device of the same kind.
+    /// Function that creates another device of the same kind. `None` if a lost device cannot be
+    /// replaced.
     pub(super) again: Option<MakeDevice>,
 }
 

@@ -21,7 +21,8 @@ use crate::{
     profile::MemoryState,
 };
 
-/// The candidate devices. `opened` has the open devices in the order in which they are taken.
+/// The candidate devices. `opened` contains the open devices in the order in which they will be
+/// used.
 pub(super) struct Candidates {
     of: DeviceChoice,
     pub(super) opened: Vec<Arc<dyn Device>>,
@@ -70,7 +71,7 @@ impl MinDevicesFor {
     }
 }
 
-/// Returns the number of GPUs, up to eight.
+/// Returns the number of GPUs that can be opened, up to eight.
 pub fn gpus() -> usize {
     (0..GPUS_MAX).take_while(|ordinal| CudaDevice::open(*ordinal).is_ok()).count()
 }
@@ -79,7 +80,7 @@ pub fn gpus() -> usize {
 /// settings, and the name under which the weights are missing.
 ///
 /// # Errors
-/// Other files are missing, or a file cannot be read.
+/// A file other than the weights is missing, or a file cannot be read.
 pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<String>), CheckpointError> {
     match Checkpoint::open(files.clone()) {
         Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {
@@ -124,7 +125,7 @@ impl Candidates {
         Ok((found, free))
     }
 
-    /// Opens the next device. Returns false if there are no more devices.
+    /// Opens the next device. Returns `false` if there are no more devices.
     fn open_one(&mut self) -> Result<bool, DeviceError> {
         let number = self.opened.len();
         let host = |capacity| Ok(Some(Arc::new(HostDevice::new(HostConfig::new(capacity))?) as Arc<dyn Device>));
@@ -170,7 +171,7 @@ impl Candidates {
 
     /// Returns the settings of a model and the target on which the first candidate would run it.
     /// Returns `None` if no candidate is open: either the caller provides the device, or the GPU
-    /// does not exist, which opening it will report.
+    /// does not exist. In the second case, opening the GPU later reports the error.
     pub(super) fn planned(&self, source: &ModelSource, options: &LoadOptions) -> Result<Option<Planned>, StartError> {
         let files = source.origin().clone().bring_settings()?;
         let stored = files.stored_type()?;
@@ -248,8 +249,7 @@ impl Candidates {
     }
 }
 
-/// Granularity of the comparison of free memory: devices with about the same free
-/// memory keep their order.
+/// Step size in which free memory is compared: devices in the same step keep their order.
 const ALIKE: Bytes = Bytes::gib(1);
 
 /// Returns the numbers of devices, sorted by free memory, largest first. Devices with about the

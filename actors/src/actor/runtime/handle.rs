@@ -21,14 +21,14 @@ use crate::{
     tree,
 };
 
-/// Configuration of a runtime. By default it leases the first GPU. Without a GPU, 512 MiB of host
-/// memory are used in its place, and [`Runtime::stands_in`] returns the reason.
+/// Configuration of a runtime. By default the runtime leases the first GPU. Without a GPU, it uses
+/// 512 MiB of host memory instead, and [`Runtime::stands_in`] returns the reason.
 #[derive(Clone)]
 pub struct RuntimeConfig {
     /// The device. Default: [`DeviceChoice::Auto`] with 512 MiB.
     pub device: DeviceChoice,
-    /// Device bytes that are kept free on purpose. They are given up first when another process
-    /// takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
+    /// Device bytes that are kept free on purpose. These bytes are given up first when another
+    /// process takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
     /// Host memory for decoded pictures of all requests together, and for the
     /// weights of sleeping models.
@@ -39,7 +39,8 @@ pub struct RuntimeConfig {
     /// How often the budget checks the memory of other processes, and how long memory must stay
     /// free before the budget returns it to KV caches.
     pub watch: WatchOptions,
-    /// How often the device may be lost and reopened. One more loss ends the runtime.
+    /// How many losses of the device are tolerated, and within what time. The device is reopened
+    /// after each. One more loss ends the runtime.
     pub device_intensity: Intensity,
     /// If set, models are put to sleep to make room for other models. When the device has no room
     /// for a load or a wake, the least recently used model without requests is put to sleep. If all
@@ -257,7 +258,7 @@ impl Runtime {
     /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown).
     ///
     /// Returns how many requests were cut off at the deadline. A request counts as running until
-    /// its last event has a place in the caller's channel.
+    /// there is a slot for its last event in the caller's channel.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -277,8 +278,8 @@ impl Runtime {
         Ok(tree::SUPERVISED.ask(&self.inner.actor, RuntimeMessage::Supervised).await?)
     }
 
-    /// Returns whether the runtime is alive, and the health of each model. `serve_metrics` returns
-    /// the same at `/health`.
+    /// Returns whether the runtime is alive, and the health of each model. The endpoint of
+    /// `serve_metrics` returns the same data at `/health`.
     ///
     /// ```
     /// # use bursar_actors::{engine::LoadOptions, runtime::{ModelHealth, ModelSource, Runtime, RuntimeConfig}};
@@ -297,7 +298,7 @@ impl Runtime {
         Runtime::health_of(&self.inner.actor).await
     }
 
-    /// Does the same as [`health`](Runtime::health), without keeping the runtime alive.
+    /// Returns the same as [`health`](Runtime::health), without keeping the runtime alive.
     pub(crate) async fn health_of(actor: &ActorRef<RuntimeMessage>) -> Health {
         tree::HEALTH.ask(actor, RuntimeMessage::Health).await.unwrap_or_default()
     }
@@ -345,8 +346,8 @@ impl Runtime {
         &self.inner.budget
     }
 
-    /// Subscribes to everything that happens to the device's memory and its models from now on:
-    /// leases, shrinks, restarts, and models that become ready or end.
+    /// Subscribes to the events of the device's memory and models from now on: leases, shrinks,
+    /// restarts, and models that become ready or end.
     ///
     /// ```
     /// # use bursar_actors::{event::Event, runtime::{Runtime, RuntimeConfig}};

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the runtime supervisor answers within a second. If it does not, only a new runtime
-    /// helps; in most programs, that means a new process.
+    /// Whether the runtime supervisor answers within a second. If it does not answer, only a new
+    /// runtime helps. In most programs, that means a new process.
     pub is_live: bool,
     /// The health of each model, by name. A model that did not start has no entry.
     pub models: BTreeMap<String, ModelHealth>,

@@ -39,7 +39,7 @@ pub struct Supervised {
     pub engines: BTreeMap<String, ActorCell>,
 }
 
-/// The types that the core of this runtime passes on without knowing them.
+/// The types that the core of this runtime passes on without looking at them.
 pub struct ActorParts;
 
 impl Parts for ActorParts {
@@ -49,7 +49,8 @@ impl Parts for ActorParts {
     type Device = Arc<dyn Device>;
 }
 
-/// Messages from users, which are rare, and from the supervisor itself.
+/// Messages of the runtime supervisor. Users send few of them, and the supervisor and its tasks
+/// send the rest.
 pub enum RuntimeMessage {
     /// An input of the core. The supervisor and its tasks send these messages.
     Input(Input<ActorParts>),
@@ -83,7 +84,7 @@ pub enum RuntimeMessage {
     /// A sleep or wake order from a model's handle.
     SleepOrder {
         name: String,
-        /// The load number. Another model may have this name by now.
+        /// The load number, because another model may have this name by now.
         load: u64,
         order: SleepOrder,
     },

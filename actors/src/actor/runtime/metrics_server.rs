@@ -225,8 +225,8 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
     answer("application/json", Value::Array(shown.events()).to_string())
 }
 
-/// Returns the health. Load balancers and process supervisors read the status,
-/// people read the body.
+/// Returns the health as a status code, for load balancers and process supervisors, and as a body
+/// that people can read.
 async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
     let health = shown.health().await;
     let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -255,7 +255,7 @@ mod tests {
     use super::{super::scrape_limit::CONNECTIONS_MAX, *};
     use crate::{event::Event, runtime::ModelHealth};
 
-    /// Bytes that exceed what any system buffers for a client that does not read.
+    /// More bytes than any operating system buffers for a client that does not read.
     const LARGE: usize = 12 << 20;
 
     async fn server() -> MetricsServer {
@@ -325,7 +325,7 @@ mod tests {
             ("GET metrics", "404"),
         ] {
             let said = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
-            // The connection ends although the client did not ask for that.
+            // The connection is closed although the client did not request `connection: close`.
             let heard = rest(client(&server, &said).await).await;
             assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {heard}");
             if asks.contains("health") && status != "404" {

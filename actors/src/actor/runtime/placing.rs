@@ -16,11 +16,12 @@ use crate::engine::{LoadOptions, StartError};
 /// Models to place on devices.
 #[derive(Clone)]
 pub struct Placing {
-    /// The devices to choose from: the named devices or, with [`DeviceChoice::Auto`], all GPUs. Any
-    /// other choice serves all models.
+    /// The devices to choose from: the devices of [`DeviceChoice::CudaRanks`] or
+    /// [`DeviceChoice::HostRanks`] or, with [`DeviceChoice::Auto`], all GPUs. With any other
+    /// choice, all models share the chosen device.
     pub of: DeviceChoice,
     /// Number of devices over which to shard a model that does not set [`LoadOptions::ranks`].
-    /// `None`: as few devices as the model fits on.
+    /// `None` means the fewest devices on which the model fits.
     pub ranks: Option<usize>,
     pub models: Vec<(ModelSource, LoadOptions)>,
     /// Bytes that each device keeps free on purpose. `None` for the default.
@@ -47,7 +48,7 @@ struct Requirement {
     cuts: Vec<usize>,
 }
 
-/// Numbers of the devices, and indices of their models.
+/// Devices, by number, and the models that they serve, by index.
 #[derive(Debug, PartialEq)]
 struct Group {
     devices: Vec<usize>,
@@ -123,9 +124,9 @@ impl Requirement {
 /// Returns groups of devices and their models. A group has as many devices as its first model
 /// needs. Models are placed in descending order of the number of devices that they need, and then
 /// of their weights. `free` has the free bytes of each device. Unused devices with the most free
-/// memory are taken first. If too few unused devices remain for a model, it joins an existing
-/// group: of the groups over which it can be sharded, the one with the most memory left after the
-/// weights of its models.
+/// memory are taken first. If too few unused devices remain for a model, it joins an existing group
+/// over which it can be sharded. If there are several such groups, it joins the group that has the
+/// most memory left after the weights of its models.
 fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each fits on all of them");
     let mut order: Vec<usize> = (0..needs.len()).collect();
@@ -147,8 +148,8 @@ fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
                 devices.sort_unstable();
                 groups.push(Group { devices, models: vec![model] });
             }
-            // The model cannot be sharded over any group. It joins the first group, which is that
-            // of the largest model, and loading it reports the reason.
+            // The model cannot be sharded over any group. The model joins the first group, which
+            // was created for the largest model. Loading the model then reports the reason.
             _ => groups[0].models.push(model),
         }
     }
@@ -186,8 +187,8 @@ mod tests {
         // A model that fits on one device is sharded over both if they form one group.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
         assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one is too few for it");
-        // 70 GiB on each of two devices, and 75 GiB on a third. The `odd` model cannot be sharded
-        // over two devices, as with nine heads.
+        // The weights are 70 GiB on each of two devices, and 75 GiB on a third. The `odd` model
+        // cannot be sharded over two devices, like a model with nine heads.
         let odd = Requirement { cuts: vec![1, 3], ..of(1, 1) };
         let needs = [of(2, 140), of(1, 75), of(1, 2)];
         assert_eq!(spread_over(3, &needs), [(vec![0, 1], vec![0, 2]), (vec![2], vec![1])]);

@@ -1,5 +1,5 @@
 //! Admission to the metrics endpoint: a fixed number of clients, each with a time limit. A new
-//! client does not wait until idle clients leave.
+//! client does not have to wait until idle clients disconnect.
 
 use std::{
     collections::VecDeque,
@@ -26,8 +26,8 @@ use tokio::{
 /// which is bounded too. A scraper needs one connection.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// Time limit of a whole connection, from its acceptance to the last byte. A connection carries one
-/// answer. A scrape takes milliseconds, and Prometheus gives up after 10 s.
+/// Time limit of a whole connection, from its acceptance to the last byte. A connection serves one
+/// request. A scrape takes milliseconds, and Prometheus gives up after 10 s.
 const CONNECTION_MAX: Duration = Duration::from_secs(5);
 
 /// If all connection slots are taken, a client that was admitted this long ago may be evicted. A
@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_millis(50);
 pub(super) struct ScrapeLimit {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    /// Admitted clients, oldest first. Some may have left already.
+    /// Admitted clients, oldest first. Some may have disconnected already.
     clients: VecDeque<Client>,
 }
 

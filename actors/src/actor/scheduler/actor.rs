@@ -31,15 +31,17 @@ use crate::{
     vision::PinnedSet,
 };
 
-/// The `tracing` target of a request's steps. Log filters name it, so it stays when this module moves.
+/// The `tracing` target of events about a request's steps. Log filters use this name, so the name
+/// must not change when this module moves.
 const TARGET: &str = "bursar_actors::scheduler::actor";
 
-/// How long the second step of a burst waits for the other prompts of the burst. With the
-/// resolution of the timer, the wait is one to two milliseconds. For comparison, the first step
-/// takes eleven milliseconds with a prompt of 512 tokens and a model of 7B's shape on an H200.
+/// The time that the second step of a burst waits for the other prompts of the burst. The
+/// resolution of the timer makes the actual wait one to two milliseconds. For comparison, a first
+/// step with a prompt of 512 tokens takes eleven milliseconds with a model of 7B's shape on an
+/// H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// Runs steps as long as there are sequences.
+/// The actor that runs steps as long as there are sequences.
 pub struct SchedulerActor;
 
 pub struct SchedulerArguments {
@@ -50,19 +52,19 @@ pub struct SchedulerArguments {
     pub model: Label,
     /// Bytes of one block over all layers, for metrics.
     pub block_bytes: Bytes,
-    /// Called when a step is refused memory. The engine then replaces this actor.
+    /// The callback for a step that is refused memory. It makes the engine replace this actor.
     pub refused: RefusalSink,
     /// The promised token interval, and the costs used to keep it.
     pub pacing: Pacing,
     pub tenant_weights: TenantWeights,
     /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
-    /// Receives the model's demand for blocks. `None` if the model neither lends nor borrows
-    /// blocks.
+    /// The shared value to which this actor writes the model's demand for blocks. `None` if the
+    /// model neither lends nor borrows blocks.
     pub demand: Option<Arc<SharedKvDemand>>,
-    /// Receives the usage of the blocks.
+    /// The channel on which this actor publishes the usage of the blocks.
     pub kv_use: watch::Sender<KvUse>,
-    /// Receives the events of blocks in the prefix cache.
+    /// The log to which this actor writes the events of blocks in the prefix cache.
     pub block_log: Arc<BlockLog>,
 }
 
@@ -94,7 +96,7 @@ pub struct SchedulerState {
 /// A step that was submitted to the lane and has not ended.
 struct UnderWay {
     has_prompts: bool,
-    /// Whether pictures were encoded when the step was planned.
+    /// Whether pictures were being encoded when the step was planned.
     encodes: bool,
     /// The sequence of each row of logits.
     rows: Vec<ChosenRow>,
@@ -108,8 +110,9 @@ struct UnderWay {
 #[derive(Default)]
 struct Counted {
     generated: usize,
-    /// Tokens of sequences that began (`sought`), and how many of them were cached (`found`).
+    /// Tokens of sequences that began. All of them were looked up in the prefix cache.
     sought: usize,
+    /// Tokens of `sought` that were cached.
     found: usize,
     /// The core's preemptions when they were last recorded.
     preempted: Preemptions,
@@ -187,7 +190,7 @@ impl Actor for SchedulerActor {
                 span.in_scope(|| {
                     debug!(target: TARGET, sequence = sequence.id.0, tokens = sequence.tokens.len(), "waiting for blocks")
                 });
-                // A sequence that had tokens is admitted again because it lost its blocks.
+                // A sequence that already has a token was admitted before and has lost its blocks.
                 let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());
                 let caller = Caller { deliveries, pins, span, has_begun: false, last_token, was_preempted };
                 state.callers.insert(sequence.id, caller);
@@ -246,7 +249,7 @@ impl Drop for SchedulerState {
     }
 }
 
-/// How long a model still counts as waiting for blocks after they were short.
+/// The time for which a model still counts as waiting for blocks after the last shortage.
 const HUNGRY_FOR: Duration = Duration::from_secs(1);
 
 impl SchedulerState {
@@ -269,8 +272,8 @@ impl SchedulerState {
         self.count();
     }
 
-    /// Publishes how much the model needs its blocks. The demand stays at `WaitingForBlocks` for a
-    /// while, so that the budget is not notified at each step.
+    /// Publishes the model's demand for blocks. The demand stays at `WaitingForBlocks` for a while,
+    /// so that the budget is not notified at each step.
     fn tell_need(&mut self) {
         let Some(demand) = &self.arguments.demand else { return };
         let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
@@ -388,8 +391,9 @@ impl SchedulerState {
         Vec::new()
     }
 
-    /// Cancels a sequence whose caller has disconnected. Other sequences may use the blocks that a
-    /// running step fills. The pictures stay until the steps that read them have run.
+    /// Cancels a sequence whose caller has disconnected. A running step still fills the sequence's
+    /// blocks, and other sequences may share these blocks afterwards. The pictures stay pinned
+    /// until the steps that read them have run.
     fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
         let effects = self.core.step(Input::Cancel(sequence));
         if !self.core.is_known(sequence) {
@@ -400,7 +404,9 @@ impl SchedulerState {
         effects
     }
 
-    /// Splits the lane's answer: the time and the token ids for the core, the rest for callers.
+    /// Processes the lane's answer to the oldest step. Delivers the scores to the callers, and
+    /// keeps the chosen tokens until the core reports them. Returns two inputs for the core: the
+    /// duration of the step, and the token ids.
     fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> (Input, Input) {
         let model = &self.arguments.model;
         if is_by_graph {
@@ -413,7 +419,7 @@ impl SchedulerState {
         }
         let UnderWay { rows, scored, launched, has_prompts, encodes } =
             self.under_way.pop_front().expect("the lane answers what it was given, in order");
-        // A step that was queued after another one begins when that one has ended.
+        // A step that was queued after another step begins when the other step has ended.
         let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
         let took = self.stepped_at - begun;
         metric::STEP_SECONDS.record(model, took);
@@ -449,9 +455,9 @@ impl SchedulerState {
         }
     }
 
-    /// The spans of requests whose events the lane records for a step: requests that begin with
-    /// this step, and requests whose prompts the step continues. A decoding request takes one step
-    /// per token, which would be too many events to read.
+    /// Returns the spans of the requests for which the lane records a step: requests that begin
+    /// with this step, and requests whose prompts the step continues. Decoding requests are left
+    /// out, because one event per token would be too many events to read.
     fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
         if !enabled!(target: TARGET, Level::DEBUG) {
             return Vec::new();
@@ -481,7 +487,7 @@ impl SchedulerState {
         let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone());
         let pins = pins.map(|pins| pins as Arc<dyn Send + Sync>).collect();
         let spans = self.spans(&plan);
-        // From here on, only the steps that read these pictures hold them.
+        // From here on, only the steps that read these pictures keep them pinned.
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }

@@ -12,11 +12,13 @@ pub struct SequenceForecast {
     pub to_come: usize,
 }
 
-/// The most tokens that will be held at once, in whole blocks of `block` tokens per sequence.
+/// Returns the most tokens that the sequences will hold at once, by prediction. Each sequence takes
+/// whole blocks of `block` tokens.
 ///
-/// The pool is fullest when some sequence ends. Sort the sequences by their expected tokens, most
-/// first. When the `i`-th sequence ends, the `i` longest are left, and each has grown by the number
-/// of tokens that the `i`-th still expected.
+/// The pool is fullest at a moment when some sequence ends. The sequences are sorted by their
+/// expected tokens, most first. When the `i`-th sequence ends, only the first `i` sequences are
+/// left. Each of them has grown by the number of tokens that the `i`-th sequence was expected to
+/// produce.
 pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize {
     forecasts.sort_by_key(|forecast| std::cmp::Reverse(forecast.to_come));
     let mut held = 0;
@@ -28,8 +30,8 @@ pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize
     peak
 }
 
-/// Lengths of recent replies, by the limit that their requests set. A client that asks for 20
-/// tokens wants another kind of reply than one that asks for 4,000.
+/// Lengths of recent replies, grouped by the token limit that their requests set. A client that
+/// asks for 20 tokens wants another kind of reply than a client that asks for 4,000.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReplyLengths {
     all: Lengths,
@@ -55,17 +57,18 @@ impl ReplyLengths {
         self.by_limit.entry(octave(limit)).or_default().record(tokens);
     }
 
-    /// Tokens that a sequence is expected to produce, after `produced` of at most `limit` tokens,
-    /// with `remaining` tokens allowed.
+    /// Returns the number of further tokens that a sequence is expected to produce. The sequence
+    /// has produced `produced` tokens and may produce `remaining` more. `limit` is the token limit
+    /// of its request.
     ///
     /// Normally, the result is the mean length of the replies longer than `produced`, minus
     /// `produced`, and at least a tenth of `produced`. It uses replies with a similar
     /// limit, or all replies if fewer than `ENOUGH` had a similar limit. Without any
     /// replies, the result is `remaining`.
     ///
-    /// While the pool is `busy`, the result is the length that nine of ten replies longer than
-    /// `produced` did not exceed, minus `produced`. It uses only replies with a similar limit. If
-    /// there are too few of them, the result is `remaining`.
+    /// While the pool is `busy`, the result is the 90th percentile of the lengths of replies longer
+    /// than `produced`, minus `produced`. It uses only replies with a similar limit. If there are
+    /// too few of them, the result is `remaining`.
     ///
     /// The result is always between 1 and `remaining`.
     pub(super) fn expected(&self, limit: usize, produced: usize, remaining: usize, busy: bool) -> usize {
@@ -96,7 +99,7 @@ impl Lengths {
         (*count, *sum) = (*count + 1.0, *sum + tokens as f64);
     }
 
-    /// A bin with a smaller weight has only replies that are too old to count.
+    /// If bins have at most this weight in total, all of their replies are too old to count.
     const WEIGHTLESS: f64 = 0.01;
 
     /// The bins above the bin of `produced`.
@@ -105,15 +108,15 @@ impl Lengths {
         self.bins.range(from..).map(|(_, bin)| *bin)
     }
 
-    /// The mean of the lengths in the bins above `produced`. 0 if there were
-    /// no such replies lately.
+    /// Returns the mean of the lengths in the bins above the bin of `produced`. Returns 0 if there
+    /// were no such replies recently.
     fn mean_beyond(&self, produced: usize) -> f64 {
         let (count, sum) = self.beyond(produced).fold((0.0, 0.0), |all, bin| (all.0 + bin.0, all.1 + bin.1));
         if count > Self::WEIGHTLESS { sum / count } else { 0.0 }
     }
 
-    /// The mean of the bin that nine of ten replies longer than `produced` do not exceed. `None` if
-    /// there were no such replies lately.
+    /// Returns the mean length in the bin with the 90th percentile of the replies longer than
+    /// `produced`. Returns `None` if there were no such replies recently.
     fn most_beyond(&self, produced: usize) -> Option<usize> {
         let all: f64 = self.beyond(produced).map(|(count, _)| count).sum();
         let mut above = 0.0;
@@ -129,9 +132,9 @@ fn octave(tokens: usize) -> u32 {
     tokens.max(1).ilog2()
 }
 
-/// Index of the bin of a length. An octave is the lengths from one power of two to the next, and
-/// has two bins: lengths below one and a half times the smallest length of the octave, and the
-/// lengths above.
+/// Returns the index of the bin for a length. An octave covers the lengths from one power of two to
+/// the next. Its first bin has the lengths below 1.5 times the octave's smallest length, and its
+/// second bin has the rest.
 fn half_octave(tokens: usize) -> u32 {
     let octave = octave(tokens);
     octave * 2 + u32::from(tokens * 2 >= 3 << octave)

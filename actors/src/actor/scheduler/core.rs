@@ -2,11 +2,11 @@
 //! next to decode (Sarathi, arXiv 2308.16369). Preempted sequences are recomputed, or
 //! fetched from host memory.
 //!
-//! The next step is planned while one runs: look-ahead of exactly one step, as in NanoFlow (arXiv
-//! 2408.12757) and SGLang's overlap scheduler. A token that has not been chosen yet is passed to
-//! the step as its row in the running step's choices. If that token ends its sequence, the
-//! sequence's part of the next step is wasted. No sequence is preempted for a step planned ahead,
-//! and no block that a running step uses is released.
+//! The next step is planned while the current step runs. This is look-ahead of exactly one step, as
+//! in NanoFlow (arXiv 2408.12757) and SGLang's overlap scheduler. A token that has not been chosen
+//! yet is passed to the step as the index of its row in the running step's choices. If that token
+//! ends its sequence, the sequence's part of the next step is wasted. No sequence is preempted for
+//! a step planned ahead, and no block that a running step uses is released.
 
 mod admit;
 mod chunk;
@@ -36,18 +36,18 @@ use crate::{
     tenant::{Tenant, TenantWeights},
 };
 
-/// A step is planned ahead if at most one in this many running sequences must be left out because
-/// the host must see its token first. Such a sequence takes part only in every other step. In
-/// return, the other sequences need not wait for the host, which takes less than a tenth of a step.
-/// The bound keeps the loss below the gain.
+/// A step is planned ahead if at most one in this many running sequences must be left out of the
+/// step. A sequence is left out if the host must see its latest token first, so the sequence takes
+/// part only in every other step. In return, the other sequences need not wait for the host. That
+/// wait is less than a tenth of a step. The bound keeps the loss below the gain.
 const LEFT_OUT: usize = 16;
 
 /// The limits of a step and of the pool: the permits of the profile record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences in a step.
+    /// The most sequences in a step.
     pub sequences: usize,
-    /// Tokens in a step.
+    /// The most tokens in a step.
     pub step_tokens: usize,
     /// Tokens that all blocks together can hold at first, before any resize.
     pub kv_tokens: usize,
@@ -56,11 +56,11 @@ pub struct Limits {
 /// Preemptions so far, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preemptions {
-    /// A step lacked blocks.
+    /// Preemptions because a step lacked blocks.
     pub for_blocks: usize,
-    /// A more urgent sequence needed the permit or the blocks.
+    /// Preemptions because a more urgent sequence needed the permit or the blocks.
     pub for_priority: usize,
-    /// The pool shrank.
+    /// Preemptions because the pool shrank.
     pub by_shrinks: usize,
 }
 
@@ -69,10 +69,10 @@ pub struct Preemptions {
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// Waiting sequences, whether new, preempted or admitted again. Ids are given in order of
-    /// arrival, so the order of ids is the order of age.
+    /// Waiting sequences, whether new, preempted or admitted again. Ids are assigned in order of
+    /// arrival, so a smaller id means an older sequence.
     waiting: Line<SequenceId, Sequence>,
-    /// Running sequences, also by age.
+    /// Running sequences, the oldest first.
     running: BTreeMap<SequenceId, Sequence>,
     /// The steps that were submitted to the lane, the oldest first. At most two.
     under_way: VecDeque<StepUnderWay>,
@@ -86,8 +86,8 @@ pub struct SchedulerCore {
     /// moment for the other prompts of the burst. Otherwise the next step would run for a single
     /// token while these prompts wait.
     gathers: bool,
-    /// `true` if a sequence was preempted for other sequences. No new sequence is admitted before a
-    /// step has run.
+    /// `true` if a sequence was preempted for other sequences. No further sequence is then admitted
+    /// before a step has run.
     admission_paused: bool,
     /// Whether some sequences wait although there are permits for them.
     lacks_blocks: bool,
@@ -103,8 +103,8 @@ pub struct SchedulerCore {
     sent_away: BTreeMap<SequenceId, History>,
     /// The time since the scheduler began.
     now: Duration,
-    /// The promised token interval. `None` if nothing is promised: steps next to running streams
-    /// are then as large as other steps.
+    /// The promised token interval. `None` if nothing is promised. Steps are then as large while
+    /// replies are in progress as at other times.
     pace: Option<Pace>,
     /// Whether pictures are being encoded on the same GPU.
     encodes: bool,
@@ -137,15 +137,15 @@ impl SchedulerCore {
         }
     }
 
-    /// Plans each step only after the previous one has ended. The tokens are the same
-    /// with and without look-ahead.
+    /// Disables look-ahead: each step is planned only after the previous step has ended. The chosen
+    /// tokens are the same with and without look-ahead.
     #[must_use]
     pub fn without_look_ahead(mut self) -> Self {
         self.looks_ahead = false;
         self
     }
 
-    /// Keeps a promised token interval.
+    /// Limits steps so that the promised token interval is kept. `None` means no promise.
     #[must_use]
     pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
         self.pace = pace;
@@ -200,7 +200,7 @@ impl SchedulerCore {
         (self.waiting.len(), self.running.len())
     }
 
-    /// Whether sequences wait for blocks, and not for permits or for their turn.
+    /// Whether sequences wait for blocks: permits are free, and admission is not paused.
     pub fn lacks_blocks(&self) -> bool {
         self.lacks_blocks
     }
@@ -260,8 +260,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Removes a sequence from the running ones. A sequence that has not begun
-    /// costs its tenant nothing.
+    /// Removes a sequence from the running sequences. If the sequence has not begun, its charge is
+    /// refunded to its tenant.
     fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
         let mut sequence = self.running.remove(&id)?;
         if sequence.history.charge == Charge::Whole {
@@ -271,8 +271,8 @@ impl SchedulerCore {
         Some(sequence)
     }
 
-    /// Whether the next step can be planned: no step is running, or one is, and the host must see
-    /// the tokens of only a few sequences first.
+    /// Whether the next step can be planned. No step may be running, or one step is running and the
+    /// host must see the tokens of only a few sequences first.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
             _ if self.shrinks_to.is_some() => false,
@@ -295,25 +295,26 @@ impl SchedulerCore {
         self.admit_what_fits(effects);
         self.fetch(effects);
         let shares = self.shares();
-        // Sequences are preempted for an urgent one when the running step has ended.
+        // If sequences must be preempted for an urgent sequence, the running step has to end first.
         if shares.is_empty() || self.look_ahead_paused {
             return false;
         }
         match self.take_blocks(shares, effects) {
-            // All sequences were sent back to their drivers.
+            // All sequences of the step were sent back to their drivers.
             Some((shares, _)) if shares.is_empty() => {}
             Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
             // Preempt only after the running step, when it is known which sequences have ended.
             None if !self.under_way.is_empty() => self.look_ahead_paused = true,
-            // The sequence that is being fetched may be the one to preempt.
+            // The sequence to preempt may be one whose blocks a copy is still filling. Wait for the
+            // copy.
             None if self.is_fetching() => return false,
             None => self.preempt_for_blocks(effects),
         }
         true
     }
 
-    /// Takes the blocks that the step needs. Returns the shares without their cached tokens, and a
-    /// block table for each share. Returns `None` if there are too few blocks.
+    /// Allocates the blocks that the step needs. Returns the shares without their cached tokens,
+    /// and a block table for each share. Returns `None` if there are too few blocks.
     fn take_blocks(
         &mut self,
         mut shares: Vec<SequenceTokens>,
@@ -340,8 +341,8 @@ impl SchedulerCore {
                 return None;
             }
             let left: usize = shares.iter().map(|share| share.tokens).sum();
-            // Cached tokens leave room in the step for more tokens. This repeats a bounded number
-            // of times, because each sequence is looked up once.
+            // Cached tokens leave room in the step for more tokens. The loop ends, because each
+            // sequence is looked up only once.
             let more = if left < wanted { self.shares() } else { Vec::new() };
             if more.iter().map(|share| share.tokens).sum::<usize>() <= left {
                 return Some((shares, tables));
@@ -521,7 +522,7 @@ impl SchedulerCore {
                 ended.push(id);
             }
         }
-        // Sequences cancelled during the step that were not part of it.
+        // Sequences that were canceled during the step and were not part of the step.
         let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
         let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
         ended.extend(cancelled);

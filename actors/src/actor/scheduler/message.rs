@@ -32,7 +32,6 @@ pub enum SchedulerMessage {
     /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes
     /// one size at a time.
     Resize {
-        /// The new number of blocks.
         blocks: usize,
         /// Answered when no running or later step uses a block beyond the new number.
         reply: Responder<()>,
@@ -56,7 +55,7 @@ pub enum SchedulerMessage {
     InjectFault(FaultInjection),
 }
 
-/// A sequence, with its data that the scheduler's decisions do not need.
+/// A sequence to admit, with the data that the actor needs and the core's decisions do not.
 pub struct Admission {
     pub sequence: NewSequence,
     /// Keeps the rows of the sequence's pictures in the vision cache until no

@@ -19,7 +19,7 @@ use crate::{
 /// that it has produced.
 #[derive(Clone)]
 pub struct NewSequence {
-    /// Unique, except that a sequence keeps its id when it is admitted
+    /// The sequence's id. Ids are unique, except that a sequence keeps its id when it is admitted
     /// again after a [`ComeAgain`](super::Delivery::ComeAgain).
     pub id: SequenceId,
     /// The prompt, followed by the tokens produced before this admission. At least one token.
@@ -32,14 +32,14 @@ pub struct NewSequence {
     pub produced: usize,
     /// The most tokens that the sequence may produce, including `produced`.
     pub tokens_max: usize,
-    /// Placeholders, and the embeddings that replace them.
+    /// The placeholder tokens of pictures, and the embeddings that replace these tokens.
     pub pictures: Vec<Placeholder>,
     /// Names of the sequence's whole blocks, as far as known; see
     /// [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
     pub scheduling_params: SchedulingParams,
-    /// A number that all samples of one prompt have in common, so that blocks that they share count
-    /// once.
+    /// A number that all samples of one prompt have in common. It lets admission count the blocks
+    /// that the samples share only once.
     pub group: Option<u64>,
     /// How many of the likeliest tokens to report with each prompt token's log-probability. `None`:
     /// the prompt is not scored.
@@ -71,8 +71,8 @@ impl NewSequence {
 }
 
 impl NewSequence {
-    /// Whether the host must see each token before the next can be chosen. If so, no step can be
-    /// planned ahead for this sequence.
+    /// Whether the host must see each token before the next token can be chosen. If so, no step can
+    /// be planned ahead for this sequence.
     pub fn must_be_seen(&self) -> bool {
         self.sampler.must_see()
     }
@@ -107,11 +107,11 @@ pub(super) struct Sequence {
     pub(super) cached: usize,
     /// Tokens that running steps will choose. Their number is known, but their ids are not.
     pub(super) to_come: usize,
-    /// The row of the last such token in the choices of its step.
+    /// The row of the last token that is `to_come`, in the choices of its step.
     pub(super) chosen_at: u32,
     /// Tokens in blocks that have been named.
     pub(super) named: usize,
-    /// Tokens whose logits have been used to score the next token.
+    /// Tokens whose logits have been used to score the following prompt token.
     pub(super) scored: usize,
     /// Whether the number of cached tokens has been reported.
     pub(super) has_begun: bool,
@@ -128,7 +128,7 @@ pub(super) struct Sequence {
     pub(super) must_find: usize,
     pub(super) history: History,
     /// `true` if the sequence was admitted because it had waited longest. Such a sequence is not
-    /// preempted for a more urgent sequence, because it would then lose its turn.
+    /// preempted for a more urgent sequence, because it would then have to wait that long again.
     pub(super) has_turn: bool,
     /// The times of the deadlines, on the clock of [`Input::Now`](super::Input::Now).
     pub(super) due: Deadlines,
@@ -137,8 +137,8 @@ pub(super) struct Sequence {
     pub(super) expected: Option<usize>,
 }
 
-/// The facts about a sequence that remain when it has lost its blocks, even if its driver must admit
-/// it again.
+/// Facts about a sequence that are kept when the sequence loses its blocks, even if its driver must
+/// admit it again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct History {
     /// How often the sequence lost its blocks to other sequences.
@@ -155,7 +155,7 @@ pub(super) struct History {
 pub(super) enum Charge {
     #[default]
     None,
-    /// The whole prompt. The sequence runs and has not begun. If it leaves before it begins,
+    /// The whole prompt. The sequence is admitted and has not begun. If it leaves before it begins,
     /// the charge is refunded.
     Whole,
     /// The tokens that were not cached when the sequence began. This charge is final.
@@ -287,9 +287,8 @@ impl Sequence {
         &self.spec.prefix.as_slice()[..blocks]
     }
 
-    /// The blocks that may be named once a token was chosen after `end` tokens: the index
-    /// of the first block, and the names. Before a token is chosen, the computed values
-    /// might not be numbers.
+    /// The blocks that may be named once a token was chosen after `end` tokens: the index of the
+    /// first block, and the names. Until a token is chosen, the computed values might be NaN.
     pub(super) fn filled(&self, end: usize) -> (usize, &[PrefixKey]) {
         let first = self.named / BLOCK_TOKENS;
         (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
@@ -324,8 +323,8 @@ impl Sequence {
         (self.prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS
     }
 
-    /// The range of the next `count` tokens that are followed by a prompt token to score. No token
-    /// is scored twice, even if it is computed again.
+    /// The range, within the next `count` tokens, of the tokens whose logits score the following
+    /// prompt token. No token is scored twice, even if it is computed again.
     pub(super) fn scored_in_next(&self, count: usize) -> Range<usize> {
         if self.spec.score_prompt.is_none() {
             return 0..0;

@@ -23,7 +23,8 @@ pub struct StepPlan {
     pub shown: Shown,
 }
 
-/// Which sequences' pictures must stay in the vision cache, and until when.
+/// The sequences whose pictures must stay in the vision cache for a step, and the sequences whose
+/// pictures are no longer needed afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Sequences whose pictures the step reads. These pictures must stay until the step has run.
@@ -78,7 +79,7 @@ pub(super) struct PartUnderWay {
     pub(super) sequence: SequenceId,
     /// Tokens in the sequence's blocks after the step has run.
     pub(super) end: usize,
-    /// Whether the step chooses the token that follows them.
+    /// Whether the step chooses the token after `end`.
     pub(super) chooses: bool,
 }
 
@@ -99,7 +100,7 @@ pub(super) struct HostCopies {
 #[derive(Debug)]
 pub(super) struct CopyUnderWay {
     pub(super) blocks: usize,
-    /// The sequence that this copy fetches blocks for, and the number of tokens that
-    /// the sequence has afterwards.
+    /// The sequence that this copy fetches blocks for, and the number of tokens in the sequence's
+    /// blocks afterwards.
     pub(super) fetches: Option<(SequenceId, usize)>,
 }

@@ -27,10 +27,11 @@ use crate::{
     tree,
 };
 
-/// Prepares pictures and holds their embeddings.
+/// The actor that prepares pictures and manages the cache of their embeddings.
 pub struct VisionActor;
 
-/// Maximum number of pictures of known files. The entries of this many pictures take about 4 MB.
+/// Maximum number of pictures of known files that are remembered. The entries of this many pictures
+/// take about 4 MB.
 const KNOWN_MAX: usize = 32_768;
 
 pub struct VisionArguments {
@@ -46,11 +47,11 @@ pub struct VisionArguments {
     /// Limits on a picture before it is decoded.
     pub limits: ImageLimits,
     pub lane: Lane,
-    /// Rows of the vision cache.
+    /// The number of rows of the vision cache.
     pub cache_rows: usize,
     /// Bytes of one row, for metrics.
     pub row_bytes: Bytes,
-    /// Rows that fit in host memory.
+    /// The number of rows that fit in host memory.
     pub host_rows: usize,
     /// The permit of the profile record: patches in one launch.
     pub launch_patches: usize,
@@ -59,7 +60,7 @@ pub struct VisionArguments {
     pub tenant_weights: TenantWeights,
     /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
-    /// Called when a launch is refused memory. The engine then replaces this actor.
+    /// The callback for a launch that is refused memory. It makes the engine replace this actor.
     pub refused: RefusalSink,
 }
 
@@ -76,8 +77,8 @@ pub struct VisionState {
     undecoded: Line<Ticket, Undecoded>,
     /// The number of requests that have a decoding thread.
     decoding: usize,
-    /// Whether one of these requests waits for host memory. Only one request waits at a time, so
-    /// that an urgent request waits for at most one other request.
+    /// Whether one of the `decoding` requests waits for host memory. Only one request waits at a
+    /// time, so that an urgent request waits for at most one other request.
     is_leasing: bool,
     /// `true` once a launch was refused memory. The engine has been informed, and is about to
     /// replace this actor.
@@ -93,7 +94,8 @@ struct Pixels {
 /// The pictures that a file was decoded to.
 type Known = Vec<(PictureHash, Grid)>;
 
-/// A request, and for each of its files the pictures, if they need no pixels.
+/// A request whose files wait to be decoded. `held` has one entry per file: the file's pictures if
+/// they need no pixels, otherwise `None`.
 struct Undecoded {
     request: EmbedRequest,
     held: Vec<Option<Known>>,
@@ -113,7 +115,8 @@ struct Pending {
     rank: Priority,
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
-    /// The files, in case pictures that were not decoded are lost.
+    /// The files. They are decoded if a picture without pixels is evicted before the request is
+    /// served.
     plans: Arc<[MediaPlan]>,
     reply: Responder<Result<PinnedSet, VisionError>>,
 }
@@ -304,7 +307,7 @@ impl VisionState {
         self.core.step(Input::Want(ticket, rank, wanted))
     }
 
-    /// Queues a request for a thread that decodes the files that are not held.
+    /// Queues a request until a thread is free to decode the files that are not held.
     fn prepare(&mut self, request: EmbedRequest, held: Vec<Option<Known>>) {
         self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held }, []);
     }
@@ -325,8 +328,8 @@ impl VisionState {
         }
     }
 
-    /// Leases host memory and decodes the wanted files, outside the actor. A failure
-    /// ends only this request.
+    /// Starts a task outside the actor that leases host memory and decodes the wanted files. A
+    /// failure ends only this request.
     fn begin_decoding(
         &self,
         decoder: Decoder,
@@ -452,10 +455,10 @@ impl VisionState {
 
 /// The most bytes of host memory that a request's pictures and videos take.
 struct HostBytes {
-    /// The resized frames of all files, until they are encoded. A launch shares
-    /// them without a copy.
+    /// Bytes of the resized frames of all files. They are needed until the frames are encoded,
+    /// because a launch shares the frames without a copy.
     pixels: Bytes,
-    /// Decoding of the largest file, until all files are decoded.
+    /// Bytes for decoding the largest file. They are needed until all files are decoded.
     decoding: Bytes,
 }
 

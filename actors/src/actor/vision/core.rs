@@ -16,7 +16,8 @@ use crate::{
     tenant::TenantWeights,
 };
 
-/// Maximum number of copies that run at once. There is a limit because a lane's queue is bounded.
+/// Maximum number of copies that run at once. The number is limited because a lane's queue is
+/// bounded.
 const COPIES: usize = 4;
 
 /// The number of a request, in order of arrival.
@@ -72,11 +73,11 @@ pub enum Effect {
         /// Rows to fetch and their host slots.
         to_device: Vec<BlockCopy>,
     },
-    /// Before the request was served, one of its pictures without pixels was evicted from the
-    /// device and the host. The request must be submitted again with pixels.
+    /// One of the request's pictures without pixels was evicted from the device and the host before
+    /// the request was served. The request must be submitted again with pixels.
     Lost(Ticket),
-    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their
-    /// rows, in the request's order.
+    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. The value is
+    /// their rows, in the request's order.
     Ready(Ticket, Vec<Arc<[u32]>>),
     /// A request needs more rows than the cache has, or a picture with more patches than
     /// a launch may have.
@@ -165,8 +166,8 @@ pub struct VisionCore {
 }
 
 impl VisionCore {
-    /// An empty cache of `rows` rows, encoded in launches of at most `launch_patches` patches: the
-    /// permits of the profile record.
+    /// Creates an empty cache of `rows` rows. A launch encodes at most `launch_patches` patches.
+    /// Both numbers are permits of the profile record.
     pub fn new(rows: usize, launch_patches: usize) -> Self {
         VisionCore {
             rows_total: rows,
@@ -248,8 +249,8 @@ impl VisionCore {
         self.entries.contains_key(key)
     }
 
-    /// Whether there is a host tier and each of these pictures is on the device or the host, so
-    /// that no pixels are needed.
+    /// Whether these pictures need no pixels. This requires a host tier, and each picture must be
+    /// on the device or the host.
     pub fn holds_all(&self, keys: &[PictureHash]) -> bool {
         self.host.is_there() && keys.iter().all(|key| self.holds(key) || self.host.holds(key))
     }
@@ -322,7 +323,7 @@ impl VisionCore {
 
     fn withdraw(&mut self, ticket: Ticket) {
         if self.waiting.leave(ticket).is_some() {
-            // The removed request may have been the one that lacked rows.
+            // The removed request may be the request that lacked rows.
             self.lacks_rows = false;
         }
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
@@ -492,9 +493,9 @@ impl VisionCore {
         });
     }
 
-    /// Begins a launch, as full as the order allows. While a launch runs, another launch begins
-    /// only if it would be full, because later arrivals may still fill it. Returns `false` if no
-    /// launch can begin.
+    /// Begins a launch, as full as the order allows. While a launch runs, the next launch begins
+    /// only if it is full. A launch that is not full waits, because later arrivals may still fill
+    /// it. Returns `false` if no launch can begin.
     fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
         let (pictures, is_full) = self.next_launch();
         let is_idle = self.under_way.is_empty();

@@ -11,7 +11,7 @@ pub(super) struct KnownFiles<K> {
     limit: usize,
     pictures: usize,
     files: BTreeMap<K, Known>,
-    /// Files by their last use.
+    /// The keys of the files, ordered by last use.
     by_use: BTreeMap<u64, K>,
     clock: u64,
 }
@@ -22,7 +22,7 @@ struct Known {
 }
 
 impl<K: Ord + Copy> KnownFiles<K> {
-    /// Remembers files with up to `limit` pictures together.
+    /// Creates an empty store, for files with up to `limit` pictures together.
     pub(super) fn new(limit: usize) -> Self {
         KnownFiles { limit, pictures: 0, files: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }

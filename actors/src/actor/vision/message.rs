@@ -26,22 +26,23 @@ pub enum VisionMessage {
         pictures: Vec<MediaPlan>,
         /// The priority with which the pictures are decoded and encoded.
         rank: Priority,
-        /// The rows of each picture, and of each time step of the videos.
+        /// Answered with the rows of each picture, and of each time step of the videos.
         reply: Responder<Result<PinnedSet, VisionError>>,
     },
     /// Asks for the names of pictures; see [`crate::tree::NAME_PICTURES`].
     Name {
         /// The files of a request, in the request's order.
         files: Vec<MediaKey>,
-        /// The pictures that each file was decoded to, up to the first unknown file.
+        /// Answered with the pictures that each file was decoded to, up to the first unknown file.
         reply: Responder<Vec<Vec<PictureHash>>>,
     },
     /// A request's pictures are decoded and resized.
     Prepared {
         request: Box<EmbedRequest>,
-        /// For each file: its pictures, if they need no pixels.
+        /// One entry per file: the file's pictures if they need no pixels, otherwise `None`.
         held: Vec<Option<Vec<(PictureHash, Grid)>>>,
-        /// The decoded pictures of the other files, in order. A video is one picture per time step.
+        /// The decoded pictures of the files for which `held` is `None`, in order. A video is one
+        /// picture per time step.
         pictures: Vec<EncoderInput>,
         /// The lease of the host memory for the pixels.
         host: Arc<Lease>,
@@ -85,7 +86,7 @@ pub struct PinnedRows {
 /// A request's pictures in the cache. Dropping the set unpins them.
 #[derive(Debug)]
 pub struct PinnedSet {
-    /// In the order of the request.
+    /// The pictures, in the order of the request.
     pub pictures: Vec<PinnedRows>,
     pub(crate) vision: ActorRef<VisionMessage>,
 }
@@ -97,13 +98,13 @@ impl Drop for PinnedSet {
     }
 }
 
-/// The reason why pictures did not get into the cache. Only their own request fails.
+/// The reason why pictures did not get into the cache. Only the request with these pictures fails.
 #[derive(Debug, Error)]
 pub enum VisionError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The pictures exceed the cache, or one of them exceeds a launch.
+    /// The pictures exceed the cache, or a single picture exceeds a launch.
     #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     TooLarge { rows: usize, limit: usize },
     /// Host memory for the pixels could not be leased.

@@ -107,7 +107,7 @@ impl ModelHandle {
         Ok(replies.collect())
     }
 
-    /// Counts requests that were not accepted because of `error`.
+    /// Counts requests that were not accepted because of `error`, and returns the error.
     fn turned_away(&self, requests: usize, error: ChatError) -> ChatError {
         metric::REQUESTS_TOTAL.add(&(self.model.clone(), end_of(&error)), requests);
         error
@@ -141,8 +141,8 @@ impl ModelHandle {
             None
         };
         // Templates, tokenizers and grammars are slow, so a blocking thread prepares the chat. The
-        // thread continues even if the caller disconnects, so it holds the credits. That limits the
-        // number of these threads to the number of requests.
+        // thread continues even if the caller disconnects, so the thread holds the credits. That
+        // limits the number of these threads to the number of requests.
         let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
             Ok(prepared) => Ok((prepared, stopwatches)),
             Err(error) => Err(end_all(stopwatches, error)),

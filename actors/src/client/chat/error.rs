@@ -88,7 +88,7 @@ pub enum ChatError {
     #[error("{samples} samples were requested; expected from 1 to {limit}")]
     Samples { samples: usize, limit: usize },
     /// The chat sets `ignore_end` together with an output format or a forced tool call. A complete
-    /// format ends the reply.
+    /// format ends the reply, so the reply cannot ignore its end.
     #[error("a reply with a format ends when the format is complete, so it cannot ignore its end token")]
     FormatWithoutEnd,
     /// The output format cannot be compiled.
@@ -166,7 +166,7 @@ impl ChatError {
     }
 
     /// The error's text for the author of the schema or template, with [`reason`](Self::reason) and
-    /// names from the schema. Never log it.
+    /// names from the schema. Never log this text.
     pub fn for_author(&self) -> String {
         const PLACE_CHARS: usize = 200;
         let mut text = self.to_string();

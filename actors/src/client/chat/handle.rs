@@ -109,9 +109,10 @@ impl ModelHandle {
         }
     }
 
-    /// Puts the model to sleep. A sleeping model holds no device memory. It wakes up on
-    /// [`wake`](Self::wake), or on the next request, which waits for it. Running requests end
-    /// before the model sleeps, and new requests wait. Returns when the memory is free.
+    /// Puts the model to sleep. A sleeping model holds no device memory. The model wakes
+    /// up on [`wake`](Self::wake) or on the next request, which waits until the model is awake.
+    /// Running requests end before the model sleeps, and new requests wait. Returns when the memory
+    /// is free.
     ///
     /// At [level 1](SleepLevel::Level1) the weights are kept in host memory, which is leased for
     /// them ([`RuntimeConfig::host_bytes`](crate::runtime::RuntimeConfig::host_bytes)). At level 2

@@ -9,8 +9,8 @@
 //! | `stopwatch`, `timeout` | metrics and deadlines of a request, from its arrival to its end |
 //! | `facts`, `blocks` | facts about a model, and subscriptions to its KV blocks |
 //!
-//! Each request is driven by a task outside the supervision tree, so an actor that dies takes no
-//! request with it. The driver then submits the prompt and the tokens generated so far again, and
+//! Each request is driven by a task outside the supervision tree, so a request survives the death
+//! of an actor. The driver then submits the prompt and the tokens generated so far again, and
 //! the caller sees only a pause.
 
 mod acceptance;

@@ -55,7 +55,7 @@ pub(crate) struct Preparation {
     pub(crate) told_ids: Option<Arc<[u32]>>,
     pub(crate) standing: ChatScheduling,
     pub(crate) reply: ReplyRules,
-    /// Keys of the prompt's blocks in the prefix cache. Empty at first; the driver adds the tokens.
+    /// Keys of the prompt's blocks in the prefix cache. Empty until the driver hashes the prompt.
     pub(crate) prefix: PrefixKeys,
 }
 
@@ -105,8 +105,8 @@ impl Preparation {
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
             standing: chat.standing.clone(),
-            // Log-probabilities of the prompt are the same for all samples, so only the
-            // first one computes them.
+            // Log-probabilities of the prompt are the same for all samples, so only the first
+            // sample computes them.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
             told_ids: told_ids.clone(),
             reply: reply.clone(),
@@ -115,14 +115,14 @@ impl Preparation {
         Ok(prepared.collect())
     }
 
-    /// Returns `true` if this end token was set by the chat and is not one of the model's own.
+    /// Returns `true` if this end token was set by the chat and is not an end token of the model.
     pub(crate) fn is_asked_end(&self, token: u32) -> bool {
         !self.own_ends.contains(&token)
     }
 }
 
-/// Maximum tokens of the reply: the chat's `max_tokens`, but no more than the prompt
-/// leaves of the context.
+/// Returns the maximum tokens of the reply: the chat's `max_tokens`, or the room that the prompt
+/// leaves in the context if that is smaller.
 fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usize) -> Result<usize, ChatError> {
     let asked = &chat.generation;
     let merge = context.family.merge();
@@ -139,8 +139,8 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let pictures = shown.pictures.iter();
     let costs = merge.into_iter().flat_map(|merge| pictures.clone().flat_map(move |plan| plan.grid().costs(merge)));
     let cost = RequestCost::of(count + tokens_max, costs);
-    // Inputs outside the envelope were resized or refused above, as rule 3 requires, so this can
-    // fail only because of a bug.
+    // Rule 3: inputs outside the envelope are resized or refused. That has happened above, so only
+    // a bug can make this assertion fail.
     assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
     Ok(tokens_max)
 }

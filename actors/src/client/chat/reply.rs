@@ -65,7 +65,7 @@ impl Reply {
     }
 
     /// Ends the reply with [`ChatError::Stopped`] when `cut` completes, unless the reply has
-    /// already ended. For servers that shut down.
+    /// already ended. Servers use this method when they shut down.
     pub fn until(self, cut: impl Future<Output = ()> + Send + 'static) -> Self {
         Reply { cut: Some(Box::pin(cut)), ..self }
     }

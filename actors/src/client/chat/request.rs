@@ -171,8 +171,8 @@ impl Chat {
         self.answered(Content::ToolCall(call.into()))
     }
 
-    /// Adds reasoning to the last assistant turn. The template decides whether the model sees it.
-    /// Many templates show only reasoning after the last user turn.
+    /// Adds reasoning to the last assistant turn. The template decides whether the model sees the
+    /// reasoning. Many templates show only reasoning after the last user turn.
     pub fn reasoning(self, text: impl Into<String>) -> Self {
         self.answered(Content::Reasoning(text.into()))
     }
@@ -214,8 +214,8 @@ impl Chat {
         self
     }
 
-    /// Sets whether the prompt ends with the beginning of an assistant turn. By default, the prompt
-    /// ends with it, unless the last turn is [continued](Chat::continue_final_message).
+    /// Sets whether the prompt ends with the beginning of an assistant turn. By default, the
+    /// prompt does, unless the last turn is [continued](Chat::continue_final_message).
     pub fn add_generation_prompt(mut self, does: impl Into<Option<bool>>) -> Self {
         self.begins_turn = does.into().or(self.begins_turn);
         self
@@ -226,7 +226,8 @@ impl Chat {
         self.turns.is_empty() && self.tokens.as_ref().is_none_or(|tokens| tokens.is_empty())
     }
 
-    /// Returns `true` if the chat contains anything that only a template could combine with tokens.
+    /// Returns `true` if the chat has anything that only a template could render: tools, settings
+    /// for the end of the prompt, or content other than pictures and videos.
     pub(crate) fn says_more_than_tokens(&self) -> bool {
         let is_shown = |content: &Content| matches!(content, Content::Image(_) | Content::Video(_));
         let is_rendered = self.continues || self.begins_turn.is_some() || !self.tools.is_empty();

@@ -32,8 +32,9 @@ pub(crate) struct Stopwatch {
     prompt_tokens: Option<usize>,
     /// Tokens of the reply so far.
     generated_tokens: usize,
-    /// When the first token was ready. `last` is the time of the latest token.
+    /// When the first token was ready.
     first: Option<Instant>,
+    /// When the latest token was ready.
     last: Option<Instant>,
     /// The histogram of token intervals, looked up once because a step may produce tokens
     /// for hundreds of requests.
@@ -173,7 +174,7 @@ pub(crate) fn count_missed(model: &Label, error: &ChatError, requests: usize) {
     }
 }
 
-/// Returns how the end of a request is recorded that was answered with this error.
+/// Returns the end that is recorded for a request that was answered with this error.
 pub(crate) fn end_of(error: &ChatError) -> RequestEnd {
     match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,

@@ -1,6 +1,6 @@
 //! Captured CUDA graphs of decode steps: their number, sizes and the layout of their inputs. The
-//! lane that captured the graphs replays them (`lane/decoding.rs`). Their lease is kept with the
-//! rest of an engine's memory.
+//! lane that captured the graphs replays them (`lane/decoding.rs`). The lease that pays for the
+//! graphs is kept in [`GraphInputs`](super::memory::GraphInputs).
 
 mod shape;
 

@@ -4,9 +4,9 @@ use bursar_budgets::Bytes;
 use bursar_kernels::DType;
 use bursar_model::flow::StepLayout;
 
-/// Sizes double up to this size and then grow in steps of it. A step therefore has fewer padding
-/// rows than this, and the cost of a padding row is negligible compared with the cost of reading
-/// the weights.
+/// Sizes double up to this number of rows and then grow by this number. A step therefore has fewer
+/// than this number of padding rows, and the cost of a padding row is negligible compared with the
+/// cost of reading the weights.
 const STEP: usize = 8;
 
 /// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8,

@@ -18,8 +18,8 @@ use super::{Job, ModelRunner, copying::CopyBegun, pending::Pending};
 const BEGUN: usize = 2;
 
 /// Maximum time that the lane waits for the next job while another job is in flight. The answer to
-/// a job that finishes during the wait is delayed by at most this time. The delay is harmless: a
-/// decode step takes milliseconds, and the next step is already on the device.
+/// a job that finishes during the wait is delayed by at most this time. The delay is harmless,
+/// because a decode step takes milliseconds and the next step is already on the device.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// Number of jobs of serving actors that are submitted and not answered, counted once per rank.
@@ -36,8 +36,8 @@ pub(super) struct Begun<'b, B: Backend> {
     issued: VecDeque<(Ticket, bool)>,
     jobs: VecDeque<(Ticket, Pending)>,
     copies: VecDeque<(Ticket, CopyBegun)>,
-    /// A job that was taken from the queue while the lane looked for copies. It waits until
-    /// another job may begin.
+    /// A job that was taken from the queue while the lane looked for copies. The job waits here
+    /// until it may begin.
     next: Option<Job>,
 }
 
@@ -121,7 +121,8 @@ impl<'b, B: Backend> Begun<'b, B> {
         let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
         let was_counted = pending.is_served();
         let answer = pending.finish(self.runner);
-        // Copies that a step waited for have completed with it. They are answered before the step.
+        // The copies that a step waited for were complete before the step. They are answered before
+        // the step.
         self.finish_copies(under_way);
         self.complete(ticket);
         answer();

@@ -48,8 +48,8 @@ impl TokenChoice {
         TokenChoice::Asked(Box::new(Asked { batch, refused }))
     }
 
-    /// Starts the download of the tokens that kernels launched earlier choose in
-    /// `buffers` for `rows` rows.
+    /// Starts the download of the chosen tokens of `rows` rows from `buffers`. Kernels that were
+    /// launched earlier write the tokens there.
     pub(super) fn download<B: Backend>(
         self,
         scope: &Scope<'_, B>,

@@ -223,8 +223,8 @@ impl LaneError {
 }
 
 impl Job {
-    /// Whether a serving actor submits this job, for memory that the actor has assigned. The
-    /// successor of a dead actor waits for these jobs.
+    /// Returns `true` if a serving actor submits this job. Such a job uses memory that the actor
+    /// has assigned, so the successor of a dead actor waits for it.
     pub(super) fn is_served(&self) -> bool {
         matches!(self, Job::Step(_) | Job::Encode(_) | Job::Copy(_))
     }

@@ -17,7 +17,7 @@ use crate::compute::{expert_loads::ExpertLoads, memory::EngineMemory};
 
 /// Runs the jobs of a lane. The lane's thread owns the runner.
 pub struct ModelRunner<B> {
-    /// Dropped first, because graphs use all fields below.
+    /// This field is dropped first, because the graphs use all fields below.
     pub(super) graphs: Graphs,
     pub(super) backend: FaultyBackend<B>,
     pub(super) workspace: Workspace,
@@ -53,9 +53,10 @@ impl<B: Backend> ModelRunner<B> {
         drop(self.backend.wait_for_all());
     }
 
-    /// Returns the outcome. After a failed job it is unknown which work is still running, so this
-    /// waits for the device first. If the ranks are out of step although no device is lost, this
-    /// lane cannot continue and stops, and a new lane can take its place.
+    /// Returns the outcome of a job. If the job failed, this method waits for the device first,
+    /// because it is unknown which work of the job is still running. If the ranks are out of step
+    /// although no device is lost, this lane stops, because it cannot continue. A new lane can
+    /// replace it.
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
         outcome.map_err(|error| {
             self.wait_for_device();

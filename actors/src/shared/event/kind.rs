@@ -21,7 +21,7 @@ impl From<&Holding> for Leased {
     }
 }
 
-/// A change of a device's memory or of the actors that use it. No event contains a
+/// A change of a device's memory, or of the actors that use this memory. No event contains a
 /// prompt, picture or reply.
 ///
 /// A lease of host memory is reported only if it is refused, because each picture has such a lease.
@@ -70,8 +70,8 @@ pub enum Event {
         model: Label,
         from_blocks: usize,
         to_blocks: usize,
-        /// The GPU of the group with the least memory left, because of which the cache shrinks on
-        /// all GPUs. `None` for a single device, or if all GPUs have the same amount left.
+        /// The GPU of the group with the least memory left. The cache shrinks on all GPUs because
+        /// of this GPU. `None` for a single device, or if all GPUs have the same amount left.
         #[serde(skip_serializing_if = "Option::is_none")]
         card: Option<DeviceLabel>,
     },
@@ -112,7 +112,7 @@ pub enum Event {
     /// A model sleeps and holds no device memory.
     Asleep {
         model: Label,
-        /// 1 if its weights are in host memory, 2 if they were dropped.
+        /// The level of sleep: 1 if the model's weights are in host memory, 2 if they were dropped.
         level: u8,
     },
     /// A sleeping model has woken up and accepts requests.

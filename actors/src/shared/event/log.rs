@@ -13,7 +13,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::{Event, trace::Spans};
 
-/// Number of events that a listener may lag before it misses some.
+/// Number of events by which a listener may lag before it misses events.
 const BEHIND_MAX: usize = 1024;
 
 /// Number of events kept for later callers.
@@ -99,7 +99,8 @@ impl EventLog {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is complete when the lock is released, even by a panic.
+    // A poisoned lock may be used: each change is complete when the lock is released, even by a
+    // panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

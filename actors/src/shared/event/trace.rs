@@ -9,7 +9,8 @@ use tracing::{Span, info, info_span, warn};
 use super::{Event, Leased};
 use crate::metric::DeviceLabel;
 
-/// The `tracing` target of all other events. Log filters name it, so it stays when this module moves.
+/// The `tracing` target of all events except lease events. Log filters use this name, so the name
+/// must not change when this module moves.
 const EVENTS: &str = "bursar_actors::event";
 /// The `tracing` target of lease events, so that a log filter can leave them out.
 const LEASES: &str = "bursar_actors::event::lease";

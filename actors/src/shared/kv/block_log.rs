@@ -19,7 +19,7 @@ const WAITING_MAX: usize = 1024;
 pub struct StoredBlock {
     /// The block's name, which also covers everything before the block and the salt.
     pub key: PrefixKey,
-    /// The name of the block before this one. `None` for the first block of a sequence.
+    /// The name of the block before this block. `None` for the first block of a sequence.
     pub parent: Option<PrefixKey>,
     /// The index of the block's first token in its sequence.
     pub first_token: usize,
@@ -51,7 +51,7 @@ pub enum BlockEvent {
     Cleared,
 }
 
-/// Receives the events of each step.
+/// A receiver of the events of each step.
 pub(crate) type BlockReceiver = broadcast::Receiver<Arc<[BlockEvent]>>;
 
 /// The blocks in the prefix cache of one scheduler. The scheduler writes without waiting for
@@ -112,7 +112,8 @@ impl BlockLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, LogState> {
-        // Each change is complete when the lock is released, even by a panic.
+        // A poisoned lock may be used: each change is complete when the lock is released, even by a
+        // panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

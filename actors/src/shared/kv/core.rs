@@ -134,10 +134,10 @@ pub struct KvCore {
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
     clock: u64,
-    /// Without slots, content is lost when its block is reused.
+    /// The host tier. If it has no slots, content is lost when its block is reused.
     host: HostSlots<PrefixKey>,
-    /// Blocks that were allocated, with their old content, which must be copied to the host before
-    /// anything is written to them.
+    /// Allocated blocks whose old content must be copied to the host before anything is written to
+    /// the blocks, with the names of that content.
     leaving: Vec<(PrefixKey, u32)>,
     /// Sequences whose blocks a copy is filling: the indices in their tables, and the
     /// names of the content.
@@ -376,7 +376,8 @@ impl KvCore {
         if found.missing == 0 || !found.has_room || self.tables.contains_key(&sequence) {
             return None;
         }
-        // These blocks are held before any block is taken, so that none of them is reused.
+        // The blocks on the device are held before any block is taken, so that none of them is
+        // reused.
         on_device.iter().flatten().for_each(|block| self.hold(*block));
         let table: Vec<u32> = on_device.iter().map(|block| block.unwrap_or_else(|| self.take())).collect();
         let missing = (0..prefix.len()).filter(|place| on_device[*place].is_none());
@@ -454,9 +455,9 @@ impl KvCore {
 
     /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail is
     /// released, because blocks cannot be moved. No other sequence is released. Returns the
-    /// released sequences, ordered by `place`. Their blocks below `to` keep their content for now,
-    /// and the blocks of the last sequence keep theirs longest. With a host tier, the content of
-    /// the tail [leaves](Self::take_leaving).
+    /// released sequences, ordered by `place`. The blocks of these sequences below `to` keep their
+    /// content for now. The blocks of the last sequence keep it longest. With a host tier, the
+    /// content of the tail [leaves](Self::take_leaving).
     pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));

@@ -15,7 +15,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name in `# TYPE` lines.
+    /// The name in the `# TYPE` lines of Prometheus.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Gauge => "gauge",
@@ -198,9 +198,9 @@ impl<L: LabelSet> Histogram<L> {
         self.recording(labels).record(size);
     }
 
-    /// Looks up the histogram for these labels, for callers that record a sample with every
-    /// token. Do not keep the result longer than a request lasts, because a recorder installed
-    /// later does not see it.
+    /// Looks up the histogram for these labels, for callers that record a sample with every token.
+    /// Do not keep the result longer than a request lasts, because a recorder that is installed
+    /// later would not get its samples.
     pub fn recording(&self, labels: &L) -> Recording {
         Recording(self.0.histogram(labels.labels()))
     }

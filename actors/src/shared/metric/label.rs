@@ -224,8 +224,8 @@ given! {
     Architecture = "architecture";
     /// The element type that a model computes in.
     Dtype = "dtype";
-    /// The format in which a model's weights are rounded to FP8, here or in its checkpoint. `none`
-    /// if they are not rounded.
+    /// The format in which a model's weights are rounded to FP8, by Bursar or in the checkpoint.
+    /// `none` if they are not rounded.
     Quantization = "quantization";
     /// The element type of the KV cache.
     KvCacheDtype = "kv_cache_dtype";

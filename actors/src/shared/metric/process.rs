@@ -7,8 +7,8 @@ use super::{
     PROCESS_START_TIME_SECONDS, PROCESS_VIRTUAL_MEMORY_BYTES,
 };
 
-/// Sets the gauges. Gauges that the system does not report, for example in a sandbox without
-/// `/proc`, are left out.
+/// Sets the gauges. If a value cannot be read, for example in a sandbox without `/proc`, its gauge
+/// and the later gauges are left out.
 pub(crate) fn show() {
     #[cfg(target_os = "linux")]
     drop(show_on_linux());

@@ -221,7 +221,7 @@ mod tests {
         for Row { name, buckets, .. } in TABLE {
             assert!(buckets.is_sorted_by(|edge, next| edge < next), "{name}: {buckets:?}");
         }
-        // vllm/v1/metrics/loggers.py
+        // vLLM's edges, from `vllm/v1/metrics/loggers.py`.
         let between =
             [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
         let request = [

@@ -10,8 +10,8 @@ use crate::tenant::Tenant;
 /// useless.
 const BEFORE_OLDEST: u32 = 7;
 
-/// How many entries may overtake an entry that is next but does not fit. They are in addition to
-/// the [`BEFORE_OLDEST`] entries that may be served before the oldest one.
+/// How many entries may overtake an entry that is next but does not fit. These passes are in
+/// addition to the [`BEFORE_OLDEST`] entries that may be served before the oldest entry.
 pub(super) const PASSES_MAX: u32 = 32;
 
 /// How many further entries are tried when the next entry does not fit.
@@ -67,8 +67,8 @@ impl<I: Copy + Ord> OldestWaiting<I> {
         oldest.filter(|_| self.oldest == oldest && self.served >= BEFORE_OLDEST)
     }
 
-    /// The entries that may be served next, in order: the next entry, followed by some that may
-    /// overtake it if it does not fit.
+    /// The entries that may be served next, in order: the next entry, followed by entries that may
+    /// overtake the next entry if it does not fit.
     pub(super) fn order(&self, oldest: Option<I>, places: impl Iterator<Item = QueuePosition<I>>) -> Vec<I> {
         let mut places: Vec<_> = places.collect();
         if places.len() > LOOKED_AT + 1 {

@@ -9,7 +9,7 @@ use super::{
 use crate::tenant::{Tenant, TenantWeights};
 
 /// A queue of entries by id. A smaller id means an older entry. An older entry may join after a
-/// younger one.
+/// younger entry.
 #[derive(Debug)]
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
@@ -21,7 +21,7 @@ pub(crate) struct Line<I, T> {
 #[derive(Debug)]
 struct Waiting<T> {
     rank: Priority,
-    /// How many entries overtook this one while it was next and did not fit.
+    /// How many entries overtook this entry while it was next and did not fit.
     passed: u32,
     what: T,
 }
@@ -58,8 +58,8 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.waiting.retain(|_, waiting| stays(&waiting.what));
     }
 
-    /// The entries that may be served next, in order: the next entry, followed by some that may
-    /// overtake it if it does not fit.
+    /// The entries that may be served next, in order: the next entry, followed by entries that may
+    /// overtake the next entry if it does not fit.
     pub(crate) fn order(&self) -> Vec<I> {
         self.turn.order(self.oldest(), self.waiting.iter().map(|(id, waiting)| waiting.rank.place(&self.tenants, *id)))
     }
@@ -85,15 +85,15 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.turn.of(self.oldest())
     }
 
-    /// Whether another entry may be served before `next`, which does not fit. No entry overtakes
-    /// one that was served before, or one that too many entries have overtaken.
+    /// Whether another entry may be served before `next`, which does not fit. `next` may not be
+    /// overtaken if it was served before, or if too many entries have overtaken it already.
     pub(crate) fn may_be_passed(&self, next: I) -> bool {
         let next = &self.waiting[&next];
         !next.rank.had_turn && next.passed < PASSES_MAX
     }
 
-    /// Counts that another entry is served before `next`, which [may be
-    /// passed](Self::may_be_passed).
+    /// Counts that another entry is served before `next`. `next` must be an entry that
+    /// [may be passed](Self::may_be_passed).
     pub(crate) fn pass(&mut self, next: I) {
         self.waiting.get_mut(&next).expect("it waits").passed += 1;
     }

@@ -1,6 +1,6 @@
-//! Pure: fairness among tenants. Each has a virtual token counter ("Fairness in Serving Large
-//! Language Models", OSDI'24, arXiv 2401.00588), divided by the tenant's weight. The tenant with the
-//! smallest counter is next.
+//! Pure: fairness among tenants. Each tenant has a virtual token counter ("Fairness in Serving
+//! Large Language Models", OSDI'24, arXiv 2401.00588). Charges are divided by the tenant's weight.
+//! The tenant with the smallest counter is next.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,8 +54,8 @@ impl Tenants {
         }
     }
 
-    /// If there are too many tenants, forgets those with the smallest counters
-    /// that are not `active`.
+    /// If there are too many tenants, forgets the tenants with the smallest counters. Tenants in
+    /// `active` are never forgotten.
     pub(crate) fn forget<'t>(&mut self, active: impl Iterator<Item = &'t Tenant>) {
         if self.counters.len() <= REMEMBERED {
             return;
@@ -68,8 +68,8 @@ impl Tenants {
         idle.into_iter().take(too_many).for_each(|(_, tenant)| _ = self.counters.remove(&tenant));
     }
 
-    /// Charges a tenant for an admitted prompt of `prompt` tokens, or for served
-    /// pictures of `prompt` patches.
+    /// Charges a tenant for a served entry. `prompt` is the number of prompt tokens, of patches to
+    /// encode, or of bytes of pixels to decode. Each queue uses one of these units.
     pub(crate) fn admit(&mut self, tenant: &Tenant, prompt: usize) {
         self.last = self.counters.get(tenant).copied().unwrap_or(0);
         *self.counters.entry(tenant.clone()).or_default() += self.cost(tenant, PROMPT * prompt as u64);

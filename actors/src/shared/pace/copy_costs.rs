@@ -15,7 +15,7 @@ pub struct CopyCosts {
 }
 
 impl CopyCosts {
-    /// Creates costs that know no copies yet. Copies are compared with the costs of `steps`.
+    /// Creates costs without any measured copy. Copies are compared with the costs in `steps`.
     pub fn beside(steps: Option<StepCosts>) -> Self {
         CopyCosts { steps, lately: [None; 3] }
     }
@@ -30,8 +30,8 @@ impl CopyCosts {
 
     /// Returns `true` if copying `blocks` blocks takes no longer than computing their `tokens`
     /// tokens, which follow `cached` computed tokens. Also `true` while either cost is unknown. The
-    /// cheapest of the last copies counts, because the extra time of the slower copies was not
-    /// spent on copying.
+    /// cheapest of the last three copies counts, because the extra time of the slower copies was
+    /// not spent on copying.
     pub fn are_worth(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
         let cheapest = self.lately.iter().flatten().copied().reduce(f64::min);
         let (Some(steps), Some(block)) = (&self.steps, cheapest) else { return true };

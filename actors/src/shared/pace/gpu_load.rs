@@ -24,7 +24,7 @@ struct Use {
 }
 
 impl GpuLoad {
-    /// The load of another model on the same GPU.
+    /// Creates the load of another model on the same GPU.
     pub fn beside(&self) -> Self {
         GpuLoad { own: Use::default(), all: self.all.clone() }
     }

@@ -3,7 +3,7 @@
 
 use super::{MeasuredCosts, MeasuredStep, StepWork};
 
-/// Predicts durations of steps.
+/// A predictor of step durations, fitted to a profile's measurements.
 ///
 /// A step that only decodes takes a base time, a time per sequence, and a time per token that the
 /// sequences attend to. Prompt tokens in the same step add a piecewise linear curve, and a time per
@@ -126,9 +126,9 @@ fn line(points: &[(f64, f64)], x: f64) -> f64 {
     low + (high - low) * (x - from) / (to - from)
 }
 
-/// How much slower steps are than the profile measured. The median of the last three ratios counts,
-/// so that a single outlier changes nothing. A slower median counts for more than a faster one,
-/// because the promise is about the slowest steps.
+/// The ratio of a step's duration to the duration that the profile predicts. The median of the last
+/// three ratios counts, so that a single outlier changes nothing. A slower median counts for more
+/// than a faster median, because the promise is about the slowest steps.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     value: f64,

@@ -150,7 +150,7 @@ mod tests {
         let first = hears.recv().await.expect("it reports");
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
         assert!(!latest.reported(first.0) && latest.is_under_way(), "the second goes on");
-        // The third task ends the second one, which reports this.
+        // The third task ends the second task, which reports that it was ended.
         let (go, told) = oneshot::channel();
         latest.begin(&actor, async { told.await.expect("it is told") }, |number, outcome| (number, outcome));
         let second = hears.recv().await.expect("it reports");

@@ -2,7 +2,8 @@
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
-/// Which children in an ordered list restart when one dies (named as in Erlang's OTP).
+/// The rule for which children in an ordered list restart when a child dies. The names are those of
+/// Erlang's OTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     OneForOne,
@@ -10,7 +11,7 @@ pub enum Policy {
     RestForOne,
 }
 
-/// The number of restarts within a time window that is tolerated. More restarts are a crash loop.
+/// The restarts that are tolerated within a time window. More restarts are a crash loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intensity {
     /// Restarts allowed within the window.
@@ -53,7 +54,7 @@ impl Default for Intensity {
 /// too.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
-/// The action of the supervisor.
+/// A supervisor's decision after a death.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Stop the children in this range that are still alive, the last one first. After the wait,
@@ -63,7 +64,7 @@ pub enum Decision {
         children: Range<usize>,
         after: Duration,
     },
-    /// This is a crash loop: stop everything and give the reason.
+    /// The restarts are a crash loop. Stop everything and report the reason.
     GiveUp {
         /// Restarts within the window.
         restarts: usize,

@@ -10,7 +10,7 @@
 #include "request.cuh"
 #include "slice.cuh"
 
-// Bit of a token's tally: the token occurs in the prompt. The lower bits count how
+// Bit of a token's tally that is set if the token occurs in the prompt. The lower bits count how
 // often it was produced.
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
@@ -25,7 +25,7 @@ enum List : uint32_t {
 
 struct Wishes {
     const uint32_t* words;    // the whole request buffer (`asked`), with all lists and masks
-    const uint32_t* starts;   // [kinds, starts_pitch] first word of each row's list, then the end
+    const uint32_t* starts;   // [kinds, starts_pitch] first word of each row's list, then the last list's end
     uint32_t starts_pitch;    // elements from one kind to the next
     const uint32_t* previous; // [previous_count]
     uint32_t previous_count;

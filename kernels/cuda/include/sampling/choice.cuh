@@ -1,4 +1,4 @@
-// Shared memory and routines of the last kernel, which chooses with one block per row.
+// Shared memory and routines of the last kernel, which chooses a token with one block per row.
 #pragma once
 
 #include <stdint.h>
@@ -25,8 +25,8 @@ struct ChoiceRoom {
     uint32_t gathered;
 };
 
-// The first of `count` indices for which `reached(index)` holds; `count` if there is none.
-// `reached` must also hold for all later indices.
+// The first of `count` indices for which `reached(index)` holds, or `count` if there is no such
+// index. `reached` must also hold for all later indices.
 template <typename Reached>
 __device__ __forceinline__ uint32_t first_place(ChoiceRoom& room, uint32_t count, Reached reached) {
     __syncthreads();

@@ -1,5 +1,5 @@
-// Descent: finds the candidate of a row, most likely first, at which a running sum passes a target.
-// Descent is used for rows with too many relevant tokens to list.
+// Descent: a search through a row's candidates, most likely first, for the candidate at which a
+// running sum passes a target. Descent is used for rows with too many relevant tokens to list.
 //
 // A histogram repeatedly narrows the row to the keys of one bin, until the remaining candidates fit
 // the list. Sums are integers, so the result does not depend on the order of additions.
@@ -86,7 +86,8 @@ __device__ __forceinline__ uint32_t bin_that_passes(ChoiceRoom& room, uint64_t o
 // The largest key whose logit falls in `bin` or a later bin. Later bins have smaller keys.
 __device__ __forceinline__ uint32_t key_where_bin_begins(const RowPlan& plan, uint32_t bin) {
     uint64_t low = KEY_OF_NOTHING, high = order_key(plan.largest);
-    // Invariant: keys up to `low` are in these bins, and keys above `high` are not.
+    // Invariant: logits of keys up to `low` are in `bin` or later bins, and logits of keys above
+    // `high` are not.
 #pragma unroll 1
     while (low < high) {
         const uint64_t middle = (low + high + 1) / 2;

@@ -1,4 +1,5 @@
-// Floors: the smallest key among the most likely tokens, and the smallest difference that min-p keeps.
+// Floors: the smallest key among the most likely tokens, and the smallest difference that min-p
+// keeps.
 #pragma once
 
 #include <math.h>
@@ -13,9 +14,10 @@ using contract::sampling::PLAN_THREADS;
 // Bins for 11 bits of a key: floor_of sorts by a key's leading 22 bits in two passes.
 constexpr uint32_t KEY_BINS = 2048;
 
-// The `nth` largest (from 1) of the groups' largest keys, truncated to 22 bits, or the smallest
-// key if fewer than `nth` groups have a key. In the first case, at least `nth` tokens have this key
-// or a larger one, because the `nth` groups with the largest keys have one such token each.
+// The `nth` largest (from 1) of the groups' largest keys, truncated to 22 bits, or the smallest key
+// if fewer than `nth` groups have a key. If there are `nth` groups, at least `nth` tokens have the
+// returned key or a larger key, because each of the `nth` groups with the largest keys has such a
+// token.
 __device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count, uint32_t nth, uint32_t* bins, uint32_t* sums,
                              uint32_t* found) {
     uint32_t known = 0, wanted = nth;

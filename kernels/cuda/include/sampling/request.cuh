@@ -15,8 +15,8 @@ static_assert(contract::sampling::NO_REPORT == NONE && contract::sampling::NO_MA
                   && contract::sampling::NONE_GIVEN == NONE,
               "the host says so");
 
-// 8-byte aligned, with the layout of Rust's `#[repr(C)]`. Parameters are in the
-// ranges that `SamplingParams::check` allows.
+// This struct is aligned to 8 bytes and has the layout of Rust's `#[repr(C)]`. Parameters are in
+// the ranges that `SamplingParams::check` allows.
 struct SampleRow {
     double temperature;       // 0: take the most likely token
     double top_p;             // 1: no limit

@@ -8,7 +8,7 @@
 
 using contract::sampling::BINS;   // bins of a histogram
 using contract::sampling::GROUP;  // tokens of a group, for which one largest logit is stored
-using contract::sampling::LIST;   // most candidates of a list
+using contract::sampling::LIST;   // largest number of candidates in a list
 using contract::sampling::SLICE;  // tokens of a slice, which one block processes
 constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
 // Number of groups whose largest logits set the floor of the list of a row without top-k. Rows with
@@ -24,7 +24,7 @@ using contract::sampling::FAULT_NOTHING_ALLOWED;
 struct SliceFacts {
     uint32_t raw_largest;   // signless key
     uint32_t raw_finite;    // number of finite logits; if not counted, positive if there is at least one
-    float raw_sum;          // of exp(logit - raw_largest)
+    float raw_sum;          // sum of exp(logit - raw_largest)
     uint32_t largest;       // signless key
     uint32_t first_largest; // id
     uint32_t least;         // key of the smallest finite logit if a histogram may be made; or NONE
@@ -41,7 +41,7 @@ enum Way : uint32_t {
     WAY_BINNED,      // possibly too many tokens to list: make a histogram
 };
 
-// Facts about a row and the decision how to find its token.
+// Facts about a row, and the way in which its token is found.
 struct RowPlan {
     double raw_log_total;   // ln of the sum of exp(logit - raw_largest)
     Way way;
@@ -53,7 +53,7 @@ struct RowPlan {
     float least_difference; // min-p keeps a token if logit - largest is at least this
     Softening softening;
     float bins_per_unit;    // WAY_BINNED: bins per 1.0 of logit, from the largest downwards
-    uint32_t top_k;         // 0 if it does not limit
+    uint32_t top_k;         // 0 if top-k does not limit the row
     uint32_t floor;         // list the tokens with this key or a larger one
     uint32_t raw_floor;     // floor of the raw list, for the most likely tokens that are reported
     uint32_t reported;      // number of most likely tokens to report

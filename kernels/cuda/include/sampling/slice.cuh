@@ -15,7 +15,7 @@ constexpr uint32_t SLICE_BLOCKS = 1, GATHER_BLOCKS = 1;
 constexpr uint32_t SLICE_BLOCKS = 6, GATHER_BLOCKS = 4;
 #endif
 constexpr uint32_t SLICE_WARPS = SLICE_THREADS / LANES;
-// Logits that a thread loads at once; one load of a warp is a group.
+// Number of logits that a thread loads at once. The logits of one load of a warp are a group.
 constexpr uint32_t AT_ONCE = 4;
 constexpr uint32_t LOADS = SLICE / (SLICE_THREADS * AT_ONCE);
 

@@ -13,8 +13,8 @@ constexpr float WEIGHT_UNITS = 17592186044416.0f;
 // exp(WEIGHTLESS) is less than half a unit.
 constexpr float WEIGHTLESS = -32.0f;
 
-// 1 / temperature as the sum of two floats, so that a product with it has the error
-// of only one rounding.
+// 1 / temperature as the sum of two floats, so that a product with 1 / temperature has the error of
+// only one rounding.
 struct Softening {
     float high;
     float low;

@@ -571,13 +571,13 @@ contract! {
     }
 }
 
-/// Threads per thread block of attention on Hopper: one warpgroup for each 64 query vectors, and
-/// one warpgroup that copies.
+/// Returns the threads per thread block of attention on Hopper: one warpgroup for each 64 query
+/// vectors, and one warpgroup that copies.
 const fn threads(queries: usize) -> usize {
     (queries / WGMMA_ROWS + 1) * WARPGROUP
 }
 
-/// Bytes of dynamic shared memory per thread block of attention on Hopper.
+/// Returns the bytes of dynamic shared memory per thread block of attention on Hopper.
 const fn shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
     attention_hopper::STAGES * (queries + 2 * keys) * head_dim * ACTIVATION
 }

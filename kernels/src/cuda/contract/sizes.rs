@@ -1,5 +1,5 @@
-//! Sizes that kernels are compiled for. Each is a template parameter on the device and a suffix
-//! of the kernel's name.
+//! Sizes that kernels are compiled for. Each size is a template parameter on the device and a
+//! suffix of the kernel's name.
 
 use std::ops::Index;
 

@@ -30,14 +30,15 @@ use super::{
 };
 use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, calls};
 
-/// Row counts to measure. Up to 64 they are 1 and the counts that this project's kernels are
-/// compiled for: between two of these counts the same kernel runs and takes equally long. Above 64
-/// they are multiples of the tile height, 64 rows.
+/// Row counts to measure. Up to 64, these are 1 and the row counts that this project's kernels are
+/// compiled for. A row count in between runs the kernel of the next larger count and takes equally
+/// long. Above 64, these are multiples of the tile height, 64 rows.
 const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, MEMORY_BOUND_ROWS];
 
-/// Row counts for a GEMM that no pass has called with few rows. Such a GEMM belongs either to the
-/// vision tower, where only a batch of one very small picture has few rows, or to a prompt. A
-/// prompt's GEMM is called with fewer rows when decoding is autotuned.
+/// Row counts to measure for a GEMM that no pass has called with few rows. Such a GEMM belongs
+/// either to the vision tower, where only a batch of one very small picture has few rows, or to a
+/// prompt. A prompt's GEMM is also called with few rows when decoding is autotuned, and is then
+/// measured at all row counts.
 const SELDOM_FEW: [usize; 2] = [64, MEMORY_BOUND_ROWS];
 
 /// If a trial cycles through this many bytes of weights, a weight is no longer in the L2 cache when
@@ -78,7 +79,8 @@ const HEAD_START: f32 = 1.5e-3;
 
 /// Measures each recorded GEMM that has not been measured yet.
 pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result<(), KernelError> {
-    // Nothing reads measurements then, and ranks that share a GPU must not load the library's kernels.
+    // With this backend, nothing reads the measurements. In addition, ranks that share a GPU must
+    // not load the library's kernels.
     if cuda.gemm.backend == GemmBackend::Ours {
         return Ok(());
     }
@@ -115,14 +117,14 @@ fn shortest(timed: &[(f32, GemmAlgorithm)]) -> f32 {
 }
 
 /// Returns `true` if the library's remaining proposals may beat this project's kernels. `guessed`
-/// is the shortest time of the library's first proposals, and `ours` that of this project's
-/// kernels. The result is also `true` if no kernel of this project supports the GEMM, or if the
-/// first proposals all fail to run.
+/// is the shortest time of the library's first proposals. `ours` is the shortest time of this
+/// project's kernels. The result is also `true` if no kernel of this project supports the GEMM, or
+/// if the first proposals all fail to run.
 fn may_win(guessed: f32, ours: f32) -> bool {
     guessed.is_infinite() || guessed <= FAR_BEHIND * ours
 }
 
-/// One GEMM of one size, and memory to time it in.
+/// One GEMM of one size, and the memory in which it is timed.
 struct Trial<'t> {
     cuda: &'t Cuda,
     problem: GemmProblem,
@@ -305,8 +307,8 @@ impl<'t> Trial<'t> {
             (GemmAlgorithm::LargeM, _) => GemmPlan::LargeM,
             (GemmAlgorithm::Unfused | GemmAlgorithm::Library(_), _) => return self.run_unfused(operands),
         };
-        // SAFETY: the memory of the trial holds the operands, the weights stay in place until
-        // autotuning ends, and the table says that the kernel supports the GEMM.
+        // SAFETY: the trial's memory has space for the operands, the weights keep their addresses
+        // until autotuning ends, and the table says that the kernel supports the GEMM.
         unsafe { launch::launch(cuda, plan, self.problem, operands, Output::PLAIN) }
     }
 

@@ -1,9 +1,9 @@
 //! Comparison of the large-m kernels with other implementations during autotuning.
 //!
-//! Each kernel is timed once against cuBLASLt, on the operands of the pass. For a gated GEMM, the faster
-//! implementation is kept for this size and for smaller ones, like cuBLASLt's algorithms. For an
-//! ungated GEMM, this project's kernel is at best a little faster, and much slower if its tall
-//! tiles leave SMs idle, so it is kept only for sizes slightly smaller.
+//! Each kernel is timed once against cuBLASLt, on the operands of the pass. For a gated GEMM, the
+//! faster implementation is used for this size and for smaller sizes, as cuBLASLt's algorithms are.
+//! For an ungated GEMM, this project's kernel is at best a little faster, and much slower if its
+//! tall tiles leave SMs idle, so the comparison applies only to slightly smaller sizes.
 
 use super::{
     super::lane::Cuda,
@@ -25,9 +25,11 @@ const TRIALS: usize = 2;
 /// two measurements of the same kernel differ by a few per cent.
 const CLEARLY: f32 = 0.97;
 
-/// Times the large-m kernel and another implementation, unless this was done before or there is nothing to compare. Both
-/// compute the GEMM, but the output is meaningless afterwards. `unfused` computes a gated GEMM as an
-/// ungated one followed by the gate.
+/// Times the large-m kernel against another implementation: cuBLASLt, or `unfused` for a gated
+/// GEMM. `unfused` computes the gated GEMM as an ungated GEMM followed by the gate. Returns without
+/// timing if this GEMM was compared before, or if autotuning cannot compare it
+/// ([`can_compare_large_m`](planning::can_compare_large_m)). The output is meaningless after the
+/// timing.
 ///
 /// # Errors
 /// Any error that the device reports for a measurement.
@@ -64,7 +66,8 @@ pub(super) fn compare_large_m(
         let is_faster = shortest[1] < shortest[0];
         tuned.found(problem, if is_faster { GemmAlgorithm::LargeM } else { GemmAlgorithm::Unfused });
     } else {
-        // cuBLASLt's algorithm is measured by now and is kept for smaller sizes.
+        // The algorithm of cuBLASLt for this size is measured by now, and is also used for smaller
+        // sizes.
         tuned.compared_large_m(problem, shortest[1] < CLEARLY * shortest[0]);
     }
     Ok(())

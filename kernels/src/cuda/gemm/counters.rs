@@ -29,7 +29,7 @@ pub(in super::super) struct Counters {
 }
 
 impl Counters {
-    /// Takes a set of counters for `stream`. Returns `None` if the device does not have this
+    /// Takes a set of counters for `stream`. Returns `None` if the device does not have the small-m
     /// kernel, or if eight other streams use all sets.
     pub(in super::super) fn take(
         functions: &Functions,

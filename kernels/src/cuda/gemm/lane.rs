@@ -22,12 +22,13 @@ use super::{
 
 /// The state that one lane keeps for its GEMMs.
 pub(in super::super) struct GemmLane {
-    /// `None` if the device has no small-m kernel, or if too many lanes have counters.
+    /// `None` if the device has no small-m kernel, or if other lanes use all sets of counters.
     pub(super) counters: Option<Counters>,
     pub(super) gpu: Gpu,
     pub(in super::super) backend: GemmBackend,
     pub(super) library: RefCell<LaneGemms>,
-    /// True while autotuning is on: results are discarded, so GEMMs may be measured.
+    /// `true` while autotuning is on. The results of passes are then discarded, so GEMMs may be
+    /// measured.
     pub(super) autotunes: Cell<bool>,
     pub(super) met: RefCell<MetGemms>,
     pub(super) clock: Clock,

@@ -57,7 +57,8 @@ impl<'a> Output<'a> {
 /// Launches the kernel, then calls `output.then`.
 ///
 /// # Safety
-/// `operands` and `output` match `problem`, and the kernel supports the GEMM ([`Kernel::LargeM`](super::table::Kernel)).
+/// `operands` and `output` must match `problem`, and the kernel must support the GEMM
+/// ([`Kernel::LargeM`](super::table::Kernel)).
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     problem: GemmProblem,

@@ -16,10 +16,10 @@ use crate::KernelError;
 /// Launches a GEMM.
 ///
 /// # Safety
-/// `operands` and `output` match `problem`, and the kernels of `plan` support the GEMM. Nothing else uses the
-/// workspace until the GEMM has ended. No kernel that may still run at the launch writes the weight
-/// or its scales, because the first copies of both do not wait for the preceding kernel. Nothing
-/// writes them until the GEMM has ended.
+/// `operands` and `output` must match `problem`, and the kernels of `plan` must support the GEMM.
+/// Nothing else may use the workspace until the GEMM has ended. No kernel that may still run at the
+/// launch may write the weight or its scales, because the first copies of both do not wait for the
+/// preceding kernel. Nothing may write the weight or its scales until the GEMM has ended.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     plan: GemmPlan,
@@ -27,7 +27,8 @@ pub(super) unsafe fn launch(
     operands: GemmOperands,
     output: Output<'_>,
 ) -> Result<(), KernelError> {
-    // SAFETY: the caller guarantees all requirements of these functions.
+    // SAFETY: these functions have no requirements beyond the requirements of this function, which
+    // the caller guarantees.
     unsafe {
         match plan {
             GemmPlan::SmallM(cut) => small_m::launch(cuda, problem, operands, cut),
@@ -43,7 +44,7 @@ pub(super) unsafe fn launch(
 /// Launches a GEMM by cuBLASLt, and its last `rest` rows by the small-m kernel.
 ///
 /// # Safety
-/// As for [`launch`].
+/// The requirements are the same as for [`launch`].
 unsafe fn library(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands, rest: usize) -> Result<(), KernelError> {
     let whole = GemmProblem { rows: problem.rows - rest, ..problem };
     // SAFETY: the caller guarantees that the operands match, and that nothing else uses the

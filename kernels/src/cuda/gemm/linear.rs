@@ -65,8 +65,8 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
     }
 }
 
-/// Plans the GEMM and launches it. `unfused` computes a gated GEMM as an ungated one followed by the
-/// gate.
+/// Plans the GEMM and launches it. `unfused` computes a gated GEMM as an ungated GEMM followed by
+/// the gate.
 fn compute(
     cuda: &Cuda,
     problem: GemmProblem,

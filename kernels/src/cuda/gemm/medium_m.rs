@@ -22,9 +22,10 @@ use crate::KernelError;
 /// Launches the kernel.
 ///
 /// # Safety
-/// `operands` match `problem`, and the kernel supports the GEMM ([`Kernel::MediumM`](super::table::Kernel)). No kernel that may still run at the
-/// launch writes the weight, because the first copies of weights do not wait for the preceding
-/// kernel. Nothing writes the weight until this kernel has ended.
+/// `operands` must match `problem`, and the kernel must support the GEMM
+/// ([`Kernel::MediumM`](super::table::Kernel)). No kernel that may still run at the launch may
+/// write the weight, because the first copies of weights do not wait for the preceding kernel.
+/// Nothing may write the weight until this kernel has ended.
 pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
@@ -44,7 +45,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOpe
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
     let kernel = kernels.gemm_medium_m[tiles.width];
     let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
-    // their addresses are valid.
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
+    // addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }

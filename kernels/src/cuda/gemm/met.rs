@@ -1,11 +1,12 @@
-//! Pure: the GEMMs that passes have met during autotuning, with weights to measure them with.
+//! Pure: the GEMMs that passes have called during autotuning, with the weights to measure them
+//! with.
 
 use std::collections::BTreeMap;
 
 use super::problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS};
 use crate::AUTOTUNED_LAYERS;
 
-/// Maximum number of weights in one trial: one per layer that autotuning should run through.
+/// Maximum number of weights in one trial: one for each layer that autotuning runs.
 const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
 /// The GEMMs called since autotuning began.

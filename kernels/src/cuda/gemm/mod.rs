@@ -1,12 +1,12 @@
-//! GEMMs: by cuBLASLt, or by this project's kernels for small m (up to 64 rows), medium m (up to 256
-//! rows, gated) or large m, where they were measured to be faster. Each GPU generation has separate
-//! kernels for FP8 weights.
+//! GEMMs: by cuBLASLt, or by this project's kernels for small m (up to 64 rows), medium m (up to
+//! 256 rows, gated) or large m, where they were measured to be faster. Each GPU generation has
+//! separate kernels for FP8 weights.
 //!
 //! | part | files |
 //! |---|---|
-//! | what is computed | `problem`, `operands` |
-//! | which kernel computes it | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
-//! | what was measured | `algorithm`, `tuned`, `tuning`, `met`, `autotune`, `compare` |
+//! | description of a GEMM | `problem`, `operands` |
+//! | choice of a kernel | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
+//! | autotuning and its results | `algorithm`, `tuned`, `tuning`, `met`, `autotune`, `compare` |
 //! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled_e4m3`, `transposed_scales`, `blas` |
 
 mod algorithm;

@@ -68,7 +68,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The addresses of the operands.
+    /// Returns the addresses of the operands.
     pub(super) fn addresses(&self, bias: Option<&Tensor<'_>>, scratch: &Tensor<'_>, out: &Tensor<'_>) -> GemmOperands {
         GemmOperands {
             weight: self.weight.address().0,

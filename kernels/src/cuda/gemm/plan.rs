@@ -1,7 +1,7 @@
-//! Pure: which kernel computes a GEMM.
+//! Pure: the choice of the kernel that computes a GEMM.
 //!
-//! The table of kernels says which of them support the GEMM. Where several do, the fastest one that autotuning measured
-//! is chosen.
+//! The table of kernels (`table.rs`) lists the kernels that support a GEMM. If several kernels
+//! support the GEMM, the kernel that autotuning measured to be fastest is chosen.
 
 use super::{
     super::contract::gemm_small_m::ROWS_MAX as SMALL_M_ROWS,
@@ -31,32 +31,34 @@ pub enum GemmBackend {
     Library,
 }
 
-/// How a GEMM is computed.
+/// The implementation that computes one GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GemmPlan {
     SmallM(Cut),
-    /// By the small-m kernel, up to 64 rows per launch. This is the fallback for E4M3 GEMMs whose
+    /// The small-m kernel, with up to 64 rows per launch. This is the fallback for E4M3 GEMMs whose
     /// output is not aligned for any other kernel.
     SmallMPieces,
     MediumM,
     LargeM,
     TiledE4m3,
-    /// By cuBLASLt, except for the last `rest` rows, which the small-m kernel computes.
+    /// cuBLASLt, except for the last `rest` rows, which the small-m kernel computes.
     Library {
         rest: usize,
     },
 }
 
-/// Results of autotuning, and the library's answers.
+/// Results of autotuning, and the library's answers about the GEMMs that it supports.
 pub(super) trait Measurements {
-    /// The algorithm measured for this GEMM, or for the next larger size of it.
+    /// Returns the algorithm measured for this GEMM, or for the next larger measured number of
+    /// rows.
     fn fastest(&self, problem: GemmProblem) -> Option<GemmAlgorithm>;
 
-    /// Whether the large-m kernel was faster than the library for this ungated GEMM, or for a size
-    /// of it that is up to a third larger.
+    /// Returns `true` if the large-m kernel was measured to be faster than the library for this
+    /// ungated GEMM, or for the same GEMM with up to a third more rows.
     fn is_large_m_faster(&self, problem: GemmProblem) -> bool;
 
-    /// Whether the library has an algorithm for the GEMM, which the table says it supports.
+    /// Returns `true` if the library has an algorithm for the GEMM. The table must say that the
+    /// library supports the GEMM.
     ///
     /// # Errors
     /// The device is lost.
@@ -72,8 +74,8 @@ pub(super) struct Planner<'m, M> {
 }
 
 impl<M: Measurements> Planner<'_, M> {
-    /// Chooses how the GEMM is computed. The GEMM has at least one row and one feature. `None` for a
-    /// gated GEMM that is computed as an ungated GEMM followed by the gate.
+    /// Chooses how the GEMM is computed. The GEMM has at least one row and one feature. Returns
+    /// `None` for a gated GEMM that is computed as an ungated GEMM followed by the gate.
     ///
     /// # Errors
     /// The device is lost.
@@ -97,20 +99,23 @@ impl<M: Measurements> Planner<'_, M> {
         if self.gpu.supports(Kernel::TiledE4m3, problem, operands) {
             return Ok(Some(GemmPlan::TiledE4m3));
         }
-        // cuBLASLt waits for running kernels when it loads one of its own, which ranks that share a
-        // GPU must avoid. An f32 output of more rows than the small-m kernel takes comes here.
+        // When cuBLASLt loads one of its kernels, it waits for running kernels. Ranks that share a
+        // GPU must avoid this wait, so with the `Ours` backend the small-m kernel computes the GEMM
+        // in pieces if it can. An example is an f32 output with more rows than one launch of the
+        // small-m kernel supports.
         let is_ours = self.backend == GemmBackend::Ours && self.has_pieces(problem, operands);
         let has_library = !is_ours && self.library_has(problem, operands)?;
         Ok(Some(if has_library { GemmPlan::Library { rest: rest_of(problem) } } else { GemmPlan::SmallMPieces }))
     }
 
-    /// Whether the small-m kernel supports the GEMM, a number of rows at a time.
+    /// Returns `true` if the small-m kernel supports the GEMM when the GEMM is split into launches
+    /// of at most `SMALL_M_ROWS` rows.
     fn has_pieces(&self, problem: GemmProblem, operands: GemmOperands) -> bool {
         let (piece, operands) = problem.rows_of(operands, self.activation, 0, problem.rows.min(SMALL_M_ROWS));
         self.gpu.supports(Kernel::SmallM, piece, operands)
     }
 
-    /// The cut to use, if the small-m kernel should compute the GEMM.
+    /// Returns the cut to use, or `None` if the small-m kernel should not compute the GEMM.
     fn small_m(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<Option<Cut>, KernelError> {
         if !self.gpu.supports(Kernel::SmallM, problem, operands) {
             return Ok(None);
@@ -140,7 +145,8 @@ impl<M: Measurements> Planner<'_, M> {
             return Ok(false);
         }
         let is_unquantized = problem.scheme.is_unquantized();
-        // Its tall tiles are slow for so few rows, where cuBLASLt supports every unquantized GEMM.
+        // The large-m kernel's tall tiles are slow for so few rows, and cuBLASLt supports every
+        // unquantized GEMM.
         if is_unquantized && problem.rows <= MEMORY_BOUND_ROWS && self.backend != GemmBackend::Ours {
             return Ok(false);
         }
@@ -153,8 +159,8 @@ impl<M: Measurements> Planner<'_, M> {
         }
         let fastest = self.measurements.fastest(problem);
         if problem.gates {
-            // The measured size may use the library's ungated GEMM before the gate, but the library
-            // may not support this size.
+            // At the measured size, the fastest implementation may be the library's ungated GEMM
+            // followed by the gate, but the library may not support the size of this GEMM.
             let is_odd = matches!(problem.scheme, QuantScheme::E4m3Blocks { .. })
                 && !problem.rows.is_multiple_of(scale_scratch::ROWS);
             let lacks_library = is_odd
@@ -170,10 +176,10 @@ impl<M: Measurements> Planner<'_, M> {
         Ok(self.measurements.is_large_m_faster(problem))
     }
 
-    /// Whether autotuning can compare the large-m kernel with another implementation, on the
-    /// operands of the pass. A gated GEMM can always be compared with an ungated GEMM followed by the
-    /// gate. An ungated GEMM can only be compared with the library. A GEMM that is split is not
-    /// measured; the measurement of a size that is not split also applies to it.
+    /// Returns `true` if autotuning can compare the large-m kernel with another implementation, on
+    /// the operands of the pass. A gated GEMM can always be compared with an ungated GEMM followed
+    /// by the gate. An ungated GEMM can only be compared with the library. A GEMM that is split is
+    /// not measured; the measurement of a size that is not split also applies to it.
     ///
     /// # Errors
     /// The device is lost.
@@ -188,9 +194,9 @@ impl<M: Measurements> Planner<'_, M> {
         Ok(is_candidate && (problem.gates || rest_of(problem) == 0 && self.library_has(problem, operands)?))
     }
 
-    /// Whether the library may be asked for the GEMM and has an algorithm for it. For a gated GEMM,
-    /// this returns only whether the library may be asked: the library computes the ungated GEMM,
-    /// about which it is asked separately.
+    /// Returns `true` if the library may be asked for the GEMM and has an algorithm for it. For a
+    /// gated GEMM, the result is `true` as soon as the library may be asked: the library computes
+    /// only the ungated GEMM, and is asked about that GEMM separately.
     fn library_has(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<bool, KernelError> {
         if !library_supports(&self.gpu, self.activation, problem, operands) {
             return Ok(false);
@@ -203,8 +209,8 @@ impl<M: Measurements> Planner<'_, M> {
     }
 }
 
-/// The last rows of a GEMM that cuBLASLt does not compute: with scales by blocks, it requires a
-/// multiple of four rows.
+/// Returns the number of last rows that cuBLASLt does not compute. With scales by blocks, cuBLASLt
+/// requires a multiple of four rows.
 pub(super) fn rest_of(problem: GemmProblem) -> usize {
     match problem.scheme {
         QuantScheme::E4m3Blocks { .. } if problem.rows >= SPLIT_FROM => problem.rows % scale_scratch::ROWS,
@@ -212,8 +218,8 @@ pub(super) fn rest_of(problem: GemmProblem) -> usize {
     }
 }
 
-/// Whether the library may be asked for the GEMM, or for all of its rows except the last ones. For
-/// a gated GEMM, this is about the ungated GEMM before the gate.
+/// Returns `true` if the library may be asked for the GEMM, or for all of its rows except the last
+/// [`rest_of`] rows. For a gated GEMM, the result applies to the ungated GEMM before the gate.
 pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProblem, operands: GemmOperands) -> bool {
     if problem.scheme.is_unquantized() {
         return true;
@@ -246,7 +252,7 @@ mod tests {
         fastest: Option<GemmAlgorithm>,
         is_large_m_faster: bool,
         library_refuses: bool,
-        /// Rows of the last question about the library.
+        /// Number of rows in the last call of `library_has`.
         asked_rows: Cell<usize>,
     }
 

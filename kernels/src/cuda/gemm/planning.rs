@@ -29,7 +29,7 @@ fn planner<'m, 'c>(measurements: &'m mut OnDevice<'c>) -> Planner<'m, OnDevice<'
     Planner { gpu: gemm.gpu, backend: gemm.backend, activation: kernels.target.activation, measurements }
 }
 
-/// The library, and the stream of the lane.
+/// Returns the library and the stream of the lane.
 pub(super) fn blas_lane(cuda: &Cuda) -> BlasLane<'_> {
     let CudaKernels { blas, tuned, target, .. } = &*cuda.kernels;
     BlasLane { blas, tuned, stream: &cuda.stream, activation: target.activation }

@@ -1,5 +1,5 @@
-//! Pure: the description of a GEMM (general matrix multiplication), `out = x * weight^T + bias`, with its quantization
-//! scheme and the addresses of its operands.
+//! Pure: the description of a GEMM (general matrix multiplication), `out = x * weight^T + bias`,
+//! with its quantization scheme and the addresses of its operands.
 
 use bursar_budgets::{Address, Bytes};
 use serde::{Deserialize, Serialize};
@@ -30,28 +30,29 @@ pub(in super::super) struct GemmProblem {
 }
 
 impl GemmProblem {
-    /// Features written per row.
+    /// Returns the number of features written per row.
     pub(in super::super) fn features(&self) -> usize {
         if self.gates { self.out_features / 2 } else { self.out_features }
     }
 
-    /// Dimensions and pitch of x.
+    /// Returns the dimensions and pitch of x.
     pub(in super::super) fn x(&self) -> Rows {
         Rows { rows: self.rows, columns: self.in_features, pitch: self.x_pitch }
     }
 
-    /// Dimensions and pitch of the weight.
+    /// Returns the dimensions and pitch of the weight.
     pub(in super::super) fn weight(&self) -> Rows {
         Rows { rows: self.out_features, columns: self.in_features, pitch: self.in_features }
     }
 
-    /// The pitch of x for tensor maps and alignment checks. A single row may have any pitch, but
-    /// TMA requires a multiple of 16 bytes even if it reads no second row.
+    /// Returns the pitch of x for tensor maps and alignment checks. A single row may have any
+    /// pitch, but TMA requires a multiple of 16 bytes even if it reads no second row.
     pub(super) fn tma_x_pitch(&self) -> usize {
         if self.rows == 1 { self.in_features } else { self.x_pitch }
     }
 
-    /// The GEMM of `rows` rows of this one, starting at row `first`, and its operands.
+    /// Returns a GEMM with only `rows` rows of this GEMM, starting at row `first`, and the operands
+    /// of the returned GEMM.
     pub(super) fn rows_of(
         self,
         operands: GemmOperands,
@@ -91,17 +92,17 @@ impl QuantScheme {
         self == QuantScheme::Unquantized
     }
 
-    /// Bytes per element.
+    /// Returns the bytes per element of x and of the weight.
     pub(in super::super) fn size(self) -> usize {
         if self.is_unquantized() { DType::F16.size() } else { DType::F8E4M3.size() }
     }
 
-    /// The type of the elements of x and of the weight.
+    /// Returns the type of the elements of x and of the weight.
     pub(super) fn operand(self, activation: DType) -> DType {
         if self.is_unquantized() { activation } else { DType::F8E4M3 }
     }
 
-    /// Number of scales that each row of x has in memory.
+    /// Returns the number of scales that each row of x has in memory.
     fn x_scales(self, in_features: usize) -> usize {
         match self {
             QuantScheme::E4m3Blocks { .. } => in_features.div_ceil(FP8_BLOCK),
@@ -124,7 +125,7 @@ pub(in super::super) struct GemmOperands {
     /// The scale of x, if one scale applies to all of x.
     pub x_scale: f32,
     pub out: u64,
-    /// The output is E4M3. Only the kernels for gated GEMMs of many rows support this.
+    /// `true` if the output is E4M3. Only the kernels for gated GEMMs of many rows support this.
     pub out_is_e4m3: bool,
     pub workspace: u64,
     pub workspace_bytes: usize,

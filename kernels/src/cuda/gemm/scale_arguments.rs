@@ -1,4 +1,4 @@
-//! The arguments for scales that all E4M3 kernels take.
+//! Launch arguments for scales, which are the same for all E4M3 kernels.
 
 use bursar_budgets::Address;
 

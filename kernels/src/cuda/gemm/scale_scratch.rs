@@ -1,7 +1,8 @@
 //! Pure: the addresses of converted scales at the end of a GEMM's workspace.
 //!
-//! cuBLASLt reads scales by blocks in other layouts than this project's kernels: the scales of x transposed, so that scales of
-//! adjacent rows are adjacent; the scales of each row of weight blocks padded to a multiple of four.
+//! cuBLASLt reads scales by blocks in other layouts than this project's kernels. It requires the
+//! scales of x transposed, so that scales of adjacent rows are adjacent. It requires the scales of
+//! each row of weight blocks padded to a multiple of four.
 
 use bursar_budgets::Bytes;
 
@@ -28,13 +29,13 @@ pub(super) struct Scratch {
     /// Address of the weight's padded scales, or `None` if cuBLASLt reads the weight's
     /// scales without a copy.
     pub padded: Option<u64>,
-    /// Bytes of the workspace that remain.
+    /// Bytes of the workspace that remain for the GEMM.
     workspace_bytes: u64,
 }
 
 impl Scratch {
     /// Places the converted scales in the workspace. Returns `None` if the library does not support
-    /// such a GEMM, or if its scales would take more than half of the workspace.
+    /// such a GEMM, or if the converted scales would need more than half of the workspace.
     pub(super) fn within(problem: GemmProblem, operands: GemmOperands) -> Option<Scratch> {
         let has_layout = problem.scheme == QuantScheme::E4m3Blocks { height: FP8_BLOCK }
             && problem.rows.is_multiple_of(ROWS)
@@ -59,7 +60,7 @@ impl Scratch {
     }
 }
 
-/// Groups of columns with one scale each.
+/// Returns the number of groups of columns with one scale each.
 pub(super) fn groups(problem: GemmProblem) -> usize {
     problem.in_features.div_ceil(FP8_BLOCK)
 }
@@ -69,7 +70,7 @@ fn weight_scales_bytes(problem: GemmProblem) -> Bytes {
     DType::F32.bytes(blocks(problem) * groups(problem).next_multiple_of(PADDED))
 }
 
-/// Rows of weight blocks.
+/// Returns the number of rows of weight blocks.
 pub(super) fn blocks(problem: GemmProblem) -> usize {
     problem.out_features.div_ceil(FP8_BLOCK)
 }
@@ -79,8 +80,8 @@ pub(super) fn fit(problem: GemmProblem, operands: GemmOperands) -> bool {
     Scratch::within(problem, operands).is_some()
 }
 
-/// The operands of a GEMM in the form that the library needs: the addresses of the scales after
-/// `transpose` has converted them, and the rest of the workspace.
+/// Returns the operands of a GEMM in the form that the library needs: the addresses of the scales
+/// after `transpose` has converted them, and the rest of the workspace.
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].

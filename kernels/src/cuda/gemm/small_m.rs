@@ -1,5 +1,5 @@
-//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/gemm_small_m.cu`), which
-//! streams the weight once.
+//! GEMMs of up to 64 rows by this project's kernel for Hopper (`kernels/cuda/gemm_small_m.cu`),
+//! which streams the weight once.
 
 use bursar_budgets::{Address, DeviceError};
 
@@ -23,9 +23,10 @@ use crate::{DType, FP8_BLOCK, KernelError};
 /// Launches the kernel.
 ///
 /// # Safety
-/// `operands` match `problem`, and the kernel supports the GEMM ([`Kernel::SmallM`]). Nothing writes the weight or its
-/// scales from before the launch until it has ended, because the first copies of both do not wait
-/// for the preceding kernel.
+/// `operands` must match `problem`, and the kernel must support the GEMM ([`Kernel::SmallM`]). No
+/// kernel that may still run at the launch may write the weight or its scales, because the first
+/// copies of both do not wait for the preceding kernel. Nothing may write the weight or its scales
+/// until this kernel has ended.
 pub(super) unsafe fn launch(
     cuda: &Cuda,
     problem: GemmProblem,
@@ -73,8 +74,8 @@ pub(super) unsafe fn launch(
         arguments = with_scales(arguments, problem, operands);
     }
     let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
-    // their addresses are valid.
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
+    // addresses are valid.
     unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
 }
 
@@ -84,7 +85,8 @@ pub(super) unsafe fn launch(
 /// The kernel does not support the GEMM, or the device reports an error.
 ///
 /// # Safety
-/// As for [`launch`], except that the kernel need not support the GEMM.
+/// The requirements are the same as for [`launch`], except that the kernel need not support the
+/// GEMM.
 pub(super) unsafe fn launch_pieces(
     cuda: &Cuda,
     problem: GemmProblem,
@@ -96,14 +98,14 @@ pub(super) unsafe fn launch_pieces(
         if !cuda.gemm.gpu.supports(Kernel::SmallM, piece, operands) {
             return Err(KernelError::NoKernel { op: "linear" });
         }
-        // SAFETY: the caller guarantees that `operands` match the GEMM, of which these
-        // rows are a part.
+        // SAFETY: the caller guarantees that the operands match the whole GEMM, so the operands of
+        // these rows match these rows. The line above has checked that the kernel supports them.
         unsafe { launch(cuda, piece, operands, Cut::DEFAULT)? };
     }
     Ok(())
 }
 
-/// Tensor map of a gated weight: groups of eight gate rows alternate with the
+/// Returns the tensor map of a gated weight: groups of eight gate rows alternate with the
 /// corresponding eight up rows.
 fn gated_map(
     problem: GemmProblem,

@@ -28,18 +28,18 @@ pub(super) enum Kernel {
 /// Facts about a GPU, its device code and its cuBLASLt on which the choice of a kernel depends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gpu {
-    /// The Hopper machine code is loaded.
+    /// `true` if the Hopper machine code is loaded.
     pub is_hopper: bool,
-    /// This lane has counters for [`Kernel::SmallM`].
+    /// `true` if this lane has counters for [`Kernel::SmallM`].
     pub has_counters: bool,
-    /// The kernels of [`Kernel::TiledE4m3`] are loaded.
+    /// `true` if the kernels of [`Kernel::TiledE4m3`] are loaded.
     pub has_tiled: bool,
     pub sms: usize,
     /// Version of cuBLASLt, such as 130,002 for 13.0.2.
     pub library_version: usize,
 }
 
-/// The GEMMs that a row of the table is about.
+/// The quantization schemes to which a row of the table applies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Schemes {
     All,
@@ -61,7 +61,7 @@ impl Schemes {
     }
 }
 
-/// One row of the table: a kernel, and limits that a GEMM must keep.
+/// One row of the table: a kernel, and limits that a GEMM must satisfy.
 struct Capability {
     kernel: Kernel,
     schemes: Schemes,
@@ -70,7 +70,7 @@ struct Capability {
     can_accumulate: bool,
     can_write_f32: bool,
     can_add_bias: bool,
-    /// The number of features written per row must be a multiple of this.
+    /// The number of features written per row must be a multiple of this number.
     features_multiple: usize,
     /// Alignment in bytes of the addresses and rows of x and of the weight.
     input_alignment: usize,
@@ -78,7 +78,7 @@ struct Capability {
     out_alignment: usize,
     /// Alignment in bytes of the bias.
     bias_alignment: usize,
-    /// The oldest version of cuBLASLt that computes this.
+    /// The oldest version of cuBLASLt that supports these GEMMs.
     library_version: usize,
 }
 
@@ -115,7 +115,7 @@ const LARGE_M: Capability = Capability {
     ..ANY
 };
 
-/// cuBLASLt with scales by rows or blocks. Version 12.9 is the first that has these.
+/// cuBLASLt with scales by rows or blocks. cuBLASLt supports these scales since version 12.9.
 const LIBRARY_E4M3: Capability =
     Capability { can_write_f32: false, out_alignment: TMA, library_version: 120_900, ..ANY };
 
@@ -175,8 +175,8 @@ impl Capability {
 }
 
 impl Gpu {
-    /// Whether `kernel` can compute the GEMM on this GPU. cuBLASLt may still have no algorithm for
-    /// it.
+    /// Returns `true` if `kernel` can compute the GEMM on this GPU. cuBLASLt may still have no
+    /// algorithm for the GEMM.
     pub(super) fn supports(&self, kernel: Kernel, problem: GemmProblem, operands: GemmOperands) -> bool {
         let is_usable = |row: &Capability| {
             match kernel {
@@ -185,7 +185,8 @@ impl Gpu {
                 }
                 Kernel::MediumM | Kernel::LargeM => self.is_hopper,
                 Kernel::TiledE4m3 => self.has_tiled,
-                // Hopper's kernels convert the scales and compute what the library does not.
+                // For E4M3, kernels of Hopper's machine code convert the scales and compute the
+                // rows that the library does not support.
                 Kernel::Library => {
                     problem.scheme.is_unquantized() || self.is_hopper && self.library_version >= row.library_version
                 }

@@ -21,8 +21,8 @@ use crate::{DType, KernelError};
 /// Launches the kernel for the GEMM's number of rows.
 ///
 /// # Safety
-/// `operands` match `problem`, which has rows and features, and the kernel supports the GEMM
-/// ([`Kernel::TiledE4m3`](super::table::Kernel)).
+/// `operands` must match `problem`, which must have at least one row and one feature, and the
+/// kernel must support the GEMM ([`Kernel::TiledE4m3`](super::table::Kernel)).
 pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) -> Result<(), KernelError> {
     let kernels = cuda.entry_points().gemm_tiled_e4m3.as_ref().expect("the kernel supports the GEMM");
     let (height, by_blocks) = match problem.scheme {

@@ -1,4 +1,4 @@
-//! Pure: how this project's Hopper kernels divide a GEMM into tiles and thread blocks.
+//! Pure: the division of a GEMM into tiles and thread blocks by this project's Hopper kernels.
 
 use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ impl Cut {
     pub(super) const DEFAULT: Cut = Cut::ALL[0];
 }
 
-/// The tiles of a GEMM by the small-m kernel.
+/// The tiles and thread blocks of a GEMM that the small-m kernel computes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SmallMTiles {
     pub blocks: usize,
@@ -64,7 +64,8 @@ impl SmallMTiles {
         DType::F32.bytes(2 * self.blocks * part_numbers(kernel_rows))
     }
 
-    /// Whether partial sums fit into the workspace and tiles into the counters, with any cut.
+    /// Returns `true` if, with every cut, the workspace has space for the partial sums and there is
+    /// a counter for each tile.
     pub(super) fn all_fit(problem: GemmProblem, sms: usize, workspace_bytes: usize) -> bool {
         let Some(kernel_rows) = SmallMRows::holding(problem.rows) else { return false };
         Cut::ALL.iter().all(|cut| {
@@ -74,7 +75,7 @@ impl SmallMTiles {
     }
 }
 
-/// The tiles of a GEMM by the medium-m kernel.
+/// The tiles and thread blocks of a GEMM that the medium-m kernel computes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MediumMTiles {
     /// Index in [`GATED_WIDTHS`] of the number of features per tile.
@@ -83,9 +84,10 @@ pub(super) struct MediumMTiles {
 }
 
 impl MediumMTiles {
-    /// Chooses the width that leaves the busiest cluster the fewest features. Among equal widths
-    /// the widest is chosen, because it reads x least often. There are no more thread blocks than
-    /// tiles, and no more than run at once.
+    /// Chooses the width that leaves the busiest cluster the fewest features. If several widths are
+    /// equal in this respect, the largest of them is chosen, because x is then read least often.
+    /// The number of thread blocks is at most the number of tiles, and at most the number that the
+    /// device runs at once.
     pub(super) fn of(problem: GemmProblem, sms: usize) -> Self {
         use gemm_medium_m::{BLOCK_ROWS, CLUSTER};
         let clusters = (sms / CLUSTER).max(1);
@@ -98,8 +100,8 @@ impl MediumMTiles {
     }
 }
 
-/// Thread blocks per launch of the large-m kernels: no more than there are tiles, and no more than
-/// run at once.
+/// Returns the number of thread blocks per launch of the large-m kernels. This number is at most
+/// the number of tiles, and at most the number that the device runs at once.
 pub(super) fn large_m_blocks(problem: GemmProblem, sms: usize) -> usize {
     use gemm_large_m::{CLUSTER, TILE_ROWS, TILE_WEIGHTS};
     let across = TILE_WEIGHTS / if problem.gates { 2 } else { 1 };

@@ -1,4 +1,5 @@
-//! Conversion of scales by blocks to the layouts that cuBLASLt reads (`kernels/cuda/transpose_scales.cu`).
+//! Conversion of scales by blocks to the layouts that cuBLASLt reads
+//! (`kernels/cuda/transpose_scales.cu`).
 
 use bursar_budgets::Address;
 
@@ -17,7 +18,8 @@ use crate::KernelError;
 /// the library needs. The operands of any other GEMM are returned unchanged.
 ///
 /// # Safety
-/// `operands` must match `problem`, and nothing else may use the workspace until the GEMM has ended.
+/// `operands` must match `problem`, and nothing else may use the workspace until the GEMM has
+/// ended.
 ///
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [fit](scale_scratch::fit).
@@ -45,8 +47,8 @@ pub(super) unsafe fn transpose(
         count(padded_groups),
     ];
     let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").transpose_scales;
-    // SAFETY: these are the kernel's parameters, and the caller guarantees that
-    // their addresses are valid.
+    // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
+    // addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };
     Ok(scale_scratch::for_library(problem, operands))
 }

@@ -27,7 +27,8 @@ impl Tuned {
         unpoisoned(&self.fastest)
     }
 
-    /// The algorithm measured for this GEMM, or for the next larger size of it.
+    /// Returns the algorithm measured for this GEMM, or for the next larger measured number of
+    /// rows.
     pub(super) fn fastest(&self, problem: GemmProblem) -> Option<GemmAlgorithm> {
         let most = GemmProblem { rows: usize::MAX, ..problem };
         self.measured().range(problem..=most).next().map(|(_, algorithm)| *algorithm)
@@ -41,19 +42,19 @@ impl Tuned {
         agreed
     }
 
-    /// Ungated GEMMs of many rows for which the large-m kernel is faster than cuBLASLt.
+    /// Returns the ungated GEMMs of many rows for which the large-m kernel is faster than cuBLASLt.
     pub(super) fn large_m(&self) -> MutexGuard<'_, BTreeSet<GemmProblem>> {
         unpoisoned(&self.large_m)
     }
 
-    /// Forgets what the ranks agreed on.
+    /// Forgets the results that the ranks agreed on.
     pub(super) fn forget_agreement(&self) {
         unpoisoned(&self.agreement.algorithms).clear();
         unpoisoned(&self.agreement.large_m).clear();
     }
 
-    /// Whether the large-m kernel was faster than the library for this ungated GEMM, or for a size
-    /// of it that is up to a third larger.
+    /// Returns `true` if the large-m kernel was measured to be faster than the library for this
+    /// ungated GEMM, or for the same GEMM with up to a third more rows.
     pub(super) fn is_large_m_faster(&self, problem: GemmProblem) -> bool {
         let close = GemmProblem { rows: problem.rows / 3 * 4, ..problem };
         unpoisoned(&self.large_m).range(problem..=close).next().is_some()
@@ -74,11 +75,12 @@ impl Tuned {
 #[derive(Default)]
 pub(in super::super) struct Agreement {
     algorithms: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
-    /// Whether the large-m kernel computes the GEMM.
+    /// `true` if the large-m kernel computes the GEMM.
     large_m: Mutex<BTreeMap<GemmProblem, bool>>,
 }
 
-/// A poisoned lock is safe to use here: each entry is written in one assignment.
+/// Locks `lock`, even if it is poisoned. A poisoned lock is safe to use here, because each entry is
+/// written in one assignment.
 fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }

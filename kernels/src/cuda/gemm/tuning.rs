@@ -58,8 +58,8 @@ impl CudaKernels {
         tuning.fastest.iter().all(|(problem, algorithm)| self.runs(*problem, *algorithm))
     }
 
-    /// Whether `algorithm` can compute `problem`. Alignment and workspace size are checked
-    /// again at each call.
+    /// Returns `true` if `algorithm` can compute `problem`. Alignment and workspace size are
+    /// checked again at each call.
     fn runs(&self, problem: GemmProblem, algorithm: GemmAlgorithm) -> bool {
         let (is_gated, is_unquantized) = (problem.gates, problem.scheme.is_unquantized());
         match algorithm {

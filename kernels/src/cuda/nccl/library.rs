@@ -188,7 +188,7 @@ impl Calls {
     }
 }
 
-/// An upper bound on the device memory that NCCL takes for a group. If less memory is free, a
+/// An upper bound on the device memory that NCCL allocates for a group. If less memory is free, a
 /// failure is reported as a lack of memory.
 const TAKEN_MOST: Bytes = Bytes::gib(2);
 

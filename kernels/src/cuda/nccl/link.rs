@@ -36,8 +36,8 @@ pub struct NcclLink {
 pub(super) struct Group {
     shared: Arc<Shared>,
     watches: Option<JoinHandle<()>>,
-    /// The communicators, dropped after the thread has ended. The drop gives the communicators back
-    /// to NCCL and subtracts their memory from each device's overhead.
+    /// The communicators, dropped after the thread has ended. Dropping this field gives the
+    /// communicators back to NCCL and subtracts their memory from each device's overhead.
     _counted: Counted,
 }
 
@@ -82,7 +82,7 @@ impl NcclLink {
         &self.watch
     }
 
-    /// Number of collectives captured so far.
+    /// Returns the number of collectives captured so far.
     pub(in super::super) fn captured(&self) -> u64 {
         self.captured.get()
     }
@@ -94,7 +94,7 @@ impl Drop for NcclLink {
     }
 }
 
-/// Address of the data in exchange memory.
+/// Returns the address of the data in exchange memory.
 pub(super) fn data_at(memory: Address) -> Address {
     memory.offset(Bytes(DATA_AT as u64))
 }

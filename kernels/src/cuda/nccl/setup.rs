@@ -30,10 +30,11 @@ use crate::{DType, KernelError, Rank, Tensor, ops::transfer};
 const FIRST: [usize; 4] = [1 << 10, 64 << 10, 1 << 20, 16 << 20];
 
 impl NcclLink {
-    /// Creates the ends of a link between ranks, in the order of their indices. `memory` is each
-    /// rank's exchange memory, of [`CudaLink::bytes`](super::super::CudaLink::bytes) of `largest`.
-    /// `patience` is how long the ranks wait for a rank that lags behind. The device memory that
-    /// NCCL takes counts as overhead until the last end is dropped.
+    /// Creates the ends of a link between ranks, in the order of their indices. `memory` is the
+    /// address of each rank's exchange memory, which has the size that
+    /// [`CudaLink::bytes`](super::super::CudaLink::bytes) returns for `largest`. `patience` is how
+    /// long the ranks wait for a rank that lags behind. The device memory that NCCL allocates
+    /// counts as overhead until the last end is dropped.
     ///
     /// The work in the streams of all ends must be complete, and graphs captured with them must be
     /// dropped, before the last end is dropped.

@@ -53,7 +53,7 @@ pub(super) type Lost = Box<dyn Fn() -> Option<usize> + Send + Sync>;
 
 struct OfRank {
     communicator: Communicator,
-    /// Held while the rank launches a collective.
+    /// Mutex that is locked while the rank launches a collective.
     gate: Mutex<()>,
     /// Number of collectives that the rank has launched.
     came: AtomicU64,
@@ -135,8 +135,8 @@ impl Shared {
     pub(super) fn watch(&self) {
         let period = self.patience / LOOKS;
         let began = Instant::now();
-        // For each rank, the last check at which the rank had advanced or had launched as many
-        // collectives as the leading rank: the number of collectives, and the time of that check.
+        // For each rank, the number of collectives that it had launched and the time, both from the
+        // last check at which the rank had advanced or did not lag behind the leading rank.
         let mut seen = vec![(0, began); self.ranks.len()];
         while !self.ends_after(period) {
             if let Some(error) = self.failure() {

@@ -60,8 +60,8 @@ impl BudgetState {
     }
 
     /// Counts the memory of captured graphs as overhead when their lease ends, because the driver
-    /// keeps it in a pool for later graphs. Later probes reduce the overhead when the driver has
-    /// freed the memory.
+    /// keeps that memory in a pool for later graphs. Later probes reduce the overhead when the
+    /// driver has freed the memory.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
             self.mailbox.books().beside += bytes;
@@ -83,13 +83,15 @@ impl BudgetState {
         }
     }
 
-    /// Sends the ledger a lower bound of the bytes that other processes hold: used bytes that are
-    /// not ours. A lease of user code counts as used from the start, so it hides as many foreign
-    /// bytes until the code has allocated them. The driver answers within microseconds, even while
-    /// memory is being backed. Returns the driver's numbers, or `None` if the device is lost.
+    /// Sends the ledger a lower bound of the bytes that other processes hold: the used bytes of the
+    /// device minus the bytes of this process. A lease of user code counts as fully used from the
+    /// start. Until that code has allocated the memory, the lease hides the same number of foreign
+    /// bytes. The driver answers within microseconds, even while memory is being backed. Returns
+    /// the driver's numbers, or `None` if the device is lost.
     ///
-    /// While memory of ours is being backed or unbacked, our use lies between two numbers. The
-    /// larger one is used, and foreign memory is never assumed to have shrunk.
+    /// While memory of this process is being backed or unbacked, the bytes that this process uses
+    /// are only known to lie between two values. The larger value is used, and foreign memory is
+    /// never assumed to have shrunk.
     pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
         let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
         self.look_at_cards()?;
@@ -116,8 +118,8 @@ impl BudgetState {
         Ok(Some((memory, foreign)))
     }
 
-    /// Measures each GPU. While a model is being sized, or memory of ours is being backed or
-    /// unbacked, memory that other processes hold on a GPU cannot be determined, and its
+    /// Measures each GPU. While a model is being sized, or memory of this process is being backed
+    /// or unbacked, the memory that other processes hold on a GPU cannot be determined, and its
     /// last value is kept.
     fn look_at_cards(&mut self) -> Result<(), DeviceError> {
         let is_settled = self.is_settled();
@@ -161,15 +163,16 @@ impl BudgetState {
     /// the driver does not report memory per process.
     ///
     /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
-    /// foreign memory: both are used and neither is in our books. The ledger counts drift as
-    /// foreign in any case, so that all used memory together never exceeds the device (rule 1).
+    /// foreign memory: both are used memory that the budget has no record of. The ledger counts
+    /// drift as foreign in any case, so that all used memory together never exceeds the device
+    /// (rule 1).
     pub(super) fn drift(&self) -> Option<Bytes> {
         let held = self.beside()?;
         Some(held.saturating_sub(self.mailbox.books().beside))
     }
 
     /// Bytes that this process holds in addition to leases and the device's own overhead, whether
-    /// or not the reason is known.
+    /// or not the reason is known. `None` if the driver does not report memory per process.
     fn beside(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
@@ -186,15 +189,16 @@ impl BudgetState {
         used.collect()
     }
 
-    /// The most bytes that our leases have used since `before` was read, so that memory backed or
-    /// unbacked in between does not look like memory of another process.
+    /// Returns the sum of each lease's larger value: bytes in use now, or bytes in use when
+    /// `before` was read. Memory that was backed or unbacked in between therefore does not look
+    /// like memory of another process.
     fn ours(&self, before: &BTreeMap<LeaseId, Bytes>) -> Bytes {
         self.in_use().iter().map(|(lease, now)| before.get(lease).map_or(*now, |before| *now.max(before))).sum()
     }
 
-    /// The owner of this lease accepts resize orders from now on.
+    /// Records that the owner of this lease accepts resize orders from now on.
     pub(super) fn obeyed(&mut self, lease: LeaseId, elastic: Elastic) {
-        // The lease may have been revoked in the meantime.
+        // The lease may have been revoked before this note was read.
         if self.ledger.holding(lease).is_some() {
             self.step(Input::Floor { lease, to: elastic.floor });
             self.mailbox.books().elastic.insert(lease, elastic);

@@ -54,8 +54,8 @@ impl BudgetState {
         }
     }
 
-    /// Sets the gauges of the driver's numbers. Once a second this also sets all other gauges,
-    /// because a metrics recorder may have been installed since. The limit of once a second matters
+    /// Sets the gauges of the driver's numbers. At most once a second, this function also sets all
+    /// other gauges, because a metrics recorder may have been installed since. The limit matters
     /// while another process takes memory, because probes are then more frequent.
     pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;

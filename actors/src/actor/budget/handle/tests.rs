@@ -205,7 +205,7 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
     drop(late);
     assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses it");
     lane.complete(step);
-    // `bed.budget` is still alive here.
+    // The handle `bed.budget` still exists, which must not delay the return of the memory.
     let all_is_home = async {
         while !bed.device.counts().backed.is_zero() {
             tokio::task::yield_now().await;
@@ -272,8 +272,8 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     drop((kept, mine));
 }
 
-/// Blocks calls of a device until this value is dropped. A failing test drops it too and therefore
-/// does not hang.
+/// Blocks calls of a device until this value is dropped. A failing test also drops this value and
+/// therefore does not hang.
 struct Held(Arc<HostDevice>);
 
 impl Held {

@@ -1,4 +1,4 @@
-//! The serving actors, and the other data types of a real engine.
+//! The serving actors, and the other data types of a production engine.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     vision::VisionMessage,
 };
 
-/// The data types of a real engine.
+/// The data types of a production engine. Tests of the state machine use names instead.
 pub struct ActorParts;
 
 impl Parts for ActorParts {
@@ -49,7 +49,7 @@ impl Children {
     }
 
     /// Returns the input that reports the death of one of these children. Returns `None` if the
-    /// dead actor is not a child any more, because it was stopped for the restart of another child.
+    /// dead actor is no longer a child, because it was stopped for the restart of another child.
     pub(super) fn death(&self, cell: &ActorCell, reason: String) -> Option<Input<ActorParts>> {
         let place = self.place(cell)?;
         Some(Input::ChildDied { actor: CHILDREN[place], first: place, reason })

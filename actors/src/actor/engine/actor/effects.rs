@@ -41,8 +41,8 @@ impl EngineState {
         Ok(())
     }
 
-    /// Carries out one effect. Returns the input that follows, if the effect has one. Such an
-    /// effect is the last of its step.
+    /// Carries out one effect. Returns the input that must be processed next, if the effect
+    /// produces one. An effect that produces an input is the last effect of its step.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -89,7 +89,8 @@ impl EngineState {
             Effect::Start(start) => return self.start_children(myself, start).await.map(Some),
             Effect::TellOfReady => (self.arguments.progress)(Progress::Ready),
             Effect::LetIn(serving) => {
-                // Requests continue from here, so everything else is published first.
+                // Waiting requests continue as soon as `Ready` is published, so everything else is
+                // published first.
                 self.show();
                 self.arguments.kept.keep_record(&serving.record, serving.refusals > 0);
                 self.arguments.show(Status::Ready(serving));
@@ -137,8 +138,8 @@ impl EngineState {
         let StartPlan { inputs, records, woken, .. } = size.plan;
         let woken = woken.filter(|_| size.is_warm);
         let envelope = inputs.envelope.clone();
-        // The cache must hold one sequence of the full context, or a whole step, so that requests
-        // can finish one at a time if necessary.
+        // The cache must have space for one sequence of the full context and for one whole step,
+        // whichever is larger, so that requests can finish one at a time if necessary.
         let (number, least_tokens) = (size.attempt, envelope.context_tokens.max(envelope.step_tokens));
         let options = &self.arguments.options;
         let attempt = Attempt {

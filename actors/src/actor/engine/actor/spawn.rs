@@ -107,8 +107,8 @@ impl EngineState {
         };
         let arguments = VisionArguments {
             budget: self.arguments.budget.clone(),
-            // Tasks of the vision actor hold leases of host memory. These leases end with the
-            // tasks, even if the actor dies first.
+            // Tasks of the vision actor lease host memory. Each lease is returned when its task
+            // ends, even if the actor dies first.
             owner: self.arguments.vision_owner(),
             model_label: self.arguments.label.clone(),
             model: model.of_first_rank(),
@@ -156,8 +156,8 @@ impl EngineState {
     }
 }
 
-/// Returns a sink that reports to the engine, on behalf of a lane's serving actor, that the device
-/// refused memory to the lane.
+/// Returns a sink for the serving actor of a lane. The sink reports to the engine that the device
+/// refused memory to that lane.
 fn refusal_sink(myself: &ActorRef<EngineMessage>, which: WhichLane, generation: u64) -> RefusalSink {
     let myself = myself.clone();
     Arc::new(move |error| {

@@ -14,14 +14,15 @@ pub struct AttemptLog {
 /// The consequence of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is another attempt, after this wait.
+    /// Another attempt follows after this wait.
     Again(Duration),
     /// The attempt was the last one.
     Last,
 }
 
 impl AttemptLog {
-    /// Starts before the first attempt. A target that the user fixed never shrinks.
+    /// Creates the log before the first attempt. If `is_pinned` is `true`, the user fixed the size
+    /// of the KV cache, and the target never shrinks.
     pub fn new(is_pinned: bool) -> Self {
         AttemptLog { attempts: Attempts::new(is_pinned), reports: Vec::new() }
     }
@@ -36,13 +37,14 @@ impl AttemptLog {
         self.attempts.shrinks()
     }
 
-    /// The number of blocks that fit according to the measurement of an attempt, before any
-    /// attempt was refused memory.
+    /// The number of blocks that fit according to the first measurement, without the reductions
+    /// after refusals of memory. `None` before the first measurement.
     pub fn measured(&self) -> Option<usize> {
         self.attempts.measured()
     }
 
-    /// The number of blocks that the current attempt asks for, as far as known.
+    /// The number of blocks that the current attempt asks for. 0 if no number was planned or
+    /// measured yet.
     pub fn target(&self) -> usize {
         self.attempts.target()
     }

@@ -34,7 +34,7 @@ pub enum Effect<P: Parts> {
     /// [`TakenBack`](super::Input::TakenBack) follows.
     TakeBack {
         attempt: u32,
-        /// The reason of the failure, which that input contains again.
+        /// The reason for the failure. `TakenBack` contains it again.
         error: ProfileError,
     },
     /// Report the end of an attempt.
@@ -50,7 +50,7 @@ pub enum Effect<P: Parts> {
     Fail(StartError),
     /// End the engine: the serving actors are in a crash loop.
     GiveUp { reason: String },
-    /// Ask the budget for orders about the KV cache from now on, within these bounds.
+    /// Accept the budget's orders to resize the KV cache from now on, within these bounds.
     Obey {
         sized: SizedBy<P>,
         /// The smallest number of blocks.
@@ -77,7 +77,7 @@ pub enum Effect<P: Parts> {
     Assess { profiled: P::Profiled, error: LaneError },
     /// Send [`Restart`](super::Input::Restart) after the wait.
     RestartAfter { restart: u64, wait: Duration },
-    /// Report that the KV cache has shrunk or grown.
+    /// Report that the KV cache has shrunk or grown. Both sizes are in blocks.
     TellOfResize { from: usize, to: usize },
     /// Resize the KV cache. The end is reported as [`Pool`](super::Input::Pool).
     Change { sized: SizedBy<P>, change: Change },
@@ -114,14 +114,14 @@ pub struct Advise<P: Parts> {
 }
 
 pub struct Start<P: Parts> {
-    /// The first actor to start. Actors before it continue.
+    /// The index of the first actor to start. Actors with a smaller index continue.
     pub first: usize,
     /// The actors that continue.
     pub kept: P::Children,
     /// The number of this start of serving actors, from 1.
     pub generation: u64,
     pub loaded: P::Loaded,
-    /// Whether an earlier start has recorded the size.
+    /// Whether the size comes from an earlier start instead of a new measurement.
     pub is_warm: bool,
     /// The sized model, and the attempt that owns its leases.
     pub sized: SizedBy<P>,
@@ -130,6 +130,6 @@ pub struct Start<P: Parts> {
     pub most: usize,
     /// The number of earlier refusals of memory.
     pub refusals: u32,
-    /// Whether memory is refused to the first step on purpose.
+    /// Whether an injected fault refuses memory to the first step.
     pub refuses_a_step: bool,
 }

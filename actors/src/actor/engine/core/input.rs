@@ -41,7 +41,7 @@ pub enum Input<P: Parts> {
     ProfileDied {
         reason: String,
     },
-    /// All memory of the failed attempt has been taken back. Follows
+    /// All memory of the failed attempt has been taken back. This input follows
     /// [`Effect::TakeBack`](super::Effect::TakeBack).
     TakenBack {
         error: ProfileError,
@@ -50,10 +50,11 @@ pub enum Input<P: Parts> {
     },
     /// The knobs that would help have been found.
     Advised(Vec<Suggestion>),
-    /// The serving actors have started. Follows [`Effect::Start`](super::Effect::Start).
+    /// The serving actors have started. This input follows [`Effect::Start`](super::Effect::Start).
     Started {
         children: P::Children,
-        /// The model that the actors use. It differs from before if a lane was replaced.
+        /// The sized model that the actors use. Its lanes differ from before if a lane was
+        /// replaced.
         profiled: P::Profiled,
         serving: P::Serving,
     },
@@ -65,7 +66,7 @@ pub enum Input<P: Parts> {
         generation: u64,
         error: LaneError,
     },
-    /// The lanes are idle and the refusal has been analyzed. Follows
+    /// The lanes are idle and the refusal has been analyzed. This input follows
     /// [`Effect::Assess`](super::Effect::Assess).
     Assessed {
         /// The refusal, as the error of an attempt.

@@ -22,7 +22,7 @@ pub struct Serving<P: Parts> {
     /// Number of the sizing attempt whose leases are in use. Attempts that only shrink the KV cache
     /// do not change it.
     attempt: u32,
-    /// The duration of that attempt.
+    /// The duration of the sizing attempt.
     sized_within: Duration,
     /// The progress of the current attempt.
     passed: AttemptState,
@@ -164,8 +164,8 @@ impl<P: Parts> Serving<P> {
         step.effect(Effect::Start(start));
     }
 
-    /// Whether an injected fault refuses memory to a step of the current attempt. That
-    /// happens once per attempt.
+    /// Returns `true` if an injected fault refuses memory to a step of the current attempt. The
+    /// fault is injected at most once per attempt.
     fn refuses_a_step(&mut self, step: &Step<'_, P>) -> bool {
         let number = step.log.number();
         let is_due = step.rules.faults.is_due(profile::Phase::Serve, number) && self.injected != Some(number);
@@ -188,7 +188,7 @@ impl<P: Parts> Serving<P> {
     }
 
     fn child_died(&mut self, actor: Role, first: usize, reason: &str, step: &mut Step<'_, P>) -> Option<ServingEnd> {
-        // A pending restart is merged into this one.
+        // A pending restart is merged into this restart.
         let (pending, mut kept) = match mem::replace(&mut self.actors, Actors::Stopped) {
             Actors::Up(children) => (None, children),
             Actors::Restarting { first, kept, .. } => (Some(first), kept),
@@ -228,8 +228,8 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Whether the actor that was started for a lane in that generation is still the current actor.
-    /// If not, that actor has been replaced or will be replaced.
+    /// Returns `true` if the actor of this lane is still the actor that was started in
+    /// `generation`. Otherwise that actor has been replaced or will be replaced.
     fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
         match (which, &self.actors) {
             (WhichLane::Step, Actors::Up(_)) => generation == self.starts,
@@ -278,12 +278,12 @@ impl<P: Parts> Serving<P> {
         None
     }
 
-    /// Starts serving again, after the KV cache has shrunk as ordered.
+    /// Starts serving again, unless the KV cache must still shrink first.
     fn serve_again(&mut self, step: &mut Step<'_, P>) {
         if self.pool.is_quiet() {
             return;
         }
-        // Declares the lower maximum, so that the budget offers no growth above it.
+        // Declare the lower maximum to the budget, so that the budget offers no growth above it.
         self.obey(step);
         (self.passed.measured, self.passed.target) = (None, Some(self.pool.most()));
         self.start(0, P::Children::default(), Cause::Attempt, step);

@@ -15,7 +15,7 @@ use crate::{
 
 mod serving;
 
-/// Parts that are only names.
+/// Engine data that consists only of names.
 struct Names;
 
 impl Parts for Names {
@@ -353,7 +353,7 @@ proptest! {
         let mut bed = Bed::new(Rules { is_pinned: inputs.len() % 2 == 0, ..rules() });
         let is_end = |told: &String| told.starts_with("fail") || told.starts_with("give up");
         for (kind, number) in inputs {
-            // In most cases this is the current attempt.
+            // This is the current attempt, or in some cases the attempt before it.
             let attempt = bed.core.log.number().saturating_sub(u32::from(number == 0));
             let runs = bed.core.serving().and_then(Serving::children).map_or(0, |children| children.0.len());
             bed.passed = AttemptState { evidence: (number % 2 == 0).then(|| evidence(At::Back)), ..AttemptState::default() };

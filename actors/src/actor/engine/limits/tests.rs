@@ -143,6 +143,7 @@ fn impossible_limits_are_blamed_on_the_users_setting() {
         assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
         assert!(!told.contains("preprocessor_config"), "no file is to blame: {told}");
     }
-    // A maximum below the model's own minimum lowers that minimum, because the user did not set it.
+    // A maximum below the model's own minimum lowers that minimum, because the user did not set a
+    // minimum.
     on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("it is served");
 }

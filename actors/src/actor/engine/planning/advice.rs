@@ -9,12 +9,12 @@ use crate::{
     profile::{MemoryState, shrunk},
 };
 
-/// Suggestions that would have freed the `missing` bytes that were refused to an attempt with
-/// `target_tokens` of KV cache: fewer tokens, or a lower limit.
+/// Returns suggestions for an attempt with `target_tokens` of KV cache that was refused memory.
+/// Each suggestion, a smaller KV cache or a lower limit, would have freed the `missing` bytes.
 ///
-/// `room` is all memory that the model could have now, if known. If other processes hold so much
-/// that no number of tokens fits, only limits are suggested. Knobs that would claim more of the
-/// device are left out.
+/// `room` is all memory that the model could lease now, if known. If other processes use so much
+/// memory that no number of tokens fits, only lower limits are suggested. Knobs that would claim
+/// more of the device are left out.
 pub(crate) fn advice(
     question: &Question<'_>,
     target_tokens: usize,
@@ -34,8 +34,8 @@ pub(crate) fn advice(
     if kv.is_pinned() {
         return limits;
     }
-    // The number of tokens is in whole blocks and at least five per cent lower, because the refused
-    // bytes may be only the first of several requests.
+    // The suggested number of tokens is a multiple of the block size and at least five per cent
+    // lower, because the refused bytes may be only the first of several requests.
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
     let by_bytes = blocks.saturating_sub(missing.div_ceil(block.max(Bytes(1))) as usize);

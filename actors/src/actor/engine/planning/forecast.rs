@@ -1,4 +1,4 @@
-//! Pure: forecast of a start on a device, by plan and without the device.
+//! Pure: forecast of a start, computed from a plan and without the device.
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::BLOCK_TOKENS;
@@ -24,7 +24,7 @@ impl Question<'_> {
         Ok(settled.ok().map(|blocks| blocks * BLOCK_TOKENS))
     }
 
-    /// KV cache blocks of a start with `needs`.
+    /// Returns the KV cache blocks of a start with `needs`.
     ///
     /// # Errors
     /// The reason why the start will not become READY, and the changes that would help. Finding
@@ -42,12 +42,12 @@ pub struct Forecast {
     pub inputs: EffectiveLimits,
     /// KV cache tokens at READY. 0 if the model does not fit.
     pub kv_tokens: usize,
-    /// One line per claimant. If the model fits, the KV cache has its size at READY. Otherwise the
-    /// KV cache has the minimum size, or the size that the user fixed.
+    /// The memory plan, with one line per claimant. If the model fits, the KV cache has its size at
+    /// READY. Otherwise the KV cache has the minimum size, or the size that the user fixed.
     pub plan: MemoryPlan,
     /// Bytes of the device that can be leased.
     pub available: Bytes,
-    /// Bytes left by all claimants, without the canary. 0 if the model does not fit.
+    /// Bytes that remain after all claimants and the canary. 0 if the model does not fit.
     pub free: Bytes,
     /// Why the model will not become READY even if no other process takes memory. `None` if it will
     /// become READY.
@@ -55,7 +55,8 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Computes the forecast. If the model does not fit, that takes a few hundred plans.
+    /// Computes the forecast. If the model does not fit, the search for changes that would help
+    /// takes a few hundred plans.
     ///
     /// # Errors
     /// Limits that contradict each other, or tensor shapes that do not match.
@@ -77,8 +78,8 @@ impl Forecast {
         self.unfit.is_none()
     }
 
-    /// Sequences that can run at once if each has `tokens` tokens, prompt and reply together. The
-    /// result is limited by the number of blocks and by `sequences`.
+    /// Returns how many sequences can run at once if each has `tokens` tokens, prompt and reply
+    /// together. The result is limited by the number of blocks and by `sequences`.
     pub fn concurrency(&self, tokens: usize, sequences: usize) -> usize {
         (self.kv_tokens / BLOCK_TOKENS / tokens.div_ceil(BLOCK_TOKENS).max(1)).min(sequences)
     }

@@ -44,9 +44,9 @@ pub struct PlacementQuery<'q> {
 }
 
 impl PlacementQuery<'_> {
-    /// Tries numbers of devices from one on. `at` takes a number of devices. It returns the
-    /// target of a rank and the memory of the device with the least available memory, or `None`
-    /// if there are fewer devices.
+    /// Tries one device, two devices, and so on. `at` is called with the number of devices. It
+    /// returns the target of a rank and the memory of the device with the least available memory,
+    /// or `None` if there are fewer devices.
     ///
     /// # Errors
     /// [`StartError::NoRanksFit`], or any other error of a plan.
@@ -94,7 +94,7 @@ mod tests {
 
     const CPU: Target = Target::Cpu { threads: 1 };
 
-    /// The result of a search among `found` devices of `capacity`.
+    /// The result of a search among `found` devices, each with `capacity` bytes.
     fn min_ranks(found: usize, capacity: Bytes) -> Result<MinRanks, StartError> {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };

@@ -1,5 +1,5 @@
-//! Pure: forecast of a start by plan: its sizes, the memory that it lacks, and the
-//! changes that would help.
+//! Pure: forecast of a start from a plan, with its sizes, the memory that it lacks, and the changes
+//! that would help.
 
 mod advice;
 mod forecast;

@@ -50,7 +50,7 @@ pub(super) fn least_blocks(needs: &MemoryRequirements, kv: &KvChoice, page: Byte
     pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
 }
 
-/// KV cache blocks of a start, computed with the same arithmetic as an attempt.
+/// Returns the KV cache blocks of a start, computed with the same arithmetic as an attempt.
 pub(super) fn settle(
     needs: &MemoryRequirements,
     envelope: &Envelope,

@@ -27,7 +27,8 @@ struct Limit {
     least: u64,
 }
 
-/// The fewest tokens of a picture to suggest: a picture of 112 x 112 pixels if a token has 28 x 28.
+/// The smallest number of tokens per picture to suggest: a picture of 112 x 112 pixels if a token
+/// covers 28 x 28 pixels.
 const PICTURE_TOKENS_LEAST: u64 = 16;
 
 /// Upper bound in MiB of the search for a capacity, which is more than any device has.
@@ -38,14 +39,14 @@ const TOTAL_MIB_MOST: u64 = 1 << 30;
 const HOST_FRACTION: f64 = 0.9;
 
 impl Question<'_> {
-    /// Suggestions for `needs` that do not fit.
+    /// Returns suggestions for a start whose `needs` do not fit.
     pub(super) fn suggestions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
         let search = Search { question: self, inputs, needs };
         let place = std::iter::once(search.total()).chain(search.canary());
         place.chain(search.reductions()).chain(search.share()).collect()
     }
 
-    /// Suggestions for knobs of the model that reduce the memory that it needs.
+    /// Returns suggestions for knobs of the model that reduce its memory requirements.
     pub(super) fn reductions(&self, inputs: &EffectiveLimits, needs: &MemoryRequirements) -> Vec<Suggestion> {
         Search { question: self, inputs, needs }.reductions().collect()
     }
@@ -91,7 +92,8 @@ impl Search<'_> {
         let to = least(place.total / Bytes::mib(1) + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
         let total = self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees);
-        // The user chooses the capacity of a host device.
+        // The memory of a host device is a setting of the user, so the suggestion names that
+        // setting.
         if place.is_host { Suggestion { name: CAPACITY.to_owned(), ..total } } else { total }
     }
 
@@ -148,8 +150,8 @@ impl Search<'_> {
         let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
         let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
         let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
-        // To grow, only the minimum is tried. To shrink, the search finds the
-        // largest value that fits.
+        // If the value must grow, only the minimum is tried. If it must shrink, the search finds
+        // the largest value that fits.
         let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| {
             if now < least {
                 Some(least.div_ceil(step)).filter(|steps| fits(*steps))
@@ -194,8 +196,8 @@ impl Search<'_> {
     }
 }
 
-/// The largest of `low..=high` that fits, found by bisection: if a value fits, all smaller values
-/// fit. `None` if `low` does not fit.
+/// The largest value in `low..=high` that fits, found by bisection: if a value fits, all smaller
+/// values fit. `None` if `low` does not fit.
 fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     if low > high || !fits(low) {
         return None;
@@ -208,8 +210,8 @@ fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     Some(good)
 }
 
-/// The smallest of `low..=high` that fits, found by bisection: if a value fits, all larger values
-/// fit. `None` if `high` does not fit.
+/// The smallest value in `low..=high` that fits, found by bisection: if a value fits, all larger
+/// values fit. `None` if `high` does not fit.
 fn least(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     if low > high || !fits(high) {
         return None;

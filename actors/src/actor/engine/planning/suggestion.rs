@@ -72,7 +72,7 @@ pub struct Suggestion {
     /// if no value does.
     pub to: Option<Change>,
     /// The setting that replaces the current setting of that name. `None` if there is no suggested
-    /// value, and for the device's memory.
+    /// value, or if the knob is the device's memory.
     pub setting: Option<Setting>,
     /// Bytes that the change makes available, because the model claims less or the device has more.
     /// 0 if the device has enough memory and only a fraction was too small.
@@ -92,8 +92,9 @@ impl Suggestion {
         Suggestion { knob, name, from, to, setting, frees: if to.is_some() { frees } else { Bytes::ZERO } }
     }
 
-    /// Returns `options` with this knob at the suggested value. `None` if there is no value, and
-    /// for the device's memory and the canary, which are not options of a model.
+    /// Returns `options` with this knob at the suggested value. Returns `None` if there is no
+    /// suggested value. Also returns `None` for the device's memory and the canary, which are not
+    /// options of a model.
     pub fn over(&self, options: &LoadOptions) -> Option<LoadOptions> {
         self.to?.over(options, self.knob)
     }

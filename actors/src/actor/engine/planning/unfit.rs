@@ -95,12 +95,12 @@ impl fmt::Display for RanksTried {
     }
 }
 
-/// The model fits on no number of the devices found.
+/// The model does not fit on any number of the devices that were found.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("{model} does not fit on any number of these devices ({})", listed(tried))]
 pub struct NoRanksFit {
     pub model: String,
-    /// Every number of devices that was tried, from one on.
+    /// Every number of devices that was tried, starting at one.
     pub tried: Vec<RanksTried>,
 }
 

@@ -18,8 +18,8 @@ pub(super) struct BudgetSettings {
     pub(super) watch: WatchOptions,
 }
 
-/// Closes the mailbox on drop, however the runtime ends. Callers that wait for a budget then learn
-/// that no budget will start.
+/// A mailbox that is closed on drop, however the runtime ends. Callers that wait for a budget then
+/// learn that no budget will start.
 pub(super) struct ClosingMailbox(pub(super) Arc<BudgetMailbox>);
 
 impl Drop for ClosingMailbox {

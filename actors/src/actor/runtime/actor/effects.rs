@@ -125,7 +125,8 @@ impl RuntimeState {
 
     fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, reason: String) {
         let engine = self.engines.get_mut(&name).expect("a model of the core's");
-        // The model may have ended before its status was last read.
+        // The labels may not be stored yet, if the model became READY after the last update of the
+        // gauges.
         engine.publish_known();
         let cut_off = engine.requests.taken();
         let (myself, (cell, arguments)) = (myself.clone(), engine.place());

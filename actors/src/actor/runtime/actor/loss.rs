@@ -1,4 +1,4 @@
-//! Handling of a lost device: all engines on the device end, and a new device replaces it.
+//! Handling of a lost device: all its engines end, and a new device replaces it.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use crate::{
 };
 
 impl RuntimeState {
-    /// Returns the device's error if the device is lost. This asks the driver, because a kernel
-    /// fault is reported only by the next call.
+    /// Returns the device's error if the device is lost. This function calls the driver, because a
+    /// kernel fault is reported only by the next driver call.
     pub(super) fn loss(&self) -> Option<DeviceError> {
         self.device().memory().err().filter(DeviceError::is_lost)
     }
 
-    /// Reports the loss to every request and ends the engines of
-    /// `models`. A [`Input::DeviceMade`] follows.
+    /// Reports the loss to every request and ends the engines of `models`. [`Input::DeviceMade`]
+    /// follows.
     pub(super) fn lose_device(
         &self,
         myself: &ActorRef<RuntimeMessage>,
@@ -62,7 +62,8 @@ impl RuntimeState {
         myself: &ActorRef<RuntimeMessage>,
         device: Arc<dyn Device>,
     ) -> Result<(), ActorProcessingErr> {
-        // Only leases of the user's own code are left on the lost device. Their contents are lost.
+        // Only leases of the user's own code are left on the lost device, and the contents of their
+        // memory are lost.
         drop(self.budget.kill_and_wait(None).await);
         self.settings.mailbox().forget_device();
         let LedgerConfig { host_total, waiting_max, .. } = self.settings.ledger;

@@ -13,7 +13,7 @@ pub(super) async fn release_memory(arguments: &EngineArguments) {
     }
 }
 
-/// Does the same as `release_memory`, then releases the weights and the executor.
+/// Releases the same memory as `release_memory`, then the weights and the executor.
 pub(super) async fn release_all_memory(arguments: &EngineArguments) {
     release_memory(arguments).await;
     clear_weights(arguments).await;

@@ -1,4 +1,4 @@
-//! Gauges of a runtime: its own actors, its models, and the models that have ended.
+//! Gauges of a runtime's actors, its models, and the models that have ended.
 
 use super::{Engine, Known, RuntimeState};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Records the labels once the model has been READY. A model that stopped by
+    /// Stores the labels of the info gauge once the model has been READY. A model that stopped by
     /// itself was READY before.
     pub(super) fn publish_known(&mut self) {
         let weight_store = &self.arguments.weight_store;
@@ -49,7 +49,7 @@ impl RuntimeState {
 }
 
 impl Drop for RuntimeState {
-    /// Resets the gauges, because no actor of the runtime runs any more, however it ended.
+    /// Resets the gauges, because no actor of the runtime runs any more, however the runtime ended.
     fn drop(&mut self) {
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());

@@ -1,4 +1,4 @@
-//! Tasks that put models to sleep and wake them up, as the core decides.
+//! Tasks that put models to sleep and wake them up, according to the core's decisions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,9 +30,9 @@ impl RuntimeState {
     }
 
     /// Returns how long running requests may still take if no caller asked for this sleep. Requests
-    /// that arrive in the meantime must be admitted again before they have waited too long, so the
-    /// time is half of `wake_within` at first. It doubles each time that the requests did not end
-    /// in time.
+    /// that arrive during that time wait, and fail if they are not admitted within `wake_within`.
+    /// The time is therefore half of `wake_within` at first. It doubles each time that the running
+    /// requests did not end in time.
     pub(super) fn time_to_make_room(&self, name: &str, stayed_busy: u32) -> Duration {
         (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }
@@ -69,8 +69,8 @@ impl RuntimeState {
             release_memory(&arguments).await;
             let on_released = started.elapsed();
             let level = put_weights_away(&arguments, level).await;
-            // A failed wake leaves the gate open. While the gate is open, memory that other
-            // processes take is not counted.
+            // Freeze the gate, because a failed wake leaves it open. While a gate is open, memory
+            // that other processes take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
             debug!(model = %arguments.label, ?dead, ?on_released, away = ?started.elapsed(), "fell asleep");
             drop(myself.send_message(RuntimeMessage::Input(Input::FellAsleep { name, load, level })));
@@ -124,7 +124,7 @@ impl RuntimeState {
         wakefulness.set(Rest::Awake);
     }
 
-    /// Returns the error of the engine that was to start, if it did not start.
+    /// If the model's engine did not start, returns the engine's error.
     fn not_started(&self, name: &str) -> Option<Arc<StartError>> {
         match &*self.engines[name].arguments.status.look() {
             Status::NotWoken(error) => Some(error.clone()),
@@ -157,8 +157,8 @@ impl RuntimeState {
         }
     }
 
-    /// Returns the device memory that a model lacked when it did not start, as far as known.
-    /// Returns `None` if memory was not the cause.
+    /// Returns the device memory that a model lacked when it did not start, or 0 if the amount is
+    /// unknown. Returns `None` if memory was not the cause.
     fn lacks(&self, name: &str, error: &StartError) -> Option<Bytes> {
         match error {
             StartError::DoesNotFit(_) if self.engines[name].arguments.options.kv().is_pinned() => error.short_by(),
@@ -168,7 +168,8 @@ impl RuntimeState {
         }
     }
 
-    /// Whether a model that did not start lacked memory, and other models hold at least that much.
+    /// Whether a model that did not start lacked memory, and other models hold at least as much
+    /// device memory as it lacked.
     pub(super) fn may_fit(&self, name: &str, error: &StartError) -> bool {
         let lacks = self.lacks(name, error);
         let is_others = |model: &str| model != name && self.engines.contains_key(model);
@@ -205,7 +206,7 @@ impl RuntimeState {
     }
 }
 
-/// Leases host memory for the weights, and waits until no request is running.
+/// Leases host memory for the weights, and waits up to `within` until no request is running.
 async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: Duration) -> Result<(), SleepError> {
     let EngineArguments { label, budget, weight_store, wakefulness, device, .. } = arguments;
     if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {
@@ -229,8 +230,8 @@ async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: D
     Ok(())
 }
 
-/// Releases the device memory of weights that no thread uses any more. Returns the sleep
-/// level that was reached.
+/// Moves the weights to host memory or drops them, and releases their device memory. No thread may
+/// use the weights any more. Returns the sleep level that was reached.
 async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>) -> SleepLevel {
     let EngineArguments { label, budget, weight_store, kept, .. } = arguments;
     if level != Some(SleepLevel::Level2) {

@@ -65,7 +65,7 @@ impl RuntimeState {
 fn send_sleep_order(myself: &ActorRef<RuntimeMessage>, name: &str, load: u64) -> SendSleepOrder {
     let (myself, name) = (myself.clone(), name.to_owned());
     Arc::new(move |order| {
-        // A runtime that has ended drops the order, and the caller gets an error.
+        // If the runtime has ended, the order is dropped, and the caller gets an error.
         drop(myself.send_message(RuntimeMessage::SleepOrder { name: name.clone(), load, order }));
     })
 }
@@ -78,8 +78,8 @@ pub(super) async fn spawn_engine(
     Ok(engine.get_cell())
 }
 
-/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A
-/// failed start is answered once all memory of the model is returned.
+/// Waits for a model's start and answers the load. If the caller no longer waits, the model is
+/// ended. A failed start is answered once all memory of the model is returned.
 async fn await_start(
     runtime: ActorRef<RuntimeMessage>,
     name: String,
@@ -116,8 +116,8 @@ pub(super) fn await_ready(
     load: u64,
     arguments: &EngineArguments,
 ) -> impl Future<Output = ()> + use<> {
-    // After a failed wake, the status may again show the actors that served last. Their
-    // generation is below `first`.
+    // After a failed wake, the status may still be `Ready` with the actors that served before.
+    // Their generation is below `first`.
     let (mut status, first) = (arguments.status.watch(), arguments.serving_generation(0));
     let is_ready = move |status: &Status| matches!(status, Status::Ready(serving) if serving.generation >= first);
     let is_settled = |status: &Status| matches!(status, Status::Ready(_) | Status::NotWoken(_)) || status.is_over();

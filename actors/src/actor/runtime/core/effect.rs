@@ -10,11 +10,11 @@ use crate::{
     sleep::{SleepError, SleepLevel},
 };
 
-/// An action to execute. The actions of a step are in order.
+/// An action to execute. The actions of one step are executed in order.
 pub enum Effect<P: Parts> {
-    /// Answer that nothing is loaded while the runtime shuts down.
+    /// Answer a load request with an error, because the runtime is shutting down.
     Refuse(P::LoadRequest),
-    /// Stop showing a model of this name that ended by itself.
+    /// Remove the entry of a model of this name that ended by itself from gauges and health.
     ForgetDead { name: String },
     /// Start the first engine of a model, and answer its loader when the model is READY.
     Begin {
@@ -37,7 +37,7 @@ pub enum Effect<P: Parts> {
         within: Duration,
     },
     /// Stop a model's engine and release all its memory, including the weights.
-    /// [`Ended`](super::Input::Ended) follows. The name stays taken until then.
+    /// [`Ended`](super::Input::Ended) follows. No other model can have the name until then.
     End {
         name: String,
         load: u64,
@@ -61,9 +61,9 @@ pub enum Effect<P: Parts> {
     /// a successor. [`DeviceMade`](super::Input::DeviceMade) follows.
     LoseDevice {
         error: DeviceError,
-        /// The models whose engines end. All other models are ending already.
+        /// The models whose engines must be ended. All other models are already ending.
         models: Vec<String>,
-        /// If false, no successor is created.
+        /// If `false`, no successor is created.
         replace: bool,
     },
     /// Publish a device and start a budget for it, in place of the lost device and its budget.
@@ -71,10 +71,10 @@ pub enum Effect<P: Parts> {
     TakeDevice(P::Device),
     /// End the runtime and everything that it supervises with an error.
     Fail { reason: String },
-    /// Stop admitting requests, and let running requests finish within the given time, or within a
-    /// time that suits the model. Unless the level is 2, lease host memory for the weights first.
-    /// If no level is given, a failure of that lease is ignored. [`Drained`](super::Input::Drained)
-    /// follows.
+    /// Stop admitting requests, and let running requests finish within the given time or, if none
+    /// is given, within a time that suits the model. Unless the level is 2, lease host memory for
+    /// the weights first. If no level is given, a failure of that lease is ignored.
+    /// [`Drained`](super::Input::Drained) follows.
     BeginSleep {
         name: String,
         load: u64,
@@ -83,7 +83,7 @@ pub enum Effect<P: Parts> {
         /// How long running requests may still take, if a caller gave a time.
         within: Option<Duration>,
         /// Number of times in a row that the requests did not end in time. If `within` is `None`,
-        /// the allowed time doubles with each of these times.
+        /// the allowed time doubles each time.
         stayed_busy: u32,
     },
     /// End a model's engine and release its device memory. The weights
@@ -124,8 +124,8 @@ pub enum Effect<P: Parts> {
     /// Collect idle reports of all models. [`IdleReports`](super::Input::IdleReports) follows,
     /// before any other input.
     ReportIdle,
-    /// Collect idle reports again when one of these models has no more requests,
-    /// or after this time.
+    /// Collect idle reports again when one of the `busy` models has no more requests, or at the
+    /// latest after `within`.
     ReportIdleLater { busy: Vec<String>, within: Duration },
     /// Answer a caller that waited for a model to sleep.
     AnswerSleeper {

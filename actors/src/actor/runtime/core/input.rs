@@ -23,8 +23,8 @@ pub trait Parts {
     type Device;
 }
 
-/// An event or a request. `load` is the number of a load, because another model may have this name
-/// by now.
+/// An event or a request. `load` identifies a load of a model, because another model may have the
+/// same name by now.
 pub enum Input<P: Parts> {
     Load(Load<P>),
     /// Requests the end of a model. If the name is unknown, the waiter is answered at once.
@@ -52,7 +52,7 @@ pub enum Input<P: Parts> {
         /// Number of requests that were running when the model began to end.
         cut_off: usize,
     },
-    /// An engine ended after it had published its reason.
+    /// An engine ended after it had published the reason.
     EngineGaveUp {
         name: String,
         reason: String,
@@ -66,7 +66,7 @@ pub enum Input<P: Parts> {
     Respawn {
         name: String,
         load: u64,
-        /// The number of the death. The engine may have been replaced since.
+        /// The number of the death, because the engine may have been replaced since.
         death: u64,
     },
     BudgetDied {
@@ -74,7 +74,7 @@ pub enum Input<P: Parts> {
     },
     /// The wait before the budget's restart is over.
     RespawnBudget {
-        /// The number of the death. The budget may have been replaced since.
+        /// The number of the death, because the budget may have been replaced since.
         death: u64,
     },
     /// The current device is lost.
@@ -82,7 +82,7 @@ pub enum Input<P: Parts> {
     /// Everything on the lost device has ended. Contains the successor of the device, or the reason
     /// why there is no successor.
     DeviceMade(Result<P::Device, DeviceError>),
-    /// Requests that a model sleeps.
+    /// Requests that a model be put to sleep.
     Sleep {
         name: String,
         load: u64,
@@ -91,13 +91,13 @@ pub enum Input<P: Parts> {
         within: Duration,
         sleeper: P::Sleeper,
     },
-    /// Requests that a model is awake.
+    /// Requests that a model be woken, unless it is awake.
     Wake {
         name: String,
         load: u64,
         reason: WakeReason,
     },
-    /// The requests of a model that is going to sleep have ended, or it stays awake.
+    /// The requests of a model that is going to sleep have ended, or the model stays awake.
     Drained {
         name: String,
         load: u64,
@@ -108,10 +108,11 @@ pub enum Input<P: Parts> {
     FellAsleep {
         name: String,
         load: u64,
-        /// The sleep level, which says whether host memory holds the weights.
+        /// The sleep level that was reached: level 1 if host memory has a copy of the weights,
+        /// otherwise level 2.
         level: SleepLevel,
     },
-    /// An engine is READY for the first time.
+    /// A model's engine is READY after a load or a wake.
     Woken {
         name: String,
         load: u64,
@@ -119,7 +120,7 @@ pub enum Input<P: Parts> {
     /// An engine ended before it was READY, and has published its reason.
     NotWoken {
         name: String,
-        /// Whether the engine lacked memory that other models hold.
+        /// Whether the engine failed for lack of memory, and other models hold that much memory.
         may_fit: bool,
     },
     /// Idle reports of all models, once a second and after

@@ -16,8 +16,7 @@ pub struct Model<W, S> {
     pub sleep_state: SleepState<S>,
     /// The model is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
-    /// Number of times in a row that the model had to make room and its requests did
-    /// not end in time.
+    /// How often in a row the model was to make room and its requests did not end in time.
     pub stayed_busy: u32,
     life: Life,
     /// Callers that wait for the end of the model. `Some` once the model was let go.
@@ -69,7 +68,7 @@ impl<W, S> Model<W, S> {
         self.engine().into_iter().for_each(Child::replaced);
     }
 
-    /// The engine, unless the model is ending.
+    /// Returns the engine, or `None` if the model is ending.
     pub fn engine(&mut self) -> Option<&mut Child> {
         match &mut self.life {
             Life::Goes(engine) => Some(engine),
@@ -88,7 +87,7 @@ impl<W, S> Model<W, S> {
         self.forgotten.get_or_insert_default().extend(waiter);
     }
 
-    /// Begins to end the model. Returns false if the model is ending already.
+    /// Begins to end the model. Returns `false` if the model is already ending.
     pub fn end(&mut self, of_shutdown: bool) -> bool {
         let begins = matches!(self.life, Life::Goes(_));
         if begins {

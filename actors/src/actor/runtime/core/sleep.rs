@@ -91,17 +91,17 @@ impl<P: Parts> RuntimeCore<P> {
         model.sleep_state = SleepState::WaitingForMemory(waiting);
         self.effects.push(Effect::ShowWaking { name: name.clone() });
         match was_tried {
-            // A model that was tried keeps its position.
+            // A model that has already tried to start keeps its position at the front.
             true => self.waiting.push_front(name),
             false => self.waiting.push_back(name),
         }
         self.admit_waiting();
     }
 
-    /// Lets the first model in the queue try to start, once no other model is in transition. If
-    /// that model was tried already and did not fit, an idle report is requested to find a model
-    /// that could make room. If `Rules::turn` is not set, models do not make room for each other,
-    /// and no model waits for another.
+    /// Lets the first model in the queue try to start, once no other model is in transition. If the
+    /// first model already tried and did not fit, requests idle reports to find a model that could
+    /// make room. If `Rules::turn` is not set, models do not make room for each other, and no model
+    /// waits for another.
     fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
@@ -148,7 +148,8 @@ impl<P: Parts> RuntimeCore<P> {
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
                     SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
-                    // Callers that joined may have allowed more time.
+                    // Callers that joined later may allow more time, so the model tries again for
+                    // them.
                     SleepReason::Idle | SleepReason::MakeRoom => self.sleep_all(&name, load, sleepers),
                 }
                 self.admit_waiting();
@@ -217,7 +218,7 @@ impl<P: Parts> RuntimeCore<P> {
         let load = model.load;
         match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
             SleepState::Waking(waiting) => self.release_engine_after(name, load, waiting, may_wait),
-            // The model has been READY and failed before that was reported.
+            // The model became READY and then failed, before the READY was reported here.
             sleep_state => {
                 let has_engine = sleep_state.has_engine();
                 model.sleep_state = sleep_state;
@@ -266,8 +267,8 @@ impl<P: Parts> RuntimeCore<P> {
             return;
         }
         let awake = || seen.iter().filter_map(|seen| self.is_awake(&seen.name).map(|(since, _)| (seen, since)));
-        // Take the model that was used least recently. If all models have requests, take the model
-        // that has been awake longest, unless it has been awake for less than `turn`.
+        // Choose the model that was used least recently. If all models have requests, choose the
+        // model that has been awake longest, unless it has been awake for less than `turn`.
         let idle = awake().filter(|(seen, _)| seen.idle_for.is_some()).max_by_key(|(seen, _)| seen.idle_for);
         let longest = awake().filter(|(_, since)| now.saturating_sub(*since) >= turn).min_by_key(|(_, since)| *since);
         if let Some((victim, _)) = idle.or(longest) {
@@ -311,8 +312,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Returns the time at which a model became awake, and the idle time after which it is put to
-    /// sleep. Returns `None` if the model must not be put to sleep now.
+    /// If a model may be put to sleep now, returns the time at which it became awake and the idle
+    /// time after which it is put to sleep. Otherwise returns `None`.
     fn is_awake(&self, name: &str) -> Option<(Duration, Option<Duration>)> {
         let model = self.models.get(name).filter(|model| model.is_going() && !model.is_forgotten())?;
         match model.sleep_state {
@@ -328,7 +329,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.effects.push(Effect::BeginSleep { name, load, level: None, within: None, stayed_busy });
     }
 
-    /// Answers callers that waited for the sleep of a model that ends instead.
+    /// Answers callers that waited for the model to sleep, because the model ends instead.
     pub(super) fn end_sleep_state(&mut self, name: &str) {
         let Some(model) = self.models.get_mut(name) else { return };
         let sleepers = match mem::replace(&mut model.sleep_state, SleepState::Asleep(SleepLevel::Level2)) {
@@ -343,8 +344,8 @@ impl<P: Parts> RuntimeCore<P> {
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));
     }
 
-    /// Tries waiting models again, because there may be room after a model has gone or
-    /// its device was replaced.
+    /// Lets waiting models try again, because there may be room after a model has ended or the
+    /// device was replaced.
     pub(super) fn admit_waiting_again(&mut self) {
         self.try_again();
         self.admit_waiting();

@@ -11,7 +11,7 @@ use crate::{
 pub enum SleepState<S> {
     /// The model takes requests, or its engine restarts.
     Awake {
-        /// Start of this state, or time of the load.
+        /// Time at which this state began.
         since: Duration,
     },
     /// The model's requests finish, and no new requests are admitted.
@@ -20,17 +20,17 @@ pub enum SleepState<S> {
     Releasing(Releasing<S>),
     /// The model holds no device memory.
     Asleep(SleepLevel),
-    /// The model waits for its turn to start, or for memory.
+    /// The model is in the queue: it waits for its turn to start, or for memory.
     WaitingForMemory(WaitingForMemory<S>),
     /// The model's engine starts.
     Waking(WaitingForMemory<S>),
 }
 
-/// Callers that wait for a model to sleep, and the combination of their requests.
+/// Callers that wait for a model to sleep, and the combination of their options.
 pub struct Sleepers<S> {
-    /// The deepest level that any of them asked for.
+    /// The deepest level that any caller asked for.
     pub level: SleepLevel,
-    /// The longest time that any of them allows running requests to take.
+    /// The longest time that any caller gives running requests to finish.
     pub within: Duration,
     pub each: Vec<S>,
 }
@@ -54,8 +54,8 @@ pub struct Releasing<S> {
 
 /// Next state of a model whose memory has been released.
 pub enum Next<S> {
-    /// The model sleeps for the first reason. If there is a second reason, the model wakes up again
-    /// at once, for that reason.
+    /// The model sleeps, for the given [`SleepReason`]. If there is a [`WakeReason`], the model
+    /// wakes up again at once, for that reason.
     Sleep(SleepReason, Option<WakeReason>),
     /// The model stays asleep, because it could not wake up.
     StayAsleep,
@@ -69,7 +69,7 @@ pub struct WaitingForMemory<S> {
     pub reason: Option<WakeReason>,
     /// Time at which the wake or load was first requested.
     pub since: Duration,
-    /// Whether the model was tried and did not fit, and no memory was released since.
+    /// Whether the model tried to start and did not fit, and no memory was released since then.
     pub was_tried: bool,
     /// Callers that wait for the model to sleep again after it is awake.
     pub again: Sleepers<S>,
@@ -116,8 +116,8 @@ impl<S> SleepState<S> {
 #[derive(Clone, Debug)]
 pub struct IdleReport {
     pub name: String,
-    /// How long the model has had no request and no waiting caller. `None` if it has a request or a
-    /// waiting caller.
+    /// How long the model has had no request and no waiting caller. `None` if there is a request or
+    /// a waiting caller.
     pub idle_for: Option<Duration>,
     /// Whether callers wait for the model to be awake.
     pub is_awaited: bool,

@@ -1,5 +1,5 @@
-//! Scenarios of a runtime, with the effects that they cause. Loads, waiters and
-//! devices are only names.
+//! Scenarios of a runtime, with the effects that they cause. Names represent loads, waiters and
+//! devices.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn rules() -> Rules {
     Rules { budget: intensity(2), device: intensity(1), has_successor: true, turn: None }
 }
 
-/// A runtime, and the effects since the last call.
+/// A runtime core and the current time.
 struct Bed {
     core: RuntimeCore<Names>,
     now: Duration,

@@ -176,8 +176,9 @@ async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
 
 #[tokio::test]
 async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
-    // There are four blocks for two sequences that need three each in the end, so the younger is
-    // preempted on the way. Both are admitted because the previous reply was short.
+    // There are four blocks, and each of the two sequences needs three in the end. The younger
+    // sequence is therefore preempted before it ends. Both are admitted because the previous reply
+    // was short.
     let bed = Bed::new(4).await;
     let mut short = bed.admit(NewSequence { tokens_max: 1, ..sequence(1) });
     end(next_step(&bed.jobs).await);
@@ -203,7 +204,7 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
     let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
     assert!(tokens > 0, "it had let go of its picture");
-    // The driver does this once the picture is in the cache again.
+    // The driver admits the sequence again once the picture is back in the cache.
     let mut again = long(3);
     again.tokens.extend(vec![9; tokens]);
     again.positions.extend(vec![[0; 3]; tokens]);

@@ -15,10 +15,11 @@ use crate::{
 };
 
 /// A sequence that was preempted this often for other sequences is admitted again only when the
-/// pool can hold it to its end. It then keeps its blocks while other sequences lose theirs. Only a
-/// shrink still takes its blocks in the removed tail, because blocks cannot be moved. Losses to
-/// shrinks do not count: a shrink takes blocks from many sequences at once, and only a few of them
-/// could then be admitted again at a time.
+/// pool can hold it to its end. From then on it is a kept sequence: it keeps its blocks while other
+/// sequences lose theirs. Only a shrink still takes blocks of a kept sequence, if they are in the
+/// removed tail, because blocks cannot be moved. Losses to shrinks do not count here. A shrink
+/// takes blocks from many sequences at once. If they all became kept sequences, only a few of them
+/// could be admitted again at a time.
 const PREEMPTIONS_MAX: u32 = 2;
 
 /// Maximum number of sequences whose history is kept after they were sent back to their drivers.
@@ -46,8 +47,8 @@ impl SchedulerCore {
     }
 
     pub(super) fn admit_what_fits(&mut self, effects: &mut Vec<Effect>) {
-        // The sequences that admission was paused for may have left without a step, while their
-        // blocks were being fetched from host memory.
+        // Admission is paused until the admitted sequences have run a step. They may have left
+        // without a step, while their blocks were being fetched from host memory.
         self.admission_paused &= !self.running.is_empty();
         while !self.admission_paused
             && let Some(id) = self.next_to_admit(effects)
@@ -72,9 +73,9 @@ impl SchedulerCore {
 
     /// Returns the next sequence in order if it fits next to the running sequences, or if less
     /// urgent sequences can be preempted for it. Otherwise returns a later sequence that fits and
-    /// may overtake the next one. Once too many sequences have overtaken the next sequence, or if
-    /// it lost its blocks before, all other sequences wait until it fits. If no sequence runs, the
-    /// next sequence always fits, because a request too large for the empty pool was refused
+    /// may overtake the next sequence. Once too many sequences have overtaken the next sequence, or
+    /// if it lost its blocks before, all other sequences wait until it fits. If no sequence runs,
+    /// the next sequence always fits, because a request too large for the empty pool was refused
     /// earlier.
     fn next_to_admit(&mut self, effects: &mut Vec<Effect>) -> Option<SequenceId> {
         let is_full = self.running.len() >= self.limits.sequences;
@@ -100,7 +101,7 @@ impl SchedulerCore {
         Some(other)
     }
 
-    /// Whether a waiting sequence is more urgent than a running one.
+    /// Whether a waiting sequence is more urgent than a running sequence.
     fn some_may_make_way(&self) -> bool {
         let priority = |sequence: &Sequence| sequence.spec.scheduling_params.priority;
         self.waiting.values().map(priority).min() < self.running.values().map(priority).max()
@@ -115,8 +116,8 @@ impl SchedulerCore {
         effects: &mut Vec<Effect>,
     ) -> SequenceId {
         let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[next], gone);
-        // The first sequence is usually enough, so prefixes of the list are tried first, each twice
-        // as long as the previous one.
+        // The first sequence is usually enough, so prefixes of the list are tried first. Each
+        // prefix is twice as long as the previous prefix.
         let mut some = 1;
         while some < less_urgent.len() && !fits(&less_urgent[..some]) {
             some *= 2;
@@ -134,9 +135,9 @@ impl SchedulerCore {
         next
     }
 
-    /// Whether there is a permit for `next`, and whether the pool can hold it, by
-    /// prediction, together with the running sequences except `gone`. Blocks that several
-    /// sequences share count once.
+    /// Whether there is a permit for `next`, and the pool is predicted to hold `next` together with
+    /// the running sequences that are not in `gone`. Blocks that several sequences share count
+    /// once.
     fn fits_without(&self, next: &Sequence, gone: &[SequenceId]) -> bool {
         let stay: Vec<_> = self.running.values().filter(|sequence| !gone.contains(&sequence.id())).collect();
         if stay.len() >= self.limits.sequences {
@@ -146,8 +147,8 @@ impl SchedulerCore {
         let busy = held * 2 > self.kv_tokens();
         let mut groups = BTreeSet::new();
         let mut forecast = |sequence: &Sequence, is_next: bool| {
-            // Samples of one prompt will share its whole blocks. Samples that have
-            // blocks already share them.
+            // A sample without blocks will share the whole blocks of its prompt with the other
+            // samples. A sample with blocks shares them already.
             let is_sample = sequence.spec.group.is_some_and(|group| !groups.insert(group));
             let of_group = if is_sample && sequence.cached == 0 { sequence.shared_tokens() } else { 0 };
             let found = if is_next { self.kv.held_prefix(sequence.takeable()) * BLOCK_TOKENS } else { 0 };

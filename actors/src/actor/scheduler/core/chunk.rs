@@ -1,11 +1,12 @@
 //! The tokens that a step runs: one for each decoding sequence, and chunks of prompts. While
-//! replies are in progress, a promised token interval limits the prompt tokens, by the step costs.
+//! replies are in progress, the prompt tokens are limited so that the step keeps the promised token
+//! interval, as predicted by the step costs.
 
 use super::{SchedulerCore, Sequence, SequenceTokens};
 use crate::pace::{Pace, StepWork};
 
-/// Prompt tokens that a step always takes next to decoding, so that a prompt makes progress
-/// whatever is promised. Larger chunks are whole multiples.
+/// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
+/// make progress whatever interval is promised. Larger chunks are whole multiples of this number.
 const CHUNK_LEAST: usize = 16;
 
 impl SchedulerCore {
@@ -20,7 +21,8 @@ impl SchedulerCore {
                 && !self.waits_for_host(sequence)
         };
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
-        // The step's limit has at least as many tokens as sequences.
+        // The subtraction cannot underflow, because the limits allow at least as many tokens as
+        // sequences.
         let mut shares: Vec<_> = decoding.iter().map(|s| SequenceTokens { sequence: s.id(), tokens: 1 }).collect();
         let room = self.limits.step_tokens - shares.len();
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
@@ -33,7 +35,7 @@ impl SchedulerCore {
         shares
     }
 
-    /// Sequences whose readers wait for their next token.
+    /// The number of decoding sequences, whose readers wait for the next token.
     pub fn streams(&self) -> usize {
         self.running.values().filter(|s| s.is_decoding() && !s.is_over()).count()
     }
@@ -80,8 +82,8 @@ impl SchedulerCore {
         if keeps(room) {
             return None;
         }
-        // Chunks are whole multiples of the least chunk. `low` keeps the promise or is the least
-        // chunk, and `high` does not keep the promise.
+        // `low` and `high` are multiples of `CHUNK_LEAST`. A chunk of `low` keeps the promise or is
+        // the smallest chunk. A chunk of `high` does not keep the promise.
         let (mut low, mut high) = (1, room.div_ceil(CHUNK_LEAST));
         while low + 1 < high {
             let middle = low.midpoint(high);
@@ -90,8 +92,8 @@ impl SchedulerCore {
         Some((low * CHUNK_LEAST).min(room))
     }
 
-    /// Whether a sequence whose tokens the host must see first is left out of every other step. Its
-    /// token interval is then two steps.
+    /// Whether some sequence runs only in every other step, because the host must see its tokens
+    /// first. The token interval of that sequence is two steps.
     fn some_join_every_other_step(&self) -> bool {
         let must_be_seen = |s: &Sequence| s.is_decoding() && s.spec.must_be_seen();
         self.looks_ahead && self.running.len() >= super::LEFT_OUT && self.running.values().any(must_be_seen)
@@ -102,7 +104,8 @@ fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
     if sequence.is_decoding() { work.add_decoding(sequence.tokens()) } else { work.add_prompt(sequence.cached, tokens) }
 }
 
-/// Tokens for each prompt: all of the oldest prompt, then of the next.
+/// Divides `room` tokens among the prompts in order: first all tokens of the oldest prompt, then of
+/// the next oldest.
 fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
     let take = |sequence: &&Sequence| {
         let tokens = sequence.pending().min(room);
@@ -112,9 +115,9 @@ fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
     prompts.iter().map(take).collect()
 }
 
-/// Tokens for each prompt where there is no room for all. The oldest prompt gets half, so that it
+/// Divides `room` tokens among prompts that do not all fit. The oldest prompt gets half, so that it
 /// is never overtaken forever. The rest goes to the prompts with the fewest tokens left, because
-/// each of them ends a wait soon.
+/// the requests with these prompts then stop waiting soonest.
 fn split(prompts: &[&Sequence], room: usize) -> Vec<usize> {
     let mut tokens = vec![0; prompts.len()];
     let Some(oldest) = prompts.first() else { return tokens };

@@ -10,8 +10,8 @@ use crate::{
     scheduler::step::CopyUnderWay,
 };
 
-/// With this many copies running, only copies that a step needs may begin. The lane's queue has
-/// room for these copies and for the copies of two steps.
+/// While this many copies are running, only copies that a step needs may begin. The lane's queue
+/// has room for these copies and for the copies of two steps.
 const AHEAD: usize = 4;
 
 /// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
@@ -28,7 +28,8 @@ impl SchedulerCore {
         self
     }
 
-    /// Whether the lane has copies. Blocks and slots that they use must not be removed.
+    /// Whether copies are running on the lane. The blocks and slots that the copies use must not be
+    /// removed.
     pub(super) fn is_copying(&self) -> bool {
         !self.copies.under_way.is_empty()
     }
@@ -46,14 +47,14 @@ impl SchedulerCore {
         }
     }
 
-    /// Copies content to the host that the next step would overwrite.
+    /// Copies to the host the content that the next step would overwrite.
     pub(super) fn copy_leaving(&mut self, effects: &mut Vec<Effect>) {
         let to_host = self.kv.take_leaving();
         self.copy(Copies { to_host, ..Copies::default() }, None, effects);
     }
 
-    /// Makes blocks blank that later steps will need, by copying their content to the
-    /// host ahead of time.
+    /// Copies the content of free blocks to the host ahead of time, so that later steps find blank
+    /// blocks.
     pub(super) fn copy_ahead(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() || self.copies.under_way.len() >= AHEAD {
             return;
@@ -63,8 +64,8 @@ impl SchedulerCore {
         self.copy_leaving(effects);
     }
 
-    /// Begins to fetch blocks that admitted sequences begin with and only the host has, for
-    /// the oldest sequence first.
+    /// Begins to fetch the blocks that admitted sequences begin with and that only the host has.
+    /// The oldest sequence is served first.
     pub(super) fn fetch(&mut self, effects: &mut Vec<Effect>) {
         if !self.kv.has_host() || self.shrinks_to.is_some() {
             return;
@@ -77,8 +78,8 @@ impl SchedulerCore {
             }
             let sequence = self.running.get_mut(&id).expect("it runs");
             let prefix = sequence.takeable();
-            // Blocks that are being fetched for another sequence are found
-            // on the device afterwards.
+            // If the blocks are already being fetched for another sequence, this sequence finds
+            // them on the device afterwards.
             if self.kv.is_coming(prefix) {
                 continue;
             }
@@ -106,7 +107,7 @@ impl SchedulerCore {
             && (self.kv.is_coming(prefix) || found.has_room)
     }
 
-    /// The oldest copies have ended, after `micros` µs.
+    /// Handles the end of the oldest copies, which took `micros` µs.
     pub(super) fn copied(&mut self, micros: u64, effects: &mut Vec<Effect>) {
         let copy = self.copies.under_way.pop_front().expect("copies ended that were not under way");
         self.copies.costs.learn(copy.blocks, micros);

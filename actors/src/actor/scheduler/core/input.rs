@@ -15,10 +15,11 @@ pub enum Input {
     Admit(Box<NewSequence>),
     /// The caller of this sequence has disconnected.
     Cancel(SequenceId),
-    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's
-    /// order, or `None` where the logits are not numbers.
+    /// The oldest running step has ended. The value is the token of each row of logits, in the
+    /// plan's order, or `None` where the logits are not numbers.
     Stepped(Vec<Option<u32>>),
-    /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
+    /// The pool must change to this many blocks. A smaller size takes effect when the running steps
+    /// have ended.
     Resize(usize),
     /// The answer to [`Effect::Gather`], a moment later.
     Gathered,
@@ -26,7 +27,7 @@ pub enum Input {
     Took(u64),
     /// Whether pictures are being encoded on the same GPU.
     Encodes(bool),
-    /// The time since the scheduler began. It never goes back.
+    /// The time since the scheduler began. The time never decreases.
     Now(Duration),
     /// The oldest copies have ended, after this many µs.
     Copied(u64),
@@ -60,6 +61,6 @@ pub enum Effect {
     /// Send [`Input::Gathered`] after a moment, because more prompts of the same burst may
     /// be about to arrive.
     Gather,
-    /// An [`Input::Resize`] is complete: no running or later step uses other blocks.
+    /// An [`Input::Resize`] is complete: no running or later step uses a block beyond the new size.
     Resized,
 }

@@ -23,9 +23,9 @@ impl SchedulerCore {
     }
 
     /// Shrinks the pool if no running step or copy can use a removed block. Sequences that lose
-    /// blocks are preempted in this order: kept sequences last, then the fewest losses first, then
-    /// the least urgent first. The content of the sequences that are preempted last stays cached
-    /// for longest.
+    /// blocks are preempted in this order: kept sequences after all other sequences, then sequences
+    /// with fewer losses first, then less urgent sequences first. The content of the sequences that
+    /// are preempted last stays cached longest.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
         let is_idle = self.under_way.is_empty() && !self.is_copying();
         let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };
@@ -44,7 +44,8 @@ impl SchedulerCore {
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));
         self.copy_leaving(effects);
         if self.is_copying() {
-            // The content of the tail is copied to the host first.
+            // First the content of the tail is copied to the host. The pool shrinks when the copies
+            // have ended.
             self.shrinks_to = Some(to);
             return;
         }

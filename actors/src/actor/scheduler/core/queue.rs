@@ -1,6 +1,6 @@
-//! Waiting sequences: their priority in the [`Line`](crate::order::Line), which pictures use too,
-//! and the sequences that are preempted for them. Sequences that cannot be served in time are
-//! dropped before they take a block.
+//! Waiting sequences: their priority in the [`Line`](crate::order::Line), the choice of sequences
+//! to preempt for them, and their deadlines. Pictures wait in a `Line` too. Sequences that cannot
+//! be served in time are dropped before they take a block.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -57,13 +57,14 @@ impl SchedulerCore {
         let first_token = first_token.filter(|_| sequence.spec.produced == 0);
         let due = [(first_token, Deadline::FirstToken), (reply, Deadline::Reply)];
         let first = due.into_iter().filter_map(|(due, deadline)| Some((due?, deadline))).min()?;
-        // The cached blocks are looked up only where they can make a difference.
+        // The cached blocks are looked up only if the deadline would be missed without them.
         let is_missed = |found| first.0 < self.now + self.until_token(sequence, found);
         (is_missed(0) && is_missed(self.kv.known_prefix(sequence.takeable()) * BLOCK_TOKENS)).then_some(first.1)
     }
 
-    /// The shortest time until the sequence's next token, by the step costs: one step with only
-    /// this sequence, in which `found` tokens are cached. Zero if no costs are known.
+    /// The shortest time until the sequence's next token, by the step costs: the duration of one
+    /// step with only this sequence, of which `found` tokens are cached. Zero if no costs are
+    /// known.
     fn until_token(&self, sequence: &Sequence, found: usize) -> Duration {
         let Some(pace) = &self.pace else { return Duration::ZERO };
         let mut work = StepWork::default();

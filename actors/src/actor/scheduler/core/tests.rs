@@ -1,5 +1,5 @@
-//! Tests of the scheduler and its blocks, with steps that end when the test says so. Here one step
-//! runs at a time. Look-ahead is tested in `ahead.rs`.
+//! Tests of the scheduler and its blocks, with steps that end when the test says so. In this file,
+//! one step runs at a time. Look-ahead is tested in `ahead.rs`.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Bed {
         Bed::of(SchedulerCore::new(limits).without_look_ahead(), 1)
     }
 
-    /// A scheduler that plans the next step while one runs.
+    /// A scheduler that plans the next step while the current step runs.
     fn ahead(limits: Limits) -> Bed {
         Bed::of(SchedulerCore::new(limits), 2)
     }
@@ -500,8 +500,8 @@ fn a_following_turn_reuses_the_replys_blocks() {
 fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
     let mut bed = Bed::new(limits(4, 80, 6));
     bed.admit(alike(1, 40, 30)).stepped(5);
-    // The second sequence takes two of the first one's blocks and one more. The third finds no
-    // room, and the second is preempted.
+    // Sequence 2 shares two blocks of sequence 1 and takes one more block. Sequence 3 finds no
+    // room, and sequence 2 is preempted.
     bed.admit(alike(2, 40, 20)).admit(sequence(3, 40, 3));
     for _ in 0..200 {
         let Some(plan) = bed.running.front() else { break };

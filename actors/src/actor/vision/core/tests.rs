@@ -42,8 +42,8 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
     vision.step(Input::Unpin(vec![hash(1), hash(2)]));
     assert_eq!(vision.recall(&[hash(1), hash(3)]), None);
     assert_eq!(vision.recall(&[hash(1), hash(1)]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
-    // The second picture is evicted for the new one. The recalled picture is not, although
-    // it was unpinned first.
+    // The second picture is evicted for the new picture. The recalled picture stays, although it
+    // was unpinned first.
     vision.step(want(2, vec![picture(4, 6)]));
     assert!(vision.holds(&hash(1)) && !vision.holds(&hash(2)));
     vision.step(Input::Encoded);

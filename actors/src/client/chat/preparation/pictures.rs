@@ -30,9 +30,10 @@ pub(crate) struct RequestPictures {
 }
 
 impl RequestPictures {
-    /// Finds out which pictures of a request are in the prefix cache, and gets rows of the vision
-    /// cache for the others. `rank` orders this request among all requests that wait for rows.
-    /// Returns `None` if an actor died.
+    /// Finds out which pictures of a request have their tokens in the prefix cache, and gets rows
+    /// of the vision cache for all other pictures. If `may_be_computed` is `false`, all pictures
+    /// get rows. `rank` orders this request among all requests that wait for rows. Returns `None`
+    /// if an actor died.
     ///
     /// # Errors
     /// [`ChatError::Vision`] for a picture that cannot be read.
@@ -63,8 +64,9 @@ impl RequestPictures {
         }
     }
 
-    /// Returns the hashes of all pictures in the leading files whose hashes are known and whose
-    /// tokens are in the prefix cache. Empty if an actor has died.
+    /// Finds the leading files that need no rows: the hashes of their pictures are known, and the
+    /// tokens of these pictures are in the prefix cache. Returns the hashes of each such file.
+    /// Empty if an actor has died.
     async fn computed(
         serving: &Serving,
         vision: &ActorRef<VisionMessage>,
@@ -102,18 +104,18 @@ impl RequestPictures {
         spans.iter().map(place).collect()
     }
 
-    /// Number of pictures that need no rows.
+    /// Number of pictures that need no rows, because their tokens are in the prefix cache.
     pub(crate) fn computed_count(&self) -> usize {
         self.computed.len()
     }
 
-    /// Returns the pins that keep the rows of the other pictures in the vision cache.
+    /// Returns the pins that keep the rows of all other pictures in the vision cache.
     pub(crate) fn pins(&self) -> Option<Arc<PinnedSet>> {
         self.pins.clone()
     }
 }
 
-/// The answer of an actor, or the default value if the actor has died.
+/// Returns the answer of an actor, or the default value if the actor has died.
 fn or_none<T: Default>(answer: Result<T, AskError>) -> Result<T, ChatError> {
     match answer {
         Err(AskError::Gone { .. }) => Ok(T::default()),

@@ -42,7 +42,8 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Renders and tokenizes the chat. Counts at most [`counted_max`] tokens for `limit`.
+    /// Renders and tokenizes the chat. `limit` is the maximum tokens of the prompt. Tokenization
+    /// stops at [`counted_max`] tokens.
     pub(super) fn of(chat: &Chat, context: &ModelContext, limit: usize) -> Result<Self, ChatError> {
         let (mut messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals, chat.generation.cache_salt.as_deref())?;
@@ -102,8 +103,8 @@ pub(super) fn counted_max(limit: usize) -> usize {
     limit.saturating_mul(2).saturating_add(MORE)
 }
 
-/// Converts the error for a count that was stopped into [`ChatError::TooLong`]
-/// with the prompt's `limit`.
+/// Converts the error of a count that stopped early into [`ChatError::TooLong`] with the prompt's
+/// `limit`.
 pub(super) fn counted(tokens: Result<Vec<u32>, TextError>, limit: usize) -> Result<Vec<u32>, ChatError> {
     tokens.map_err(|error| match error {
         TextError::TooManyTokens { limit: tokens } => ChatError::TooLong { tokens, has_more: true, limit },

@@ -5,7 +5,8 @@ use tokio::sync::watch;
 
 use super::RequestPictures;
 
-/// Outcome of the prompt, which the first sample passes to the other samples.
+/// How the first sample's computation of the prompt ended. The first sample passes this value to
+/// the other samples.
 #[derive(Clone)]
 pub(crate) enum Lead {
     Computed {
@@ -20,7 +21,8 @@ pub(crate) enum Lead {
 
 /// The role of a sample among the samples of its prompt.
 pub(crate) enum LeaderRole {
-    /// A single sample, or a sample that no longer waits and for which no other sample waits.
+    /// The sample does not wait, and no other sample waits for it: the chat has a single sample, or
+    /// the prompt has been computed or given up.
     Alone,
     /// Computes the prompt while the other samples wait.
     Leads(watch::Sender<Option<Lead>>),
@@ -55,8 +57,8 @@ impl LeaderRole {
     pub(crate) async fn wait(&mut self) -> Option<Lead> {
         let LeaderRole::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
-        // This drops the receiver. The channel holds the shared pictures until every sample
-        // has dropped its receiver.
+        // This drops the receiver. The channel keeps the shared pictures alive until every
+        // sample has dropped its receiver.
         *self = LeaderRole::Alone;
         lead
     }

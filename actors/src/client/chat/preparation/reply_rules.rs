@@ -1,4 +1,4 @@
-//! Rules for parsing a chat's reply, and the grammar that it must follow.
+//! Rules for parsing a chat's reply, and the grammar that the reply must follow.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,8 @@ use crate::{
     engine::ModelContext,
 };
 
-/// Number of final prompt tokens to decode: enough for a tag and the white space around it.
+/// Number of tokens at the end of the prompt that are decoded to find out whether the prompt opens
+/// the reasoning: enough for a tag and the white space around it.
 const END_TOKENS: usize = 24;
 
 /// Rules for parsing the replies to one chat.
@@ -36,8 +37,8 @@ pub(crate) struct ReplyRules {
 }
 
 impl ReplyRules {
-    /// Creates the rules for a chat with this `last` turn, if it has turns, and these prompt
-    /// `tokens`. `are_described` is `true` if the tools were
+    /// Creates the rules for a chat. `last` is the chat's last turn, if there are turns, and
+    /// `tokens` are the tokens of its prompt. `are_described` is `true` if the tools were
     /// [described](bursar_model::text::describe_tools) in a system message instead of shown by the
     /// template.
     ///
@@ -78,7 +79,7 @@ impl ReplyRules {
         })
     }
 
-    /// The grammar that the reply must follow, if there is one.
+    /// Compiles the grammar that the reply must follow, if there is one.
     ///
     /// # Errors
     /// [`ChatError::Format`], [`ChatError::Tools`].

@@ -8,7 +8,7 @@ use crate::{
     engine::ModelContext,
 };
 
-/// Tokenization without generating. These methods take no request credit and do not wait for the
+/// Tokenization without generating. These methods need no request credit and do not wait for the
 /// device. At most four of them run per model at a time, and further callers wait in order.
 ///
 /// ```
@@ -89,8 +89,8 @@ impl ModelHandle {
         self.on_a_thread(move |context| prompt_of(&chat, context)).await
     }
 
-    /// Runs `work` on a blocking thread, once the model has a permit for one. The work continues
-    /// even if the caller drops the future.
+    /// Runs `work` on a blocking thread, as soon as one of the model's permits for such threads is
+    /// free. The work continues even if the caller drops the future.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&ModelContext) -> Result<T, ChatError> + Send + 'static,

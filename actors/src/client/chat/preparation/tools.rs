@@ -36,7 +36,8 @@ impl Chat {
     }
 }
 
-/// The function of a tool. OpenAI's outer object with `type` and `function` is optional.
+/// Returns the object with the tool's name and parameters. OpenAI's outer object with `type` and
+/// `function` is optional.
 fn function(tool: &Value) -> &Value {
     tool.get("function").unwrap_or(tool)
 }

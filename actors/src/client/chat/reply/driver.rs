@@ -25,12 +25,12 @@ use crate::{
 };
 
 /// Maximum deaths of actors that a request survives. After more deaths the request is given up,
-/// because it may have caused them itself. The model's own limit (`Intensity`, five restarts a
-/// minute) counts the deaths under all requests together.
+/// because the request may itself cause the deaths. The model's own limit (`Intensity`, five
+/// restarts a minute) counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
-/// The `tracing` target of a request's end. Log filters name it, so it does not follow the
-/// path of this module.
+/// The `tracing` target of a request's end. Log filters use this name, so the name stays the same
+/// if this module moves.
 const TARGET: &str = "bursar_actors::chat::driver";
 
 pub(crate) struct Driver {
@@ -131,7 +131,7 @@ impl Driver {
         let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
         let outcome = tokio::select! {
             biased;
-            // Polled first; otherwise the end of the actors on a lost device would look
+            // The loss is polled first. Otherwise the end of the actors on a lost device would look
             // like an ordinary death.
             lost = loss => Err(lost),
             outcome = lives => outcome,
@@ -215,8 +215,8 @@ impl Driver {
         }
     }
 
-    /// Runs one life, with the actors of one generation. `left` holds the pictures that the first
-    /// of several samples has shared with this sample.
+    /// Runs one life, with the actors of one generation. `left` contains the pictures that the
+    /// first of several samples has shared with this sample, if any.
     async fn live(&mut self, serving: &Serving, mut left: Option<RequestPictures>) -> Result<Life, ChatError> {
         let (events, model) = (self.events.clone(), self.model.clone());
         let (mut id, mut may_be_computed) = (None, true);
@@ -259,8 +259,8 @@ impl Driver {
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
         let (pins, computed) = (pictures.pins(), pictures.computed_count());
-        // These clones of the pictures are only for the other samples. This sequence releases its
-        // pictures as soon as no step needs them.
+        // These handles keep the pictures only for the other samples. This sequence releases its
+        // own pictures as soon as no step needs them.
         let for_others = Some(pictures).filter(|_| self.part.leads()).unwrap_or_default();
         let last_token = self.stopwatch.last_token();
         let admission = Admission { sequence, pins, deliveries, span: Span::current(), last_token };
@@ -268,7 +268,7 @@ impl Driver {
         if serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).is_err() {
             return Ok(Ended::Over(Life::Lost));
         }
-        // Dropped before the sequence is admitted again. By then the scheduler has
+        // This guard is dropped before the sequence is admitted again. By then the scheduler has
         // already forgotten the sequence.
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
         let lead = Lead::Computed { generation: serving.generation, pictures: for_others };

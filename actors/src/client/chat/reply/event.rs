@@ -44,9 +44,9 @@ pub enum ChatEvent {
         /// All tool calls, in order.
         tool_calls: Vec<ToolCall>,
         finish_reason: FinishReason,
-        /// The chat's own rule that ended the reply: one of [`stop`](crate::chat::Chat::stop) or
-        /// [`stop_token`](crate::chat::Chat::stop_token). `None` if an end token of the model, a
-        /// limit, or a complete tool call ended the reply.
+        /// The stop text or stop token of the chat that ended the reply; see
+        /// [`stop`](crate::chat::Chat::stop) and [`stop_token`](crate::chat::Chat::stop_token).
+        /// `None` if an end token of the model, a limit, or a complete tool call ended the reply.
         stop_reason: Option<StopReason>,
         /// The token that ended the reply, set by the chat or the model. The token is not part of
         /// the reply.
@@ -56,8 +56,8 @@ pub enum ChatEvent {
 }
 
 impl ChatEvent {
-    /// A `Done` event without reasoning and tool calls, for tests of code that reads replies. Other
-    /// fields can be set afterwards, through
+    /// Creates a `Done` event without reasoning and tool calls, for tests of code that reads
+    /// replies. Other fields can be set afterwards, through
     /// `if let ChatEvent::Done { stop_reason, .. } = &mut done`.
     pub fn done(text: impl Into<String>, finish_reason: FinishReason, usage: Usage) -> Self {
         ChatEvent::Done {

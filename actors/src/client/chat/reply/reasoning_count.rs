@@ -7,7 +7,7 @@ use bursar_model::text::ReplyPlace;
 #[derive(Default)]
 pub(super) struct ReasoningCount {
     tokens: usize,
-    /// Number of latest tokens that may belong to the closing tag of the reasoning.
+    /// Number of the latest tokens that may belong to the closing tag of the reasoning.
     undecided: usize,
 }
 

@@ -53,13 +53,14 @@ impl Image {
         self.0.probe(limits).map(|header| (header.width, header.height))
     }
 
-    /// Takes encoded bytes. They are checked when the chat is sent.
+    /// Creates a picture from encoded bytes, which are checked when the chat is sent.
     pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
         Image(EncodedImage::new(encoded))
     }
 
-    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top.
-    /// For pictures from a camera, a renderer or another decoder.
+    /// Creates a picture from decoded pixels: `[height, width, 3]` bytes of red, green and blue,
+    /// with the top row first. This constructor is meant for pictures from a camera, a renderer or
+    /// another decoder.
     ///
     /// # Errors
     /// A side is zero, or the number of bytes does not match.
@@ -73,8 +74,9 @@ impl Image {
     /// Resizes the picture to at least `min` and at most `max` pixels, like `min_pixels` and
     /// `max_pixels` of transformers' Qwen processors and OpenAI's `detail`. If `min` is not set and
     /// the model's own minimum is above `max`, the minimum is lowered to `max`. For a model that
-    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit above the model's
-    /// envelope, or one that the model cannot follow, is refused when the chat is sent.
+    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit that
+    /// exceeds the model's envelope, or that the model cannot follow, is refused when the chat is
+    /// sent.
     ///
     /// ```
     /// use bursar_actors::chat::Image;
@@ -97,8 +99,8 @@ impl Image {
 }
 
 /// A video for a chat, given as frames: pictures of one size, in the order in which they are shown.
-/// For an animated GIF or WebP, the frames are picked here. For any other video, the caller decodes
-/// it and picks the frames.
+/// [`from_animation`](Video::from_animation) picks the frames of an animated GIF or WebP. The
+/// caller decodes any other video and picks its frames.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image, Video};
@@ -110,9 +112,9 @@ impl Image {
 pub struct Video(pub(super) flow::Video);
 
 impl Video {
-    /// Takes frames, and the number of *these* frames per second. For example, if every twelfth
-    /// frame of a video of 24 frames per second was picked, pass 2. The model derives the time
-    /// between frames from this number. The frames are checked when the chat is sent.
+    /// Creates a video from frames and the number of *these* frames per second. For example, if
+    /// every twelfth frame of a video of 24 frames per second was picked, pass 2. The model derives
+    /// the time between frames from this number. The frames are checked when the chat is sent.
     pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
         let frames: Vec<EncodedImage> = frames.into_iter().map(|frame| frame.0).collect();
         Video(flow::Video::new(frames, frames_per_second))

@@ -7,7 +7,7 @@ use super::Chat;
 
 /// Settings of the reply. Passing `None` to a setting that takes an `Option` changes nothing.
 impl Chat {
-    /// Maximum tokens of the reply. Default: as many as the context holds.
+    /// Maximum tokens of the reply. Default: all tokens that the prompt leaves of the context.
     pub fn max_tokens(mut self, tokens: impl Into<Option<usize>>) -> Self {
         self.generation.tokens_max = tokens.into().or(self.generation.tokens_max);
         self
@@ -22,14 +22,14 @@ impl Chat {
     }
 
     /// The sampling temperature, from 0 (always takes the likeliest token) to 100. Logits are
-    /// divided by it, so higher values make unlikely tokens more likely.
+    /// divided by the temperature, so higher values make unlikely tokens more likely.
     pub fn temperature(mut self, temperature: impl Into<Option<f64>>) -> Self {
         self.generation.temperature = temperature.into().or(self.generation.temperature);
         self
     }
 
-    /// Samples only from the likeliest tokens whose probabilities together reach `top_p`: above 0,
-    /// and up to 1, which means no limit.
+    /// Samples only from the likeliest tokens whose probabilities together reach `top_p`. The value
+    /// is above 0 and at most 1; 1 means no limit.
     pub fn top_p(mut self, top_p: impl Into<Option<f64>>) -> Self {
         self.generation.top_p = top_p.into().or(self.generation.top_p);
         self
@@ -42,7 +42,7 @@ impl Chat {
     }
 
     /// Samples only tokens whose probability is at least `min_p` times the probability of the
-    /// likeliest token: from 0, which means no limit, to 1.
+    /// likeliest token. The value is from 0 to 1; 0 means no limit.
     pub fn min_p(mut self, min_p: impl Into<Option<f64>>) -> Self {
         self.generation.min_p = min_p.into().or(self.generation.min_p);
         self
@@ -50,21 +50,21 @@ impl Chat {
 
     /// Makes tokens that are already in the prompt or reply less likely (above 1) or more likely
     /// (below 1). Positive logits are divided by the penalty, negative logits are multiplied by it.
-    /// From 0.01 to 100.
+    /// The penalty is from 0.01 to 100.
     pub fn repetition_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
         self.generation.repetition_penalty = penalty.into().or(self.generation.repetition_penalty);
         self
     }
 
-    /// Subtracts `penalty` once from the logit of each token that is already in the reply. From -2
-    /// to 2.
+    /// Subtracts `penalty` once from the logit of each token that is already in the reply. The
+    /// penalty is from -2 to 2.
     pub fn presence_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
         self.generation.presence_penalty = penalty.into().or(self.generation.presence_penalty);
         self
     }
 
-    /// Subtracts `penalty` from the logit of each token once per occurrence in the reply. From -2
-    /// to 2.
+    /// Subtracts `penalty` from the logit of each token once per occurrence in the reply. The
+    /// penalty is from -2 to 2.
     pub fn frequency_penalty(mut self, penalty: impl Into<Option<f64>>) -> Self {
         self.generation.frequency_penalty = penalty.into().or(self.generation.frequency_penalty);
         self
@@ -77,15 +77,15 @@ impl Chat {
         self
     }
 
-    /// Equal seeds give equal replies, even under other load. Without a
-    /// seed, sampled replies differ.
+    /// Equal seeds give equal replies, even under a different load. Without a seed, sampled replies
+    /// differ.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.generation.seed = seed.into().or(self.generation.seed);
         self
     }
 
     /// Ends the reply before this text, even within reasoning or a tool call. The text has at most
-    /// 1,024 bytes, and a chat may have 16 stop texts.
+    /// 1,024 bytes, and a chat may have up to 16 stop texts.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.generation.stop.push(text.into());
         self
@@ -112,7 +112,7 @@ impl Chat {
     }
 
     /// Sends the prompt's token ids as the first event, and the reply's token ids as they are
-    /// generated. For callers that train on replies or store conversations as tokens.
+    /// generated. This is meant for callers that train on replies or store conversations as tokens.
     pub fn token_ids(mut self) -> Self {
         self.generation.token_ids = true;
         self

@@ -9,9 +9,9 @@ impl Chat {
     /// Sets the priority: lower numbers are served first, as in vLLM. Default: 0.
     ///
     /// A more urgent chat is admitted before less urgent waiting chats, and may preempt less urgent
-    /// running chats. A running chat is preempted for urgency at most twice. It then pauses and
-    /// loses no tokens. Every eighth admission goes to the chat that has waited longest, regardless
-    /// of its priority, so that no chat waits forever (ADR 13).
+    /// running chats. A running chat is preempted for urgency at most twice. A preempted chat
+    /// pauses and loses no tokens. Every eighth admission goes to the chat that has waited longest,
+    /// regardless of its priority, so that no chat waits forever (ADR 13).
     ///
     /// ```
     /// use bursar_actors::chat::Chat;

@@ -3,10 +3,10 @@
 //! The library proposes algorithms from a model of the device, and on small batches its first
 //! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
 //! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
-//! of autotuning, the GEMMs met so far are measured with few rows (`gemm/autotune.rs`). Afterwards, a
-//! size that was not measured uses the algorithm of the next larger measured size that supports
+//! of autotuning, the GEMMs met so far are measured with few rows (`gemm/autotune.rs`). Afterwards,
+//! a size that was not measured uses the algorithm of the next larger measured size that supports
 //! it, so no kernel of the library is loaded while serving. Only a GEMM that autotuning never met
-//! takes the first proposal.
+//! uses the first proposal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -65,7 +65,7 @@ pub(in crate::cuda) struct LaneGemms {
     /// GEMMs for which the library was found to have no algorithm.
     refused: BTreeSet<GemmProblem>,
     clock: Clock,
-    /// Number of GEMMs outside autotuning that took the library's first proposal.
+    /// Number of GEMMs outside autotuning that used the library's first proposal.
     guesses: usize,
 }
 
@@ -94,8 +94,8 @@ impl LaneGemms {
         self.guesses
     }
 
-    /// Forgets the algorithms chosen for a GEMM with few rows, because a faster one may have been
-    /// found. `alike` is the GEMM with any number of rows.
+    /// Forgets the algorithms chosen for a GEMM with few rows, because a faster algorithm may have
+    /// been found. `alike` is the GEMM with any number of rows.
     pub(in crate::cuda) fn forget_few(&mut self, alike: GemmProblem) {
         let is_other = |problem: &GemmProblem| {
             problem.rows > MEMORY_BOUND_ROWS || GemmProblem { rows: alike.rows, ..*problem } != alike
@@ -114,7 +114,7 @@ impl LaneGemms {
     /// call also measures the GEMM, which leaves meaningless numbers in the output.
     ///
     /// # Safety
-    /// `operands` match the problem.
+    /// `operands` must match the problem.
     pub(in crate::cuda) unsafe fn has(
         &mut self,
         lane: BlasLane<'_>,
@@ -144,7 +144,7 @@ impl LaneGemms {
     /// Launches a GEMM in the stream.
     ///
     /// # Safety
-    /// `operands` match the problem.
+    /// `operands` must match the problem.
     pub(in crate::cuda) unsafe fn multiply(
         &mut self,
         lane: BlasLane<'_>,
@@ -277,8 +277,9 @@ fn tuned_for(lane: BlasLane<'_>, described: &Described, operands: GemmOperands) 
 }
 
 impl Described {
-    /// Creates the descriptors. A row of this project is a column of cuBLASLt, which computes
-    /// `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
+    /// Creates the descriptors. cuBLASLt's matrices are column-major, so a row of this project is a
+    /// column of cuBLASLt, which computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in,
+    /// rows]`.
     pub(in crate::cuda) fn of(blas: &Blas, activation: DType, problem: GemmProblem) -> Result<Described, DeviceError> {
         let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
         let out_kind = if problem.out_is_f32 { number::R_32F } else { activation };
@@ -355,7 +356,7 @@ impl Described {
     /// Launches the GEMM in the stream.
     ///
     /// # Safety
-    /// `operands` match the problem.
+    /// `operands` must match the problem.
     pub(in crate::cuda) unsafe fn multiply(
         &self,
         blas: &Blas,

@@ -187,7 +187,7 @@ impl Blas {
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is writable.
+        // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::R_32F) };
         said("cublasLtMatmulDescCreate", made)?;
         Ok(self.object(raw, self.calls.desc_destroy))
@@ -211,7 +211,7 @@ impl Blas {
     /// Describes a column-major matrix, which is how the library sees this project's rows.
     pub(super) fn layout(&self, kind: i32, rows: usize, columns: usize, pitch: usize) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is writable.
+        // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         let made = unsafe { (self.calls.layout_create)(&mut raw, kind, rows as u64, columns as u64, pitch as i64) };
         said("cublasLtMatrixLayoutCreate", made)?;
         Ok(self.object(raw, self.calls.layout_destroy))
@@ -225,7 +225,7 @@ impl Blas {
         most: usize,
     ) -> Result<Vec<Proposal>, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: `raw` is writable.
+        // SAFETY: `raw` is a local variable, so the new handle may be written to it.
         said("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
         let preference = self.object(raw, self.calls.preference_destroy);
         let (mut found, mut proposals) = (0, vec![Proposal::NONE; most]);

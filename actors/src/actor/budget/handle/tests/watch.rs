@@ -189,7 +189,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_of_another_process() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
-    // These bytes stand for captured graphs, whose memory is allocated before it is leased.
+    // These bytes simulate captured graphs, whose memory is allocated before it is leased.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
@@ -226,7 +226,8 @@ async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
 async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
-    // Captured graphs have no addresses that we know, and the driver keeps their memory in a pool.
+    // The addresses of captured graphs are unknown to the budget, and the driver keeps their memory
+    // in a pool.
     let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("it answers").expect("it moves");
     gate(Gate::Open).await;
     let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));

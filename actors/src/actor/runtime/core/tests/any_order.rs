@@ -26,9 +26,9 @@ const NAMES: [&str; 2] = ["one", "two"];
 struct World {
     core: RuntimeCore<Numbers>,
     now: Duration,
-    /// Inputs that will arrive, in any order.
+    /// Inputs that will arrive later, in any order.
     promised: Vec<Input<Numbers>>,
-    /// Whether an engine runs, for each model.
+    /// For each model: whether an engine runs.
     models: BTreeMap<String, bool>,
     has_budget: bool,
     has_device: bool,

@@ -60,7 +60,7 @@ impl Bed {
     }
 
     /// Reports for how many seconds each model has been idle. `None` means that the model has
-    /// requests. The requests of a sleeping model wait.
+    /// requests, which wait if the model sleeps.
     fn look(&mut self, seen: &[(&str, Option<u64>)]) -> Vec<String> {
         let seen = seen.iter().map(|(name, idle_for)| IdleReport {
             name: text(name),

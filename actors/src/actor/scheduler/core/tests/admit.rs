@@ -92,8 +92,8 @@ fn a_prefix_that_another_sequence_holds_counts_once() {
 
 #[test]
 fn a_pool_is_filled_beyond_half_where_replies_end_long_before_their_limit() {
-    // There are 64 blocks. A sequence with a reply of 22 tokens takes 5 of them in the end, and one
-    // with a reply of 400 tokens takes 28.
+    // There are 64 blocks. A sequence with a reply of 22 tokens takes 5 blocks in the end, and a
+    // sequence with a reply of 400 tokens takes 28.
     let at_once = |known: u64| {
         let mut bed = Bed::new(limits(32, 512, 64));
         for id in 0..known {
@@ -129,7 +129,7 @@ proptest! {
         blocks in 7usize..12,
         looks_ahead in any::<bool>(),
     ) {
-        // The first replies end early, so that later ones are expected to be short.
+        // The first replies end early, so that later replies are expected to be short.
         let limits = limits(6, 48, blocks);
         let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
         (100..104).for_each(|id| _ = bed.admit(sequence(id, 2, 40)));

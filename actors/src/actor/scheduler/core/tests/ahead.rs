@@ -1,4 +1,4 @@
-//! Tests in which the next step is planned while one runs.
+//! Tests in which the next step is planned while the current step runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -313,7 +313,7 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
 struct Role {
     prompt: usize,
     tokens_max: usize,
-    /// Whether its prompt shares a prefix with all other sequences that have this flag.
+    /// Whether the sequence's prompt shares a prefix with all other sequences that have this flag.
     is_alike: bool,
     is_drawn: bool,
     is_formed: bool,
@@ -461,8 +461,8 @@ impl Script {
 fn any_role() -> impl Strategy<Value = Role> {
     (1usize..60, 1usize..30, any::<[bool; 4]>(), 0usize..60, any::<bool>()).prop_map(
         |(prompt, tokens_max, [is_alike, is_drawn, is_formed, is_scored], ends_at, breaks)| {
-            // Few sequences have a grammar, because one such sequence holds back all other
-            // sequences.
+            // Few sequences have a grammar, because a single sequence with a grammar delays all
+            // other sequences.
             let is_formed = is_formed && ends_at % 3 == 0;
             Role { prompt, tokens_max, is_alike, is_drawn, is_formed, is_scored, ends_at, breaks }
         },

@@ -45,7 +45,8 @@ fn pushed_out(blocks: usize) -> Bed {
     bed
 }
 
-/// The first sequence's next turn.
+/// A sequence that begins with the prompt of the first sequence, like the next turn of a
+/// conversation.
 fn again(id: u64) -> NewSequence {
     NewSequence { id: SequenceId(id), ..sequence(1, 44, 2) }
 }
@@ -165,7 +166,7 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 17, 70)).admit(sequence(3, 17, 70)).stepped(5).stepped(5);
     bed.heard();
-    // The third sequence loses its blocks to the second one, which then needs all of them.
+    // The third sequence loses its blocks to the second sequence, which then needs all blocks.
     let mut copies = Copies::default();
     let mut longest = 0;
     while !bed.running.is_empty() || bed.scheduler.is_copying() {

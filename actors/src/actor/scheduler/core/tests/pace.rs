@@ -25,7 +25,7 @@ struct Device {
     patch: f64,
 }
 
-/// About the costs of a model of 7B's shape on an H200.
+/// Approximate costs of a model of 7B's shape on an H200.
 const LARGE: Device = Device { step: 3600, sequence: 22, token: 21, patch: 4.5 };
 
 impl Device {
@@ -178,7 +178,7 @@ struct Arrivals {
     trace: String,
 }
 
-/// The ratio by which a step is slower while pictures are encoded.
+/// The factor by which a step is slower while pictures are encoded: numerator and denominator.
 const SLOWER: (u64, u64) = (3, 2);
 
 impl Arrivals {
@@ -206,7 +206,7 @@ impl Arrivals {
         }
     }
 
-    /// A number below `limit`, from a hash of the seed and the count.
+    /// Returns a number below `limit`, from a hash of the seed and the count.
     fn below(&mut self, limit: u64) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.chance.hash(&mut hasher);

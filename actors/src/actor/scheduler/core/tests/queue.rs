@@ -75,7 +75,8 @@ fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
 
 #[test]
 fn only_as_many_make_way_as_must_and_none_in_vain() {
-    // By prediction, three sequences of four blocks and one of three run in 16 blocks.
+    // By prediction, three sequences of four blocks and one sequence of three blocks run in 16
+    // blocks.
     let waiting = |priority, prompt| {
         let mut bed = Bed::new(limits(8, 200, 16));
         (1..=3).for_each(|id| _ = bed.admit(urgent(id, id as i32, 40, 8)));
@@ -257,8 +258,8 @@ proptest! {
         for (id, (tenant, prompt, reply)) in (1..).zip(&requests) {
             bed.admit(of_tenant(id, ["a", "b", "c"][*tenant], *prompt, *reply));
         }
-        // The paper's bound is twice the larger of a prompt and of the running replies. The turn of
-        // the oldest adds one prompt.
+        // The bound in the paper is twice the larger of two charges: of one prompt, and of all
+        // running replies. Serving the oldest sequence out of order adds one prompt.
         let bound = 2 * (2 * 20 * sequences as u64).max(40) + 40;
         while !bed.running.is_empty() {
             let tenants = bed.scheduler.waiting.values().map(|s| s.spec.scheduling_params.tenant.clone());
@@ -351,7 +352,7 @@ impl Watch {
 
 fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
     let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
-    // The first replies end early, so that later ones are expected to be short.
+    // The first replies end early, so that later replies are expected to be short.
     (100..104).for_each(|id| _ = bed.admit(sequence(id, 2, 40)));
     while !bed.running.is_empty() {
         bed.stepped(STOP);
