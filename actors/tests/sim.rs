@@ -46,8 +46,7 @@ struct World {
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
     under_way: VecDeque<Box<StepPlan>>,
-    /// The tokens that the newest step in `under_way` chooses, as the next step finds them on the
-    /// device.
+    /// Tokens that the newest step in `under_way` chooses. The next step reads them on the device.
     previous: Vec<u32>,
     /// The launches of the encoder on the lane, the oldest first.
     launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
