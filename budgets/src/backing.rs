@@ -1,4 +1,4 @@
-//! The mapping behind a segment, which outlives the segment while the device still uses its memory.
+//! The mapping of a segment, which outlives the segment while the device still uses its memory.
 
 use std::{
     fmt,

@@ -184,12 +184,17 @@ fn uses(code: &str) -> Vec<(String, Vec<String>)> {
 
 /// The part between `use` and the semicolon of each declaration.
 fn use_trees(code: &str) -> impl Iterator<Item = &str> {
+    use_declarations(code).map(|(_, tree)| tree)
+}
+
+/// Each `use` declaration: whether it is public, and the part between `use` and the semicolon.
+fn use_declarations(code: &str) -> impl Iterator<Item = (bool, &str)> {
     code.match_indices("use ").filter_map(|(at, word)| {
         let line = code[..at].rfind('\n').map_or(0, |end| end + 1);
         let before = code[line..at].trim();
-        let is_use = before.is_empty() || before.starts_with("pub");
+        let is_public = before.starts_with("pub");
         let tree = &code[at + word.len()..];
-        is_use.then(|| &tree[..tree.find(';').unwrap_or(tree.len())])
+        (is_public || before.is_empty()).then(|| (is_public, &tree[..tree.find(';').unwrap_or(tree.len())]))
     })
 }
 
@@ -259,13 +264,12 @@ fn paths(code: &str) -> Vec<Vec<String>> {
 
 /// Whether a file only passes a name on.
 fn is_reexported(code: &str, name: &str) -> bool {
-    code.match_indices("use ").any(|(at, word)| {
-        let line = code[..at].rfind('\n').map_or(0, |end| end + 1);
-        let tree = &code[at + word.len()..];
-        let tree = &tree[..tree.find(';').unwrap_or(tree.len())];
-        let has_name = tree.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name);
-        code[line..at].trim().starts_with("pub") && has_name
-    }) && !without_uses(code).split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name)
+    use_declarations(code).any(|(is_public, tree)| is_public && has_word(tree, name))
+        && !has_word(&without_uses(code), name)
+}
+
+fn has_word(code: &str, name: &str) -> bool {
+    code.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name)
 }
 
 /// Whether the code defines an item of this name.

@@ -80,7 +80,7 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {
-        let inputs = self.memory.graphs.as_ref().expect("whoever has graphs has inputs for them");
+        let inputs = self.memory.graphs.as_ref().expect("a lane with graphs has inputs for them");
         let mut words = self.graphs.words.take();
         layout.pack(batch, &mut words);
         let mut step_arrays = inputs.tensor(layout, self.rank());

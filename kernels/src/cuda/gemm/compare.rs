@@ -10,7 +10,7 @@ use super::{
     algorithm::GemmAlgorithm,
     large_m::{self, Output},
     launch::launch,
-    plan::{GemmPlan, rest_of},
+    plan::GemmPlan,
     planning,
     problem::{GemmOperands, GemmProblem},
 };
@@ -45,7 +45,8 @@ pub(super) fn compare_large_m(
     if is_measured() || !planning::can_compare_large_m(cuda, problem, operands)? {
         return Ok(());
     }
-    let library = GemmPlan::Library { rest: rest_of(problem) };
+    // A GEMM that would leave rows for the small-m kernel is not compared.
+    let library = GemmPlan::Library { rest: 0 };
     // SAFETY: the op layer has checked the call, and the table says that the library and the
     // large-m kernel support the GEMM.
     let other = || if problem.gates { unfused() } else { unsafe { launch(cuda, library, problem, operands, output) } };

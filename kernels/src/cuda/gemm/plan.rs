@@ -25,7 +25,8 @@ pub enum GemmBackend {
     /// if nothing was measured.
     #[default]
     Measured,
-    /// This project's kernels for every GEMM that they support, for comparison.
+    /// This project's kernels for every GEMM that they support: for comparison, and for ranks that
+    /// share a GPU.
     Ours,
     /// cuBLASLt only, for comparison.
     Library,
@@ -36,7 +37,7 @@ pub enum GemmBackend {
 pub(super) enum GemmPlan {
     SmallM(Cut),
     /// The small-m kernel, with up to 64 rows per launch. This is the fallback for E4M3 GEMMs whose
-    /// output is not aligned for any other kernel.
+    /// output is not aligned for any other kernel, and, without the library, for f32 outputs.
     SmallMPieces,
     MediumM,
     LargeM,
@@ -211,7 +212,7 @@ impl<M: Measurements> Planner<'_, M> {
 
 /// Returns the number of last rows that cuBLASLt does not compute. With scales by blocks, cuBLASLt
 /// requires a multiple of four rows.
-pub(super) fn rest_of(problem: GemmProblem) -> usize {
+fn rest_of(problem: GemmProblem) -> usize {
     match problem.scheme {
         QuantScheme::E4m3Blocks { .. } if problem.rows >= SPLIT_FROM => problem.rows % scale_scratch::ROWS,
         _ => 0,
