@@ -177,6 +177,16 @@ fn another_model_and_another_device_have_another_file() {
     assert_eq!(of("../../etc", "x", "..").parent(), Some(&*folder.0));
 }
 
+/// The format number of a file written now, so that the tests below stay right when the number changes.
+fn current_format() -> u64 {
+    let folder = Folder::empty();
+    folder.place().keep(profile(on("1"))).expect("the record is written");
+    let file = fs::read(folder.place().path()).expect("the record exists");
+    serde_json::from_slice::<serde_json::Value>(&file).expect("the record is JSON")["format"]
+        .as_u64()
+        .expect("a number")
+}
+
 #[test]
 fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
     let good = |change: fn(serde_json::Value) -> serde_json::Value| {
@@ -185,6 +195,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         let value = serde_json::from_slice(&fs::read(folder.place().path()).expect("there")).expect("JSON");
         serde_json::to_vec(&change(value)).expect("JSON")
     };
+    let header = format!("{{\"format\": {}, \"profiles\": ", current_format());
     let format = |told: &str| told.starts_with("format was ");
     let broken = |told: &str| told.starts_with("it is not valid at line ");
     type Told = fn(&str) -> bool;
@@ -192,10 +203,14 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         ("nothing", Vec::new(), broken),
         ("zeros, as after a crash", vec![0; 4096], broken),
         ("no JSON", b"profile".to_vec(), broken),
-        ("no UTF-8", b"{\"format\": 3, \"profiles\": [\"\xff\"]}".to_vec(), broken),
+        ("no UTF-8", [header.as_bytes(), b"[\"\xff\"]}"].concat(), broken),
         ("another kind of JSON", b"[1, 2]".to_vec(), broken),
         ("no format", b"{\"profiles\": []}".to_vec(), broken),
-        ("a later format", b"{\"format\": 4, \"measured\": {}}".to_vec(), format),
+        (
+            "a later format",
+            format!("{{\"format\": {}, \"measured\": {{}}}}", current_format() + 1).into_bytes(),
+            format,
+        ),
         ("a format beyond all", b"{\"format\": 18446744073709551615}".to_vec(), format),
         ("a format that is text", b"{\"format\": \"1\", \"profiles\": []}".to_vec(), broken),
         ("two objects", [good(|value| value), b"{}".to_vec()].concat(), broken),
@@ -239,7 +254,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
             }),
             broken,
         ),
-        ("deeply nested", [b"{\"format\": 3, \"profiles\": ".to_vec(), b"[".repeat(100_000)].concat(), broken),
+        ("deeply nested", [header.into_bytes(), b"[".repeat(100_000)].concat(), broken),
     ];
     for (what, content, is_told) in files {
         let folder = Folder::empty();
@@ -256,7 +271,8 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
 #[test]
 fn an_empty_list_is_no_profile() {
     let folder = Folder::empty();
-    fs::write(folder.place().path(), "{\"format\": 3, \"profiles\": []}").expect("it is written");
+    let file = format!("{{\"format\": {}, \"profiles\": []}}", current_format());
+    fs::write(folder.place().path(), file).expect("it is written");
     assert_eq!(folder.place().find(&on("1")), Ok(RecordLookup::Nothing));
 }
 
