@@ -15,6 +15,7 @@ use bursar_kernels::{
         attention_packed::Stretches,
         attention_paged::PagedSequences,
         patchify::{PatchSize, Pixels},
+        rms_norm::RmsNorm,
     },
     *,
 };
@@ -150,7 +151,7 @@ fn small(cpu: &Cpu) {
         let x = inner.upload([rows, 160], &numbers(rows * 160)).expect("room");
         let gate_up = inner.upload([rows, 1280], &numbers(rows * 1280)).expect("room");
         report(&format!("rms_norm {rows} x 160"), cpu, &other, |scope| {
-            black_box(scope.rms_norm(&x, &weight, 1e-6).expect("room"));
+            black_box(scope.rms_norm(&x, RmsNorm::new(&weight, 1e-6)).expect("room"));
         });
         report(&format!("silu_mul {rows} x 1280"), cpu, &other, |scope| {
             black_box(scope.silu_mul(&gate_up).expect("room"));

@@ -134,10 +134,10 @@ pub trait Backend {
     /// Does the same as [`add_experts`](Backend::add_experts), and normalizes the rows of the sum.
     /// The default calls the two operations in turn.
     fn add_experts_rms_norm(&self, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
-        let calls::AddExpertsRmsNorm { experts, weight, epsilon, out } = call;
+        let calls::AddExpertsRmsNorm { experts, weight, weight_offset, epsilon, out } = call;
         let sum = experts.sum;
         self.add_experts(calls::AddExperts { sum: sum.view(), ..experts })?;
-        self.rms_norm(calls::RmsNorm { x: sum, weight, epsilon, out })
+        self.rms_norm(calls::RmsNorm { x: sum, weight, weight_offset, epsilon, out })
     }
     /// Sums the tensors of all ranks. Unlike other operations, a collective may wait for other
     /// devices, for a bounded time.
@@ -169,6 +169,14 @@ pub trait Backend {
     fn attention_paged(&self, call: calls::AttentionPaged<'_>) -> Result<(), KernelError>;
     /// Computes bidirectional attention within packed ranges of rows.
     fn attention_packed(&self, call: calls::AttentionPacked<'_>) -> Result<(), KernelError>;
+    /// Convolves the rows of each sequence along its tokens.
+    fn causal_conv(&self, call: calls::CausalConv<'_>) -> Result<(), KernelError>;
+    /// Runs the gated delta rule over the rows of each sequence.
+    fn gated_delta(&self, call: calls::GatedDelta<'_>) -> Result<(), KernelError>;
+    /// Normalizes heads by their root mean square, and multiplies them by the SiLU of a gate.
+    fn gated_rms_norm(&self, call: calls::GatedRmsNorm<'_>) -> Result<(), KernelError>;
+    /// Multiplies by the sigmoid of a gate in place.
+    fn sigmoid_mul(&self, call: calls::SigmoidMul<'_>) -> Result<(), KernelError>;
     /// Multiplies the SiLU of one half of the columns by the other half.
     fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError>;
     /// Quantizes rows to E4M3.
@@ -206,6 +214,10 @@ macro_rules! each_operation {
             rotary_kv_write: $crate::calls::RotaryKvWrite<'_>,
             attention_paged: $crate::calls::AttentionPaged<'_>,
             attention_packed: $crate::calls::AttentionPacked<'_>,
+            causal_conv: $crate::calls::CausalConv<'_>,
+            gated_delta: $crate::calls::GatedDelta<'_>,
+            gated_rms_norm: $crate::calls::GatedRmsNorm<'_>,
+            sigmoid_mul: $crate::calls::SigmoidMul<'_>,
             silu_mul: $crate::calls::SiluMul<'_>,
             quantize: $crate::calls::Quantize<'_>,
             gelu: $crate::calls::ApplyGelu<'_>,
@@ -224,9 +236,9 @@ pub(crate) fn all_reduce_then_rms_norm<B: Backend + ?Sized>(
     backend: &B,
     call: calls::AllReduceRmsNorm<'_>,
 ) -> Result<(), KernelError> {
-    let calls::AllReduceRmsNorm { partial, residual, weight, epsilon, out } = call;
+    let calls::AllReduceRmsNorm { partial, residual, weight, weight_offset, epsilon, out } = call;
     backend.all_reduce(calls::AllReduce { partial, accumulate: true, out: residual.view() })?;
-    backend.rms_norm(calls::RmsNorm { x: residual, weight, epsilon, out })
+    backend.rms_norm(calls::RmsNorm { x: residual, weight, weight_offset, epsilon, out })
 }
 
 /// The captured launches of one pass, replayed as a unit.

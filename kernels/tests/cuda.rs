@@ -11,7 +11,10 @@ use std::{
 
 use bursar_budgets::{Bytes, CudaDevice, HostConfig, HostDevice, Segment, Workspace};
 use bursar_kernels::{
-    ops::fill_random::{MatrixSlice, fill_random, fill_random_part},
+    ops::{
+        fill_random::{MatrixSlice, fill_random, fill_random_part},
+        rms_norm::RmsNorm,
+    },
     *,
 };
 use cudarc::driver::sys;
@@ -537,9 +540,9 @@ impl Layers {
     fn run(&self, scope: &Scope<'_, Cuda>, hidden: &mut Tensor<'_>) -> Result<(), KernelError> {
         for [qkv, out, gate_up, down] in &self.weights {
             let scope = scope.scope();
-            let qkv = scope.linear(&scope.rms_norm(hidden, &self.norm, 1e-6)?, qkv, Some(&self.bias))?;
+            let qkv = scope.linear(&scope.rms_norm(hidden, RmsNorm::new(&self.norm, 1e-6))?, qkv, Some(&self.bias))?;
             scope.linear_add(&qkv.column_range(0..Self::HIDDEN), out, None, hidden)?;
-            let gated = scope.gated_linear(&scope.rms_norm(hidden, &self.norm, 1e-6)?, gate_up, None)?;
+            let gated = scope.gated_linear(&scope.rms_norm(hidden, RmsNorm::new(&self.norm, 1e-6))?, gate_up, None)?;
             scope.linear_add(&gated, down, None, hidden)?;
         }
         Ok(())

@@ -237,7 +237,7 @@ fn sums_through_nccl_are_close_to_f64_and_have_the_same_bits_on_all_ranks() {
                 let mut residual = scope.upload([rows, wide], &before)?;
                 let weight = scope.upload([columns], &weight)?;
                 let mut normed = Activations::of_plain(scope.empty([rows, columns])?);
-                let norm = RmsNorm { weight: &weight, epsilon: 1e-6 };
+                let norm = RmsNorm::new(&weight, 1e-6);
                 scope.all_reduce_rms_norm(&partial, &mut residual.column_range_mut(0..columns), norm, &mut normed)?;
                 let all = [&sum, &alone, &residual, normed.plain()];
                 all.into_iter().map(|tensor| scope.download::<bf16>(tensor)).collect::<Result<Vec<_>, _>>()

@@ -173,7 +173,7 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
                 let partial = scope.upload([rows, wide], &brought[scope.rank().index()])?;
                 let mut residual = scope.upload([rows, wide], &before)?;
                 let weight = scope.upload([columns], &weight)?;
-                let norm = RmsNorm { weight: &weight, epsilon: 1e-6 };
+                let norm = RmsNorm::new(&weight, 1e-6);
                 let mut normed = Activations::of_plain(scope.empty([rows, columns])?);
                 let (partial, mut place) = (partial.column_range(0..columns), residual.column_range_mut(0..columns));
                 scope.all_reduce_rms_norm(&partial, &mut place, norm, &mut normed)?;
@@ -225,7 +225,7 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
             let found = on_gpu_ranks_with(at_once, of, |scope, _| {
                 let brought = scope.upload([rows, wide], &numbers(31 + scope.rank().index() as u64, rows * wide))?;
                 let (partial, weight) = (brought.column_range(0..columns), scope.upload([columns], &weight)?);
-                let norm = || RmsNorm { weight: &weight, epsilon: 1e-6 };
+                let norm = || RmsNorm::new(&weight, 1e-6);
                 let rows_of = |normed: &Activations<'_>| {
                     let rounded = normed.rounded.as_ref().expect("it was asked for");
                     let codes: Vec<u8> =

@@ -77,11 +77,14 @@ pub struct HeadNorms<'m> {
     pub query: Tensor<'m>,
     /// `[head_dim]`, the type of `query`.
     pub key: Tensor<'m>,
+    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
 }
 
-/// Rotates queries in place, as [`Rotary`] does. Keys are rotated too, and are
+/// Rotates queries in place, as [`Rotary`] does, but only the first `2 * pairs` elements of each
+/// head: pair `i` has the elements `i` and `i + pairs`. Keys are rotated too, and are
 /// written with the values of their row to token `slots[row] % 16` of block `slots[row] / 16`,
 /// unless the slot is [`NO_SLOT`]. The contents of the key columns are undefined afterwards.
 #[non_exhaustive]
@@ -94,7 +97,7 @@ pub struct RotaryKvWrite<'a> {
     pub norms: Option<&'a HeadNorms<'a>>,
     /// `[axes, tokens]` u32.
     pub positions: Tensor<'a>,
-    /// `[head_dim / 2]` f32.
+    /// `[pairs]` f32. Only the first `2 * pairs` elements of each head are rotated.
     pub frequencies: Tensor<'a>,
     /// The axis that each pair follows.
     pub axes: &'a PairAxes,

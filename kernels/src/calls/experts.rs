@@ -150,6 +150,8 @@ pub struct AddExpertsRmsNorm<'a> {
     pub experts: AddExperts<'a>,
     /// `[out_features]`, floating point.
     pub weight: Tensor<'a>,
+    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, out_features]` in the requested formats.

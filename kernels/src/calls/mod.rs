@@ -9,6 +9,7 @@ mod experts;
 mod products;
 mod ranks;
 mod rows;
+mod states;
 mod tokens;
 mod vision;
 
@@ -21,6 +22,7 @@ pub use {
     products::{ApplyGelu, GatedLinear, Gelu, LayerNorm, Linear, Measure, Quantize, RmsNorm, SiluMul},
     ranks::{AllGather, AllReduce, AllReduceRmsNorm, BestOfRanks},
     rows::{AddRows, Embed, FillRandom, GatherRows, ScatterRows},
+    states::{CausalConv, GatedDelta, GatedRmsNorm, NO_STATE, SNAPSHOTS, SigmoidMul, StateSequences},
     tokens::{Argmax, NO_CHOICE, Sample},
     vision::{CHANNELS, LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize, Patchify, PositionGrid},
 };

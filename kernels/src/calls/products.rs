@@ -73,13 +73,16 @@ pub struct ApplyGelu<'a> {
     pub kind: Gelu,
 }
 
-/// Computes `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, with the mean in `f32`.
+/// Computes `out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)`, row by row, with the
+/// mean in `f32`.
 #[non_exhaustive]
 pub struct RmsNorm<'a> {
     /// `[rows, hidden]` activations.
     pub x: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub weight: Tensor<'a>,
+    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
     /// `[rows, hidden]` in the requested formats.

@@ -28,6 +28,7 @@ mod route;
 mod sample;
 mod scatter_rows;
 mod silu_mul;
+mod states;
 mod threads;
 mod transfer;
 
@@ -120,6 +121,10 @@ impl Backend for Cpu {
         rotary_kv_write: calls::RotaryKvWrite<'_> => rotary_kv_write::rotary_kv_write,
         attention_paged: calls::AttentionPaged<'_> => attention_paged::attention_paged,
         attention_packed: calls::AttentionPacked<'_> => attention_packed::attention_packed,
+        causal_conv: calls::CausalConv<'_> => states::causal_conv,
+        gated_delta: calls::GatedDelta<'_> => states::gated_delta,
+        gated_rms_norm: calls::GatedRmsNorm<'_> => states::gated_rms_norm,
+        sigmoid_mul: calls::SigmoidMul<'_> => states::sigmoid_mul,
         silu_mul: calls::SiluMul<'_> => silu_mul::silu_mul,
         quantize: calls::Quantize<'_> => quantize::quantize,
         gelu: calls::ApplyGelu<'_> => gelu::gelu,

@@ -10,13 +10,13 @@ use crate::calls::RmsNorm;
 
 pub(super) fn rms_norm(threads: &Threads, call: RmsNorm<'_>) {
     let (x, weight) = (Rows::<f32>::of(&call.x), widened(&call.weight));
-    let (weight, epsilon) = (&weight, call.epsilon);
+    let (weight, epsilon, offset) = (&weight, call.epsilon, call.weight_offset);
     write_activations(threads, &call.out, 2, |row| {
         let x = x.row(row);
         let factor = (dot(x, x) / x.len() as f32 + epsilon).sqrt().recip();
         move |first: usize, out: &mut [f32]| {
             for ((out, x), weight) in out.iter_mut().zip(&x[first..]).zip(&weight[first..]) {
-                *out = x * factor * weight;
+                *out = x * factor * (weight + offset);
             }
         }
     });

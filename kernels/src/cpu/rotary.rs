@@ -10,14 +10,15 @@ use crate::{
 };
 
 pub(super) fn rotary(threads: &Threads, call: Rotary<'_>) {
-    turn(threads, &call.x, call.heads, &call.positions, &call.frequencies, call.axes);
+    turn(threads, &call.x, (call.heads, 2 * call.frequencies.rows()), &call.positions, &call.frequencies, call.axes);
 }
 
-/// Rotates the first `heads` heads of each row of `x`.
+/// Rotates the first elements of each of the first `heads` heads of each row of `x`: as many as
+/// there are frequencies for pairs.
 pub(super) fn turn(
     threads: &Threads,
     x: &Tensor<'_>,
-    heads: usize,
+    (heads, head_dim): (usize, usize),
     positions: &Tensor<'_>,
     frequencies: &Tensor<'_>,
     axes: &PairAxes,
@@ -32,8 +33,8 @@ pub(super) fn turn(
             .zip(frequencies)
             .map(|(axis, frequency)| (positions.row(*axis)[row] as f32 * frequency).sin_cos())
             .collect();
-        for head in x.chunks_exact_mut(2 * pairs).take(heads) {
-            let (left, right) = head.split_at_mut(pairs);
+        for head in x.chunks_exact_mut(head_dim).take(heads) {
+            let (left, right) = head[..2 * pairs].split_at_mut(pairs);
             for ((left, right), (sin, cos)) in left.iter_mut().zip(right).zip(&turns) {
                 (*left, *right) = (*left * cos - *right * sin, *right * cos + *left * sin);
             }

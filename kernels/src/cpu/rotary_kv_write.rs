@@ -17,7 +17,8 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: RotaryKvWrite<'_>) {
     if let Some(norms) = call.norms {
         normalise(threads, &call, norms);
     }
-    turn(threads, &call.qkv, call.heads + shape.kv_heads, &call.positions, &call.frequencies, call.axes);
+    let heads = (call.heads + shape.kv_heads, shape.head_dim);
+    turn(threads, &call.qkv, heads, &call.positions, &call.frequencies, call.axes);
     match &call.scales {
         None => write(&call, |_, x| x),
         Some(scales) => {
@@ -59,7 +60,7 @@ fn normalise(threads: &Threads, call: &RotaryKvWrite<'_>, norms: &HeadNorms<'_>)
             let mean = x.iter().map(|x| x * x).sum::<f32>() / shape.head_dim as f32;
             let scale = (mean + norms.epsilon).sqrt().recip();
             let weight = if head < call.heads { &query } else { &key };
-            x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * weight);
+            x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * (weight + norms.weight_offset));
         }
     });
 }

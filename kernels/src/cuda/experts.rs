@@ -169,7 +169,13 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'
     if let Some(rounded) = call.out.rounded.as_ref().filter(|_| cuda.entry_points().hopper.is_none()) {
         add(cuda, experts)?;
         let out = call.out.view();
-        let norm = calls::RmsNorm { x: experts.sum.view(), weight: call.weight.view(), epsilon: call.epsilon, out };
+        let norm = calls::RmsNorm {
+            x: experts.sum.view(),
+            weight: call.weight.view(),
+            weight_offset: call.weight_offset,
+            epsilon: call.epsilon,
+            out,
+        };
         return quantize::rms_norm(cuda, &norm, rounded);
     }
     let (rows, columns) = (experts.sum.rows(), experts.sum.columns());

@@ -81,7 +81,7 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
     };
     let (entry_point, arguments) = match call.norms {
         None => (plain, arguments),
-        Some(HeadNorms { query, key, epsilon }) => {
+        Some(HeadNorms { query, key, epsilon, .. }) => {
             let heads = call.heads + shape.kv_heads;
             assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalise; the kernel takes {NORMED_HEADS_MAX}");
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);

@@ -33,8 +33,10 @@ impl<B: Backend> Scope<'_, B> {
             let mut work = Work::over(4 * experts.sum.shape().elements() as u64, &[norm.weight]);
             work.bytes += out.bytes();
             self.count(work);
-            let (weight, epsilon) = (norm.weight.view(), norm.epsilon);
-            self.backend.add_experts_rms_norm(calls::AddExpertsRmsNorm { experts, weight, epsilon, out: out.view() })
+            let RmsNorm { weight, weight_offset, epsilon } = norm;
+            let (weight, out) = (weight.view(), out.view());
+            let call = calls::AddExpertsRmsNorm { experts, weight, weight_offset, epsilon, out };
+            self.backend.add_experts_rms_norm(call)
         })
     }
 }

@@ -20,7 +20,7 @@ impl<B: Backend> Scope<'_, B> {
         const OP: &str = "all_reduce_rms_norm";
         check::added(OP, partial, residual, self.target())?;
         norm.check(OP, residual, out, self.target())?;
-        let RmsNorm { weight, epsilon } = norm;
+        let RmsNorm { weight, weight_offset, epsilon } = norm;
         let operations = partial.shape().elements() * (self.rank().of() + 4);
         let mut work = Work::over(operations as u64, &[partial, residual, residual, weight]);
         work.bytes += out.bytes();
@@ -30,6 +30,7 @@ impl<B: Backend> Scope<'_, B> {
             partial,
             residual,
             weight,
+            weight_offset,
             epsilon,
             out: out.view(),
         })

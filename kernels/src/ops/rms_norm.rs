@@ -8,11 +8,24 @@ use super::check;
 pub struct RmsNorm<'a> {
     /// `[hidden]`, floating point.
     pub weight: &'a Tensor<'a>,
+    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
 }
 
-impl RmsNorm<'_> {
+impl<'a> RmsNorm<'a> {
+    /// A norm whose output is multiplied by `weight` `[hidden]` as it is stored.
+    pub fn new(weight: &'a Tensor<'a>, epsilon: f32) -> Self {
+        RmsNorm { weight, weight_offset: 0.0, epsilon }
+    }
+
+    /// The operands of the norm of `x`, written to `out`.
+    pub(super) fn call<'c>(&'c self, x: &'c Tensor<'_>, out: &'c Activations<'_>) -> calls::RmsNorm<'c> {
+        let (weight, weight_offset) = (self.weight.view(), self.weight_offset);
+        calls::RmsNorm { x: x.view(), weight, weight_offset, epsilon: self.epsilon, out: out.view() }
+    }
+
     /// Checks that the weight fits the rows of `x`, and that `out` has the shape of
     /// `x` and is writable.
     pub(super) fn check(
@@ -38,22 +51,21 @@ impl RmsNorm<'_> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalizes the rows of `x` `[rows, hidden]` and scales them by
-    /// `weight` `[hidden]`. Returns `[rows, hidden]`.
-    pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.rms_norm_as(x, weight, epsilon, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
+    /// Normalizes the rows of `x` `[rows, hidden]` and scales them by the weight of `norm`. Returns
+    /// `[rows, hidden]`.
+    pub fn rms_norm(&self, x: &Tensor<'_>, norm: RmsNorm<'_>) -> Result<Tensor<'_>, KernelError> {
+        Ok(self.rms_norm_as(x, norm, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
     /// Like [`rms_norm`](Scope::rms_norm), but returns the result in `format`.
     pub fn rms_norm_as(
         &self,
         x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        epsilon: f32,
+        norm: RmsNorm<'_>,
         format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
         let mut out = self.empty_in(format, x.rows(), x.columns())?;
-        self.rms_norm_into(x, RmsNorm { weight, epsilon }, &mut out)?;
+        self.rms_norm_into(x, norm, &mut out)?;
         Ok(out)
     }
 
@@ -66,10 +78,9 @@ impl<B: Backend> Scope<'_, B> {
         out: &mut Activations<'_>,
     ) -> Result<(), KernelError> {
         norm.check("rms_norm", x, out, self.target())?;
-        let RmsNorm { weight, epsilon } = norm;
-        let mut work = Work::over(4 * x.shape().elements() as u64, &[x, weight]);
+        let mut work = Work::over(4 * x.shape().elements() as u64, &[x, norm.weight]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.rms_norm(calls::RmsNorm { x: x.view(), weight: weight.view(), epsilon, out: out.view() })
+        self.backend.rms_norm(norm.call(x, out))
     }
 }

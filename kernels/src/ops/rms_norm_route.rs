@@ -59,7 +59,7 @@ impl<B: Backend> Scope<'_, B> {
         let of_product = inner.take_scratch(self.target().linear_scratch(experts, hidden, weight.dtype()))?;
         let of_routing = inner.take_scratch(self.target().route_scratch(rows, experts))?;
         self.backend.rms_norm_route(calls::RmsNormRoute {
-            norm: calls::RmsNorm { x: x.view(), weight: norm.weight.view(), epsilon: norm.epsilon, out: normed.view() },
+            norm: norm.call(x, normed),
             product: calls::Linear {
                 x: plain.view(),
                 weight: weight.view(),

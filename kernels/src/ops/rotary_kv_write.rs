@@ -37,7 +37,8 @@ impl<B: Backend> Scope<'_, B> {
         check::index_list(OP, "slots", slots)?;
         check::shape(OP, "qkv", qkv, [slots.rows(), (heads + 2 * shape.kv_heads) * shape.head_dim])?;
         check_rope(OP, qkv, positions, rope)?;
-        check::shape(OP, "frequencies", &rope.frequencies, [shape.head_dim / 2])?;
+        let is_inside = 2 * rope.frequencies.rows() <= shape.head_dim;
+        check::holds(is_inside, OP, "frequencies", &rope.frequencies, "at most half as many as a head has elements")?;
         let turned = qkv.rows() * (heads + shape.kv_heads) * shape.head_dim;
         let cached = qkv.rows() * 2 * shape.kv_heads * shape.head_dim;
         let mut work = Work::over(3 * turned as u64, &[qkv, positions, slots]);

@@ -123,7 +123,7 @@ impl Mixed {
         found.extend(floats(scope, &sum)?);
         let mut residual = wide(scope, rows, hidden, random)?;
         let weight = narrowed(scope, [hidden], dtype, &norm_weight(hidden, random))?;
-        let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+        let norm = RmsNorm::new(&weight, 1e-5);
         let mut out = Activations::of_plain(scope.empty([rows, hidden])?);
         let mut place = residual.column_range_mut(before..before + hidden);
         scope.add_experts_rms_norm(&gated, &down, &routing, &mut place, norm, &mut out)?;
@@ -221,7 +221,7 @@ pub fn normed_sum<B: Backend>(
     let down = narrowed(scope, [experts * hidden, features], activation, &random.floats(experts * hidden * features))?;
     let mut residual = narrowed(scope, [rows, hidden], activation, &random.floats(rows * hidden))?;
     let weight = narrowed(scope, [hidden], activation, &random.floats(hidden))?;
-    let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+    let norm = RmsNorm::new(&weight, 1e-5);
     let mut room = scope.activation_scratch([format], rows + 1, hidden)?;
     let mut out = room.place(format, rows);
     if by_one {

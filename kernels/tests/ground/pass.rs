@@ -6,6 +6,7 @@ use bursar_kernels::{
         attention_packed::Stretches,
         gelu::Gelu,
         patchify::{PatchSize, Pixels},
+        rms_norm::RmsNorm,
         rotary::{PairAxes, Rope},
     },
     *,
@@ -196,7 +197,7 @@ impl Pass {
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
-                floats(scope, &scope.rms_norm(&inside(&wide), &weight, 1e-5)?)
+                floats(scope, &scope.rms_norm(&inside(&wide), RmsNorm::new(&weight, 1e-5))?)
             }
             Pass::LayerNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;

@@ -24,8 +24,12 @@ pub struct Turned {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Pairs of elements of a head that are rotated.
+    pub pairs: usize,
     pub axes: PairAxes,
     pub has_norms: bool,
+    /// Added to the weights of the norms.
+    pub weight_offset: f32,
     /// The cache is in E4M3.
     pub is_fp8: bool,
 }
@@ -40,13 +44,39 @@ struct Numbers {
 }
 
 impl Turned {
+    /// Heads of which only the first elements are rotated, with norms whose weights are centred on
+    /// zero, as in Qwen3.5.
+    pub fn partial_cases() -> Vec<Turned> {
+        let case = |(heads, kv_heads, head_dim, pairs): (usize, usize, usize, usize), axes| Turned {
+            heads,
+            kv_heads,
+            head_dim,
+            pairs,
+            axes,
+            has_norms: true,
+            weight_offset: 1.0,
+            is_fp8: false,
+        };
+        vec![case((4, 2, 256, 32), PairAxes::Interleaved(11, 10)), case((3, 1, 34, 5), PairAxes::Sections(vec![5]))]
+    }
+
     /// All kinds of heads and axes, with norms and without.
     pub fn cases() -> Vec<Turned> {
         let mut cases = Vec::new();
         for (heads, kv_heads, head_dim) in [(4, 2, 128), (7, 1, 64), (3, 3, 80), (5, 1, 32), (2, 1, 34), (32, 8, 128)] {
             let third = head_dim / 8;
             for axes in [PairAxes::Sections(vec![head_dim / 2]), PairAxes::Interleaved(third, third)] {
-                let case = Turned { heads, kv_heads, head_dim, axes, has_norms: true, is_fp8: false };
+                let pairs = head_dim / 2;
+                let case = Turned {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    pairs,
+                    axes,
+                    has_norms: true,
+                    weight_offset: 0.0,
+                    is_fp8: false,
+                };
                 let plain = [Turned { has_norms: false, ..case.clone() }, case];
                 cases.extend(plain.clone().map(|case| Turned { is_fp8: true, ..case }));
                 cases.extend(plain);
@@ -62,7 +92,7 @@ impl Turned {
     fn numbers(&self, random: &mut Random) -> Numbers {
         Numbers {
             positions: random.indices(self.axes.count() * TOKENS, 5000),
-            frequencies: random.floats(self.head_dim / 2),
+            frequencies: random.floats(self.pairs),
             slots: random.shuffled(TOKENS),
             norms: [(); 2].map(|()| random.floats(self.head_dim)),
             scales: cache_scales(self.kv_heads, random),
@@ -81,12 +111,13 @@ impl Turned {
         let layer = unsafe { KvLayer::new(memory.address(), BLOCKS, shape) };
         let scales = scope.upload([2, self.kv_heads], &numbers.scales)?;
         let positions = scope.upload([self.axes.count(), TOKENS], &numbers.positions)?;
-        let frequencies = scope.upload([self.head_dim / 2], &numbers.frequencies)?;
+        let frequencies = scope.upload([self.pairs], &numbers.frequencies)?;
         let slots = scope.upload([TOKENS], &numbers.slots)?;
         let [query, key] = &numbers.norms;
         let norms = HeadNorms {
             query: narrowed(scope, [self.head_dim], activation, query)?,
             key: narrowed(scope, [self.head_dim], activation, key)?,
+            weight_offset: self.weight_offset,
             epsilon: EPSILON,
         };
         let before = margins(activation).0;
@@ -150,9 +181,11 @@ impl Turned {
         if self.has_norms {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
             let scale = (mean + f64::from(EPSILON)).sqrt().recip();
-            x.iter_mut().zip(&norms[usize::from(at >= self.heads)]).for_each(|(x, weight)| *x *= scale * weight);
+            let weights = &norms[usize::from(at >= self.heads)];
+            let offset = f64::from(self.weight_offset);
+            x.iter_mut().zip(weights).for_each(|(x, weight)| *x *= scale * (weight + offset));
         }
-        let (half, axes) = (self.head_dim / 2, self.axes.of_pairs(self.head_dim / 2));
+        let (half, axes) = (self.pairs, self.axes.of_pairs(self.pairs));
         let angle = |pair: usize| {
             let position = numbers.positions[axes[pair] * TOKENS + token];
             // The angle is rounded to f32, as it is in the models.
@@ -160,6 +193,6 @@ impl Turned {
         };
         let left = (0..half).map(|pair| x[pair] * angle(pair).cos() - x[pair + half] * angle(pair).sin());
         let right = (0..half).map(|pair| x[pair + half] * angle(pair).cos() + x[pair] * angle(pair).sin());
-        left.chain(right).collect()
+        left.chain(right).chain(x[2 * half..].iter().copied()).collect()
     }
 }

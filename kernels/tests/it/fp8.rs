@@ -1,7 +1,7 @@
 //! FP8 weights and activations: operations that quantize while they write give the same result as
 //! separate quantization, rows do not affect each other, and operands that do not fit are refused.
 
-use bursar_kernels::*;
+use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 
 use crate::ground::{NORMED_SUMS, Random, compute, normed_sum, plan};
 
@@ -45,7 +45,7 @@ fn a_norm_rounds_what_it_would_leave_plain() {
     let (x, weight) = (Random::new(1).floats(5 * 333), Random::new(2).floats(333));
     assert_rounds(|scope, format| {
         let (x, weight) = (scope.upload([5, 333], &x)?, scope.upload([333], &weight)?);
-        formats(scope, &scope.rms_norm_as(&x, &weight, 1e-6, format)?)
+        formats(scope, &scope.rms_norm_as(&x, RmsNorm::new(&weight, 1e-6), format)?)
     });
 }
 
@@ -169,7 +169,7 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
 fn a_pass_counts_the_bytes_of_rounded_activations_and_scales_and_takes_no_more() {
     let ((), taken, work) = plan(1, |scope| {
         let (x, weight) = (scope.empty([3, 300]).unwrap(), scope.empty([300]).unwrap());
-        scope.rms_norm_as(&x, &weight, 1e-6, ActivationFormat::of(Some(Quantization::Groups))).unwrap();
+        scope.rms_norm_as(&x, RmsNorm::new(&weight, 1e-6), ActivationFormat::of(Some(Quantization::Groups))).unwrap();
     });
     assert_eq!(work.bytes.0, 4 * 3 * 300 + 4 * 300 + 3 * 300 + 4 * 3 * 3);
     assert_eq!(taken.0, 3840 + 1280 + 1024 + 256, "whole multiples of 256 bytes");

@@ -4,6 +4,7 @@
 use bursar_kernels::{
     ops::{
         attention_paged::PagedSequences,
+        rms_norm::RmsNorm,
         rotary::{PairAxes, Rope},
     },
     *,
@@ -160,7 +161,7 @@ fn a_row_that_is_no_number_spoils_no_other() {
     let weight = Random::new(7).floats(131 * hidden);
     let found: Vec<f32> = compute(2, |scope| {
         let x = scope.upload([rows, hidden], &x)?;
-        let normed = scope.rms_norm(&x, &scope.upload([hidden], &[1.0f32; 67])?, 1e-6)?;
+        let normed = scope.rms_norm(&x, RmsNorm::new(&scope.upload([hidden], &[1.0f32; 67])?, 1e-6))?;
         let product = scope.linear(&normed, &scope.upload([131, hidden], &weight)?, None)?;
         scope.download(&product)
     });

@@ -14,3 +14,4 @@ mod planning;
 mod random_weights;
 mod ranks;
 mod refusals;
+mod states;

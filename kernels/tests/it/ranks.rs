@@ -63,11 +63,11 @@ fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
             let (mut one, mut other) =
                 (scope.upload([rows, columns], &before)?, scope.upload([rows, columns], &before)?);
             let weight = scope.upload([columns], &Random::new(6).floats(columns))?;
-            let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+            let norm = RmsNorm::new(&weight, 1e-5);
             let mut normed = Activations::of_plain(scope.empty([rows, columns])?);
             scope.all_reduce_rms_norm(&partial, &mut one, norm, &mut normed)?;
             scope.all_reduce_add(&partial, &mut other)?;
-            let expected = scope.rms_norm(&other, &weight, 1e-5)?;
+            let expected = scope.rms_norm(&other, RmsNorm::new(&weight, 1e-5))?;
             let [one, other, expected] = [&one, &other, &expected].map(|tensor| scope.download::<f32>(tensor));
             Ok(((one?, scope.download::<f32>(normed.plain())?), (other?, expected?)))
         });

@@ -55,7 +55,7 @@ fn normed_experts(scope: &Scope<'_, Plan>, weight: usize, out: [usize; 2]) -> Re
     let routing = scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([4])?)?;
     let (gated, down, mut sum) = (scope.empty([10, 4])?, scope.empty([32, 4])?, scope.empty([5, 8])?);
     let (weight, mut out) = (scope.empty([weight])?, Activations::of_plain(scope.empty(out)?));
-    let norm = RmsNorm { weight: &weight, epsilon: 1e-6 };
+    let norm = RmsNorm::new(&weight, 1e-6);
     scope.add_experts_rms_norm(&gated, &down, &routing, &mut sum, norm, &mut out)
 }
 
@@ -138,11 +138,11 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             let ids = scope.upload([12], &indices)?;
             scope.embed(&scope.empty([3, 4])?, &ids, &scope.empty([12])?).map(drop)
         }),
-        text(|scope| scope.rms_norm(&scope.empty([3, 4])?, &scope.empty([5])?, 1e-6).map(drop)),
+        text(|scope| scope.rms_norm(&scope.empty([3, 4])?, RmsNorm::new(&scope.empty([5])?, 1e-6)).map(drop)),
         text(|scope| {
             let (x, weight) = (scope.empty([3, 4])?, scope.empty([4])?);
             let mut out = scope.quantize(&scope.empty([3, 5])?, Quantization::Rows)?;
-            scope.rms_norm_into(&x, RmsNorm { weight: &weight, epsilon: 1e-6 }, &mut out)
+            scope.rms_norm_into(&x, RmsNorm::new(&weight, 1e-6), &mut out)
         }),
         text(|scope| normed_experts(scope, 7, [5, 8])),
         text(|scope| normed_experts(scope, 8, [4, 8])),

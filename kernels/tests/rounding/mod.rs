@@ -2,7 +2,7 @@
 //! rows, and one operation as the two operations that it combines.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::*;
+use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 
 use super::{
     gpu,
@@ -35,7 +35,7 @@ fn rounded_rows(
 ) -> Result<(Vec<u8>, Vec<u32>), KernelError> {
     let format = ActivationFormat::of(Some(quantization));
     let made = match operation {
-        "rms_norm" => scope.rms_norm_as(x, weight, 1e-6, format)?,
+        "rms_norm" => scope.rms_norm_as(x, RmsNorm::new(weight, 1e-6), format)?,
         "silu_mul" => scope.silu_mul_as(x, format)?,
         _ => scope.quantize(x, quantization)?,
     };

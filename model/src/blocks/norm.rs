@@ -1,6 +1,6 @@
 //! A layer norm or an RMS norm, for vision towers whose configuration selects the kind.
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::rms_norm::RmsNorm};
 
 use super::layer_norm::LayerNorm;
 use crate::weights::{WeightError, WeightMap};
@@ -43,7 +43,7 @@ impl Norm {
     pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
         match self {
             Norm::Layer(norm) => norm.forward(scope, x),
-            Norm::RootMeanSquare { weight, epsilon } => scope.rms_norm(x, weight, *epsilon),
+            Norm::RootMeanSquare { weight, epsilon } => scope.rms_norm(x, RmsNorm::new(weight, *epsilon)),
         }
     }
 }

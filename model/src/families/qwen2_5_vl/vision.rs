@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::Stretches, gelu::Gelu, rotary::Rope},
+    ops::{attention_packed::Stretches, gelu::Gelu, rms_norm::RmsNorm, rotary::Rope},
 };
 
 use super::{
@@ -146,7 +146,7 @@ impl VisionTower {
         let scope = scope.scope();
         let merged = self.config.tower.merge().patches_per_token();
         let rows = batch.packed.cache_rows(&scope)?;
-        let normed = scope.rms_norm(hidden, &self.merger_norm, NORM_EPSILON)?; // [patches, hidden]
+        let normed = scope.rms_norm(hidden, RmsNorm::new(&self.merger_norm, NORM_EPSILON))?; // [patches, hidden]
         let squares = normed.reshape([batch.packed.embeddings(), merged * self.config.hidden_size]);
         let mut widened = self.merger_up.forward(&scope, &squares)?; // [embeddings, merged * hidden]
         scope.gelu(&mut widened, Gelu::Erf)?;
@@ -184,14 +184,14 @@ impl Layer {
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let normed = scope.rms_norm(hidden, &self.attention_norm, NORM_EPSILON)?; // [patches, hidden]
+            let normed = scope.rms_norm(hidden, RmsNorm::new(&self.attention_norm, NORM_EPSILON))?; // [patches, hidden]
             let mut qkv = self.qkv.forward(&scope, &normed)?; // [patches, 3 * hidden]
             scope.rotary(&mut qkv, 2 * heads, positions, rope)?; // queries and keys
             let attended = scope.attention_packed(&qkv, heads, seen)?; // [patches, hidden]
             self.out.forward_add(&scope, &attended, hidden)?;
         }
         let scope = scope.scope();
-        let normed = scope.rms_norm(hidden, &self.mlp_norm, NORM_EPSILON)?;
+        let normed = scope.rms_norm(hidden, RmsNorm::new(&self.mlp_norm, NORM_EPSILON))?;
         self.mlp.forward(&scope, &normed, hidden)
     }
 }

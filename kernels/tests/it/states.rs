@@ -1,0 +1,355 @@
+//! Layers with a recurrent state: the causal convolution and the gated delta rule give the numbers
+//! of their papers, however a prompt is divided into steps.
+
+use std::ops::Range;
+
+use bursar_kernels::{
+    ops::{
+        gated_delta::{DeltaInputs, NO_STATE, SNAPSHOTS, StateSequences},
+        rms_norm::RmsNorm,
+    },
+    *,
+};
+
+use crate::ground::{Random, Turned, assert_close, compute, rounded};
+
+const SHAPE: StateShape = StateShape {
+    layers: 1,
+    channels: 2 * 2 * 16 + 6 * 12,
+    conv_rows: 3,
+    key_heads: 2,
+    value_heads: 6,
+    key_dim: 16,
+    value_dim: 12,
+    activation: DType::F32,
+};
+const WIDTH: usize = SHAPE.conv_rows + 1;
+const OUT: usize = SHAPE.value_heads * SHAPE.value_dim;
+const SLOTS: usize = 12;
+
+/// The weights of a layer, and the inputs of each token of a prompt.
+struct Prompt {
+    tokens: usize,
+    x: Vec<f32>,      // [tokens, channels]
+    update: Vec<f32>, // [tokens, value_heads]
+    decay: Vec<f32>,  // [tokens, value_heads]
+}
+
+/// Weights that all prompts share. `rate` is the logarithm of the heads' rates of decay.
+struct Weights {
+    conv: Vec<f32>, // [channels, WIDTH]
+    log_decay: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Weights {
+    fn new(rate: f32) -> Self {
+        let mut random = Random::new(7);
+        let conv = random.floats(SHAPE.channels * WIDTH);
+        let log_decay = random.floats(SHAPE.value_heads).iter().map(|x| x + rate).collect();
+        Weights { conv, log_decay, bias: random.floats(SHAPE.value_heads) }
+    }
+}
+
+impl Prompt {
+    fn new(seed: u64, tokens: usize) -> Self {
+        let mut random = Random::new(seed);
+        let x = random.floats(tokens * SHAPE.channels).iter().map(|x| 2.0 * x).collect();
+        let gates = |random: &mut Random| random.floats(tokens * SHAPE.value_heads).iter().map(|x| 4.0 * x).collect();
+        Prompt { tokens, x, update: gates(&mut random), decay: gates(&mut random) }
+    }
+
+    /// The convolution of the whole prompt in `f64`, `[tokens, channels]`.
+    fn convolved(&self, weights: &Weights) -> Vec<f64> {
+        let at = |token: usize, channel: usize| f64::from(self.x[token * SHAPE.channels + channel]);
+        let mut out = Vec::new();
+        for token in 0..self.tokens {
+            for channel in 0..SHAPE.channels {
+                let taps = (0..WIDTH).filter(|tap| token + tap + 1 >= WIDTH);
+                let weight = |tap: usize| f64::from(weights.conv[channel * WIDTH + tap]);
+                let sum: f64 = taps.map(|tap| weight(tap) * at(token + tap + 1 - WIDTH, channel)).sum();
+                out.push(sum / (1.0 + (-sum).exp()));
+            }
+        }
+        out
+    }
+
+    /// The gated delta rule over the whole prompt in `f64`, `[tokens, OUT]`, with the state
+    /// `[key_dim, value_dim]` of the paper.
+    fn expected(&self, weights: &Weights) -> Vec<f64> {
+        let StateShape { key_heads, value_heads, key_dim, value_dim, channels, .. } = SHAPE;
+        let qkv = self.convolved(weights);
+        let unit = |x: &[f64]| -> Vec<f64> {
+            let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+            x.iter().map(|x| x / length).collect()
+        };
+        let mut out = vec![0.0; self.tokens * OUT];
+        for head in 0..value_heads {
+            let mut state = vec![vec![0.0; value_dim]; key_dim];
+            for token in 0..self.tokens {
+                let row = &qkv[token * channels..][..channels];
+                let of_key = head / (value_heads / key_heads) * key_dim;
+                let (q, k) = (unit(&row[of_key..][..key_dim]), unit(&row[key_heads * key_dim + of_key..][..key_dim]));
+                let v = &row[2 * key_heads * key_dim + head * value_dim..][..value_dim];
+                let gate = |numbers: &[f32]| f64::from(numbers[token * value_heads + head]);
+                let softplus = (1.0 + (gate(&self.decay) + f64::from(weights.bias[head])).exp()).ln();
+                let decay = (-f64::from(weights.log_decay[head]).exp() * softplus).exp();
+                let strength = 1.0 / (1.0 + (-gate(&self.update)).exp());
+                state.iter_mut().flatten().for_each(|s| *s *= decay);
+                for column in 0..value_dim {
+                    let remembered: f64 = (0..key_dim).map(|i| state[i][column] * k[i]).sum();
+                    let change = strength * (v[column] - remembered);
+                    (0..key_dim).for_each(|i| state[i][column] += k[i] * change);
+                    let sum: f64 = (0..key_dim).map(|i| state[i][column] * q[i]).sum();
+                    out[token * OUT + head * value_dim + column] = sum * (key_dim as f64).powf(-0.5);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// One sequence's share of a step.
+struct Share<'a> {
+    prompt: &'a Prompt,
+    tokens: Range<usize>,
+    read: u32,
+    write: u32,
+    /// Tokens of the prompt after which the state is written to a slot.
+    snapshots: Vec<(usize, u32)>,
+}
+
+impl<'a> Share<'a> {
+    /// The next tokens of a sequence whose state is in one slot.
+    fn of(prompt: &'a Prompt, tokens: Range<usize>, slot: u32) -> Self {
+        Share { prompt, tokens, read: slot, write: slot, snapshots: Vec::new() }
+    }
+}
+
+/// Runs one step and returns the output of each share, `[tokens, OUT]`.
+fn step(
+    scope: &Scope<'_, Cpu>,
+    layer: &StateLayer,
+    weights: &Weights,
+    shares: &[Share<'_>],
+) -> Result<Vec<Vec<f32>>, KernelError> {
+    let pass = scope.scope();
+    let rows: usize = shares.iter().map(|share| share.tokens.len()).sum();
+    let gather = |of: fn(&Prompt) -> &Vec<f32>, columns: usize| -> Vec<f32> {
+        let part =
+            |share: &Share<'_>| of(share.prompt)[share.tokens.start * columns..share.tokens.end * columns].to_vec();
+        shares.iter().flat_map(part).collect()
+    };
+    let mut starts = vec![0u32];
+    shares.iter().for_each(|share| starts.push(starts[starts.len() - 1] + share.tokens.len() as u32));
+    let list = |of: fn(&Share<'_>) -> u32| pass.upload([shares.len()], &shares.iter().map(of).collect::<Vec<u32>>());
+    let snapshots = |of: fn(&Share<'_>, (usize, u32)) -> u32, none: u32| {
+        let of_share = |share: &Share<'_>| {
+            let mut row = [none; SNAPSHOTS];
+            row.iter_mut().zip(&share.snapshots).for_each(|(to, snapshot)| *to = of(share, *snapshot));
+            row
+        };
+        pass.upload([shares.len(), SNAPSHOTS], &shares.iter().flat_map(of_share).collect::<Vec<u32>>())
+    };
+    let sequences = StateSequences {
+        query_starts: pass.upload([starts.len()], &starts)?,
+        context_lengths: list(|share| share.tokens.end as u32)?,
+        reads: list(|share| share.read)?,
+        writes: list(|share| share.write)?,
+        snapshot_rows: snapshots(|share, (tokens, _)| (tokens - share.tokens.start) as u32, 0)?,
+        snapshot_slots: snapshots(|_, (_, slot)| slot, NO_STATE)?,
+        single_rows: 0,
+    };
+    let x = pass.upload([rows, SHAPE.channels], &gather(|prompt| &prompt.x, SHAPE.channels))?;
+    let conv = pass.upload([SHAPE.channels, WIDTH], &weights.conv)?;
+    let update = pass.upload([rows, SHAPE.value_heads], &gather(|prompt| &prompt.update, SHAPE.value_heads))?;
+    let decay = pass.upload([rows, SHAPE.value_heads], &gather(|prompt| &prompt.decay, SHAPE.value_heads))?;
+    let log_decay = pass.upload([SHAPE.value_heads], &weights.log_decay)?;
+    let bias = pass.upload([SHAPE.value_heads], &weights.bias)?;
+    let convolved = pass.causal_conv(&x, &conv, layer, &sequences)?;
+    let inner = pass.scope();
+    let inputs = DeltaInputs { qkv: &convolved, update: &update, decay: &decay, log_decay: &log_decay, bias: &bias };
+    let out = inner.download(&inner.gated_delta(&inputs, layer, &sequences)?)?;
+    Ok(starts.windows(2).map(|bounds| out[bounds[0] as usize * OUT..bounds[1] as usize * OUT].to_vec()).collect())
+}
+
+/// Runs `story` with a layer of `SLOTS` slots full of NaN.
+fn with_layer<T>(threads: usize, story: impl FnOnce(&Scope<'_, Cpu>, &StateLayer) -> Result<T, KernelError>) -> T {
+    compute(threads, |scope| {
+        let bytes = SHAPE.slot_bytes().as_usize() * SLOTS;
+        let memory = scope.empty_f32([bytes / DType::F32.size()])?;
+        // SAFETY: the memory lives as long as the layer, and nothing else uses it.
+        let layer = unsafe { StateLayer::new(memory.address(), SLOTS, SHAPE) };
+        story(&scope.scope(), &layer)
+    })
+}
+
+/// The output for a whole prompt in one step.
+fn whole(weights: &Weights, prompt: &Prompt) -> Vec<f32> {
+    with_layer(1, |scope, layer| step(scope, layer, weights, &[Share::of(prompt, 0..prompt.tokens, 3)])).remove(0)
+}
+
+#[test]
+fn a_prompt_has_the_numbers_of_the_papers() {
+    // Rates for which a state decays at once, within tens of tokens, and hardly at all.
+    for rate in [2.0, -2.0, -12.0] {
+        let weights = Weights::new(rate);
+        for tokens in [1, 2, 3, 4, 63, 64, 65, 200] {
+            let prompt = Prompt::new(tokens as u64, tokens);
+            let what = format!("{tokens} tokens, rate {rate}");
+            assert_close(&what, &whole(&weights, &prompt), &prompt.expected(&weights), 2e-5);
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_steps_do_not_drift() {
+    for rate in [-2.0, -12.0] {
+        let (weights, prompt) = (Weights::new(rate), Prompt::new(1, 10_000));
+        let found = whole(&weights, &prompt);
+        let expected = prompt.expected(&weights);
+        let last = 9_900 * OUT..;
+        assert_close("the last hundred tokens", &found[last.clone()], &expected[last], 5e-5);
+    }
+}
+
+#[test]
+fn any_division_into_steps_and_any_batch_gives_the_same_bits() {
+    let (weights, prompt, other) = (Weights::new(-2.0), Prompt::new(1, 150), Prompt::new(2, 90));
+    let (alone, of_other) = (whole(&weights, &prompt), whole(&weights, &other));
+    for (threads, cuts) in [(1, vec![0, 1, 2, 3, 150]), (2, vec![0, 64, 128, 150]), (3, vec![0, 70, 71, 100, 150])] {
+        let (found, of_neighbour) = with_layer(threads, |scope, layer| {
+            let (mut found, mut of_neighbour) = (Vec::new(), Vec::new());
+            for (index, bounds) in cuts.windows(2).enumerate() {
+                let neighbour = 20 * index..20 * (index + 1);
+                let shares = [Share::of(&other, neighbour, 5), Share::of(&prompt, bounds[0]..bounds[1], 9)];
+                let parts = step(scope, layer, &weights, &shares)?;
+                of_neighbour.extend_from_slice(&parts[0]);
+                found.extend_from_slice(&parts[1]);
+            }
+            Ok((found, of_neighbour))
+        });
+        assert!(found == alone, "{cuts:?}");
+        assert!(of_neighbour == of_other[..of_neighbour.len()], "{cuts:?}");
+    }
+}
+
+#[test]
+fn a_sequence_resumes_from_a_snapshot_taken_inside_a_step() {
+    let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 200));
+    let alone = whole(&weights, &prompt);
+    with_layer(2, |scope, layer| {
+        let first = Share { snapshots: vec![(64, 1), (130, 2)], ..Share::of(&prompt, 0..170, 0) };
+        assert!(step(scope, layer, &weights, &[first])?[0] == alone[..170 * OUT], "snapshots change nothing");
+        // Two sequences resume from one snapshot and write to separate slots, and a third from the
+        // other.
+        let resume = |from: usize, read, write| Share { read, ..Share::of(&prompt, from..200, write) };
+        let parts = step(scope, layer, &weights, &[resume(64, 1, 3), resume(130, 2, 4), resume(64, 1, 5)])?;
+        assert!(parts[0] == alone[64 * OUT..] && parts[1] == alone[130 * OUT..] && parts[2] == parts[0]);
+        // The snapshots themselves are unchanged, and one is taken over as the live slot.
+        let again = step(scope, layer, &weights, &[resume(64, 1, 1)])?;
+        assert!(again[0] == alone[64 * OUT..]);
+        Ok(())
+    });
+}
+
+#[test]
+fn padding_has_zeros_and_changes_no_state() {
+    let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 20));
+    with_layer(1, |scope, layer| {
+        step(scope, layer, &weights, &[Share::of(&prompt, 0..10, 0)])?;
+        let starts = [0u32, 1, 2];
+        let pass = scope.scope();
+        let list = |numbers: [u32; 2]| pass.upload([2], &numbers);
+        let sequences = StateSequences {
+            query_starts: pass.upload([3], &starts)?,
+            context_lengths: list([11, 0])?,
+            reads: list([0, 0])?,
+            writes: list([0, NO_STATE])?,
+            snapshot_rows: pass.upload([2, SNAPSHOTS], &[0u32; 2 * SNAPSHOTS])?,
+            snapshot_slots: pass.upload([2, SNAPSHOTS], &[NO_STATE; 2 * SNAPSHOTS])?,
+            single_rows: 2,
+        };
+        let (row, width) = (&prompt.x[10 * SHAPE.channels..][..SHAPE.channels], SHAPE.channels);
+        let x = pass.upload([2, width], &[row, &vec![f32::NAN; width]].concat())?;
+        let conv = pass.upload([width, WIDTH], &weights.conv)?;
+        let out: Vec<f32> = pass.download(&pass.causal_conv(&x, &conv, layer, &sequences)?)?;
+        assert!(out[..width].iter().all(|x| x.is_finite()) && out[width..].iter().all(|x| *x == 0.0));
+        Ok(())
+    });
+}
+
+#[test]
+#[should_panic(expected = "a slot that a sequence reads is written by another sequence")]
+fn a_slot_that_another_sequence_overwrites_is_refused() {
+    let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 20));
+    with_layer(1, |scope, layer| {
+        step(scope, layer, &weights, &[Share::of(&prompt, 0..10, 0)])?;
+        let other = Share { read: 0, ..Share::of(&prompt, 10..20, 1) };
+        step(scope, layer, &weights, &[other, Share::of(&prompt, 0..5, 0)])
+    });
+}
+
+#[test]
+fn heads_are_normalized_and_gated() {
+    let (rows, heads, dim) = (5, 3, 20);
+    let mut random = Random::new(3);
+    let (x, gate, weight) = (random.floats(rows * heads * dim), random.floats(rows * heads * dim), random.floats(dim));
+    let found = compute(2, |scope| {
+        let [x, gate] = [&x, &gate].map(|numbers| scope.upload([rows, heads * dim], numbers));
+        let out = scope.gated_rms_norm(&x?, &gate?, &scope.upload([dim], &weight)?, 1e-6)?;
+        scope.download(&out)
+    });
+    let mut expected = Vec::new();
+    for (x, gate) in x.chunks(dim).zip(gate.chunks(dim)) {
+        let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / dim as f64;
+        for ((x, gate), weight) in x.iter().zip(gate).zip(&weight) {
+            let gate = f64::from(*gate);
+            expected.push(f64::from(*x) / (mean + 1e-6).sqrt() * f64::from(*weight) * gate / (1.0 + (-gate).exp()));
+        }
+    }
+    assert_close("gated norm", &found, &expected, 1e-6);
+}
+
+#[test]
+fn sigmoid_gates_are_one_per_element_or_one_per_row() {
+    let mut random = Random::new(4);
+    let (x, gates) = (random.floats(7 * 33), random.floats(7 * 33));
+    for columns in [33, 1] {
+        let found = compute(1, |scope| {
+            let (mut x, gate) = (scope.upload([7, 33], &x)?, scope.upload([7, columns], &gates[..7 * columns])?);
+            scope.sigmoid_mul(&mut x, &gate)?;
+            scope.download(&x)
+        });
+        let gate = |place: usize| if columns == 1 { gates[place / 33] } else { gates[place] };
+        let sigmoid = |gate: f32| 1.0 / (1.0 + (-f64::from(gate)).exp());
+        let expected: Vec<_> = x.iter().enumerate().map(|(place, x)| f64::from(*x) * sigmoid(gate(place))).collect();
+        assert_close("sigmoid", &found, &expected, 1e-6);
+    }
+}
+
+#[test]
+fn part_of_each_head_is_rotated_after_a_zero_centred_norm() {
+    for case in Turned::partial_cases() {
+        let found = compute(2, |scope| case.run(scope, &mut Random::new(5)));
+        let expected = case.expected(DType::F32, &mut Random::new(5));
+        assert_close(&format!("{case:?}"), &found, &expected, 2e-5);
+    }
+}
+
+#[test]
+fn the_offset_of_a_norm_is_added_to_its_weights() {
+    let mut random = Random::new(6);
+    let (x, weight) = (random.floats(3 * 50), random.floats(50));
+    let found = compute(1, |scope| {
+        let (x, weight) = (scope.upload([3, 50], &x)?, scope.upload([50], &weight)?);
+        let norm = RmsNorm { weight_offset: 1.0, ..RmsNorm::new(&weight, 1e-6) };
+        scope.download(&scope.rms_norm(&x, norm)?)
+    });
+    let (x, weight) = (rounded(DType::F32, &x), rounded(DType::F32, &weight));
+    let row = |x: &[f64]| -> Vec<f64> {
+        let factor = (x.iter().map(|x| x * x).sum::<f64>() / 50.0 + 1e-6).sqrt().recip();
+        x.iter().zip(&weight).map(|(x, weight)| x * factor * (1.0 + weight)).collect()
+    };
+    assert_close("norm", &found, &x.chunks(50).flat_map(row).collect::<Vec<_>>(), 1e-6);
+}
