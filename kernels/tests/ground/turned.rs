@@ -26,7 +26,7 @@ pub struct Turned {
     pub head_dim: usize,
     pub axes: PairAxes,
     pub has_norms: bool,
-    /// The cache is in E4M3.
+    /// `true` if the cache is in E4M3.
     pub is_fp8: bool,
 }
 
