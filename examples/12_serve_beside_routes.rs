@@ -17,7 +17,7 @@ use tokio::{
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// One of the program's own routes. It uses the same model.
+/// One of the program's own routes, which uses the same model.
 async fn busy(State(model): State<ModelHandle>) -> Json<Value> {
     let (requests, limit) = model.requests();
     Json(json!({"model": model.name(), "requests": requests, "limit": limit}))
@@ -51,7 +51,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The body of the response. A real program would use a client library.
+/// Sends a request and returns the body of its response. A real program would use a client library.
 async fn ask(port: u16, what: &str, body: &str) -> Result<String, Failure> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let head = format!("{what} HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
     let notes = Arc::new(Notes::default());
 
-    // A request becomes a lease, or a refusal that names the missing bytes.
+    // A request becomes a lease, or a refusal with the number of missing bytes.
     let ask = |bytes| Request::new(Owner::new("vision", 0), Class::VisionWorkspace, "example", bytes);
     for (number, bytes) in [Bytes::mib(20), Bytes::mib(4)].into_iter().enumerate() {
         let id = RequestId(number as u64 + 1);
@@ -65,7 +65,7 @@ fn use_it(device: &Arc<dyn Device>, lease: Lease) -> Result<(), Box<dyn std::err
         attention.take(Bytes::mib(2))?;
     }
     println!("{bytes}: granted, used as a stack up to {}", workspace.high_water());
-    // The frames have returned their bytes, and the high-water mark is still the peak.
+    // The frames have returned their bytes. The high-water mark still shows the peak.
     if (workspace.used(), workspace.high_water()) != (Bytes::ZERO, Bytes::mib(3)) {
         return Err("a workspace is a stack".into());
     }

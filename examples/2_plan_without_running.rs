@@ -1,5 +1,5 @@
-//! The memory that a model would take, planned by running its code on shapes only: no weights are
-//! read and nothing is computed.
+//! Plan of the memory that a model needs. The model's code runs on shapes only: no weights are read
+//! and nothing is computed.
 //!
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
@@ -23,8 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         println!();
     }
-    // A plan depends only on shapes, so planning again gives the same bytes. A server can
-    // therefore refuse at once.
+    // A plan depends only on shapes, so planning again gives the same bytes. A server can therefore
+    // refuse a model at once.
     let options = LoadOptions { kv_tokens: Some(1 << 24), ..LoadOptions::default() };
     let (pictures, place) =
         (checkpoint.image_processor.as_ref(), MemoryState::of_available(Bytes::mib(128), Bytes::mib(2)));

@@ -1,5 +1,6 @@
-//! Memory for your own code in the same ledger as a model: a lease, a segment that backs it, a
-//! refusal with the number of missing bytes, and a lease that waits until another lease ends.
+//! Memory for your own code in the same ledger as a model: a lease, a segment that backs
+//! it, a refusal with the number of missing bytes, and a lease that waits until another
+//! lease is released.
 //!
 //! `cargo run --release --example 4_lease_beside_a_model`
 

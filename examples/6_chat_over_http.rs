@@ -64,7 +64,8 @@ async fn chat(
     }
     chat = chat.max_tokens(asked.max_tokens);
     chat = chat.min_tokens(asked.min_tokens);
-    // The reply is a stream. It is dropped with the connection, which cancels the chat.
+    // The reply is a stream. When the client disconnects, the stream is dropped and the
+    // chat is canceled.
     let events = model.chat(chat).await?.map(|event| Ok(as_event(event)));
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }

@@ -1,7 +1,7 @@
 //! A user's actor next to a model, with memory from one ledger. The album asks the model for a
 //! caption of each picture and writes the caption into leased memory. It monitors the model's
-//! scheduler and survives a refusal of memory. When the album dies, its bytes are returned and its
-//! supervisor, also a user's actor, starts another album.
+//! scheduler and survives a refused lease. When the album dies, its bytes are returned to the
+//! ledger, and its supervisor, which is also a user's actor, starts another album.
 //!
 //! `cargo run --release --example 7_actor_beside_a_model`
 
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Bytes per caption in the album: its length, then its text.
+/// Bytes per caption in the album: the length of the text, then the text.
 const SLOT: usize = 256;
 /// The size of a page, in which the device backs memory.
 const PAGE: Bytes = Bytes::mib(2);
@@ -59,7 +59,8 @@ struct AlbumArguments {
 
 struct AlbumState {
     arguments: AlbumArguments,
-    /// Leased and backed memory. It is released with this state, however the actor ends.
+    /// Leased and backed memory. The memory is released when this state is dropped, even if
+    /// the actor dies.
     segments: Vec<Segment>,
     captions: usize,
     /// The generation of the monitored actors.
@@ -161,7 +162,7 @@ impl AlbumState {
         Ok(backed)
     }
 
-    /// The slot of a caption, or `None` beyond the end of the memory.
+    /// Returns the slot of a caption, or `None` if the number is beyond the leased memory.
     fn slot(&mut self, number: usize) -> Option<&mut [u8]> {
         let mut first = 0;
         let segment = self.segments.iter().find(|segment| {
@@ -171,9 +172,9 @@ impl AlbumState {
         })?;
         let slots = segment.backed().0 as usize / SLOT;
         let address = segment.address().0 as usize + (number + slots - first) * SLOT;
-        // SAFETY: the slot is in the backed part of a segment of host memory that lives as
-        // long as this state. The state stays borrowed as long as the slot, and no other code
-        // has the segment's address.
+        // SAFETY: the slot is inside the backed prefix of a segment of host memory, and this state
+        // owns the segment. The returned slice borrows the state mutably, and no other code knows
+        // the segment's address, so no other reference to the slot exists.
         Some(unsafe { slice::from_raw_parts_mut(address as *mut u8, SLOT) })
     }
 }

@@ -1,6 +1,6 @@
-//! Two models on one device, each with separate limits, in one ledger. A third model does
-//! not fit and is refused with suggestions that would make it fit. It starts after
-//! another model is unloaded.
+//! Two models on one device, with separate limits and one ledger. A third model does not fit.
+//! The refusal suggests settings that would make it fit, and the model starts after another
+//! model is unloaded.
 //!
 //! `cargo run --release --example 9_two_models_on_one_device`
 

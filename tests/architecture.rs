@@ -12,8 +12,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The folders of the crates. Each may depend on those before it. The facade, in `src`, is above
-/// [`BELOW_THE_FACADE`] and below the others.
+/// The folders of the crates, in an order in which each crate depends only on crates before it. The
+/// facade in `src` is not listed: it depends on the crates of [`BELOW_THE_FACADE`], and `serve` and
+/// `cli` depend on it.
 const CRATES: [&str; 6] = ["budgets", "kernels", "model", "actors", "serve", "cli"];
 const BELOW_THE_FACADE: [&str; 4] = ["budgets", "kernels", "model", "actors"];
 /// The folders with the sources of all crates.
@@ -42,7 +43,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// A file's code, without comments and without the part from its test module on.
+/// A file's code up to its test module, without comments.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
@@ -65,7 +66,7 @@ fn assert_none(offenders: Vec<String>, rule: &str) {
     assert!(offenders.is_empty(), "{rule}:\n  {}", offenders.join("\n  "));
 }
 
-/// The manifest of the crate in a folder, up to its dependencies for tests.
+/// The manifest of the crate in `folder`, up to its dev-dependencies.
 fn manifest(folder: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("Cargo.toml");
     let text = fs::read_to_string(path).expect("each crate has a manifest");
@@ -92,8 +93,8 @@ fn each_crate_knows_only_what_it_may() {
         "budgets knows bytes and owners, never tensors, async or actors",
     );
     assert_none(
-        // A library that is looked up at run time is a file, and Linux lists a
-        // process's threads as files.
+        // These two files may use `std::fs`: one searches for a library at run time, and the other
+        // counts the threads that Linux lists under /proc.
         offenders(
             "kernels/src",
             &["ractor::", "tokio", "std::fs", "safetensors", "tokenizer"],
@@ -305,8 +306,8 @@ fn the_facade_and_the_server_deny_missing_documentation() {
 
 #[test]
 fn rule_9_no_source_makes_an_unbounded_queue() {
-    // The mailboxes of ractor are unbounded. Credits limit them, one for each message
-    // that asks for work.
+    // The mailboxes of ractor are unbounded. Credits bound them: a message that asks for work needs
+    // a credit.
     let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
     for folder in SOURCES {
         assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
@@ -326,7 +327,7 @@ fn each_test_and_file_in_the_table_of_rules_exists() {
         .chain(["src", "tests"])
         .flat_map(|folder| sources(folder).into_iter().map(|(_, text)| text))
         .collect();
-    // The test is a function, or a name from which a macro makes a function.
+    // A test is a function, or a prefix ending in `…` from which a macro makes functions.
     let is_there = |test: &str| match test.strip_suffix('…') {
         Some(start) => tests.contains(&format!("fn {start}")) || tests.contains(&format!("\n    {start}")),
         None => tests.contains(&format!("fn {test}(")) || tests.contains(&format!("\n    {test}: ")),

@@ -331,7 +331,7 @@ fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
         let before = stage.measured().await;
         let kv = async || stage.snapshot().await.of_class(&Class::Kv);
         let (wants, mut other_process) = ([1, 8, 40].map(Bytes::gib), OtherProcess::moves_in(OTHER_PROCESS));
-        // First without users, then with 64.
+        // Measure first without users, and then with 64 users.
         for users in [0, 64] {
             let (users, heard) = (Users::come(users, model), listen(&stage));
             let are_busy = async || users.users.is_empty() || users.answered.load(SeqCst) > 0;

@@ -1,5 +1,5 @@
-//! Failures on a GPU that other processes use too. Each case results in a typed error or none,
-//! nothing hangs, and no byte is lost. Without a GPU, each story prints that and passes.
+//! Failures on a GPU that other processes use too. Each operation succeeds or returns a typed
+//! error, nothing hangs, and no byte is lost. Without a GPU, each story prints that and passes.
 
 mod gpu;
 

@@ -148,7 +148,7 @@ fn uncounted(devices: &[Arc<CudaDevice>]) -> Vec<Option<i64>> {
     devices.iter().map(of).collect()
 }
 
-/// The maximum of additional uncounted bytes with NCCL: 8 MiB were observed on two GPUs, and
+/// The maximum number of additional uncounted bytes with NCCL: 8 MiB were observed on two GPUs, and
 /// 10 MiB on four.
 const UNCOUNTED_MORE: Bytes = Bytes::mib(16);
 

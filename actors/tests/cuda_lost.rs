@@ -236,8 +236,8 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
 
         let open = Open::on(&model).await;
         tenant.goes_too_far();
-        // This chat is refused if the loss was noticed by now. Otherwise it fails like the other
-        // chats.
+        // This chat is refused if the loss has already been noticed. Otherwise it fails like the
+        // other chats.
         let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
         let late = late.expect_err("nothing is computed any more");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");

@@ -30,7 +30,8 @@ impl Account {
         self.total.saturating_sub(self.spent().saturating_add(self.canary_wanted))
     }
 
-    /// The most that one lease could ever get, if all other leases and other processes were gone.
+    /// The largest number of bytes that one lease could get if all other leases and other processes
+    /// were gone.
     pub fn attainable(&self) -> Bytes {
         self.total.saturating_sub(self.overhead.saturating_add(self.canary_wanted))
     }
@@ -41,10 +42,10 @@ impl Account {
         self.spent().saturating_add(self.canary).saturating_sub(self.total)
     }
 
-    /// The bytes that must become free before rule 1 holds with the whole canary. This is at
-    /// least the deficit. Another process can only take memory that is free on the device.
-    /// While all leases are fully backed, another process can therefore shrink the canary, but
-    /// cannot cause a deficit.
+    /// The bytes that must become free before rule 1 holds with the whole canary. This number is at
+    /// least the deficit. Another process can only take memory that is free on the device. While
+    /// all leases are fully backed, another process can therefore shrink the canary, but cannot
+    /// cause a deficit.
     pub fn owed(&self) -> Bytes {
         self.spent().saturating_add(self.canary_wanted).saturating_sub(self.total)
     }

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::{Bytes, Hint, Priority, RequestId};
 
-/// A request that waits for memory. The queue does not look at `W`, which
-/// describes what is granted.
+/// A request that waits for memory. `W` describes what was requested, and the queue does not read
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting<W> {
     pub id: RequestId,

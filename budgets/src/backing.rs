@@ -11,15 +11,15 @@ use crate::{Address, Bytes, Device, DeviceError};
 /// and releases the addresses.
 pub struct Backing(pub(crate) Arc<Mapping>);
 
-/// A handle that takes away a segment's memory, even if the segment still exists. The budget uses
-/// it to reclaim the memory of a dead owner. The addresses stay reserved until the segment drops,
-/// so a late access faults and cannot reach other memory.
+/// A handle that unbacks a segment's memory, even while the segment still exists. The budget uses
+/// the handle to reclaim the memory of a dead owner. The addresses stay reserved until the segment
+/// drops, so a late access faults and cannot reach other memory.
 #[derive(Clone)]
 pub struct RevokeHandle(pub(crate) Weak<Mapping>);
 
 pub(crate) struct Mapping {
     pub(crate) device: Arc<dyn Device>,
-    /// One address for each rank of a group.
+    /// The start address on each rank of a group, or one address for a single device.
     pub(crate) addresses: Vec<Address>,
     pub(crate) reserved: Bytes,
     extent: Mutex<Extent>,
@@ -69,8 +69,8 @@ impl Mapping {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Extent> {
-        // An extent changes in one assignment after the device call has succeeded, so a poisoned
-        // lock guards a valid extent.
+        // Each field of an extent changes in one assignment, and `backed` changes only after the
+        // device call has succeeded. So a poisoned lock guards a valid extent.
         self.extent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -7,17 +7,18 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// The device's own memory. Rule 1 of the crate docs applies to this memory only.
+    /// The device's own memory, which rule 1 limits: `granted + overhead + foreign + canary <=
+    /// total`.
     Device,
-    /// Host memory, for decoded pictures and swapped blocks. The ledger limits host memory
-    /// by a separate total.
+    /// Host memory, for decoded pictures and swapped blocks. The ledger limits all leases of host
+    /// memory by a separate total.
     Host,
 }
 
 /// The purpose of leased bytes. Tables list classes in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// The tensors of a checkpoint. They outlive restarts of the model's actors.
+    /// The tensors of a checkpoint. Their leases outlive restarts of the model's actors.
     Weights,
     /// The KV cache. Elastic: the last class to shrink when another process takes memory.
     Kv,
@@ -30,8 +31,8 @@ pub enum Class {
     VisionCache,
     /// Instantiated CUDA graphs: driver memory at unknown addresses.
     Graphs,
-    /// Bytes kept free on purpose. Only the ledger's internal account has this class, and requests
-    /// for it are refused.
+    /// Bytes kept free on purpose. This class only labels the canary in tables. The ledger refuses
+    /// requests for this class.
     Canary,
     Host,
     /// Host memory for KV blocks and picture embeddings that were offloaded from the device.
@@ -111,7 +112,7 @@ impl Class {
         }
     }
 
-    /// Whether the class may change its size after READY.
+    /// Whether leases of this class may change their size after READY.
     pub fn is_elastic(&self) -> bool {
         self.gives_up_rank().is_some()
     }

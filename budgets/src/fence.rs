@@ -28,8 +28,8 @@ struct Counts {
     /// A counter that is odd while a test or drill holds fences back. Each hold has
     /// a different odd number.
     hold: AtomicU64,
-    /// The completed count when the hold began. Fences up to this count had
-    /// passed, and stay passed.
+    /// The completed count when the hold began. Fences up to this count had passed by then, and
+    /// stay passed during the hold.
     completed_at_hold: AtomicU64,
 }
 
@@ -48,8 +48,9 @@ struct Mark {
     timeline: Timeline,
     /// The last ticket that the fence waits for.
     behind: u64,
-    /// The number of the hold (odd) during which the fence was made, if any. Such a fence does not
-    /// pass during the hold, even if it waits for no work.
+    /// The value of [`Counts::hold`] when the fence was made. If the value is odd, the fence was
+    /// made during that hold and does not pass until the hold ends, even if the fence waits for no
+    /// work.
     hold: u64,
 }
 
@@ -76,7 +77,7 @@ impl Timeline {
         self.0.completed.fetch_max(self.0.issued.load(SeqCst), SeqCst);
     }
 
-    /// A fence after everything issued so far.
+    /// A fence after all work issued so far on this lane.
     pub fn fence_here(&self) -> Fence {
         let mark = Mark { timeline: self.clone(), behind: self.0.issued.load(SeqCst), hold: self.0.hold.load(SeqCst) };
         if mark.is_passed() { Fence::passed() } else { Fence(vec![mark]) }
@@ -161,7 +162,7 @@ impl Timelines {
         lane
     }
 
-    /// A fence after everything issued so far on every lane.
+    /// A fence after all work issued so far on every lane.
     pub fn fence_here(&self) -> Fence {
         self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
     }

@@ -25,8 +25,8 @@ use crate::{Bytes, Class, Hint, Label, Owner};
 /// - open or frozen -> teardown
 /// - teardown -> open, once the model holds nothing
 ///
-/// A frozen gate admits requests of class [`External`](Class::External) and for host memory.
-/// Teardown refuses them too if they are made under the model's label.
+/// A frozen gate admits requests of class [`External`](Class::External) and requests for host
+/// memory. A gate in teardown refuses these requests too if they name this model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
@@ -76,7 +76,8 @@ pub enum GateError {
     /// This transition does not exist.
     #[error("the gate of {model} is {from} and cannot become {to}")]
     NoSuchMove { model: Label, from: Gate, to: Gate },
-    /// A model that was torn down must return all memory before it starts again.
+    /// The model still holds memory. After teardown, a model must return all memory before it
+    /// starts again.
     #[error("the gate of {model} cannot reopen: the model still holds {}", held.exact())]
     StillHeld { model: Label, held: Bytes },
 }

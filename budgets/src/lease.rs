@@ -101,8 +101,8 @@ pub struct ReleaseNote {
     pub lease: LeaseId,
     /// Passes when the device has executed the last use of the lease.
     pub fence: Fence,
-    /// Memory that is still backed because the fence had not passed. Drop it after the fence has
-    /// passed and before the ledger is informed ([`crate::FenceWatch`] keeps this order).
+    /// Memory that is still backed because the fence had not passed. Drop these backings after the
+    /// fence has passed and before the ledger is informed ([`crate::FenceWatch`] keeps this order).
     pub backings: Vec<Backing>,
 }
 
@@ -168,8 +168,8 @@ struct Counts {
     moving: AtomicUsize,
 }
 
-/// A guard that marks memory of the lease as being backed or unbacked. Dropping the
-/// guard removes the mark.
+/// A guard that exists while a device call backs or unbacks memory of the lease.
+/// [`LeaseMeter::is_moving`] is true until all guards have dropped.
 pub(crate) struct Moving<'l>(&'l Counts);
 
 impl Drop for Moving<'_> {
@@ -181,8 +181,8 @@ impl Drop for Moving<'_> {
 impl LeaseMeter {
     /// How much of a lease of `granted` bytes is in use: the bytes that its segments have backed. A
     /// lease without segments pays for memory at unknown addresses (captured graphs, a user's own
-    /// allocations), so such a lease counts in full. A lease must not pay for both kinds of memory:
-    /// the part outside its segments would count as memory of another process.
+    /// allocations), so such a lease counts in full. A lease must not pay for both kinds of memory,
+    /// because the bytes outside its segments would count as memory of another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
         if self.0.has_segments.load(SeqCst) { self.0.backed.load() } else { granted }
     }
@@ -267,7 +267,7 @@ impl Lease {
         self.bytes.store(resized.to);
     }
 
-    /// Ends the lease. Its bytes become free after this fence.
+    /// Ends the lease. Its bytes become free once this fence has passed.
     pub fn release_after(self, fence: Fence) {
         self.part(fence, None);
     }

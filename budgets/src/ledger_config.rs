@@ -1,14 +1,14 @@
-//! The settings of a ledger, which a device determines.
+//! Settings of a ledger, derived from a device.
 
 use crate::{Bytes, Device};
 
-/// The settings with which a ledger starts.
+/// The sizes and limits with which a ledger starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerConfig {
     pub total: Bytes,
     /// The part of `total` that our process holds outside leases.
     pub overhead: Bytes,
-    /// The limit for all leases of host memory together.
+    /// The limit for the sum of all leases of host memory.
     pub host_total: Bytes,
     /// The maximum number of waiting requests for each kind of memory.
     pub waiting_max: usize,

@@ -12,8 +12,9 @@
 //!
 //! # Rule 1
 //!
-//! `granted + overhead + foreign + canary <= total`, always. The ledger refuses a request that
-//! would break this rule and reports how many bytes are missing.
+//! `granted + overhead + foreign + canary <= total`. The ledger refuses a request that would break
+//! this rule and reports how many bytes are missing. Only growth of overhead or foreign memory can
+//! break the rule.
 //!
 //! ```
 //! use bursar_budgets::*;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::Label;
 
 /// An actor with its generation. A restarted actor keeps its name and gets the next generation,
-/// which distinguishes its leases from the leases of the actor before the restart.
+/// which distinguishes its leases from the leases that the actor held before the restart.
 ///
 /// ```
 /// use bursar_budgets::Owner;
@@ -18,7 +18,7 @@ use crate::Label;
 pub struct Owner {
     /// The actor's name, unique among all users of the ledger.
     pub name: Label,
-    /// The number of restarts.
+    /// The number of times that the actor was restarted.
     pub generation: u64,
 }
 

@@ -17,7 +17,7 @@ pub struct Claim {
     pub how: String,
 }
 
-/// Everything that one model will claim on a device.
+/// All the memory that one model will claim on a device and on the host.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -54,8 +54,8 @@ impl Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: None }
     }
 
-    /// One sentence that recommends values, with the knobs' names in
-    /// backticks; `None` without knobs.
+    /// One sentence that recommends values, with the knobs' names in backticks; `None` if there are
+    /// no knobs.
     pub fn advice(knobs: &[Knob]) -> Option<String> {
         let name = |knob: &Knob| if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
         let helpful = knobs.iter().filter_map(|knob| {
@@ -70,7 +70,7 @@ impl Knob {
     }
 }
 
-/// A plan needs more than is available.
+/// The error of a plan that needs more memory than is available.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
     "the plan needs {} ({needed}), but only {} ({available}) are available: {} ({short_by}) short",

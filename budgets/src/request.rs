@@ -18,8 +18,8 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// The order of service while memory is short. Later variants are served first. Within one
-/// priority: first come, first served.
+/// The order of service while memory is short. Later variants are served first. Requests of one
+/// priority are served in order of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
@@ -32,8 +32,8 @@ pub enum Priority {
     /// Memory that an accepted chat needs to continue.
     #[default]
     Serving,
-    /// A model that is loading, or an actor that restarts. The model serves no request until
-    /// it has its memory.
+    /// A model that is loading, or an actor that restarts. The model serves no request until this
+    /// memory is granted.
     Startup,
 }
 
@@ -61,7 +61,7 @@ pub struct Request {
     pub class: Class,
     /// The model that the bytes serve. A user's own code may use any name.
     pub model: Label,
-    /// At least 1.
+    /// At least 1, because the ledger refuses a request for 0 bytes.
     pub bytes: Bytes,
     pub priority: Priority,
 }

@@ -37,8 +37,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. The addresses
-    /// are not backed yet.
+    /// Reserves addresses for `bytes_max`, rounded up to whole pages, without backing them.
     ///
     /// Pass an `Arc<Lease>` if one lease pays for several segments.
     ///
@@ -119,7 +118,7 @@ impl Segment {
     }
 
     /// Copies back the result of [`copy_out`](Segment::copy_out). The backed prefix must have the
-    /// same length as it had then.
+    /// same length as at the call to `copy_out`.
     ///
     /// # Errors
     /// The same as [`Device::copy_in`].
@@ -170,7 +169,7 @@ impl Segment {
         &self.stretch().device
     }
 
-    /// A handle that can take the memory away if the owner dies.
+    /// A handle that can unback the memory if the owner dies.
     pub fn revoker(&self) -> RevokeHandle {
         RevokeHandle(Arc::downgrade(&self.backing.as_ref().expect("a segment has its backing until it drops").0))
     }
@@ -193,13 +192,13 @@ impl Drop for Segment {
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
-            // Unback while the segment still exists, so that a revoke handle waits for this
-            // call. If the handle found the segment gone, the ledger would count the memory as
-            // returned too early. An error is ignored: it means that the device is lost, and
-            // the memory with it.
+            // Unback while the segment still exists, so that a revoke handle waits for this call.
+            // If the handle found the segment gone, the ledger would count the memory as returned
+            // too early. An error is ignored, because this call fails only on a lost device, which
+            // has lost the memory too.
             drop(backing.0.clear(&mut backing.0.lock()));
-            // Unback on the device before counting on the lease: another segment of the same lease
-            // may spend the saved bytes at once.
+            // Return the memory to the device before lowering the lease's count, because another
+            // segment of the same lease may back the saved bytes at once.
             drop(backing);
             self.lease.save(backed);
         } else {

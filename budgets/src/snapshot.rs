@@ -12,8 +12,8 @@ use crate::{
 
 /// Every byte of a device, by class and owner.
 ///
-/// Two snapshots are equal if the same leases are held, so `==` checks whether the ledger has
-/// returned to an earlier state.
+/// Equality compares all fields, so `==` checks whether the ledger has returned to an earlier
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     pub total: Bytes,
@@ -50,8 +50,8 @@ pub struct Snapshot {
     pub cards: Vec<GpuLine>,
 }
 
-/// One GPU of a group. Grants apply to every GPU of the group. The snapshot's sums are the values
-/// of the fullest GPU.
+/// One GPU of a group. Every grant counts on each GPU of the group. The sums of the snapshot are
+/// the values of the fullest GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GpuLine {
     /// The GPU's label, such as `cuda:1`.
@@ -87,7 +87,7 @@ pub enum LeaseState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ClassLine {
     pub class: Class,
-    /// The number of leases.
+    /// The number of leases of this class.
     pub leases: usize,
     pub bytes: Bytes,
 }
@@ -186,8 +186,8 @@ impl Snapshot {
         self.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
     }
 
-    /// The most that a model could hold, including its current leases: all memory that overhead,
-    /// other processes, other models and the canary leave.
+    /// The most that a model could hold, including its current leases: all memory that is not taken
+    /// by overhead, other processes, other models or the canary.
     pub fn room_of(&self, model: &Label) -> Bytes {
         let others = self.granted - self.of_model(model);
         self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)

@@ -38,7 +38,7 @@ pub struct Pages(pub u64);
 
 impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
-    /// More than any device has. This is the capacity of a dry workspace.
+    /// More bytes than any device has; the capacity of a dry workspace.
     pub const MAX: Bytes = Bytes(u64::MAX);
 
     pub const fn kib(n: u64) -> Bytes {
@@ -231,7 +231,7 @@ pub fn grouped(number: u64) -> String {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One decimal is enough to read. `exact` has every byte.
+        // One decimal is enough for readers. `exact` prints every digit.
         let text = match self.0 {
             n if n < KIB => format!("{n} B"),
             // 1023.95 KiB and more would print as "1024.0 KiB", so such values use the next unit.

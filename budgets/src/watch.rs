@@ -51,9 +51,9 @@ struct Pending {
 }
 
 impl FenceWatch {
-    /// Records that this lease now pays for a segment. If a thread of a dead owner has not noticed
-    /// the death, the ledger may no longer hold the lease. In that case, do not call this function,
-    /// but revoke the segment at once.
+    /// Records that this lease now pays for a segment. A thread of a dead owner that has not
+    /// noticed the death may reserve a segment for a lease that the ledger no longer holds. Revoke
+    /// such a segment at once instead of calling this function.
     pub fn segment_reserved(&mut self, lease: LeaseId, revoker: RevokeHandle) {
         let revokers = self.revokers.entry(lease).or_default();
         revokers.retain(|revoker| !revoker.is_spent());
@@ -65,7 +65,8 @@ impl FenceWatch {
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
-            // If the lease's memory is being returned now, the lease is reported when that is done.
+            // If the lease's memory is being returned now, `home` reports the lease when the return
+            // is done.
             return !self.is_coming_home(note.lease);
         }
         let pending = self.pending.entry(note.lease).or_default();
@@ -80,8 +81,8 @@ impl FenceWatch {
         pending.fence = std::mem::take(&mut pending.fence).and(fence);
     }
 
-    /// Records that a lease is taken from a dead owner. After this fence the lease's segments are
-    /// unbacked, even if a thread still holds them.
+    /// Records that a lease is revoked from a dead owner. Once this fence has passed, the lease's
+    /// segments are unbacked, even if a thread still owns them.
     pub fn revoke(&mut self, lease: LeaseId, fence: Fence) {
         self.wait(lease, fence);
         self.pending.entry(lease).or_default().revoke = true;
@@ -123,8 +124,8 @@ impl FenceWatch {
         due.into_iter().map(begin).collect()
     }
 
-    /// Records that the memory of this lease has been returned, so that the ledger may be
-    /// informed. Returns the lease.
+    /// Records that the memory of this lease has been returned. Returns the lease, so that the
+    /// caller can inform the ledger.
     pub fn home(&mut self, lease: LeaseId) -> LeaseId {
         self.coming.remove(&lease);
         lease
@@ -169,7 +170,8 @@ impl PendingReclaim {
         self.lease
     }
 
-    /// Whether there is no memory to return.
+    /// Whether the lease has no memory left to return, so that [`bring`](PendingReclaim::bring)
+    /// would do nothing.
     pub fn is_light(&self) -> bool {
         self.revokers.iter().all(RevokeHandle::is_spent) && self.backings.is_empty()
     }

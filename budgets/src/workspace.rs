@@ -55,18 +55,18 @@ pub struct Frame<'w> {
     start: Bytes,
 }
 
-/// One temporary. It cannot outlive its frame.
+/// One temporary, which cannot outlive its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Temporary<'f> {
     /// The address, a multiple of 256 bytes from the start of the workspace.
     pub address: Address,
-    /// The length before rounding.
+    /// The requested length, before rounding up to a multiple of 256 bytes.
     pub bytes: Bytes,
     frame: PhantomData<&'f ()>,
 }
 
-/// A temporary did not fit. After planning, only a bug in Bursar or an input outside the envelope
-/// can cause this. This is an error and not a panic, so that a probe can report it.
+/// The error of a temporary that did not fit. After planning, only a bug in Bursar or an input
+/// outside the envelope can cause this error. It is not a panic, so that a probe can report it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a temporary of {} does not fit the workspace: {} of its {} are in use",

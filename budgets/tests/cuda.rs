@@ -1,5 +1,5 @@
-//! Tests of a GPU's memory: the GPU behaves as the host device does. Without a GPU, each test
-//! prints that and passes.
+//! Tests of a GPU's memory, which must behave as the host device does. Without a GPU, each test
+//! prints that it was skipped and passes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -152,7 +152,7 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     assert_eq!((pinned.len(), device.counts().pinned), (1_000_003, Bytes(1_000_003)));
     assert_eq!(device.counts().allocations, before.allocations + 1);
     assert_eq!(pinned.address() as usize % 4096, 0);
-    // SAFETY: no other code uses this address.
+    // SAFETY: the page-locked memory has this length, and no other code uses it.
     let bytes = unsafe { std::slice::from_raw_parts_mut(pinned.address(), pinned.len()) };
     bytes.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index * 7 % 251) as u8);
     // Copy on another thread, as a lane would.

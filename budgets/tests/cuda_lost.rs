@@ -1,5 +1,5 @@
 //! Loss of a GPU. The driver creates no second context in a process that lost its GPU, so this test
-//! is a separate program. Without a GPU, the test prints that and passes.
+//! is a separate program. Without a GPU, the test prints that it was skipped and passes.
 
 use std::sync::Arc;
 
@@ -70,8 +70,8 @@ fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what
     drop(pinned);
     assert_eq!((device.counts().backed, device.counts().pinned), (Bytes::ZERO, Bytes::ZERO));
     drop(Arc::into_inner(device).expect("the last one"));
-    // The driver decides whether this process may continue. If it may not, the error
-    // says what to do.
+    // The driver decides whether this process can create another context. If not, the hint of the
+    // error tells the user to restart the program.
     match CudaDevice::open(0) {
         Ok(device) => {
             let after = device.memory().expect("it says").free;

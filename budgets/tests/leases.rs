@@ -1,5 +1,5 @@
-//! Stories of single leases and segments: their reports, and the notes that they
-//! leave at their end.
+//! Stories of single leases and segments: their meters, and the release notes that they post when
+//! they end.
 
 mod notes;
 

@@ -1,5 +1,5 @@
-//! Stories of the ledger: requests that it grants and refuses, leases that it takes back, and the
-//! order of these effects.
+//! Stories of the ledger: granted and refused requests, revoked leases, and the order of these
+//! effects.
 
 use bursar_budgets::*;
 
@@ -211,8 +211,8 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
     assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
-    // When the other process takes more, the sum of all memory exceeds the total. The floor of KV
-    // lets 100 bytes be freed. The deficit of 50 is covered first, so none of it is uncovered.
+    // When the other process takes more, the sum of all memory exceeds the total. The floor lets
+    // the KV lease free 100 bytes. These cover the deficit of 50 first, so `uncovered` is 0.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
     let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };

@@ -402,7 +402,7 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
     assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
     assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
     // The owner's handle drops while another thread returns the memory. The ledger must not be
-    // informed before that is done.
+    // informed before that thread is done.
     let bringing = std::thread::spawn(move || {
         reclaim.bring().unwrap();
         reclaim

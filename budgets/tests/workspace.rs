@@ -118,7 +118,7 @@ fn program() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..12)
 }
 
-/// A naive stack: the start and end of each temporary in use.
+/// A naive stack, which lists the start and end of each temporary in use.
 #[derive(Default)]
 struct Naive {
     living: Vec<(u64, u64)>,

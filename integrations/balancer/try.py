@@ -156,8 +156,8 @@ async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0)
 
 
 async def affinity(port):
-    """The fraction of prompt tokens found in the cache, in twelve chats of six turns each,
-    all with different beginnings."""
+    """Returns the fraction of prompt tokens found in the prefix cache. There are twelve chats of
+    six turns each, and no two chats begin with the same text."""
     cached, prompts, mark = 0, 0, random.random()
     async with client(port) as asker:
         for turn in range(6):

@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy
 
 DEMO = Path(__file__).resolve().parents[2] / "model/demo/checkpoint"
-# Bursar on an H200, 7B in bf16: ms per step by batch size, and prompt tokens per second.
+# Bursar with a 7B model in bf16 on an H200: ms per step by batch size, and prompt
+# tokens per second.
 STEP_MS = {1: 3.64, 16: 3.86, 64: 4.71, 256: 9.17}
 PREFILL_TOKENS_PER_S = 50_409
 BLOCK_TOKENS = 16
@@ -52,7 +53,7 @@ def step_times(path):
 
 
 def cpu_s(process):
-    """CPU seconds that a process has used, including all its threads."""
+    """Returns the CPU seconds that all threads of a process have used."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
@@ -117,8 +118,9 @@ class Fleet:
         return [sum(tokens) / count for tokens in zip(*answered)]
 
     def cost(self, work):
-        """CPU seconds of the frontend that gets requests, and of the frontend that gets only
-        events, while `work` runs."""
+        """Runs `work`. Returns four values: the CPU seconds of the frontend that gets requests, the
+        CPU seconds of the frontend that gets only events, the elapsed seconds, and the result of
+        `work`."""
         before, begun = (cpu_s(self.asked), cpu_s(self.hears)), time.monotonic()
         told = work()
         time.sleep(1)

@@ -27,7 +27,7 @@ WORKER, DEMO = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 # belong to another commit.
 WEIGHTS = DEMO / "checkpoint/model.safetensors"
 WEIGHTS.write_bytes(lzma.decompress(WEIGHTS.with_suffix(".safetensors.xz").read_bytes()))
-# The parts to run. `overhead` measures, and runs only if it is named here.
+# Names of the checks to run. `overhead` is a measurement and runs only if it is named here.
 ONLY = os.environ.get("ONLY", "").split()
 WORKERS = 1 if ONLY == ["overhead"] else 3
 REQUESTS = int(os.environ.get("REQUESTS", "1000"))
@@ -175,7 +175,7 @@ class House:
         )
 
     async def stream(self, content, tokens, heard=None, extra=(("ignore_eos", True),)):
-        """The whole text, or a description of the failure."""
+        """Returns how a streamed reply ended, with its text or a description of the failure."""
         text = ""
         try:
             answer = await self.ask(content, tokens, extra, stream=True)
@@ -202,7 +202,8 @@ class House:
 
 
 def all_ended(results):
-    """Whether all streams have ended, with a description of one stream that failed."""
+    """Returns `True` if all streams have ended, and a description that includes the first stream
+    that failed."""
     others = [how for kind, how in results if kind != "ended"]
     return not others, f"{len(results) - len(others)} of {len(results)}" + "".join(f"; {how}" for how in others[:1])
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Three workers with the demo model behind Dynamo's real frontend on this machine: no etcd, NATS or
-# Kubernetes. Checks the statements of docs/cluster.md and fails if one does not hold. Takes a
-# minute after the builds. ONLY=overhead measures the cost of Dynamo's layers instead
+# Kubernetes. Checks the statements of docs/cluster.md and fails if a statement is wrong. The checks
+# take a minute after the builds. ONLY=overhead measures the cost of Dynamo's layers instead
 # (docs/cluster.md, "What it costs").
 #
 #     integrations/dynamo/try.sh            builds the worker (about 870 crates, the first time 20 minutes on two cores)

@@ -38,7 +38,7 @@ fn workspace(bytes: Bytes) -> Workspace {
     Workspace::over(segment)
 }
 
-/// The shortest run within 0.3 seconds of repeated runs.
+/// The shortest time of `run`, which is repeated for 0.3 seconds.
 fn shortest(mut run: impl FnMut()) -> Duration {
     let (begin, mut shortest) = (Instant::now(), Duration::MAX);
     while begin.elapsed() < Duration::from_millis(300) {

@@ -19,8 +19,9 @@ use bursar_kernels::{
 const VOCABULARY: usize = 152_064;
 const ROWS: [usize; 4] = [1, 16, 64, 256];
 
-/// Replays per measurement, and the number of measurements, of which the fastest counts.
+/// Replays of a graph per measurement.
 const REPLAYS: u32 = 100;
+/// Number of measurements, of which the fastest counts.
 const MEASUREMENTS: usize = 5;
 
 struct Nobody;

@@ -319,7 +319,7 @@ impl Products {
 fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
-        // Loads separate kernels, because other tests measure other products with the shared ones.
+        // Load separate kernels, because other tests measure other products with the shared ones.
         let kernels = &gpu.load(target_of(kernels));
         let products = Products::new(kernels.target().activation());
         let expected = products.expected();

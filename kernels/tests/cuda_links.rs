@@ -15,10 +15,12 @@ use half::bf16;
 
 use ground::{Random, first_gpu, leased, load, search};
 
-/// Smaller than some collectives in these tests, so that these are split into several.
+/// Bytes that ranks exchange at once. Some collectives in these tests are larger, so they are
+/// split.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
-/// Longer than any start of a kernel, and shorter than a test may hang.
+/// Time that a rank waits for the other ranks: longer than a kernel takes to start, and short
+/// enough that a hanging test fails soon.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// GPUs, each with separately loaded kernels.
@@ -307,7 +309,7 @@ fn a_thousand_exchanges_through_nccl_in_graphs_give_the_same_bits_again() {
                 scope.all_gather_into(&own, &mut all)
             })?;
             let graph = graph.expect("a GPU has graphs");
-            // Runs collectives outside a graph between collectives in the graph.
+            // Run collectives outside a graph between collectives in the graph.
             (0..25).try_for_each(|_| {
                 (0..10).try_for_each(|_| graph.replay())?;
                 scope.all_reduce_add(&partial.row_range(0..5), &mut sum.row_range_mut(0..5))

@@ -16,13 +16,15 @@ use half::bf16;
 
 use ground::{Random, first_gpu, first_largest, leased, load};
 
-/// Smaller than some collectives in these tests, so that these are split into several.
+/// Bytes that ranks exchange at once. Some collectives in these tests are larger, so they are
+/// split.
 const AT_ONCE: Bytes = Bytes::kib(320);
 
-/// The same limit for sums in shares, which are large.
+/// Bytes that ranks exchange at once in sums in shares, which are large.
 const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
 
-/// Longer than any start of a kernel, and shorter than a test may hang.
+/// Time that a rank waits for the other ranks: longer than a kernel takes to start, and short
+/// enough that a hanging test fails soon.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The number in an environment variable, if it is set.
@@ -151,9 +153,9 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
 
 #[test]
 fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
-    // A few rows are pushed. Some numbers of columns need two launches, and some sizes need several
-    // collectives. Above 128 KiB, two ranks write pieces of two rows, or of four shorter rows, to
-    // each other.
+    // A sum of a few rows is pushed to the other ranks. Some numbers of columns need two launches,
+    // and some sizes need several collectives. Above 128 KiB, two ranks write pieces of two rows,
+    // or of four shorter rows, to each other.
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
     let small = sizes.into_iter().chain(odd).map(|size| (size, AT_ONCE, vec![2, 3, 4]));
@@ -211,8 +213,8 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
 fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
     let formats = [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.01)];
     let formats = formats.map(|quantization| ActivationFormat::of(Some(quantization)));
-    // The sizes cover rows that are pushed, read, sent in pieces of two and of four rows, and
-    // summed in shares. Very wide rows take two launches.
+    // The sizes cover rows that are pushed, rows that are read, pieces of two and of four rows, and
+    // sums in shares. Very wide rows take two launches.
     let sizes = [(1, 3584, 0), (15, 8192, 8), (131, 1032, 8), (257, 1000, 8), (3, 8200, 0)];
     let small = sizes.map(|size| (size, AT_ONCE, vec![2, 3, 4, 5]));
     let shared = [(397, 2048, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));

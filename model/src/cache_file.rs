@@ -1,5 +1,5 @@
-//! A small cache file that is kept between processes. It is always read and replaced as a whole,
-//! and callers also work without it.
+//! A small cache file that persists across processes. The file is always read and replaced as a
+//! whole, and callers also work without the file.
 
 use std::{
     fs::{self, File},
@@ -46,9 +46,9 @@ pub struct CacheFile {
 }
 
 impl CacheFile {
-    /// The file in `folder` that is identified by `parts`. Different lists of parts give
-    /// different files. For readability, the file name begins with up to 48 characters of
-    /// each entry of `shown`.
+    /// The file in `folder` that is identified by `parts`. Different lists of parts identify
+    /// different files. For readability, the file name begins with up to 48 characters of each
+    /// entry of `shown`.
     ///
     /// ```
     /// use bursar_model::cache_file::CacheFile;
@@ -67,8 +67,9 @@ impl CacheFile {
         self.folder.join(&self.name)
     }
 
-    /// Returns the content, or `None` if the file does not exist. This does not wait for a process
-    /// that is replacing the file: the result is the complete old or the complete new content.
+    /// Returns the content, or `None` if the file does not exist. The read never waits for a
+    /// process that is replacing the file: the result is either the complete old content or the
+    /// complete new content.
     ///
     /// # Errors
     /// Every variant except [`CacheFileError::Unwritable`].
@@ -114,7 +115,8 @@ impl CacheFile {
     }
 
     /// Creates a temporary file with a unique name in the same folder. No other thread or process
-    /// writes to it, not even a process with the same PID in a container that shares the folder.
+    /// writes to the temporary file, not even a process with the same PID in a container that
+    /// shares the folder.
     fn create_aside(&self) -> io::Result<(PathBuf, File)> {
         static WRITES: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -148,8 +150,9 @@ impl CacheFile {
 /// The suffix of a temporary file's name.
 const ASIDE: &str = ".new";
 
-/// 16 hexadecimal digits that change if a part or a boundary between parts changes. This is BLAKE3
-/// truncated to 64 bits: enough against accidental collisions, but not against an attacker.
+/// Returns 16 hexadecimal digits that change if a part or a boundary between parts changes. The
+/// digits are a BLAKE3 hash truncated to 64 bits, which prevents accidental collisions but does not
+/// stop an attacker.
 pub fn fingerprint(parts: &[&str]) -> String {
     let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 cache file v1");
     for part in parts {

@@ -8,9 +8,9 @@ use crate::{Envelope, MergeSize};
 /// Patches and rows of one picture, or of one step of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderCost {
-    /// Patches that the picture takes in a launch of the vision encoder.
+    /// Patches that the picture adds to a launch of the vision encoder.
     pub patches: usize,
-    /// Rows of the vision cache; each is one token of the prompt.
+    /// Rows of the vision cache. Each row is one token of the prompt.
     pub rows: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct RequestCost {
     /// Tokens of the sequence: prompt and reply.
     pub tokens: usize,
     pub blocks: usize,
-    /// Patches of the request's largest picture. One launch must encode all of them.
+    /// Patches of the request's largest picture. One launch must encode all of these patches.
     pub picture_patches: usize,
     /// Rows of the vision cache, all in use at once.
     pub cache_rows: usize,
@@ -57,7 +57,7 @@ impl RequestCost {
         RequestCost::of(envelope.context_tokens, pictures)
     }
 
-    /// Whether every resource is at most the same resource of `limit`.
+    /// Whether this cost is at most `limit` in every resource.
     pub fn is_within(&self, limit: &RequestCost) -> bool {
         let RequestCost { tokens, blocks, picture_patches, cache_rows } = *self;
         tokens <= limit.tokens

@@ -30,7 +30,7 @@ static FILES: [(&str, EmbeddedFile); 6] = [
     ("model.safetensors", EmbeddedFile::Compressed(&WEIGHTS)),
 ];
 
-/// The checkpoint, a Hugging Face folder compiled into the library.
+/// The demo checkpoint, a Hugging Face folder compiled into the library.
 pub fn checkpoint() -> CheckpointSource {
     CheckpointSource::Embedded(&FILES)
 }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
     /// Only the first layers of each stack, followed by the work that normally follows the last
-    /// layer. This is only for worst cases, whose results are discarded.
+    /// layer. Only worst cases use this depth, because their results are discarded.
     First(usize),
     /// All layers, as in serving.
     Whole,

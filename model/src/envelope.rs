@@ -25,8 +25,8 @@ pub struct Envelope {
     /// patch limit: they are resized to the part of [`video_patches`](Self::video_patches) that
     /// pictures do not use.
     pub video_frames: usize,
-    /// Patches in one launch of the vision encoder, over all pictures. This must
-    /// be at least `picture_patches`.
+    /// Patches in one launch of the vision encoder, over all pictures. The limit must be at least
+    /// `picture_patches`.
     pub launch_patches: usize,
 }
 
@@ -51,9 +51,9 @@ pub struct LimitError {
 }
 
 impl Envelope {
-    /// Limits that can be stressed in a moment: contexts of 512 tokens, 4 sequences at
-    /// once, and two pictures of 448 x 448 pixels (at 14 pixels per patch side), or more
-    /// smaller ones, per request.
+    /// Limits that are small enough to be stressed quickly: contexts of 512 tokens, 4 sequences at
+    /// once, and two pictures of 448 x 448 pixels (at 14 pixels per patch side), or a larger number
+    /// of smaller pictures, per request.
     pub fn small() -> Self {
         Envelope {
             context_tokens: 512,
@@ -68,18 +68,18 @@ impl Envelope {
     }
 
     /// Limits for common use of a GPU: contexts of 8192 tokens (or the model's own length, if that
-    /// is less) and 256 sequences at once. A step takes 8192 prompt tokens and one token of each
-    /// sequence. Pictures are as large as the model's processor makes them, as long as one picture
-    /// leaves a quarter of the context for a question and an answer: 24576 patches are 6144 tokens
-    /// if four patches make one token. If a GPU cannot hold the worst case of these limits, the
-    /// plan names the limit to lower.
+    /// is less) and 256 sequences at once. A step has room for 8192 prompt tokens and one token of
+    /// each sequence. Pictures are as large as the model's processor makes them, as long as one
+    /// picture leaves a quarter of the context for a question and an answer: 24576 patches are 6144
+    /// tokens if four patches make one token. If a GPU cannot hold the worst case of these limits,
+    /// the plan names the limit to lower.
     pub const fn gpu() -> Self {
         Envelope {
             context_tokens: 8192,
             sequences: 256,
             // The 256 extra tokens ensure that decoding sequences never push a burst of prompts
-            // into one more step. The 66 tiles of 128 rows also divide evenly over the 132 SMs
-            // of a Hopper GPU.
+            // into one more step. The step then also has 66 tiles of 128 rows, half of the 132 SMs
+            // of a Hopper GPU, so the tiles of a GEMM divide evenly among the SMs.
             step_tokens: 8192 + 256,
             picture_patches: 24_576,
             pictures: PICTURES,
@@ -89,22 +89,24 @@ impl Envelope {
         }
     }
 
-    /// Patches that the pictures and videos of one request may have together: the patches of
+    /// Maximum total patches of the pictures and videos of one request: the patches of
     /// `largest_pictures` pictures of the largest size. If fewer patches fit into the context, the
     /// context is the limit. The vision cache is sized for this number.
     pub fn visual_patches(&self, merge: MergeSize) -> usize {
         self.largest_pictures * merge.patches(merge.tokens(self.picture_patches))
     }
 
-    /// The part of [`visual_patches`](Self::visual_patches) that videos are resized to. It leaves a
-    /// quarter of the context for other text, in addition to `text_tokens` between the videos'
-    /// steps. Pictures, which a user chooses one by one, may fill the whole context.
+    /// Maximum total patches to which the videos of one request are resized. The result is at most
+    /// [`visual_patches`](Self::visual_patches), and leaves a quarter of the context for other text
+    /// in addition to `text_tokens` between the videos' steps. Pictures, which a user chooses one
+    /// by one, may fill the whole context.
     pub fn video_patches(&self, merge: MergeSize, text_tokens: usize) -> usize {
         let beside = merge.tokens(self.patches_beside_text(merge)).saturating_sub(text_tokens);
         self.visual_patches(merge).min(merge.patches(beside))
     }
 
-    /// Patches that leave a quarter of the context for a question and an answer.
+    /// The largest number of patches that leaves a quarter of the context for a question and an
+    /// answer.
     pub fn patches_beside_text(&self, merge: MergeSize) -> usize {
         merge.patches(self.context_tokens * 3 / 4)
     }

@@ -15,7 +15,7 @@ use crate::{
     weights::{WeightMap, upload},
 };
 
-/// A loaded model, or a planned one. A planned model runs on [`Plan`](bursar_kernels::Plan) only.
+/// A loaded or planned model. A planned model runs only on [`Plan`](bursar_kernels::Plan).
 pub struct Model {
     config: FamilyConfig,
     family: Family,
@@ -54,8 +54,8 @@ impl Model {
         Ok(Model { config, family, quantization, cache, weight_bytes, parameters, segment: None })
     }
 
-    /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Everything else is
-    /// the same on all ranks.
+    /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Apart from the
+    /// weights, the plans of all ranks need the same memory.
     ///
     /// # Errors
     /// See [`plan_rank`](Self::plan_rank).
@@ -70,17 +70,18 @@ impl Model {
         Ok(heaviest)
     }
 
-    /// Copies the weights of the backend's [rank](Backend::rank) into `segment`, or draws them
-    /// there if the checkpoint is random. At least [`weight_bytes`](Model::weight_bytes) of the
-    /// segment must be backed. `progress` is called after each tensor with the bytes copied so far
-    /// and the total, and decides whether to continue.
+    /// Copies the weights of the backend's [rank](Backend::rank) into `segment`, or generates
+    /// random weights there if the checkpoint is random. At least
+    /// [`weight_bytes`](Model::weight_bytes) of the segment must be backed. `progress` is called
+    /// after each tensor with the bytes copied so far and the total, and decides whether to
+    /// continue.
     ///
     /// # Errors
     /// See [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails;
     /// [`LoadError::Stopped`] if `progress` breaks.
     ///
     /// # Panics
-    /// If less of the segment is backed than the weights take.
+    /// If the backed part of the segment is smaller than the weights.
     pub fn load<B: Backend>(
         checkpoint: &Checkpoint,
         backend: &B,
@@ -106,8 +107,8 @@ impl Model {
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
         let quantization = formats.name();
-        // SAFETY: the model keeps the segment for as long as the tensors, and the assertion below
-        // checks that it is backed before any tensor is used.
+        // SAFETY: the model owns the segment for as long as it owns the tensors, and the assertion
+        // below checks that the segment is backed before any tensor is used.
         let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address_on(rank.index())) };
         let mut map = map.of_rank(rank);
         let family = config.clone().claim(&mut map)?;
@@ -120,7 +121,8 @@ impl Model {
         Ok(Model { config, family, quantization, cache, weight_bytes: total, parameters, segment })
     }
 
-    /// The segment of the weights, which all ranks of a group share. `None` for a plan.
+    /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
+    /// segment.
     pub fn segment(&self) -> Option<&Arc<Segment>> {
         self.segment.as_ref()
     }
@@ -129,7 +131,7 @@ impl Model {
         &self.config
     }
 
-    /// The name of the method that quantized the weights, either while they loaded or in the
+    /// The name of the method that quantized the weights, either during loading or in the
     /// checkpoint; `None` if all weights are unquantized. See
     /// [`WeightFormats::name`](crate::checkpoint::WeightFormats::name).
     pub fn quantization(&self) -> Option<&'static str> {
@@ -179,7 +181,7 @@ impl Model {
     }
 
     /// Packs pictures for one launch, each with the vision cache rows for its embeddings, and
-    /// [distributes](crate::blocks::vision::share_out) them over the ranks.
+    /// [distributes](crate::blocks::vision::share_out) the pictures over the ranks.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> EncoderBatch {
         let patches: Vec<_> = pictures.iter().map(|(image, _)| image.grid.patches()).collect();
         let of_rank = |share: Vec<usize>| share.into_iter().map(|picture| pictures[picture]).collect();
@@ -217,10 +219,10 @@ impl Model {
         self.family.encode(scope, batch, cache, depth)
     }
 
-    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32,
-    /// or only this rank's columns of it. On a GPU, there may be gaps between
-    /// the rows. `score` receives the logits of the scored rows, a few rows at
-    /// a time; see [`Decoder::step`](crate::blocks::decoder::Decoder::step).
+    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or only this rank's
+    /// columns. On a GPU, there may be gaps between the rows. `score` receives the logits of the
+    /// scored rows, a few rows at a time; see
+    /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

@@ -9,7 +9,7 @@ pub fn nearest_names<'n>(name: &str, known: impl IntoIterator<Item = &'n str>, m
 }
 
 /// The edit distance: the number of letters to insert, remove or replace (Levenshtein 1966). Only
-/// one row of the table is kept at a time.
+/// one row of the dynamic-programming table is stored at a time.
 fn changes(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

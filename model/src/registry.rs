@@ -1,4 +1,4 @@
-//! The only list of model families. It maps each checkpoint to the code that serves it.
+//! The only list of model families. The list maps each checkpoint to the code of its family.
 
 use std::{
     path::{Path, PathBuf},
@@ -59,7 +59,8 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
 }
 
 /// Like [`random_checkpoint`], but with a byte tokenizer, because building a tokenizer of the
-/// model's size would take most of the time. This is for planning, which needs no tokenizer.
+/// model's size would take most of the time. Use this function for planning, which needs no
+/// tokenizer.
 ///
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
@@ -86,7 +87,8 @@ fn files(shape: &dyn ReleasedShape, tokenizer: Vec<u8>) -> Files {
 /// each missing file with processor settings by the file of the family's release.
 ///
 /// # Errors
-/// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
+/// [`CheckpointError::MissingFile`] if there is no `config.json`; another [`CheckpointError`] if a
+/// file cannot be read.
 pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, CheckpointError> {
     let config: Value = serde_json::from_slice(&source.require("config.json")?).unwrap_or_default();
     let mut files = vec![("tokenizer.json", byte_level::tokenizer(0, &[]))];
@@ -113,7 +115,7 @@ pub fn open_gguf(path: &Path) -> Result<CheckpointSource, CheckpointError> {
 /// the module of one family.
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident: $folder:ident;)*) => {
-        /// A family's configuration.
+        /// The configuration of a checkpoint, as its family reads `config.json`.
         #[derive(Clone, Debug, PartialEq)]
         pub enum FamilyConfig {
             $($(#[$doc])* $name($folder::Config),)*
@@ -385,7 +387,7 @@ fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {
 
 /// Whether a family with the architectures `known` serves the checkpoint. If `config.json` has no
 /// `architectures`, its `model_type` decides, as in transformers (5.17,
-/// `models/auto/configuration_auto.py`). If it has both, they must agree.
+/// `models/auto/configuration_auto.py`). If the file has both keys, they must agree.
 fn serves(checkpoint: &Checkpoint, known: &[(&str, &str)]) -> Result<bool, ConfigError> {
     if checkpoint.architectures().next().is_none() {
         return Ok(known.iter().any(|(_, model_type)| checkpoint.model_type() == Some(model_type)));

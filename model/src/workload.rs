@@ -22,7 +22,8 @@ impl Workload {
     pub const ALL: &[Workload] =
         &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
-    /// Whether `list` contains the workload. This is a loop because `contains` is not `const`.
+    /// Whether `list` contains the workload. The function uses a loop because `contains` is not
+    /// `const`.
     const fn is_in(self, list: &[Workload]) -> bool {
         let mut at = 0;
         while at < list.len() {

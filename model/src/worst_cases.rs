@@ -72,8 +72,8 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
         // If not even the smallest picture fits, the encoder never runs.
         if largest >= smallest.patches() {
             let tile = model.config().tile();
-            // Every rank encodes these pictures at the same time and into the same rows, since
-            // the results are discarded.
+            // Every rank encodes these pictures at the same time. All ranks may write to the same
+            // rows, because the results are discarded.
             let most = most_of_a_rank(launch, tile.map_or(largest, |tile| tile.patches()), model.picture_ranks());
             let largest = tile.unwrap_or_else(|| largest_grid(largest, merge));
             let encode = |grid| Pass::Encode(pictures(model, most, grid, Model::pack_for_each_rank));
@@ -97,9 +97,8 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     plan_through(model, target, pass, Depth::Whole)
 }
 
-/// The smallest depth at which a pass reaches its peak memory. Layers of one kind use equal
-/// memory, so this depth ends at the first layer, or at the first layer of the kind that
-/// uses the most memory.
+/// The smallest depth at which a pass reaches its peak memory. Layers of one kind use equal memory,
+/// so the last layer of this depth is the first layer of the kind that uses the most memory.
 ///
 /// # Errors
 /// See [`plan`].
@@ -160,7 +159,7 @@ fn dry(
     Ok(Footprint { workspace: workspace.high_water(), work: counter.total() })
 }
 
-/// The sampling buffers for the sequences of `pass`.
+/// The shape of the sampling buffers for the sequences of `pass`.
 fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
     let (sequences, context_tokens) = match pass {
         Pass::Encode(_) => (0, 0),
@@ -297,8 +296,8 @@ fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
 type Placed<'p> = (&'p ResizedImage, &'p [u32]);
 
 /// As many pictures of `grid` as fit into `launch_patches`, and the smallest pictures in the
-/// remaining patches. Each picture has as many frames as a step of a video, which takes more bytes
-/// than a still picture.
+/// remaining patches. Each picture has as many frames as a step of a video, because such a step has
+/// more bytes than a still picture.
 fn pictures(
     model: &Model,
     launch_patches: usize,

@@ -102,7 +102,7 @@ fn process_tiles() {
 fn process_one() {
     let processor = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
     let picture = RgbImage::new(801, 600, vec![9; 801 * 600 * 3]).expect("a picture");
-    // Starts Rayon's pool, whose memory does not count for the picture.
+    // Start Rayon's pool first, because its memory does not count for the picture.
     rayon::join(|| (), || ());
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use bursar_model::text::{ChatTemplate, TemplateInputs, TemplateLimits, TemplateSources};
 use serde_json::Value;
 
-/// Characters of two texts to show where they differ.
+/// Number of characters of each text that are printed around the first difference.
 const SHOWN_CHARS: usize = 90;
 
 /// Errors of Jinja2 in cases that this implementation renders: its `map` returns lists, so

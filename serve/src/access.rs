@@ -1,5 +1,5 @@
 //! Access log: one line per request, written when the response has been sent or the client has
-//! disconnected. The line has the outcome of the request, never its content.
+//! disconnected. The line contains the outcome of the request, never its content.
 
 use std::{
     pin::Pin,
@@ -34,7 +34,7 @@ impl Used {
     }
 }
 
-/// A request that is being answered. Its line is written when this is dropped.
+/// A request that is being answered. Dropping the `Access` writes its line.
 pub(super) struct Access {
     span: Span,
     method: Method,
@@ -43,7 +43,7 @@ pub(super) struct Access {
     route: Arc<str>,
     began: Instant,
     used: Used,
-    /// `None` until there is a response.
+    /// `None` until the response has been created.
     status: Option<StatusCode>,
     /// Error code and the request field at fault.
     fault: Option<(&'static str, Option<String>)>,

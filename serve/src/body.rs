@@ -1,5 +1,5 @@
-//! Request bodies: limits on size, time and number, decompression, and JSON errors that
-//! name the wrong field.
+//! Request bodies: limits on size, time and concurrency, decompression, and JSON errors that name
+//! the wrong field.
 
 use std::{
     io::Read,
@@ -277,8 +277,9 @@ pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     json(bytes).and_then(of)
 }
 
-/// Converts an object into two types. The second type takes the fields that it has, and the first
-/// type the others. Serde's `flatten` would lose the path of a wrong field.
+/// Parses an object into two types. Members that are fields of the second type are parsed into the
+/// second type, and all other members into the first type. Serde's `flatten` would lose the path of
+/// a wrong field.
 pub(super) fn pair_of<T: DeserializeOwned, U: DeserializeOwned>(whole: Value) -> Result<(T, U), ApiError> {
     let (second, first) = match whole {
         Value::Object(members) => {
@@ -288,13 +289,13 @@ pub(super) fn pair_of<T: DeserializeOwned, U: DeserializeOwned>(whole: Value) ->
                 members.into_iter().partition(|(name, _)| known.contains(&name.as_str()));
             (second, Value::Object(first))
         }
-        // The first type refuses it.
+        // The first type reports the error: a value that is not an object.
         other => (Map::new(), other),
     };
     Ok((of(first)?, of(Value::Object(second))?))
 }
 
-/// Names of the fields of a struct, which serde's derive passes to a deserializer.
+/// Returns the names of a struct's fields, which serde's derive passes to a deserializer.
 fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Probe<'n>(&'n mut &'static [&'static str]);
 

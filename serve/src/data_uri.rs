@@ -9,7 +9,8 @@ use base64::{
 use percent_encoding::percent_decode_str;
 
 const IN_BETWEEN: GeneralPurpose = engine(DecodePaddingMode::RequireNone);
-/// Padding may be missing, and the last character may have unused bits, as in Python's decoder.
+/// Engine for the last chunk. Padding may be missing, and the last character may have unused bits
+/// that are not zero, as in Python's decoder.
 const LAST: GeneralPurpose = engine(DecodePaddingMode::Indifferent);
 
 const fn engine(padding: DecodePaddingMode) -> GeneralPurpose {
@@ -26,7 +27,7 @@ pub(super) struct DataUri<'u> {
 }
 
 impl<'u> DataUri<'u> {
-    /// Parses the part after `data:`. Returns `None` without a comma.
+    /// Parses the part after `data:`. Returns `None` if there is no comma.
     pub(super) fn read(rest: &'u str) -> Option<Self> {
         let (head, body) = rest.split_once(',')?;
         let mut parts = head.split(';').map(|part| part.trim_ascii().to_ascii_lowercase());
@@ -49,7 +50,7 @@ pub(super) fn base64(text: &str) -> Result<Vec<u8>, DecodeError> {
 /// Cleans and decodes the text in chunks. A cleaned copy of the whole text would use memory
 /// that is not reserved.
 fn lenient(text: &str) -> Result<Vec<u8>, DecodeError> {
-    /// A multiple of 4, the characters of a base64 group.
+    /// Characters per chunk: a multiple of 4, the length of a base64 group.
     const CHUNK: usize = 4096;
     let mut decoded = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let (mut chunk, mut done) = (Vec::with_capacity(CHUNK), 0);
@@ -87,7 +88,7 @@ mod tests {
 
     #[test]
     fn base64_of_any_encoder_has_the_same_bytes() {
-        // More than two chunks.
+        // The base64 text fills more than two chunks.
         let bytes: Vec<u8> = (0..=255).cycle().take(7000).chain([0xfb, 0xff, 0xbf]).collect();
         for length in [7003, 7002, 7001, 6145, 6144, 6143, 3073, 3072, 3071, 259, 258, 257, 1] {
             let bytes = &bytes[bytes.len() - length..];
@@ -113,7 +114,7 @@ mod tests {
         }
         for text in ["A", "AAAA=AAA", "AA*A", "AA%2", "äAAA", "A===", "AAAAA", "===="] {
             assert!(base64(text).is_err(), "{text}");
-            // After a whole chunk, and after a chunk that ends with padding.
+            // The invalid text is also an error after a valid chunk.
             assert!(base64(&format!("{} {text}", "A".repeat(4096))).is_err(), "{text}");
         }
         assert!(base64(&format!("{}== AAAA", "A".repeat(4094))).is_err());

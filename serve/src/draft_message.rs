@@ -36,7 +36,7 @@ impl DraftMessage {
         DraftMessage { role, pieces, calls: Vec::new(), result_of: None }
     }
 
-    /// The result of the tool call with the id `of`.
+    /// Creates the result of the tool call with the id `of`.
     pub(super) fn result(of: String, pieces: Vec<Piece>) -> Self {
         DraftMessage { result_of: Some(of), ..DraftMessage::new(Role::Tool, pieces) }
     }

@@ -18,10 +18,10 @@ const FULL_SECONDS: u64 = 1;
 /// `Retry-After` while a model is loading, in seconds.
 const LOADING_SECONDS: u64 = 2;
 
-/// Longest message. A message may repeat field names, which clients choose, so
+/// Maximum length of an error message. A message may repeat field names, which clients choose, so
 /// longer messages are cut.
 const MESSAGE_CHARACTERS: usize = 2048;
-/// Longest name of the field at fault, which is also logged.
+/// Maximum length of the name of the field at fault. The name is also logged.
 const PARAM_CHARACTERS: usize = 128;
 
 fn bounded(text: String, characters_max: usize) -> String {
@@ -136,7 +136,7 @@ impl ApiError {
         self
     }
 
-    /// JSON of the response, and of the event that ends a broken stream.
+    /// Returns the JSON of the response, or of the event that ends a broken stream.
     pub(super) fn body(&self, shape: Shape) -> Value {
         let ErrorDetails { kind, code, param, message, hint, anthropic, .. } = &*self.told;
         let message = anthropic.as_ref().filter(|_| shape == Shape::Anthropic).unwrap_or(message);
@@ -220,7 +220,7 @@ impl From<ChatError> for ApiError {
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
             // After the queue deadline the client may retry, because another server may have
-            // capacity. After the other deadlines the client's own time is over.
+            // capacity. After any other deadline, a retry would be too late for the client.
             (ChatError::TooLate { deadline: Deadline::Queue, .. }, _) => ApiError::busy(message).code("queue_deadline"),
             (ChatError::TooLate { .. }, _) => {
                 ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")

@@ -1,7 +1,7 @@
-//! Decoding of video frames by the program `ffmpeg` in a separate process, so that a file
-//! that crashes a decoder fails only its own request. The process gets one open file, one
-//! demuxer and a list of video decoders: no network, no other file, no playlist. Dropping the
-//! future ends the process.
+//! Decoding of video frames by the program `ffmpeg` in a separate process, so that a file that
+//! crashes a decoder fails only its own request. The process gets one open file, one demuxer
+//! and a list of video decoders: no network, no other file, no playlist. Dropping the future
+//! kills the process.
 
 use std::{
     fs::File,
@@ -140,8 +140,8 @@ fn pixels_per_second(told: &str) -> Option<f64> {
         None => text.parse().ok(),
     };
     let rate = |unit: &str| line.split(", ").find_map(|part| number(part.strip_suffix(unit)?.trim()));
-    // A higher estimate is the unit of the timestamps, as in videos recorded by browsers: `1k tbr,
-    // 1k tbn`.
+    // A higher estimate is not a frame rate but the resolution of the timestamps, as in videos
+    // recorded by browsers: `1k tbr, 1k tbn`.
     const ESTIMATED_RATE_MAX: f64 = 480.0;
     let estimated = || rate(" tbr").filter(|rate| *rate <= ESTIMATED_RATE_MAX);
     rate(" fps").or_else(estimated).map(|rate| rate * pixels)

@@ -27,7 +27,8 @@ pub(super) struct Guard {
 }
 
 struct Key {
-    /// A hash, so that the time of a comparison does not reveal the length of a key either.
+    /// BLAKE3 hash of the key. Hashes have equal lengths, so the time of a comparison does not
+    /// reveal the length of the key.
     hash: [u8; 32],
     streams: Option<Arc<Semaphore>>,
 }
@@ -59,7 +60,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// The reserved memory, which grows as data is read for the request.
+    /// Returns the reserved memory, which grows as data is read for the request.
     pub(super) fn room(&mut self) -> &mut BodyPermit {
         &mut self.room
     }
@@ -129,13 +130,13 @@ impl Guard {
         self.admin_hashes.is_empty() && (self.open_admin || is_alone)
     }
 
-    /// Whether there are several keys. The load of the server then reveals the
+    /// Whether there are several keys. If so, the load of the server would reveal to one client the
     /// load of other clients.
     pub(super) fn has_tenants(&self) -> bool {
         self.keys.len() > 1
     }
 
-    /// The error for a client that is not an administrator.
+    /// Returns the error for a client that is not an administrator.
     pub(super) fn admin_only(&self) -> ApiError {
         let error =
             ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this request needs the key of an administrator");

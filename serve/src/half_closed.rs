@@ -25,8 +25,8 @@ const WITH_REQUEST: Duration = Duration::from_millis(100);
 /// the request is canceled.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// A stream that can return its socket's error, which reads no longer return after the end of
-/// input.
+/// A stream that can return the error of its socket. After the end of input, reads no longer
+/// return this error.
 pub(super) trait Socket {
     /// The socket's pending error (SO_ERROR), such as a reset by the peer.
     fn socket_error(&self) -> io::Result<Option<io::Error>>;
@@ -64,7 +64,7 @@ impl<S> HalfClosed<S> {
 }
 
 impl<S: Socket> HalfClosed<S> {
-    /// Returns the error of a socket whose end of input was hidden.
+    /// Polls for an error of the socket, if its end of input was hidden.
     fn poll_error(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(check) = &mut self.check else { return Poll::Pending };
         loop {

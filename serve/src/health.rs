@@ -19,13 +19,14 @@ use super::{
     state::Shared,
 };
 
-/// 200 while all models that did not fail to load accept requests, and the server
-/// is not shutting down.
+/// Returns 200 while all models accept requests and the server is not shutting down. Models that
+/// failed to load are ignored, unless no other model exists. Otherwise returns 503.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     told(&shared, &headers, |live, ready| live && ready).await
 }
 
-/// 200 while all runtimes are alive. If not, only a restart of the process helps.
+/// Returns 200 while all runtimes are alive, and otherwise 503. A runtime that has died returns
+/// only with a restart of the process.
 pub(super) async fn live(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     told(&shared, &headers, |live, _| live).await
 }

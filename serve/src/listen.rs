@@ -112,7 +112,7 @@ impl Server {
     /// Listens on an address, such as `127.0.0.1:8000`. Port 0 selects any free port.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// [`ListenError`] if the address is refused or a TLS file cannot be used.
     pub async fn start(service: Service, address: &str, tls: Option<&TlsFiles>) -> Result<Self, ListenError> {
         let refused = |source| ListenError::Refused { address: address.to_owned(), source };
         let acceptor = tls.map(acceptor).transpose()?;
@@ -324,7 +324,7 @@ async fn serve(
         .keep_alive(limits.keeps_alive)
         .serve_connection(io, TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
-    // Connections in the reserve end after one request, because they have no keep-alive.
+    // Connections in the reserve have no keep-alive, so they close after one request.
     if limits.keeps_alive {
         tokio::select! {
             ended = connection.as_mut() => return note(ended),

@@ -139,13 +139,14 @@ impl Link {
         self.is_low || matches!(self.what, What::Film(..))
     }
 
-    /// A picture in the request, in base64.
+    /// Creates a link to a picture that the request contains in base64.
     pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
         let source = decoded(&param, data)?;
         Ok(Link::new(param, What::Picture(source)))
     }
 
-    /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a video file, or a folder of frames.
+    /// Creates a link to a video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a video file, or a
+    /// folder of frames.
     pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
         let fps = fps.unwrap_or(USUAL_FPS);
         let (scheme, rest) = scheme(url);
@@ -411,7 +412,7 @@ impl Reading<'_> {
     }
 }
 
-/// Opens a plain file. `NONBLOCK` avoids a wait for a writer if the path is a pipe, or has become
+/// Opens a regular file. `NONBLOCK` avoids a wait for a writer if the path is a pipe, or has become
 /// one since it was checked.
 fn plain(file: &Path, param: &str) -> Result<File, ApiError> {
     let failed = |told: String| ApiError::invalid(param, told).hint("name a file with a picture or video");

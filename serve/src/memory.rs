@@ -24,8 +24,8 @@ use super::{
 
 /// Interval between snapshots in a stream.
 const EVERY: Duration = Duration::from_millis(500);
-/// Maximum age of a snapshot that is sent to several clients. Thousands of clients that watch then
-/// cost no more than one.
+/// Maximum age of a snapshot that is sent to several clients. Thousands of clients then cost no
+/// more than one client.
 const FRESH: Duration = Duration::from_millis(100);
 
 /// Snapshot of a runtime as JSON. A snapshot that is younger than `FRESH` is reused.
@@ -99,7 +99,7 @@ struct Watch {
     shared: Arc<Shared>,
     fields: Fields,
     events: Events,
-    /// Number of the last event that was sent at the start.
+    /// Number of the last event that was sent when the stream started.
     told: u64,
     looks: Interval,
 }

@@ -17,8 +17,8 @@ pub enum ModelState {
     Loading(Arc<str>),
     /// The model accepts requests.
     Ready(ModelHandle),
-    /// The model could not be loaded, for this reason. It is not listed, and requests
-    /// for it get 404.
+    /// The model could not be loaded, for this reason. The model is not listed, and requests for
+    /// it get 404.
     Failed(Arc<str>),
 }
 
@@ -33,7 +33,7 @@ impl ModelState {
         }
     }
 
-    /// Phase of loading or reason of failure, for people.
+    /// Returns the phase of loading or the reason of the failure, for people.
     pub(super) fn detail(&self) -> Option<&str> {
         match self {
             ModelState::Loading(detail) | ModelState::Failed(detail) => Some(detail),
@@ -81,7 +81,8 @@ impl Models {
         self.aliases.write().unwrap_or_else(PoisonError::into_inner).insert(alias, of);
     }
 
-    /// Name of a model for people: its alias if it has one, because its first name may be a path.
+    /// Returns the name of a model for people. An alias is preferred, because the first name may
+    /// be a path.
     pub(super) fn shown(&self, entry: &Entry) -> String {
         let aliases = self.aliases.read().unwrap_or_else(PoisonError::into_inner);
         let alias = aliases.iter().find(|(_, of)| **of == entry.names[0]).map(|(alias, _)| alias);
@@ -92,8 +93,8 @@ impl Models {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Finds a model that is ready. Also returns the name that its responses contain, which is the
-    /// name that the client used. Without a name, finds the only model of the server.
+    /// Finds a model that is ready. Also returns the model's name for responses, which is the name
+    /// that the client used. If the client named no model, finds the only model of the server.
     pub(super) fn ready(&self, name: Option<&str>) -> Result<(String, ModelHandle), ApiError> {
         let entry = self.find(name)?;
         let own = &entry.names[0];

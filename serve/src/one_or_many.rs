@@ -11,8 +11,8 @@ use serde::{
     },
 };
 
-/// A list, or a single string in place of a list with one item. Unlike with an untagged enum,
-/// errors name the wrong item.
+/// A list. Clients may send a single string instead of a list with one item. Unlike with an
+/// untagged enum, errors name the wrong item.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OneOrMany<T>(pub(super) Vec<T>);
 
@@ -55,7 +55,8 @@ impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     }
 }
 
-/// An object, or a string in place of an object that has no other fields.
+/// An object. Clients may send a string instead, which `T::from` converts to an object with
+/// only that field.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wrapped<T>(pub(super) T);
 

@@ -11,7 +11,7 @@ pub enum KeyError {
     /// The list contains no key.
     #[error("the list of keys is empty")]
     None,
-    /// A key that an HTTP header cannot carry.
+    /// A key is empty or contains characters that are not allowed in an HTTP header.
     #[error("the key on line {line} is empty or has characters that are not allowed in a header")]
     Unsendable {
         /// Line of the key in the list, starting at 1.
@@ -33,10 +33,10 @@ impl Hint for KeyError {
 pub struct ServeOptions {
     /// API keys of clients. Without keys, every client that reaches the port is served.
     pub keys: Vec<String>,
-    /// Keys of administrators. They may also put models to sleep, wake them, run drills, and read
-    /// the budget of a server with several `keys`. Without administrator keys, every client is an
-    /// administrator if the server has no `keys` and listens only on this machine, or if
-    /// [`open_admin`](Self::open_admin) is set; otherwise no client is an administrator.
+    /// Keys of administrators. Administrators may also put models to sleep, wake them, run drills,
+    /// and read the budget of a server with several `keys`. Without administrator keys, every
+    /// client is an administrator if the server has no `keys` and listens only on this machine, or
+    /// if [`open_admin`](Self::open_admin) is set; otherwise no client is an administrator.
     pub admin_keys: Vec<String>,
     /// Whether every client is an administrator if there are no `admin_keys`.
     pub open_admin: bool,
@@ -60,14 +60,14 @@ pub struct ServeOptions {
     /// Maximum concurrent connections from one address, or from one /64 network of IPv6.
     pub connections_per_address: usize,
     /// Maximum concurrent replies per key, or of all clients together if there are no keys. Further
-    /// requests get 429. `None`: only the models limit them.
+    /// requests get 429. With `None`, only the models limit concurrent replies.
     pub streams_per_key: Option<usize>,
     /// Time without events after which a stream gets a comment, so that proxies keep it open.
     pub keep_alive: Duration,
     /// Time that running replies have to finish when the server shuts down.
     pub drain: Duration,
-    /// Maximum number of stored responses of `/v1/responses`. They are stored in memory only. The
-    /// oldest response of the key that stores the most is evicted first.
+    /// Maximum number of stored responses of `/v1/responses`. Responses are stored in memory only.
+    /// The oldest response of the key that stores the most is evicted first.
     pub responses: usize,
     /// Maximum bytes of all stored responses and their conversations, pictures included.
     pub responses_bytes: Bytes,
@@ -154,7 +154,7 @@ impl Default for ServeOptions {
 /// Parses one key per line. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
-/// [`KeyError`].
+/// [`KeyError`] if the text has no key, or a key that cannot be sent in a header.
 fn keys_of(text: &str) -> Result<Vec<String>, KeyError> {
     let lines = text.lines().map(str::trim).enumerate();
     let keys: Vec<_> = lines.filter(|(_, key)| !key.is_empty() && !key.starts_with('#')).collect();

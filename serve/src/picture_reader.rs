@@ -25,7 +25,7 @@ pub struct ReadPictures {
 pub struct NotRead(ApiError);
 
 impl NotRead {
-    /// Whether a retry may succeed, because only memory or a thread was not available.
+    /// Whether a retry may succeed, because the server only lacked memory or a thread.
     pub fn is_busy(&self) -> bool {
         self.0.status.is_server_error()
     }

@@ -1,4 +1,4 @@
-//! Query strings of the routes that take them.
+//! Query strings of requests.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Routes of a server: which path calls what, and the layers around them.
+//! Routes of a server: the handler of each path, and the layers around the handlers.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -33,7 +33,8 @@ use super::{
     tokens,
 };
 
-/// Id of a request in its response and in logs: the client's, or a generated one.
+/// Header with the id of a request, for its response and for logs. The client may send an id.
+/// Otherwise the server generates one.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Header in which Anthropic's clients look for the id.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -244,7 +245,7 @@ fn shaped(response: Response, shape: Shape) -> Response {
     }
 }
 
-/// The client's id of a request, if it is safe to log.
+/// Returns the id that the client has sent, if the id is safe to log.
 fn name_of(headers: &HeaderMap) -> Option<String> {
     const BYTES_MAX: usize = 128;
     let name = headers.get(REQUEST_ID)?.to_str().ok()?;

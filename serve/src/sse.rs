@@ -54,8 +54,8 @@ pub(super) fn told<H: Send, S: Send>(
     events.flat_map(stream::iter)
 }
 
-/// A response with these events. A stream without events for `keep_alive` gets a comment. The
-/// stream is dropped when the client disconnects.
+/// Creates a response with these events. A stream without events for `keep_alive` gets a comment.
+/// The stream is dropped when the client disconnects.
 pub(super) fn response(events: impl Stream<Item = Event> + Send + 'static, keep_alive: Duration) -> Response {
     let alive = KeepAlive::new().interval(keep_alive).text("keep-alive");
     let mut response = Sse::new(events.map(Ok::<_, Infallible>)).keep_alive(alive).into_response();

@@ -69,7 +69,7 @@ pub(super) struct Shared {
     /// Locked while a drill runs, so that only one drill runs at a time.
     pub(super) other_process: Arc<Mutex<()>>,
     is_ending: AtomicBool,
-    /// True once running replies have to end.
+    /// `true` once running replies must end.
     is_cut: watch::Sender<bool>,
 }
 
@@ -84,7 +84,7 @@ impl Shared {
         self.is_ending.load(Relaxed)
     }
 
-    /// Whether the headers are of a client that may send requests.
+    /// Whether the headers contain a valid key, or the server has no keys.
     pub(super) fn is_client(&self, headers: &HeaderMap) -> bool {
         self.guard.admit_at(headers, false).is_ok()
     }
@@ -150,8 +150,9 @@ impl Service {
         self.shared.models.set(names, state);
     }
 
-    /// Serves the model whose first name is `of` also as `alias`, which is not listed. `/health`
-    /// shows the model under its alias, because its names may be paths.
+    /// Serves a model under one more name, which is not listed. `of` is the first name of the
+    /// model, and `alias` is the additional name. `/health` shows the model under its alias,
+    /// because its names may be paths.
     pub fn alias(&self, alias: impl Into<String>, of: impl Into<String>) {
         self.shared.models.alias(alias.into(), of.into());
     }

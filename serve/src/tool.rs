@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{error::ApiError, models::shortened};
 
-/// A function that the model may call.
+/// Describes a function that the model may call.
 pub(super) fn function(name: &str, description: Option<Value>, parameters: Option<Value>) -> Value {
     let mut function = Map::from_iter([("name".to_owned(), name.into())]);
     function.extend(description.map(|description| ("description".to_owned(), description)));
@@ -13,7 +13,7 @@ pub(super) fn function(name: &str, description: Option<Value>, parameters: Optio
     json!({"type": "function", "function": function})
 }
 
-/// A call that the model has made.
+/// Converts a call that the model has made.
 pub(super) fn call(id: Option<String>, name: &str, arguments: Value) -> Content {
     let function = json!({"name": name, "arguments": as_object(arguments)});
     Content::ToolCall(json!({"id": id, "type": "function", "function": function}))

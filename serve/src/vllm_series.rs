@@ -18,7 +18,7 @@ const RENAMED: [(&str, &str, &str); 21] = [
     ("bursar_encoder_cache_hits_total", "mm_cache_hits_total", "counter"),
     ("bursar_time_to_first_token_seconds", "time_to_first_token_seconds", "histogram"),
     ("bursar_token_interval_seconds", "inter_token_latency_seconds", "histogram"),
-    // The name in earlier versions of vLLM, which older dashboards read.
+    // Earlier versions of vLLM used this name, and older dashboards still read it.
     ("bursar_token_interval_seconds", "time_per_output_token_seconds", "histogram"),
     ("bursar_request_seconds", "e2e_request_latency_seconds", "histogram"),
     ("bursar_queue_seconds", "request_queue_time_seconds", "histogram"),
@@ -72,7 +72,8 @@ fn tell(told: &mut String, name: &str, kind: &str, lines: impl Iterator<Item = (
     }
 }
 
-/// vLLM's name for the end of a request. `None` for requests that vLLM would not count.
+/// Returns vLLM's `finished_reason` of a request. Returns `None` for requests that vLLM
+/// would not count.
 fn finished(reason: &str) -> Option<&'static str> {
     match reason {
         "stop" => Some("stop"),
@@ -97,13 +98,13 @@ impl<'a> Series<'a> {
         Some(Series { name, labels, value })
     }
 
-    /// The value of a label. Model names contain no quotes.
+    /// Returns the value of a label. Model names contain no quotes, so values are not unescaped.
     fn label(&self, name: &str) -> Option<&'a str> {
         let at = self.labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""))?;
         at.strip_suffix('"')
     }
 
-    /// vLLM's labels, and the upper bound of a histogram bucket.
+    /// Returns vLLM's labels. A histogram bucket also keeps its upper bound (`le`).
     fn labels_as_theirs(&self) -> String {
         let labels = labels_of(self.label("model").unwrap_or_default());
         match self.label("le") {
@@ -117,7 +118,7 @@ fn labels_of(model: &str) -> String {
     format!("model_name=\"{model}\",engine=\"0\"")
 }
 
-/// Fraction of its KV blocks that each model uses.
+/// Returns, for each model, the fraction of its KV blocks that is in use.
 fn shares(series: &[Series<'_>]) -> Vec<(String, String, String)> {
     let number = |name: &str, model: &str| {
         let found = series.iter().find(|series| series.name == name && series.label("model") == Some(model))?;

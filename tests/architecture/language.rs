@@ -51,12 +51,14 @@ const REPLACED: [(&str, &str); 39] = [
     ("turned_scales", "transposed_scales"),
 ];
 
-/// Beginnings of sentences and phrases that have to be decoded, with what to write instead.
+/// Openings of sentences that a reader has to decode.
 const OPENINGS: [&str; 7] = ["As above", "As below", "Of the ", "To the ", "What ", "Whoever ", "Whose "];
+/// Phrases that a reader has to decode.
 const PHRASES: [&str; 8] =
     ["as above", "is none of", "are none", "so many that there", "stands for none", "who come", "whoever", "of whom"];
 
-/// Sentences with such a beginning that are good: the file, and words of the line.
+/// Exceptions: a file, and words that mark the lines in it that may contain one of `OPENINGS` or
+/// `PHRASES`.
 const ALLOWED: [(&str, &str); 0] = [];
 
 #[test]
@@ -111,10 +113,10 @@ fn docs_say_more_than_a_name() {
             let is_doc = |at: usize| lines.get(at).is_some_and(|line| line.starts_with("///"));
             for at in (0..lines.len()).filter(|&at| is_doc(at)) {
                 let (is_whole, told) = (!at.checked_sub(1).is_some_and(is_doc) && !is_doc(at + 1), &lines[at][3..]);
-                // A unit, a shape, a number or a link says more than a name.
+                // A doc with a unit, a shape, a number or a link says more than a name.
                 let is_useful =
                     told.contains(['`', '[', '%', '<']) || told.contains(char::is_numeric) || told.contains(" per ");
-                // Program output, and the public facade.
+                // Short docs are allowed if they are program output or document the public facade.
                 let is_shown = lines.get(at + 1).is_some_and(|next| next.starts_with("#[") || next.starts_with("pub "))
                     || text.contains("ValueEnum");
                 if is_whole && !is_useful && !is_shown && told.split_whitespace().count() < WORDS_MIN {

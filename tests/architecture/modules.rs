@@ -54,8 +54,9 @@ impl Crate {
                 targets.extend(self.definition(at, &path, 0));
             }
             for (name, path) in &module.imports {
-                // The import of an item is an arrow even if only a trait's methods are used. The import
-                // of a module is not: its items are named elsewhere. A re-export is none either.
+                // The import of an item is an arrow even if only a trait's methods are used. The
+                // import of a module is not: its items are named elsewhere. A re-export is not an
+                // arrow either.
                 if !is_reexported(&module.code, name) {
                     targets.extend(self.definition(at, path, 0).filter(|_| self.module(at, path, 0).is_none()));
                 }
@@ -71,7 +72,8 @@ impl Crate {
         arrows
     }
 
-    /// The files in cycles, one list per group of files that reach each other.
+    /// The strongly connected components: one list of files per group of files that reach each
+    /// other.
     pub fn cycles(&self) -> Vec<Vec<&str>> {
         let arrows = self.arrows();
         let reached = |from| {
@@ -152,7 +154,8 @@ impl Crate {
             name => {
                 let module = self.0.get(&here)?;
                 let is_known = module.children.contains(name) || module.imports.contains_key(name);
-                // A path in a `use` that begins with its own name names another crate.
+                // In a `use`, a path whose first name is the imported name itself starts at another
+                // crate.
                 let is_own =
                     module.imports.get(name).is_some_and(|import| import.first().is_some_and(|first| first == name));
                 return (is_known && !is_own).then_some((here, path));
@@ -162,7 +165,7 @@ impl Crate {
     }
 }
 
-/// Modules that a file declares, without those that only tests have.
+/// The modules that a file declares, except modules that exist only in tests.
 fn declared_modules(code: &str) -> BTreeSet<String> {
     let lines = code.lines().map(str::trim);
     let names = lines.filter_map(|line| {
@@ -173,7 +176,7 @@ fn declared_modules(code: &str) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Every `use` of a file, with the braces expanded: the name that it brings, and its path.
+/// Every `use` of a file, with the braces expanded: the imported name and its path.
 fn uses(code: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for tree in use_trees(code) {
@@ -182,12 +185,12 @@ fn uses(code: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// The part between `use` and the semicolon of each declaration.
+/// The text between `use` and the semicolon of each declaration.
 fn use_trees(code: &str) -> impl Iterator<Item = &str> {
     use_declarations(code).map(|(_, tree)| tree)
 }
 
-/// Each `use` declaration: whether it is public, and the part between `use` and the semicolon.
+/// Each `use` declaration: `true` if it is public, and the text between `use` and the semicolon.
 fn use_declarations(code: &str) -> impl Iterator<Item = (bool, &str)> {
     code.match_indices("use ").filter_map(|(at, word)| {
         let line = code[..at].rfind('\n').map_or(0, |end| end + 1);
@@ -230,7 +233,7 @@ fn expand(tree: &str, before: &[String], found: &mut Vec<(String, Vec<String>)>)
     found.push((alias.unwrap_or(&name).to_owned(), whole));
 }
 
-/// The parts of a group in braces, split at its commas.
+/// The elements of a group in braces, split at the commas outside nested braces.
 fn parts(group: &str) -> Vec<&str> {
     let (mut depth, mut start, mut parts) = (0, 0, Vec::new());
     let mut end = group.len();
@@ -254,7 +257,7 @@ fn parts(group: &str) -> Vec<&str> {
     parts
 }
 
-/// Every path of two names or more in the code.
+/// Every path of two or more names in the code.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let is_name = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
     let words = code.split(|letter: char| !is_name(letter)).filter(|word| word.contains("::"));
@@ -262,7 +265,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     words.map(path).filter(|path| path.len() > 1).collect()
 }
 
-/// Whether a file only passes a name on.
+/// Returns whether a file re-exports a name.
 fn is_reexported(code: &str, name: &str) -> bool {
     use_declarations(code).any(|(is_public, tree)| is_public && has_word(tree, name))
         && !has_word(&without_uses(code), name)
@@ -272,7 +275,7 @@ fn has_word(code: &str, name: &str) -> bool {
     code.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|word| word == name)
 }
 
-/// Whether the code defines an item of this name.
+/// Returns whether the code defines an item of this name.
 fn defines(code: &str, name: &str) -> bool {
     ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules!"].iter().any(|kind| {
         code.match_indices(&format!("{kind} {name}")).any(|(at, word)| {

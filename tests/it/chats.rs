@@ -37,7 +37,8 @@ fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
     story(async {
         let stage = Stage::set(small()).await;
         assert_eq!(answer(&stage.model, about(2)).await, answer(&stage.model, about(2)).await);
-        // A temperature so high that two seeds give the same 24 tokens only if seeds are ignored.
+        // The temperature is so high that two seeds give the same 24 tokens only if seeds are
+        // ignored.
         let hot = |seed| text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(seed);
         let first = answer(&stage.model, hot(7)).await;
         assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed");

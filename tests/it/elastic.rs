@@ -256,7 +256,7 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
         let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
         crowd.goes_on().await;
-        // One after the other, each sequence has enough memory.
+        // Sequences that run one after another have enough memory.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
         crowd.home().await;
         card.device.foreign_gives_back(Bytes::gib(1));

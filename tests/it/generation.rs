@@ -280,7 +280,8 @@ fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
             answer(&stage.model, below(salt)).await;
             assert_eq!(counts()[2], hits, "{salt:?}");
         }
-        // Other chats evict the picture. It is then decoded again, and the answer is the same.
+        // Other chats evict the picture. The picture is then decoded again, and the answer is the
+        // same.
         for number in 10..30 {
             answer(&stage.model, about(number)).await;
         }

@@ -1,5 +1,5 @@
-//! Settings under the names of other engines: valid ones are applied when a model is loaded, and
-//! impossible ones are refused before.
+//! Settings under the names of other engines: valid settings are applied when a model is loaded,
+//! and impossible settings are refused before the load.
 
 use std::process::{Command, Output};
 

@@ -176,8 +176,8 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses cost nothing");
         mine.back_to(MIB.into()).expect("there is room");
         spares.devices[0].lose("a script says so");
-        // Either this request or the budget notices the loss first. The budget reads
-        // the segment's release note.
+        // This request or the budget notices the loss, whichever is first. The budget notices it
+        // when it reads a segment's release note.
         drop(ask(&model, about(1)).await);
         eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
         answer(&model, about(1)).await;

@@ -92,7 +92,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         let free = before.free;
         let index = budget.lease(Class::external("index"), free).await.expect("there is room");
         assert_eq!(stage.snapshot().await.of_class(&Class::external("index")), free);
-        // Nothing shrinks for this request. It stops waiting and is removed from the queue.
+        // No lease shrinks for this request. The request is aborted and leaves the queue.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::external("other"), MIB).await.map(drop) }

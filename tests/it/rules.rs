@@ -55,7 +55,7 @@ struct Answerers {
     lease: Lease,
 }
 
-/// Asks one question of the table for real. A question that is not listed here fails the test.
+/// Sends one question of the table to its actor. A question that is not listed here fails the test.
 fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
     let budget = world.runtime.budget();
     let request = |class, bytes| Request::new(Owner::new("rule 13", 0), class, "rule 13", bytes);
@@ -175,7 +175,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
                     *answers.entry(answer.is_ok()).or_insert(0usize) += 1;
                 }
                 assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
-                // An actor that lives and is not disturbed gives every question a positive answer.
+                // An actor that is alive and undisturbed answers every question without an error.
                 let refused = answers.contains_key(&false);
                 let of_a_lane =
                     [tree::STRESS, tree::CAPTURE, tree::RECAPTURE].iter().any(|lanes| lanes.what == question.what);

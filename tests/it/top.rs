@@ -19,8 +19,8 @@ fn said(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// Serves recorded scrapes. The first request for metrics gets the earlier scrape, and all others
-/// get the later scrape.
+/// Serves recorded scrapes. The first request for metrics gets the earlier scrape, and every later
+/// request gets the later scrape.
 fn recorded() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = listener.local_addr().expect("it has one").to_string();

@@ -25,7 +25,7 @@ struct Start {
     serving: Serving,
 }
 
-/// The part of a record that does not differ between two measurements.
+/// A record without its measured times, which differ between two measurements.
 fn sizes(record: &ProfileRecord) -> ProfileRecord {
     ProfileRecord { costs: MeasuredCosts::default(), ..record.clone() }
 }

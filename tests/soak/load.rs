@@ -62,7 +62,7 @@ impl Load {
         Load { models, known: Vec::new(), random: Random(seed), asked: 0, ends: Ends::default() }
     }
 
-    /// Asks some greedy chats whose replies must stay the same whatever happens. The chats have
+    /// Sends some greedy chats whose replies must stay the same whatever happens. The chats have
     /// priorities, tenants and pictures, and some are turns of a conversation.
     pub async fn knowing_some(mut self) -> Self {
         let model = self.models[0].clone();
@@ -87,8 +87,8 @@ impl Load {
         self.ends
     }
 
-    /// Asks `count` more chats, `at_once` of them concurrently, and waits until all
-    /// of them have ended.
+    /// Sends `count` more chats, `at_once` of them concurrently, and waits until all of them have
+    /// ended.
     pub async fn run(&mut self, count: usize, at_once: usize) {
         let mut under_way = JoinSet::new();
         for _ in 0..count {

@@ -51,7 +51,8 @@ unsafe impl GlobalAlloc for Counting {
 pub struct Reading {
     /// Live allocations of Rust code.
     pub heap_bytes: u64,
-    /// Resident memory in bytes. Zero except on Linux, like the fields below.
+    /// Resident memory in bytes. This field, `threads` and `files` are read from /proc, and are 0
+    /// except on Linux.
     pub resident_bytes: u64,
     threads: usize,
     files: usize,
@@ -72,14 +73,14 @@ impl Reading {
         }
     }
 
-    /// Waits until there are no more threads, files and tasks than in `before`. If a thread, file
-    /// or task never goes away, this never returns and the test fails.
+    /// Waits until there are no more threads, files and tasks than in `before`. If one of them
+    /// stays forever, this function does not return and the test fails.
     pub async fn of_a_process_at_rest(before: Option<&Reading>) -> Self {
         if let Some(before) = before {
             let what = format!("no more threads, files and tasks than {before}");
             eventually(&what, async || Reading::now().is_at_rest_as(before)).await;
         } else {
-            // Idle threads end on their own, so this waits until the count is stable.
+            // Idle threads end by themselves, so wait until the counts are stable.
             let mut last = Reading::now();
             eventually("threads and tasks stand still", async || {
                 let earlier = std::mem::replace(&mut last, Reading::now());

@@ -22,8 +22,8 @@ use crate::{
 /// the same requests run.
 const DEATHS: usize = 2;
 
-/// Number of looks after which both ledgers are printed, if the ledger still differs from the
-/// ledger before.
+/// Number of polls after which both ledgers are printed if the current ledger still differs from
+/// the ledger before.
 const LOOKS: usize = 500;
 
 /// An intensity that no number of deaths uses up.
@@ -200,8 +200,9 @@ impl Troubled {
         for model in &self.models {
             model.wake().await.expect("it wakes up");
         }
-        // On a GPU the driver's own memory use varies by a few MiB. The driver also backs the
-        // memory of graphs, and backs less if other allocations have left it free memory.
+        // On a GPU the driver's own memory use varies by a few MiB. The driver also allocates the
+        // memory of CUDA graphs, and allocates less if it still has free memory from other
+        // allocations.
         let slack = match self.place {
             Place::Host(_) => Bytes::ZERO,
             Place::Gpu(..) => Bytes::mib(64),

@@ -69,8 +69,9 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
 pub const STOP: u32 = 0;
 pub const PATCHES_A_ROW: usize = 4;
 
-/// The token that the model chooses at this position. It depends only on the request, so that a
-/// reply can be compared with one computed without other requests, preemption or deaths.
+/// The token that the model chooses at this position. The choice depends only on the request, so
+/// that a reply can be compared with a reply that was computed without other requests, preemption
+/// or deaths.
 pub fn chosen(request: u64, position: usize) -> u32 {
     let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
     // Most replies are short. Every fourth reply is usually as long as allowed, which no

@@ -5,7 +5,7 @@ use bursar_kernels::ops::copy_blocks::BlockCopy;
 
 use super::*;
 
-/// The number of KV slots in host memory. Every fourth seed has none.
+/// The number of KV slots in host memory. Every fourth seed has no KV slots in host memory.
 pub fn slots(seed: u64) -> usize {
     match seed % 4 {
         0 => 0,
@@ -13,7 +13,7 @@ pub fn slots(seed: u64) -> usize {
     }
 }
 
-/// The number of picture rows in host memory. Every third seed has none.
+/// The number of picture rows in host memory. Every third seed has no picture rows in host memory.
 pub fn rows(seed: u64) -> usize {
     match seed % 3 {
         0 => 0,

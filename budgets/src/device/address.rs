@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Bytes;
 
-/// An address on a device. It is not a pointer: only the device's own code may turn it into one.
+/// An address on a device. Only the device's own code may convert an address to a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 

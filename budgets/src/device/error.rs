@@ -5,11 +5,11 @@ use crate::{Bytes, Hint};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// There is not enough memory. A smaller request may succeed.
+    /// The device does not have enough free memory. A smaller request may succeed.
     #[error("the device refused {} ({asked}); {} ({free}) are free", asked.exact(), free.exact())]
     Refused { asked: Bytes, free: Bytes, hint: String },
-    /// The device is lost. All lanes, leases and addresses on it are worthless, and only a
-    /// new context can help.
+    /// The device is lost. All lanes, leases and addresses on it are worthless. Only a new context
+    /// can help, which driver 580 creates only in a new process.
     #[error("the device is lost: {reason}")]
     Lost { reason: String },
     /// The range is not made of whole pages of one reservation, or its pages are not in the state
@@ -38,8 +38,8 @@ pub enum DeviceError {
     OfCard { card: String, source: Box<DeviceError> },
     #[error("{reason}")]
     NoDevice { reason: String, hint: String },
-    /// The device exists, but it, its driver or a required library cannot be used
-    /// in its current state.
+    /// The device exists, but the device, its driver or a required library cannot be used in its
+    /// current state.
     #[error("{reason}")]
     Unusable { reason: String, hint: String },
     /// A driver call failed for a reason other than memory or a lost device. This is
@@ -69,12 +69,13 @@ impl DeviceError {
         matches!(self.of_any_card(), DeviceError::Refused { .. })
     }
 
-    /// Whether the device is lost.
+    /// Whether this error reports that the device is lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.of_any_card(), DeviceError::Lost { .. })
     }
 
-    /// The error without the GPU's label, if the error comes from a GPU of a [group](crate::DeviceGroup).
+    /// The error without the GPU's label that a [group](crate::DeviceGroup) adds. Returns other
+    /// errors unchanged.
     pub fn of_any_card(&self) -> &DeviceError {
         match self {
             DeviceError::OfCard { source, .. } => source.of_any_card(),
@@ -82,7 +83,8 @@ impl DeviceError {
         }
     }
 
-    /// The label of the GPU of a [group](crate::DeviceGroup) that caused this error.
+    /// The label of the GPU that caused this error, if the GPU belongs to a
+    /// [group](crate::DeviceGroup).
     pub fn card(&self) -> Option<&str> {
         match self {
             DeviceError::OfCard { card, .. } => Some(card),

@@ -1,5 +1,5 @@
-//! A device made of several devices, one for each rank of a model, that hold the
-//! same amounts of memory.
+//! A device made of several devices, one for each rank of a model. All of them back the same amount
+//! of memory.
 
 use std::{
     any::Any,
@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{Bytes, Fence, Timeline};
 
-/// The devices of a model's ranks, combined into one device. Memory is backed on all of them or on
-/// none, so all ranks always have the same sizes. The ledger counts the bytes of one rank. The rank
-/// with the least free memory is the limit for all ranks.
+/// The devices of a model's ranks, combined into one device. Memory is backed on all ranks or on no
+/// rank, so a segment has the same size on each rank. The ledger counts the bytes of one rank. The
+/// rank with the least free memory is the limit for all ranks.
 ///
 /// An address of the group is an address on the first rank. [`addresses`](Device::addresses)
 /// returns the addresses on all ranks.
@@ -26,7 +26,7 @@ pub struct DeviceGroup {
     name: String,
     label: String,
     page: Bytes,
-    /// The start of each reservation on all ranks, by its start on the first rank.
+    /// The start address of each reservation on every rank, by the start address on the first rank.
     reservations: Mutex<BTreeMap<Address, Vec<Address>>>,
 }
 
@@ -102,7 +102,8 @@ impl Device for DeviceGroup {
         self.ranks[0].is_host_memory()
     }
 
-    /// The host device of the last rank, so that the faults of a drill affect only one rank.
+    /// Returns the last rank if the ranks are host devices, so that the faults of a drill affect
+    /// only one rank. Otherwise returns the group.
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         match self.ranks.last().and_then(|last| last.clone().as_host()) {
             Some(host) => host,

@@ -28,7 +28,7 @@ pub struct HostConfig {
     pub capacity: Bytes,
     /// The page size: 2 MiB as on CUDA, unless a test needs many small pages.
     pub page: Bytes,
-    /// Simulated memory of a context. It is counted, but not allocated.
+    /// Simulated memory of a context, which is counted but not allocated.
     pub overhead: Bytes,
     /// Simulated driver name and version. The default is the operating
     /// system's name and architecture.
@@ -86,17 +86,17 @@ struct State {
     holds_calls: bool,
     /// The number of calls that may pass while calls are held.
     passes: u64,
-    /// Overhead beyond the configured overhead.
+    /// Simulated overhead in addition to `HostConfig::overhead`.
     overhead: Bytes,
-    /// Bytes that our process holds but no count includes.
+    /// Simulated bytes that our process holds outside leases and overhead.
     drift: Bytes,
 }
 
 #[derive(Debug)]
 struct Reservation {
     bytes: Bytes,
-    /// One entry per page, up to the last page ever backed. Reservations are much larger
-    /// than their backed part.
+    /// Whether each page is backed. The list ends at the last page ever backed, because
+    /// reservations are much larger than their backed prefix.
     backed: Vec<bool>,
 }
 
@@ -117,7 +117,8 @@ impl HostDevice {
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
-    /// Waits until the call is no longer held, and locks the state.
+    /// Waits while [`hold_calls`](testing::HostControl::hold_calls) blocks this call, and then
+    /// locks the state.
     fn lock_at_length(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.counts.held_calls += 1;
@@ -131,8 +132,8 @@ impl HostDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change below is complete before any code can panic, so a poisoned lock
-        // guards a valid state.
+        // Each change of the state is complete before any code can panic, so a poisoned lock guards
+        // a valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -302,7 +303,7 @@ impl Device for HostDevice {
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
-        // SAFETY: `stretch` found whole pages of a reservation of this device.
+        // SAFETY: `stretch` checked that the range is whole pages of a reservation of this device.
         unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
@@ -317,7 +318,8 @@ impl Device for HostDevice {
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
-        // SAFETY: the range is backed pages of this device, and by contract they are unused.
+        // SAFETY: `stretch` found backed pages of this device, and by contract no code uses them
+        // any more.
         unsafe { pages::close(address, bytes) }.map_err(|error| DeviceError::Lost {
             reason: format!("the operating system did not take memory back: {error}"),
         })?;
@@ -349,7 +351,8 @@ impl Device for HostDevice {
         let mut state = self.lock_at_length();
         state.check_lost()?;
         state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
-        // SAFETY: the range stays backed while the state is locked. By contract it is unused.
+        // SAFETY: the range has the length of the copy and stays backed while the state is locked.
+        // By contract no other code uses the range.
         unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), address.0 as *mut u8, copy.len()) };
         Ok(())
     }

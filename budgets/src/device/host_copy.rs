@@ -9,20 +9,21 @@ use crate::Bytes;
 pub struct HostCopy(Box<dyn Any + Send + Sync>);
 
 impl HostCopy {
-    /// A copy in the form that the device defines.
+    /// Wraps a copy, whose type the device chooses.
     pub fn new(copy: impl Any + Send + Sync) -> Self {
         HostCopy(Box::new(copy))
     }
 
-    /// The copy in the form `C`.
+    /// The copy as the type `C`, which the device chose.
     ///
     /// # Errors
-    /// [`DeviceError::BadRange`] at `address` if a device with another form made the copy.
+    /// [`DeviceError::BadRange`] at `address`, the destination, if the copy has another type
+    /// because another kind of device made it.
     pub fn get<C: Any>(&self, address: Address) -> Result<&C, DeviceError> {
         self.0.downcast_ref().ok_or_else(|| HostCopy::by_another_device(address))
     }
 
-    /// The error of a copy to `address` that another device made.
+    /// The error for copying to `address` what another kind of device copied out.
     pub(super) fn by_another_device(address: Address) -> DeviceError {
         let reason = "the copy was made by another device";
         DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason }

@@ -14,8 +14,8 @@ pub struct HostMemory {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-/// Pages of the operating system. A raw pointer, because other pointers to the memory write to it
-/// too.
+/// Pages that the operating system allocated. The field is a raw pointer, because other code writes
+/// to the memory through its own pointers.
 struct SystemPages(*mut [MaybeUninit<u8>]);
 
 // SAFETY: the memory is not tied to a thread, and code that uses its address
@@ -23,7 +23,7 @@ struct SystemPages(*mut [MaybeUninit<u8>]);
 unsafe impl Send for HostMemory {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for HostMemory {}
-// SAFETY: this is plain memory, which is only freed.
+// SAFETY: the memory is not tied to a thread, and this type only frees it.
 unsafe impl Send for SystemPages {}
 // SAFETY: no method reads or writes the memory, so shared references cannot race.
 unsafe impl Sync for SystemPages {}
@@ -34,7 +34,8 @@ impl HostMemory {
         HostMemory { address, bytes, _owner: Box::new(owner) }
     }
 
-    /// Memory of the operating system, which backs each page when it is first written.
+    /// Allocates memory from the operating system, which backs each page at the first write to the
+    /// page.
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`].

@@ -18,7 +18,7 @@ pub struct DeviceMemory {
 /// One GPU, or host memory that simulates a GPU.
 ///
 /// `back`, `unback` and `release_reservation` may take a third of a second for the memory of a
-/// whole GPU, so call them where a thread may block. A lost device still accepts the return of
+/// whole GPU, so call them on a thread that may block. A lost device still accepts the return of
 /// memory and addresses, as a GPU's driver does, but provides no new memory.
 ///
 /// The calls correspond to the driver's virtual memory interface: `reserve` is
@@ -35,7 +35,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// The name and version of the device's driver; empty if unknown. Measurements taken with one
-    /// driver may not hold with another. The call may be slow.
+    /// driver may not be valid for another driver. The call may be slow.
     fn driver(&self) -> String {
         String::new()
     }
@@ -55,9 +55,9 @@ pub trait Device: Send + Sync + 'static {
         &[]
     }
 
-    /// A name for each GPU of this device: the device's [label](Device::label), or the labels of
-    /// a [group](crate::DeviceGroup)'s ranks. If labels repeat, as they do for host devices, the rank
-    /// is added to each.
+    /// A name for each GPU of this device: the device's [label](Device::label), or the labels of a
+    /// [group](crate::DeviceGroup)'s ranks. If labels repeat, as they do for host devices, each
+    /// name also contains the rank: `host#1`.
     fn card_labels(&self) -> Vec<String> {
         let labels: Vec<String> = match self.ranks() {
             [] => vec![self.label()],
@@ -77,8 +77,8 @@ pub trait Device: Send + Sync + 'static {
         vec![address]
     }
 
-    /// Lets each rank of a [group](crate::DeviceGroup) access the memory that its reachable peers have
-    /// backed at these addresses. Does nothing on a single device.
+    /// Lets each rank of a [group](crate::DeviceGroup) access the memory that its reachable peers
+    /// have backed at these addresses. Does nothing on a single device.
     ///
     /// # Errors
     /// An error of the driver, if the driver refuses.
@@ -89,8 +89,8 @@ pub trait Device: Send + Sync + 'static {
     /// The memory that the driver reports now.
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
 
-    /// Whether the device works, as far as is known without a call to the driver. Results of a lost
-    /// device are worthless, even if a computation reported success.
+    /// Checks whether the device works, without a call to the driver. Results of a lost device are
+    /// worthless, even if a computation reported success.
     ///
     /// # Errors
     /// [`DeviceError::Lost`] if any earlier call has reported a loss.
@@ -119,11 +119,11 @@ pub trait Device: Send + Sync + 'static {
     /// return value of `reserve`.
     fn release_reservation(&self, address: Address) -> Result<(), DeviceError>;
 
-    /// Backs these addresses with zeroed memory. All of them must be unbacked.
+    /// Backs these addresses with zeroed memory. All of the addresses must be unbacked.
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Removes the memory of these addresses, so that a later access faults. All of them must be
-    /// backed, and the device must be past their last use.
+    /// Removes the memory of these addresses, so that a later access faults. All of the addresses
+    /// must be backed, and the device must be past their last use.
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
     /// Copies the backed memory at these addresses into host memory, and waits for the copy.
@@ -137,7 +137,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Copies `copy` back to `address`, and waits for the copy. All bytes from `address` to the end
-    /// of the copy must be backed. Nothing may use them during the copy.
+    /// of the copy must be backed, and no other code may use them during the copy.
     ///
     /// # Errors
     /// Any error of the device.
@@ -147,8 +147,8 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Allocates host memory for copies to and from this device. For a GPU, the memory is
-    /// page-locked. For a [group](crate::DeviceGroup), call this on each of its devices. The call may take
-    /// a few milliseconds per 100 MiB.
+    /// page-locked. For a [group](crate::DeviceGroup), call this on each of the group's devices.
+    /// The call may take a few milliseconds per 100 MiB.
     ///
     /// # Errors
     /// [`DeviceError::HostRefused`] if the host lacks the memory, or [`DeviceError::Lost`].
@@ -159,7 +159,7 @@ pub trait Device: Send + Sync + 'static {
     /// Adds a lane of this device and returns its timeline.
     fn timeline(&self) -> Timeline;
 
-    /// A fence after everything issued so far on every lane.
+    /// A fence after all work issued so far on every lane.
     fn fence_here(&self) -> Fence;
 }
 
@@ -172,8 +172,8 @@ fn copies_nothing(device: &str) -> DeviceError {
 }
 
 impl DeviceError {
-    /// Converts to an error of this rank of `device`. If the device is a [group](crate::DeviceGroup), the
-    /// error names the GPU.
+    /// Adds the label of this rank's GPU to the error if `device` is a [group](crate::DeviceGroup).
+    /// Returns the error unchanged if `device` is a single device or the error already has a label.
     pub fn on_rank(self, device: &dyn Device, rank: usize) -> DeviceError {
         match (device.ranks(), self) {
             ([], error) | (_, error @ DeviceError::OfCard { .. }) => error,

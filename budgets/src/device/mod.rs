@@ -1,4 +1,4 @@
-//! Devices: where memory comes from.
+//! Devices, which provide the memory.
 
 mod address;
 mod concrete;

@@ -73,11 +73,11 @@ mod unix {
     /// # Safety
     /// The range was opened, and nothing uses it any more.
     pub unsafe fn close(address: Address, bytes: Bytes) -> io::Result<()> {
-        // Some Unix systems do not discard private pages on MADV_DONTNEED, so the range
-        // is mapped again there.
+        // Some Unix systems do not discard private pages on MADV_DONTNEED. On systems other than
+        // Linux, the range is therefore mapped again.
         #[cfg(not(target_os = "linux"))]
         {
-            // SAFETY: by contract the range is open and unused. MAP_FIXED replaces only it.
+            // SAFETY: by contract the range is open and unused. MAP_FIXED replaces only this range.
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | libc::MAP_FIXED;
             let _ = MADV_DONTNEED;
             let mapped = unsafe { libc::mmap(address.0 as *mut _, bytes.as_usize(), PROT_NONE, flags, -1, 0) };

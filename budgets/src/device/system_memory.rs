@@ -7,8 +7,9 @@ use std::{
 
 use crate::Bytes;
 
-/// The host memory that is available within the system and the control groups of the process;
-/// `None` if the system does not report it.
+/// The host memory that the process can still take: the minimum of the system's available memory
+/// and the memory left in each cgroup of the process. `None` if the system does not report its
+/// available memory.
 pub fn system_memory_left() -> Option<Bytes> {
     let system = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -36,8 +37,9 @@ pub fn give_large_blocks_back() {
     }
 }
 
-/// The folder of a control group, and the names of its files: limit, use, and the statistics key
-/// for inactive cached files.
+/// A cgroup: its folder, and three names that depend on the cgroup version. The names are the file
+/// with the limit, the file with the current use, and the key of inactive cached files in
+/// `memory.stat`.
 struct Group {
     folder: PathBuf,
     files: [&'static str; 3],
@@ -62,8 +64,8 @@ fn groups_of(line: &str) -> Vec<Group> {
 }
 
 impl Group {
-    /// The memory that the group has left; `None` if it has no limit. Inactive cached files count
-    /// as available, because the kernel can evict them.
+    /// The memory that the group has left; `None` if the group has no limit. Inactive cached files
+    /// count as available, because the kernel can evict them.
     fn left(&self) -> Option<Bytes> {
         let [limit, used, cached] = self.files;
         let read = |file: &str| fs::read_to_string(self.folder.join(file)).ok();

@@ -4,8 +4,8 @@ use super::{Ledger, Memory, RequestKind, State};
 use crate::Bytes;
 
 impl Ledger {
-    /// Asserts rule 1 (see [`Ledger`]) and the other invariants that take constant time to check.
-    /// All builds do this before and after every step.
+    /// Asserts the invariants that take constant time to check, above all rule 1: `granted +
+    /// overhead + foreign + canary <= total`. All builds do this before and after every step.
     pub(super) fn check_accounts(&self) {
         for memory in [Memory::Device, Memory::Host] {
             let account = self.account(memory);
@@ -14,7 +14,7 @@ impl Ledger {
                 assert!(head.bytes > account.available(), "{} waits for what is there", head.id);
             }
         }
-        // Rule 1 holds, or the deficit was announced.
+        // Rule 1 holds, or a `Deficit` effect has announced by how many bytes it is broken.
         assert_eq!(self.device.deficit(), self.announced_deficit, "rule 1 is true, or was said not to be");
         assert!(self.host.deficit().is_zero(), "no more host memory is leased than there is");
     }

@@ -6,8 +6,8 @@ use crate::{Bytes, Class, Gate, GateError, Grant, Hint, Label, LeaseId, Overload
 /// grant the memory that an earlier `Freed` returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The request is granted. Create the [`crate::Lease`] and hand it over. If the receiver is
-    /// gone, dropping the lease returns it.
+    /// The request is granted. Create the [`crate::Lease`] and hand it to the requester. If the
+    /// requester is gone, drop the lease, which returns its bytes.
     Granted(Grant),
     /// The request is refused, possibly after a wait.
     Refused(Refused),
@@ -32,13 +32,14 @@ pub enum Effect {
     /// again. `GiveUp` effects follow.
     Deficit {
         short_by: Bytes,
-        /// The part of the deficit that remains after the owners have followed all `GiveUp` effects
-        /// and all fences have passed. No elastic lease can cover this part.
+        /// The bytes of the deficit that remain after the owners have followed all `GiveUp` effects
+        /// and all fences have passed. No elastic lease can cover these bytes.
         uncovered: Bytes,
     },
-    /// Rule 1 holds again.
+    /// Rule 1 holds again: the deficit is 0.
     DeficitOver,
-    /// An elastic lease must shrink. The owner frees as much as it can and answers with `Resize`.
+    /// An elastic lease must shrink. The owner frees as much of the lease as possible and answers
+    /// with `Resize`.
     GiveUp {
         lease: LeaseId,
         owner: Owner,
@@ -91,7 +92,8 @@ pub enum Refusal {
         attainable: Bytes,
         short_by: Bytes,
     },
-    /// Requests of the same or a higher priority are waiting, and no request overtakes them.
+    /// Requests of the same or a higher priority are waiting, and this request may not overtake
+    /// them.
     #[error("{} were requested, but {ahead} requests for memory are ahead in the queue", asked.exact())]
     Behind {
         /// How many more bytes were requested.
@@ -99,7 +101,7 @@ pub enum Refusal {
         /// The number of requests that are served before this request.
         ahead: usize,
     },
-    /// The queue is full.
+    /// The maximum number of requests is already waiting.
     #[error(transparent)]
     Overloaded(Overloaded),
     /// The model's gate does not admit this claimant.

@@ -26,9 +26,9 @@ pub enum Input {
         to: Bytes,
         /// When growing: whether the request may wait. Ignored when shrinking.
         wait: bool,
-        /// When shrinking: whether the device is past the last use of the tail and the
-        /// tail is unbacked. If `false`, `FencePassed` must follow and frees the
-        /// bytes. Ignored when growing.
+        /// When shrinking: whether the device is past the last use of the tail and the tail is
+        /// unbacked. If `false`, the bytes are freed by a later `FencePassed`, which must follow.
+        /// Ignored when growing.
         passed: bool,
     },
     /// A lease was dropped.
@@ -41,9 +41,9 @@ pub enum Input {
     /// The device is past the last use of this lease, or of the tail of a shrinking lease, and
     /// that memory is unbacked.
     FencePassed { lease: LeaseId },
-    /// An actor is dead, in this generation and all earlier ones. Its leases are revoked, and its
-    /// waiting requests are refused. Each lease is freed after its fence. `OwnerCleared` follows
-    /// once all leases are freed.
+    /// This generation of an actor and all earlier generations are dead. Their leases are revoked,
+    /// and their waiting requests are refused. Each lease is freed after its fence. `OwnerCleared`
+    /// follows once all leases are freed.
     OwnerDied { owner: Owner },
     /// The sender of a request no longer wants the answer. The ledger refuses the request if
     /// it is still waiting.
@@ -58,9 +58,9 @@ pub enum Input {
         /// The smallest size to which the lease can shrink.
         to: Bytes,
     },
-    /// While rule 1 is broken or part of the canary is missing, repeats the orders to shrink.
-    /// This reaches owners that started after the first order, and owners whose order was lost
-    /// with an actor that died.
+    /// Repeats the orders to shrink while there is a deficit or part of the canary is missing. This
+    /// reaches owners that started after the first order, and owners whose order was lost with an
+    /// actor that died.
     Remind {
         /// Additional bytes to free beyond the bytes owed, because another
         /// process keeps taking memory.
@@ -68,7 +68,7 @@ pub enum Input {
     },
     /// The bytes that this process holds outside leases now.
     Overhead(Bytes),
-    /// The new size of the canary: the number of bytes to keep free.
+    /// The new configured size of the canary: the number of bytes to keep free.
     Canary(Bytes),
     /// Moves a model's gate, when the model becomes READY or stops.
     Gate { model: Label, to: Gate },

@@ -20,12 +20,12 @@ use crate::{
 
 /// All leases of one device, and of the host memory that is leased with the device.
 ///
-/// Pure: no I/O, clock or threads. The same inputs produce the same effects. Every step checks
-/// rule 1 (`granted + overhead + foreign + canary <= total`) at its beginning and end, in release
-/// builds too. The sums themselves are recomputed on every step in debug builds. In release
-/// builds they are recomputed about once every N steps, where N is the number of leases. Rule 1
-/// can be broken only between a `Deficit` and the next `DeficitOver`, because other processes
-/// take memory without asking.
+/// Pure: no I/O, clock or threads. The same inputs produce the same effects. Every step checks rule
+/// 1 (`granted + overhead + foreign + canary <= total`) at its beginning and end, in release builds
+/// too. Debug builds also recompute the sums on every step. Release builds recompute them about
+/// once every N steps, where N is the number of leases. Rule 1 can be broken only between a
+/// `Deficit` and the next `DeficitOver`, because overhead and other processes grow without asking
+/// the ledger.
 ///
 /// The canary is an account, not a lease. No owner has to return it, and no owner's death can leak
 /// it: the step that needs the canary's bytes takes them. While part of the canary is missing, the
@@ -45,7 +45,8 @@ pub struct Ledger {
     device: Account,
     host: Account,
     leases: BTreeMap<LeaseId, Entry>,
-    /// Leases by owner, so that a claim looks only at leases of its owner's name.
+    /// Leases by owner, so that checking a claim reads only the leases of the claim's owner and its
+    /// other generations.
     owners: BTreeMap<Owner, BTreeSet<LeaseId>>,
     next_lease: LeaseId,
     device_queue: Admission<RequestKind>,
@@ -136,8 +137,8 @@ impl Ledger {
         ledger
     }
 
-    /// Numbers new leases from the number after `last`. Late notes about leases that a previous
-    /// ledger freed then match no new lease.
+    /// Numbers new leases from the number after `last`. A late release note for a lease that a
+    /// previous ledger freed then matches no new lease.
     pub fn number_leases_after(&mut self, last: LeaseId) {
         self.next_lease = self.next_lease.max(last.next());
     }
@@ -190,7 +191,7 @@ impl Ledger {
         }
     }
 
-    /// The most that a request could get now if no request were waiting.
+    /// The largest number of bytes that a request could get now if no other request were waiting.
     pub fn available(&self, memory: Memory) -> Bytes {
         self.account(memory).available()
     }
@@ -200,7 +201,7 @@ impl Ledger {
         self.gates.get(model).map_or(Gate::Open, |post| post.gate)
     }
 
-    /// Whether any model is being sized. A model is being sized while its gate is open.
+    /// Whether at least one model is being sized. A model is being sized while its gate is open.
     pub fn is_profiling(&self) -> bool {
         self.profiling() > 0
     }
@@ -432,8 +433,8 @@ impl Ledger {
             return effects.push(Effect::GateStuck(error));
         }
         if post.gate == Gate::Teardown {
-            // The model has returned its last byte. If its gate were kept as open, the model would
-            // count as profiling although it is not starting.
+            // The model has returned its last byte, so its gate is removed. An open gate would make
+            // the model count as profiling although the model is not starting.
             self.gates.remove(&model);
             return effects.push(Effect::GateMoved { model, to });
         }

@@ -226,8 +226,8 @@ impl Ledger {
     }
 }
 
-/// Whether the death of `dead` implies that `owner` is dead too: the same name, and the same
-/// or an earlier generation.
+/// Whether the death of `dead` implies that `owner` is dead too: both have the same name, and
+/// `owner` has the same or an earlier generation.
 fn is_gone(owner: &Owner, dead: &Owner) -> bool {
     owner.name == dead.name && owner.generation <= dead.generation
 }

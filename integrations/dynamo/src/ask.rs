@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::fault::invalid;
 
-/// The URLs of a request's pictures, in the order of their placeholders.
+/// Returns the URLs of a request's pictures, in the order of their placeholders.
 pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, DynamoError> {
     let media = request.multi_modal_data.iter().flatten().filter(|(_, items)| !items.is_empty());
     let mut urls = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, Dyn
     Ok(urls)
 }
 
-/// The chat of a request, and the stop tokens that are part of the reply.
+/// Converts a request to a chat. Also returns the stop tokens that are part of the reply.
 pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<(Chat, Vec<u32>), DynamoError> {
     refuse_unserved(request)?;
     let (min, max) = pixels(request.mm_processor_kwargs.as_ref())?;
@@ -94,8 +94,8 @@ fn sampled(asked: &SamplingOptions, mut chat: Chat) -> Chat {
     chat.seed(asked.seed.map(|seed| seed as u64))
 }
 
-/// The shortest decimal number for `value`, as the client typed it. A direct conversion to f64
-/// would show more digits of the nearest 32-bit number.
+/// Converts to the f64 with the shortest decimal form of `value`, as the client typed it. A direct
+/// conversion to f64 would show more digits of the nearest 32-bit number.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

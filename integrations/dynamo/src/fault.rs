@@ -5,8 +5,8 @@ use bursar::{ChatError, ErrorKind, Hint};
 use bursar_serve::NotRead;
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
-/// An error of this kind. Clients also read the message, so the message must contain only sizes of
-/// a request, as Bursar's messages do.
+/// An error of this kind. The message is also sent to clients, so it must not repeat a request's
+/// content. Bursar's messages contain only the sizes of a request.
 fn told(kind: ErrorType, told: impl std::fmt::Display) -> DynamoError {
     DynamoError::builder().error_type(kind).message(told.to_string()).public_message(told.to_string()).build()
 }
@@ -16,7 +16,7 @@ pub(crate) fn invalid(what: impl std::fmt::Display) -> DynamoError {
     told(ErrorType::Backend(BackendError::InvalidArgument), what)
 }
 
-/// This worker no longer answers, or does not answer yet. The frontend tries another worker.
+/// This worker has not started, has ended, or sleeps. The frontend tries another worker.
 pub(crate) fn away(why: impl std::fmt::Display) -> DynamoError {
     told(ErrorType::WorkerUnavailable, why)
 }

@@ -1,4 +1,4 @@
-//! Events for the router: which KV blocks exist, and how many are left.
+//! Events for the router: which KV blocks exist, and how many are free.
 
 use std::sync::{
     Arc,
@@ -31,10 +31,11 @@ impl HitCount {
     }
 }
 
-/// A stored block with the names that the router uses: Bursar's key for the chain of blocks, and
-/// the router's hash of the block's tokens, which the frontend also computes from a prompt. For a
-/// picture's blocks the hash includes the picture's content. A frontend cannot know that content,
-/// so it finds only the blocks before the first picture.
+/// Converts a stored block to an event with the two names that the router uses. One is
+/// Bursar's key for the chain of blocks. The other is the router's hash of the block's tokens,
+/// which the frontend also computes from a prompt. For a picture's blocks the hash includes
+/// the picture's content. A frontend cannot know that content, so it finds only the blocks
+/// before the first picture.
 pub fn stored_event(block: &StoredBlock) -> KvCacheEventData {
     let name = |key: bursar::PrefixKey| ExternalSequenceBlockHash(key.number());
     let object = |picture: &bursar::ContentSpan| {
@@ -95,9 +96,9 @@ pub(crate) async fn load(model: ModelHandle, registered: u64, hits: Arc<HitCount
     }
 }
 
-/// The router subtracts the used blocks from the number registered at the start. Blocks that
-/// were given up later, to another process or for sleep, are therefore reported as used, so that
-/// the difference is exact.
+/// The router subtracts the used blocks from the number registered at the start. Blocks that the
+/// model has released since then, for another process or for sleep, are therefore reported as used,
+/// so that the difference is exact.
 fn snapshot(usage: KvUse, registered: u64, hit_rate: Option<f32>) -> ComponentSnapshot {
     let (total, held) = (usage.blocks as u64, usage.held as u64);
     ComponentSnapshot {

@@ -3,7 +3,7 @@
 //!
 //! Dynamo's frontend handles HTTP, the chat template and tokenization. Its router selects a worker
 //! for each request, and this worker answers. The worker reports to the router which KV blocks it
-//! has and how many are left, whenever they change.
+//! has and how many are free, whenever these change.
 
 mod ask;
 mod fault;

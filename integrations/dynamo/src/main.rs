@@ -14,8 +14,8 @@ fn main() -> anyhow::Result<()> {
     bursar::keep_multicast_off();
     let options = Options::parse();
     if std::env::var_os(ENDS_WITHIN).is_none() {
-        // Dynamo's default of 30 seconds (5 in debug builds) would cut `--drain` short. Ten seconds
-        // are for releasing the device.
+        // Dynamo's default of 30 seconds (5 in debug builds) would cut `--drain` short. The
+        // additional ten seconds are for releasing the device.
         let seconds = options.drain.saturating_add(10).to_string();
         // SAFETY: no other thread runs yet, so nothing reads the environment concurrently.
         unsafe { std::env::set_var(ENDS_WITHIN, seconds) };

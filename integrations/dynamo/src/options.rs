@@ -59,7 +59,7 @@ fn bytes(typed: &str) -> Result<Bytes, String> {
 }
 
 impl Options {
-    /// The configuration for Dynamo.
+    /// Returns the configuration for Dynamo.
     ///
     /// # Errors
     /// Returns an error if the role is not an aggregated worker.
@@ -96,7 +96,7 @@ impl Options {
         }
     }
 
-    /// The load options of the model.
+    /// Returns the load options of the model.
     ///
     /// # Errors
     /// Returns an error if a knob is unknown or has a bad value.
@@ -118,7 +118,7 @@ impl Options {
         RuntimeConfig { device, ..RuntimeConfig::default() }
     }
 
-    /// The rules for reading pictures, which are those of `bursar serve`.
+    /// Returns the options for reading pictures. The rules are the same as in `bursar serve`.
     pub(crate) fn pictures(&self) -> ServeOptions {
         ServeOptions {
             url_hosts: self.allow_url_host.clone(),
@@ -133,7 +133,7 @@ impl Options {
     }
 }
 
-/// A knob and its value, in JSON or as text.
+/// Parses `NAME=VALUE`. A value that is not JSON is used as text.
 fn setting(typed: &str) -> anyhow::Result<(String, serde_json::Value)> {
     let (name, value) = typed.split_once('=').ok_or_else(|| anyhow::anyhow!("`{typed}` is not NAME=VALUE"))?;
     let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());

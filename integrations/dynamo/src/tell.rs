@@ -1,4 +1,5 @@
-//! Replies in the form that Dynamo's frontend reads: one chunk per token, and exactly one end.
+//! Replies in the form that Dynamo's frontend reads: one chunk per token, then exactly
+//! one final chunk.
 
 use std::sync::Arc;
 
@@ -24,12 +25,12 @@ pub(crate) struct Telling {
     pub(crate) pictures: Option<ReadPictures>,
 }
 
-/// An empty reply, for a client that disconnected before the reply began.
+/// Returns an empty reply, for a client that disconnected before the reply began.
 pub(crate) fn cancelled() -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
     Box::pin(futures::stream::once(async { Ok(LLMEngineOutput::cancelled()) }))
 }
 
-/// The chunks of a reply. Dropping the stream cancels the request.
+/// Streams the chunks of a reply. Dropping the stream cancels the request.
 pub(crate) fn chunks(mut reply: Reply, telling: Telling) -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
     Box::pin(async_stream::stream! {
         let Telling { context, is_scored, visible_ends, hits, pictures } = telling;

@@ -66,7 +66,8 @@ impl BursarWorker {
         running.ok_or_else(|| away("the worker has not started, or has ended"))
     }
 
-    /// The model, for a program that embeds the worker. `None` before the start and after the end.
+    /// Returns the model, for a program that embeds the worker. Returns `None` before the start and
+    /// after the shutdown.
     pub fn model(&self) -> Option<ModelHandle> {
         self.running().ok().map(|running| running.model.clone())
     }
@@ -99,8 +100,8 @@ impl BursarWorker {
 }
 
 impl BursarWorker {
-    /// Fault injection on host memory that simulates a GPU: from now on, a simulated process holds
-    /// `bytes` bytes, or as many as are available. 0 frees all of them.
+    /// Fault injection for the host device: makes a simulated process hold `bytes` bytes, or as
+    /// many as are available. With 0, the simulated process frees its memory.
     fn drill(&self, body: &Value) -> Result<Value, DynamoError> {
         let bytes = body.get("bytes").and_then(Value::as_u64);
         let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` is a whole number"))?);
@@ -117,8 +118,8 @@ impl BursarWorker {
     }
 }
 
-/// The sleep level and the time that running replies may take before the model sleeps: vLLM's
-/// `level`, and `within` in seconds.
+/// Parses a sleep request: the sleep level (vLLM's `level`), and the time that running replies may
+/// take before the model sleeps (`within`, in seconds).
 fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoError> {
     let number = |name: &str| match body.get(name) {
         None | Some(Value::Null) => Ok(None),

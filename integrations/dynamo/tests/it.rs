@@ -69,8 +69,8 @@ async fn refused(worker: &BursarWorker, request: PreprocessedRequest) -> (ErrorT
     (error.error_type(), error.to_string())
 }
 
-/// The tokens of a question about the demo's picture of a number, with one placeholder, as
-/// the frontend makes them.
+/// Tokens of a question about the demo's picture of a number. As in a prompt from the frontend, one
+/// token is the placeholder of the picture.
 async fn question(worker: &BursarWorker) -> Vec<u32> {
     let chat = Chat::new().user("What number is written?").image(Image::from_bytes(demo::pictures()[1].bytes));
     let prompt = worker.model().expect("it runs").prompt_of(chat).await.expect("a prompt");

@@ -24,8 +24,8 @@ impl Batch {
     }
 
     /// Returns for each row the token, the fault, the log-probability (1 if there is none), and the
-    /// likeliest tokens with their log-probabilities, and then the rest of the previously chosen
-    /// tokens.
+    /// likeliest tokens with their log-probabilities. The rest of the previously chosen tokens
+    /// follows.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let Batch { vocabulary, ref asked, ref previous } = *self;
         let mut batch = SampleBatch::new(vocabulary);

@@ -102,8 +102,8 @@ impl Fp8 {
                 (9, 208, 144, 5, 3),
                 (131, 256, 128, 16, 4),
                 (300, 272, 192, 3, 2),
-                // Most rows choose one expert, which takes several tiles, and few choose the other
-                // experts.
+                // Most rows choose one expert, whose rows take several tiles. Few rows choose
+                // another expert.
                 (41, 272, 144, LIKED, 2),
                 (70, 144, 80, LIKED, 1),
             ] {

@@ -80,10 +80,11 @@ impl Mixed {
         logits
     }
 
-    /// Returns the rows' weights, their choices' places, their experts' starts and the loads,
-    /// and then three results: the whole tensor that contains the sums, the same tensor after two
-    /// ranks have computed it, one with a third of the experts and one with the other experts, and
-    /// sums that are normalized too.
+    /// Returns the weights of each row's choices, the positions of the choices sorted by expert,
+    /// the first position of each expert, and the loads. Three results follow. The first is the
+    /// whole tensor that contains the sums. The second is the same tensor after two ranks have
+    /// computed it, one with a third of the experts and one with the remaining experts. The third
+    /// contains sums and their norms.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
@@ -164,7 +165,7 @@ impl Mixed {
             })
             .collect();
         let mut found: Vec<f64> = chosen.iter().flatten().map(|(_, weight)| *weight).collect();
-        // The place of a choice: the number of choices sorted before it.
+        // The position of a choice in the order by expert: the number of choices sorted before it.
         let experts_of: Vec<usize> = chosen.iter().flatten().map(|(expert, _)| *expert).collect();
         let place = |choice: usize| {
             let key = |at: usize| (experts_of[at], at);
@@ -241,7 +242,8 @@ pub fn normed_sum<B: Backend>(
     Ok(found.into_iter().map(f32::to_bits).collect())
 }
 
-/// The experts of two ranks: a third of the experts, and the other experts if there are any.
+/// The experts of two ranks: the first third of the experts, and the remaining experts if there are
+/// any.
 pub(super) fn shares(whole: usize) -> Vec<RankShard> {
     let first = whole.div_ceil(3);
     let all = [RankShard { first: 0, count: first, whole }, RankShard { first, count: whole - first, whole }];

@@ -45,8 +45,8 @@ impl Routed {
         random.floats(self.experts * self.hidden).into_iter().map(|number| scale * number).collect()
     }
 
-    /// Returns the normalized rows, their weights, their choices' places, their experts'
-    /// starts and the loads.
+    /// Returns the normalized rows, the weights of each row's choices, the positions of the choices
+    /// sorted by expert, the first position of each expert, and the loads.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Routed { rows, hidden, experts, top, dtype } = *self;
         let x = wide(scope, rows, hidden, random)?;

@@ -30,7 +30,7 @@ pub struct Turned {
     pub has_norms: bool,
     /// Added to the weights of the norms.
     pub weight_offset: f32,
-    /// The cache is in E4M3.
+    /// `true` if the cache is in E4M3.
     pub is_fp8: bool,
 }
 

@@ -27,8 +27,8 @@ const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DT
 
 const CACHES: [DType; 2] = [DType::F32, DType::F8E4M3];
 
-/// One step. Writes each sequence's new rows, of a prompt determined by its seed,
-/// and attends to them.
+/// Runs one step: writes the new rows of each sequence, whose prompt its seed determines, and
+/// attends to them.
 fn step(
     scope: &Scope<'_, Cpu>,
     cache: ScaledLayer<'_>,

@@ -139,7 +139,7 @@ fn a_thousand_meetings_give_the_same_bits_again() {
                 let inner = scope.scope();
                 let mut partial = inner.empty([2, 33])?;
                 inner.all_reduce_into(&sum, &mut partial)?;
-                // Scales the sum down so that numbers stay finite. The next collective reuses the
+                // Scale the sum down so that numbers stay finite. The next collective reuses the
                 // memory of the last collective.
                 let third = inner.upload([33, 33], &third())?;
                 inner.linear_into(&partial, &third, None, &mut sum)?;

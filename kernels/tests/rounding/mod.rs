@@ -49,8 +49,8 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([8, 128], None)) {
         let CudaTarget { activation, sms, .. } = target_of(kernels);
-        // Rows of one vector per thread and of two, and long rows, with two blocks per
-        // multiprocessor and with one.
+        // Rows of one or two vectors per thread, and long rows, with two blocks or one block per
+        // multiprocessor.
         let (long, most) = (4 * sms + 2, sms.min(100));
         let sizes = [(sms + 1, 16), (300, 3584), (201, 5128), (long, 8208), (long, 20_488)];
         for ((rows, columns), operation) in

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-/// Limit of a width, greater than the width of any model. Products of a configuration's numbers do
-/// not overflow up to this limit.
+/// Limit of a width, greater than in any known model. Products of a configuration's sizes do not
+/// overflow if the widths are at most this limit.
 pub const WIDTH_MAX: usize = 1 << 20;
 
 /// A `config.json` from which no model can be built.

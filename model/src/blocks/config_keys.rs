@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 
 use super::config_error::ConfigError;
 
-/// Keys with which other families, and modified models of this family, select a different
-/// computation. Keys of rotary positions are matched by prefix instead, because every family has
-/// invented its own keys.
+/// Keys that select a computation that the supported families do not have. Other families and
+/// modified models of the supported families use these keys. Keys of rotary positions are matched
+/// by prefix instead, because every family has invented its own keys.
 const CHANGING: [&str; 10] = [
     "attn_logit_softcapping",
     "attn_output_gate",
@@ -50,7 +50,7 @@ pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> 
 }
 
 /// Refuses keys that would change what the model computes and that this crate does not support,
-/// unless the value means "none". `place` is the prefix of the key in an error message.
+/// unless the value is [neutral](is_neutral). `place` is the prefix of the key in an error message.
 pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
     refuse_unknown_but(place, given, &[])
 }
@@ -67,8 +67,8 @@ pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&
     }
 }
 
-/// Refuses a sliding window over all layers, which is how families
-/// without `max_window_layers` define it.
+/// Refuses a sliding window in a family without `max_window_layers`. In such a family, the window
+/// applies to all layers.
 pub fn refuse_window(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
     let is_on = given.get("use_sliding_window") == Some(&Value::Bool(true));
     match given.get("sliding_window") {

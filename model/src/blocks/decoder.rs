@@ -61,7 +61,7 @@ enum Mlp {
 struct Stream<'s> {
     hidden: Tensor<'s>,             // [tokens, hidden]
     scratch: ActivationScratch<'s>, // space for one normalized copy of `hidden`
-    is_normed: bool,                // `scratch` already has the input norm of the next layer
+    is_normed: bool,                // `scratch` already has the normalized input of the next layer
 }
 
 /// Arguments that are the same for all layers of a step.
@@ -86,8 +86,8 @@ pub struct StepCaches<'a> {
 }
 
 impl Decoder {
-    /// Claims the decoder's weights: `lm_head.weight`, and all others under `prefix` followed by a
-    /// dot. `prefix` is `model` for most checkpoints.
+    /// Claims the decoder's weights: `lm_head.weight`, and all other weights under `prefix`
+    /// followed by a dot. `prefix` is `model` for most checkpoints.
     pub fn claim(config: DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         Decoder::claim_with_head(config, prefix, "lm_head.weight", map)
     }
@@ -118,7 +118,7 @@ impl Decoder {
         map.set_in_decoder(false);
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = if config.tied_embeddings {
-            // Some tools save the tied head nevertheless, equal to the embedding.
+            // Some tools also save a tied head as a separate tensor, which equals the embedding.
             map.twin(head, &embedding_name);
             None
         } else {
@@ -145,17 +145,17 @@ impl Decoder {
     }
 
     /// Number of times that each expert was chosen since the weights were loaded,
-    /// `[layers with experts, experts]` u32. The counters wrap. `None` for a decoder without
-    /// experts. Padding rows of a captured step are not counted.
+    /// `[layers with experts, experts]` u32. The counters wrap around on overflow. `None` for a
+    /// decoder without experts. Padding rows of a captured step are not counted.
     pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
         self.loads.as_ref()
     }
 
     /// Runs one step and returns the logits of the batch's logit rows: `[logit_rows, vocabulary]`
     /// f32 on every target, or only this rank's columns. The tensor may have gaps between its rows.
-    /// It has no rows if the batch has no logit rows. `score` is called with the logits of the
-    /// scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits of a
-    /// whole prompt would take gigabytes.
+    /// The tensor has no rows if the batch has no logit rows. `score` is called with the logits of
+    /// the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits
+    /// of a whole prompt would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -417,8 +417,9 @@ impl Layer {
         [self.attention.qkv.reads(), of_mlp]
     }
 
-    /// Runs the layer on all rows of `stream`, in place. `next` is the following layer, if nothing
-    /// changes the rows before it. This function may then also compute the input norm of `next`.
+    /// Runs the layer on all rows of `stream`, in place. `next` is the following layer, or `None`
+    /// if there is no such layer or if a DeepStack part is added to the rows first. If `next` is
+    /// given, this function may also compute the normalized input of `next`.
     fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -438,8 +439,8 @@ impl Layer {
         Ok(())
     }
 
-    /// Like [`forward`](Layer::forward), but only for the rows `rows` of `stream`, and with the
-    /// result in `chosen` `[rows, hidden]`. The keys and values of all rows are written.
+    /// Like [`forward`](Layer::forward), but computes only the rows `rows` of `stream`, and writes
+    /// the result to `chosen` `[rows, hidden]`. The keys and values of all rows are still written.
     fn forward_chosen<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -471,8 +472,8 @@ impl Layer {
 
     /// Projects `attended` `[rows, heads * head_dim]` and adds the result to `hidden`
     /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `scratch`. If
-    /// the ranks' partial results are summed, the sum operation also computes the norm, because it
-    /// has whole rows. A mixture computes its own norm together with its routing.
+    /// the ranks' partial results are summed, the sum operation also computes the norm, because
+    /// that operation has complete rows. A mixture computes its own norm together with its routing.
     fn add_attended<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -493,10 +494,10 @@ impl Layer {
         scope.rms_norm_into(hidden, norm, &mut normed)
     }
 
-    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` has what
-    /// [`add_attended`](Layer::add_attended) left there. Returns `true` if `scratch` has the input
-    /// norm of `next` afterwards. The operations that sum the experts or the ranks' partial results
-    /// also compute that norm.
+    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` must be as
+    /// [`add_attended`](Layer::add_attended) left it. Returns `true` if `scratch` contains the
+    /// normalized input of `next` afterwards. The operations that sum the experts or the ranks'
+    /// partial results also compute that input.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -519,14 +520,16 @@ impl Layer {
                 Ok(true)
             }
             Mlp::Mixture(mixture) => {
-                // The last layer on chosen rows is never captured in a CUDA graph, so it has no
-                // padding rows, which would be recognized by their slots.
+                // A step that runs its last layer on chosen rows is never captured in a CUDA graph.
+                // Such a layer has no padding rows, so the router does not need the slots to
+                // recognize them.
                 let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
                 let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
                 };
-                // The experts were the last readers of the norm in `scratch`, so it is overwritten.
+                // Nothing reads `scratch` after the experts' first half, so its content is
+                // overwritten.
                 let mut normed = scratch.place(next.attention.qkv.reads(), rows);
                 let norm = pass.norm(&next.attention_norm);
                 mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
@@ -543,8 +546,8 @@ impl LayerPass<'_> {
 }
 
 impl Stream<'_> {
-    /// The input norm of `layer`. It is computed unless the previous layer has
-    /// left it in `scratch`.
+    /// Returns the normalized input of `layer`. The input is computed here unless the previous
+    /// layer has already left it in `scratch`.
     fn normed<B: Backend>(
         &mut self,
         scope: &Scope<'_, B>,

@@ -24,7 +24,7 @@ pub struct DecoderConfig {
     pub mixture: Option<MixtureConfig>,
     pub layers: usize,
     pub heads: usize,
-    /// Number of key and value heads. It divides `heads`.
+    /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
     /// Epsilon that norms add to the mean square.
@@ -34,7 +34,6 @@ pub struct DecoderConfig {
     pub head_norms: bool,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// The scaling of the rotary frequencies.
     pub rope_scaling: RopeScaling,
     /// The position axis with which each pair of elements rotates.
     pub rope_axes: PairAxes,
@@ -54,8 +53,8 @@ pub struct Biases {
     pub mlp: bool,
 }
 
-/// Limit of the number of heads, the elements of a head, and the number of layers, larger than in
-/// any known model.
+/// Limit of the number of heads, of the elements of a head, and of the number of layers. No known
+/// model reaches this limit.
 const HEAD_MAX: usize = 1 << 12;
 
 /// A family's defaults for keys that the file lacks, and the properties that
@@ -67,7 +66,7 @@ pub struct DecoderDefaults {
     pub rope_types: &'static [&'static str],
     /// How the pairs of a head are assigned to the axes of a position.
     pub axes: AxesRule,
-    /// The biases and norms of its layers.
+    /// The biases and norms of the family's layers.
     pub layer: LayerKind,
 }
 

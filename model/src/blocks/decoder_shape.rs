@@ -27,7 +27,7 @@ const CONTROL: [&str; 14] = [
     "<|video_pad|>",
 ];
 
-/// The released chat template without its default system turn.
+/// Qwen's released chat template without the default system turn.
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n\
     {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
     {% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
@@ -38,7 +38,7 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['rol
 /// The control tokens of a vocabulary, and the chat template that uses them.
 #[derive(Clone, Copy)]
 pub struct ShapeText {
-    /// Control tokens. Their ids follow those of the text tokens, in this order.
+    /// Control tokens. Their ids follow the ids of the text tokens, in this order.
     pub control: &'static [&'static str],
     pub template: &'static str,
     /// The tokens that end a reply. The first token of the list ends a chat turn.
@@ -51,7 +51,7 @@ pub struct DecoderShape {
     pub text: ShapeText,
     /// Number of text tokens.
     pub words: usize,
-    /// Rows of the embedding. Some of them are not used by any token.
+    /// Rows of the embedding. Some rows are not used by any token.
     pub vocabulary: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -61,7 +61,7 @@ pub struct DecoderShape {
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head, if that is not `hidden / heads`.
+    /// Elements of a head; `None` means `hidden / heads`.
     pub head_dim: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -112,7 +112,10 @@ impl DecoderShape {
         DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
     }
 
-    /// The id of a control token. Panics on any other token.
+    /// The id of a control token.
+    ///
+    /// # Panics
+    /// If `token` is not a control token of this shape.
     pub fn id(&self, token: &str) -> usize {
         self.words + self.text.control.iter().position(|control| *control == token).expect("a token of the list")
     }

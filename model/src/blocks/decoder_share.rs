@@ -18,8 +18,8 @@ pub struct DecoderShare {
     pub intermediate: RankShard,
     /// Experts of a mixture, if the decoder has one.
     pub experts: Option<RankShard>,
-    /// Tokens of the vocabulary. If the vocabulary does not divide equally, the
-    /// last ranks have fewer.
+    /// Tokens of the vocabulary. If the vocabulary does not divide equally, the last ranks have
+    /// fewer tokens.
     pub vocabulary: RankShard,
 }
 

@@ -31,7 +31,7 @@ pub struct MixtureConfig {
     /// In each group of `step` layers, only the last layer has experts.
     #[serde(rename = "decoder_sparse_step")]
     pub step: usize,
-    /// Layers that have no experts even if `step` would give them some.
+    /// Layers that have no experts even if `step` selects them.
     #[serde(rename = "mlp_only_layers")]
     pub dense: Option<Vec<usize>>,
 }
@@ -122,9 +122,9 @@ impl Mixture {
         Ok(GatedRows { routing, rows })
     }
 
-    /// Computes the second half of each expert and adds the result to `hidden`
-    /// `[rows, hidden]`. If `next` is given, the sum is also normalized with this norm and
-    /// written to its tensor `[rows, hidden]`.
+    /// Computes the second half of each expert and adds the result to `hidden` `[rows, hidden]`. If
+    /// `next` is given, the sum is also normalized with the norm of `next` and written to the
+    /// tensor `[rows, hidden]` of `next`.
     pub fn add<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

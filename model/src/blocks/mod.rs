@@ -1,5 +1,5 @@
-//! Layers that several families use. They know shapes and weights, but not
-//! the names in checkpoints.
+//! Layers that several families use. Each family passes the names of weights that differ between
+//! families.
 
 mod config_error;
 pub mod config_keys;

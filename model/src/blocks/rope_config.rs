@@ -9,7 +9,6 @@ use super::{config_error::ConfigError, config_keys, rope_scaling::RopeScaling};
 #[derive(Debug, Default, PartialEq)]
 pub struct RopeConfig {
     pub theta: f64,
-    /// The scaling of the frequencies.
     pub scaling: RopeScaling,
     /// Number of element pairs that rotate with each position axis, if the file has this key.
     pub sections: Option<Vec<usize>>,
@@ -128,8 +127,8 @@ impl Inner {
         }
     }
 
-    /// Checks the numbers that this scaling type uses. `context`
-    /// is the file's `max_position_embeddings`.
+    /// Checks the numbers that the scaling type `kind` uses, and returns the scaling. `context` is
+    /// the file's `max_position_embeddings`.
     fn scaling(&self, kind: &str, place: &str, context: Option<usize>) -> Result<RopeScaling, ConfigError> {
         let refuse = |key: &str, rule: &str| {
             Err(ConfigError::Contradiction(format!("{place}{key} must be {rule} where the type is {kind}")))
@@ -145,8 +144,8 @@ impl Inner {
         };
         match (kind, original_context) {
             ("linear", _) => Ok(RopeScaling::Linear { factor }),
-            // This type changes frequencies only beyond `max_position_embeddings`, and no sequence
-            // here is that long.
+            // This type changes frequencies only for sequences longer than
+            // `max_position_embeddings`, and no admitted sequence is longer.
             ("dynamic", _) => Ok(RopeScaling::Plain),
             (_, None) => refuse("original_max_position_embeddings", "given"),
             ("llama3", Some(original_context)) => match (self.low_freq_factor, self.high_freq_factor) {
@@ -172,8 +171,8 @@ impl Inner {
         }
     }
 
-    /// YaRN's factor for queries and keys if the file gives none: section 3.4 of the paper,
-    /// as implemented in transformers.
+    /// YaRN's factor for queries and keys if the file has no `attention_factor`: section 3.4 of the
+    /// paper, as implemented in transformers.
     fn yarn_attention(&self, factor: f64) -> f64 {
         let scale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
         match (self.mscale, self.mscale_all_dim) {

@@ -13,8 +13,8 @@ pub enum RopeScaling {
         /// At least 1.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high frequencies stay, and frequencies
-    /// in between are blended.
+    /// Llama 3.1: low frequencies are divided by `factor`, high frequencies are unchanged, and
+    /// frequencies in between are blended.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -31,7 +31,7 @@ pub enum RopeScaling {
         factor: f64,
         /// Pairs that rotate more often than this within the original context keep their frequency.
         beta_fast: f64,
-        /// The frequencies of pairs that rotate less often than this are divided.
+        /// The frequencies of pairs that rotate less often than this are divided by `factor`.
         beta_slow: f64,
         /// Whether the bounds between these groups of pairs are rounded to whole pairs.
         truncates: bool,
@@ -87,8 +87,8 @@ impl RopeScaling {
     }
 
     /// Tokens of the longest context that the model serves. `context_tokens` is the context length
-    /// in the file. With YaRN, that may be the original context, so the result is at least the
-    /// original context times the factor.
+    /// in the file. With YaRN, the file may contain the original context length, so the result is
+    /// at least the original context length times the factor.
     pub fn context_tokens(&self, context_tokens: usize) -> usize {
         match self {
             RopeScaling::Yarn { factor, original_context, .. } => {

@@ -4,8 +4,7 @@ use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
 
 use crate::flow::{StepArray, StepLayout};
 
-/// The arrays of a step. Some arrays are read by all layers. All other arrays are read only before
-/// the first layer or in the last layer.
+/// The arrays of a step. [`StepBatch`](crate::flow::StepBatch) describes their content.
 pub struct StepInputs<'a> {
     /// `[tokens]` u32
     pub tokens: Tensor<'a>,
@@ -27,7 +26,7 @@ impl<'a> StepInputs<'a> {
     /// Views of the arrays in `image` `[words]` u32, at the offsets of `layout`.
     ///
     /// # Panics
-    /// If the image is shorter than the layout.
+    /// If `image` is shorter than the layout.
     pub fn over(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
         let list = |array| image.row_range(layout.place(array));
         StepInputs {

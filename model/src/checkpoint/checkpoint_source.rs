@@ -36,7 +36,8 @@ pub enum EmbeddedFile {
 }
 
 impl CheckpointSource {
-    /// The folder's or file's path, "(embedded)", or the name of a shape, for messages.
+    /// The path of the folder or file, "(embedded)", or the shape's name of a random checkpoint,
+    /// for messages.
     pub fn place(&self) -> String {
         match self {
             CheckpointSource::Folder(folder) => folder.display().to_string(),
@@ -162,7 +163,8 @@ fn embedded(files: &'static [(&'static str, EmbeddedFile)], file: &str) -> Optio
 
 /// An untrained checkpoint: settings and vocabulary in memory or in a folder, and a seed for the
 /// weights. Tensors are drawn directly on the device, so the host never has a copy or a file of
-/// them. The checkpoint has the speed and the memory of its shape, but its replies mean nothing.
+/// them. The model runs as fast and needs as much memory as a trained model of the same shape, but
+/// its replies mean nothing.
 #[derive(Clone)]
 pub struct RandomCheckpoint {
     name: String,
@@ -181,7 +183,7 @@ impl RandomCheckpoint {
         RandomCheckpoint { name: name.into(), seed, routing_skew: None, folder: None, files }
     }
 
-    /// The checkpoint of `folder` without its weights. `files` replace the files
+    /// The checkpoint of `folder` without its weights. `files` supplies the files
     /// that the folder lacks.
     pub fn over(folder: CheckpointSource, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let name = folder.place();

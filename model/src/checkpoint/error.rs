@@ -37,7 +37,6 @@ pub enum CheckpointError {
     MissingShard {
         /// The folder, or "embedded".
         place: String,
-        /// The shard's file name.
         shard: String,
         /// Number of shards that the index names.
         shards: usize,
@@ -48,7 +47,7 @@ pub enum CheckpointError {
     /// A file is larger than any valid file of its kind.
     #[error("{file} has {bytes} bytes; the limit is {bytes_max}")]
     TooLarge { file: String, bytes: u64, bytes_max: u64 },
-    /// A file is not the JSON that is expected.
+    /// A file is not valid JSON, or lacks the expected structure.
     #[error("{file} could not be parsed: {reason}")]
     Malformed { file: String, reason: String },
     /// The index has a shard name that is not a plain file name.
@@ -67,8 +66,8 @@ pub enum CheckpointError {
         value: String,
         supported: String,
     },
-    /// The header of a safetensors or GGUF file is incomplete, or its tensors overlap, leave gaps
-    /// or have wrong sizes.
+    /// The header of a file of weights is incomplete, or the tensors that it lists overlap, leave
+    /// gaps or have wrong sizes.
     #[error("the header of {file} is not valid: {reason}")]
     Header { file: String, reason: String },
     /// Two shards define the same tensor, or the index and the shards disagree.

@@ -32,7 +32,7 @@ pub struct HubModel {
 }
 
 impl HubModel {
-    /// Takes an id: `org/name`, or `org/name@revision`.
+    /// Creates a model from its id: `org/name`, or `org/name@revision`.
     pub fn new(id: &str, options: HubOptions) -> Self {
         let (id, revision) = match id.split_once('@') {
             Some((id, revision)) => (id, Some(revision)),
@@ -87,8 +87,8 @@ impl HubModel {
         let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
         fetch.require("config.json", TEXT_BYTES_MAX)?;
         fetch.bring_tokenizer()?;
-        // If the hub cannot be reached, a model is complete if the cache has its weights, because
-        // the earlier fetch requested the optional files first.
+        // When the hub cannot be reached, weights in the cache prove that the model is complete:
+        // the fetch that stored these weights requested the optional files before them.
         let mut is_offline = false;
         for file in OPTIONAL.into_iter().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {

@@ -1,4 +1,4 @@
-//! Opening a checkpoint: its files are parsed and checked, its weights mapped but not read.
+//! Opening a checkpoint: the files are parsed and checked, and the weights are mapped but not read.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ const TEXT_PARTS: [&str; 2] = ["text_config", "llm_config"];
 
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// All of `config.json`, which each family reads itself. Quantization settings that a text
-    /// part repeats are removed.
+    /// All of `config.json`, from which each family reads its settings. Quantization settings that
+    /// a text part repeats are removed.
     pub config: Map<String, Value>,
     /// `generation_config.json`. If it has no end tokens, they are taken from `config.json`, or
     /// else from its text part and from the tokenizer.
@@ -37,7 +37,7 @@ pub struct Checkpoint {
     pub image_processor: Option<ImageProcessor>,
     /// Settings from `processor_config.json`, or else `video_preprocessor_config.json`, or else
     /// `preprocessor_config.json`, as transformers reads them (5.17, `video_processing_utils.py`);
-    /// `None` if none of them has settings for videos.
+    /// `None` if no file has settings for videos.
     pub video_processor: Option<VideoProcessor>,
     pub template: Arc<ChatTemplate>,
     /// All weights by name.
@@ -130,8 +130,8 @@ impl Checkpoint {
         &self.source
     }
 
-    /// The video processor, if the checkpoint has separate settings for it. This is for a model
-    /// whose videos cannot be described by the settings of pictures.
+    /// The video processor, if the checkpoint has separate settings for it. Some models
+    /// need it because image settings cannot describe their videos.
     pub fn own_video_processor(&self) -> Option<&VideoProcessor> {
         self.video_processor.as_ref().filter(|_| self.has_own_video_processor)
     }
@@ -222,9 +222,9 @@ impl Checkpoint {
     }
 }
 
-/// Moves `quantization_config` to the top level. Early releases of compressed-tensors write it
-/// under an old name, and some tools write it into a text part, instead of the top level or in
-/// addition. Returns the path at which the settings were found.
+/// Moves `quantization_config` to the top level, and returns the path at which the settings were
+/// found. Early releases of compressed-tensors use an old name for this key. Some tools write the
+/// settings into a text part, either instead of the top level or in addition to it.
 fn gather_quantization(config: &mut Map<String, Value>) -> String {
     const EARLY: &str = "compression_config";
     let settings = |fields: &Map<String, Value>, key| {
@@ -273,8 +273,8 @@ struct ProcessorFiles<'f> {
 
 impl<'f> ProcessorFiles<'f> {
     /// Reads `processor_config.json`, which transformers writes since 5.0, and otherwise the older
-    /// files (5.17, `image_processing_base.py` and `video_processing_utils.py`). Settings of tiles
-    /// may be in `config.json`.
+    /// files (5.17, `image_processing_base.py` and `video_processing_utils.py`). Settings for image
+    /// tiles may also be in `config.json`.
     fn read(files: &'f TextFiles, config: &Map<String, Value>) -> Result<Self, CheckpointError> {
         const FILE: &str = "processor_config.json";
         let both = files.get(FILE).map(|json| object(FILE, json)).transpose()?.unwrap_or_default();
@@ -333,8 +333,8 @@ impl<'f> TokenizerFiles<'f> {
 }
 
 /// Reads the generation defaults. Older checkpoints have their end tokens only in `config.json`. If
-/// the top level of `config.json` has none, the end tokens of the text model are used, and also the
-/// tokenizer's end token, because that token ends the turns of a chat.
+/// the top level of `config.json` has no end tokens, the end tokens of the text model are used. The
+/// tokenizer's end token is then added, because that token ends the turns of a chat.
 fn generation_defaults(files: &TextFiles, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
     let json = files.get("generation_config.json");
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();

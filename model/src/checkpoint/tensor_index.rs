@@ -13,7 +13,7 @@ use super::shard::{Content, Shard};
 use super::tensor_info::TensorInfo;
 use crate::nearest_names;
 
-/// Number of names that an error about a missing tensor lists.
+/// Maximum number of similar names that an error about a missing tensor lists.
 const NEAREST_MAX: usize = 3;
 
 /// The index over all shards, or a seed from which any requested tensor is drawn.
@@ -77,8 +77,8 @@ impl TensorIndex {
         }
     }
 
-    /// Opens the only tensor file in a folder, with any name, or shards without an index whose
-    /// names contain the number of shards. `None` if the folder has neither.
+    /// Opens a folder without an index: the shards whose names contain the number of shards, or the
+    /// only tensor file, which may have any name. `None` if the folder has neither.
     fn open_unlisted(source: &CheckpointSource) -> Result<Option<Self>, CheckpointError> {
         let files = source.tensor_files()?;
         match (files.iter().find_map(|file| every_shard(file)), files.as_slice()) {

@@ -7,8 +7,8 @@ use super::stored::{Stored, TensorType};
 /// A tensor in its file. Nothing is copied, and the disk is read only when the bytes are accessed.
 #[derive(Clone, Copy)]
 pub struct TensorInfo<'a> {
-    /// The type of the elements after they are read. For files with blocks of quantized elements,
-    /// this is the widest type.
+    /// The type of the elements after they are read. If a file has blocks of quantized elements,
+    /// all its matrices are read as F32.
     pub dtype: TensorType,
     /// The storage of the elements in the file.
     pub stored: Stored,

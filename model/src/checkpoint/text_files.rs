@@ -20,7 +20,7 @@ pub(super) struct TextFiles {
 
 impl TextFiles {
     /// Reads the files that exist. The tokenizer's files are read from `tokenizer` if it is given.
-    /// The files that replace `tokenizer.json` are read only if it is missing.
+    /// The files that replace `tokenizer.json` are read only if `tokenizer.json` is missing.
     ///
     /// # Errors
     /// See [`CheckpointSource::read`].

@@ -1,5 +1,5 @@
-//! Model families. Each folder holds everything that only this family needs.
-//! No family imports another.
+//! Model families. Each folder contains everything that only its family needs. No family imports
+//! another family.
 
 pub mod internvl;
 pub mod llama;

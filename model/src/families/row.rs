@@ -50,16 +50,17 @@ pub struct VisionSettings {
 }
 
 /// Reads a part of `config.json` that describes a text model, with the family that handles its
-/// `model_type`. The second argument is the prefix of the part's keys in messages. Returns `None`
-/// if no family handles this `model_type`.
+/// `model_type`. The arguments are the `model_type`, the prefix of the part's keys in error
+/// messages, and the part. Returns `None` if no family handles this `model_type`.
 pub type ReadText = fn(&str, &str, &Map<String, Value>) -> Option<Result<DecoderConfig, ConfigError>>;
 
-/// Configuration of a family.
+/// Configuration of a family, read from `config.json`.
 pub trait Settings: Sized {
     /// Supported entries of `architectures`, each with its `model_type`.
     const ARCHITECTURES: &'static [(&'static str, &'static str)];
 
-    /// Architectures in the GGUF files of this family. Empty if its GGUF files are not supported.
+    /// Architectures in the GGUF files of this family; empty if GGUF files of the family are not
+    /// supported.
     const GGUF: &'static [GgufArchitecture] = &[];
 
     /// Kinds of work that serving the family puts on a GPU. The default is for
@@ -70,11 +71,11 @@ pub trait Settings: Sized {
 
     const SHAPES: &'static [Self::Shape];
 
-    /// Reads `config.json` and checks the checkpoint's processors against it. `text` reads the part
-    /// of a text model that belongs to another family.
+    /// Reads `config.json` and checks the checkpoint's processors against it. `text` reads the
+    /// settings of a text model that belongs to another family.
     fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError>;
 
-    /// Same as [`ReadText`], for the family's own text model.
+    /// Like [`ReadText`], but reads only this family's text model.
     fn read_text(
         _model_type: &str,
         _place: &str,
@@ -83,8 +84,8 @@ pub trait Settings: Sized {
         None
     }
 
-    /// Video processor of the checkpoint. `None` if the checkpoint takes pictures but no videos. By
-    /// default, the picture settings also describe videos if there are no separate video settings.
+    /// Video processor of the checkpoint; `None` if the model takes no videos. By default, the
+    /// picture settings also describe videos if there are no separate video settings.
     fn video_processor(checkpoint: &Checkpoint) -> Option<VideoProcessor> {
         checkpoint.video_processor.clone()
     }
@@ -102,8 +103,10 @@ pub trait Settings: Sized {
         rendered
     }
 
-    /// Texts that mark pictures and videos in a rendered prompt. `None` for a family without
-    /// pictures. Users cannot write these texts. Chat templates that join strings receive them.
+    /// Texts that mark pictures and videos in a rendered prompt; `None` for a family without
+    /// pictures. The same texts in a user's message do not mark a picture or a video. A chat
+    /// template that does not support pictures receives messages in which these texts replace
+    /// pictures and videos.
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
         None
     }
@@ -124,9 +127,9 @@ pub trait Settings: Sized {
     }
 }
 
-/// Model of a family.
+/// Model of a family: its weights and its forward passes.
 pub trait Weights<S: Settings>: Sized {
-    /// Pictures packed for one encode batch.
+    /// Pictures packed for one launch.
     type Batch: Clone + std::fmt::Debug + PartialEq;
 
     fn claim(settings: S, map: &mut WeightMap<'_>) -> Result<Self, WeightError>;
@@ -143,7 +146,8 @@ pub trait Weights<S: Settings>: Sized {
     /// Embeddings of all pictures of a batch.
     fn embeddings(batch: &Self::Batch) -> usize;
 
-    /// Writes the [`EmbeddingLayout`]s of a batch to `cache` `[rows, width]`.
+    /// Encodes a batch and writes one row per embedding to `cache` `[rows, width]`.
+    /// [`EmbeddingLayout`] describes the columns of a row.
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -195,7 +199,7 @@ impl<S: Settings> Weights<S> for TextModel {
     }
 }
 
-/// Numbers the positions of tokens from 0, equal on all axes.
+/// Lays out a prompt without pictures: positions count from 0 and are equal on all axes.
 fn text_layout(tokens: Vec<u32>) -> PromptLayout {
     let positions = (0..tokens.len() as u32).map(|position| [position; POSITION_AXES]).collect();
     PromptLayout { next_position: tokens.len() as u32, tokens, positions, pictures: Vec::new() }

@@ -18,7 +18,7 @@ use crate::{
 pub trait Tower: Sized {
     type Config: Settings;
 
-    /// Pictures packed for one encode batch.
+    /// Pictures packed for one launch.
     type Batch: AsRef<PackedImages> + Clone + std::fmt::Debug + PartialEq;
 
     /// Claims the weights of the tower and then of the decoder, each under the names
@@ -32,8 +32,8 @@ pub trait Tower: Sized {
     /// See [`PackedImages::push`].
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the
-    /// [`EmbeddingLayout`]s to their rows of `cache` `[rows, width]`.
+    /// Runs the layers of the tower that `depth` selects over `batch`, and writes one row per
+    /// embedding to `cache` `[rows, width]`. [`EmbeddingLayout`] describes the columns of a row.
     ///
     /// [`EmbeddingLayout`]: crate::blocks::vision::EmbeddingLayout
     fn encode<B: Backend>(
@@ -45,8 +45,8 @@ pub trait Tower: Sized {
     ) -> Result<(), KernelError>;
 }
 
-/// Pictures packed for one encode batch, with one entry per rank. A single entry means that every
-/// rank encodes all pictures.
+/// Pictures packed for one launch, with one entry per rank. A single entry means that every rank
+/// encodes all pictures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodeBatch<B> {
     of_ranks: Vec<B>,

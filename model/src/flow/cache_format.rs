@@ -19,8 +19,8 @@ impl CacheFormat {
         self != CacheFormat::Plain
     }
 
-    /// The name of a cache that `target` has no kernels for; `None` if it has
-    /// kernels for this cache.
+    /// The name of this format for an error, if `target` has no kernels for the format; `None` if
+    /// `target` has kernels.
     pub(crate) fn unserved(self, target: &Target) -> Option<&'static str> {
         (self.is_quantized() && !target.has_fp8_cache()).then_some("FP8 keys and values")
     }

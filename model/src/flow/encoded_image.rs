@@ -1,5 +1,5 @@
-//! Pictures as the user gives them (encoded bytes or pixels), and the
-//! limits checked before decoding.
+//! Pictures as the user supplies them (encoded bytes or pixels), and the limits checked before
+//! decoding.
 
 use std::fmt;
 use std::io::Read;
@@ -109,7 +109,7 @@ impl EncodedImage {
         Ok(EncodedImage::named(encoded, name))
     }
 
-    /// The bytes as they were given: encoded, or decoded pixels.
+    /// The encoded bytes or the decoded pixels, unchanged.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

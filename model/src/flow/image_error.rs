@@ -23,7 +23,7 @@ pub enum ImageError {
         bytes: Bytes,
         bytes_max: Bytes,
     },
-    /// The bytes are in none of the supported formats.
+    /// The bytes are not in a supported format.
     #[error("the picture is not PNG, JPEG, WebP, GIF, BMP or TIFF")]
     UnknownFormat,
     /// A side is zero.
@@ -100,8 +100,8 @@ pub enum ImageError {
         limit: &'static str,
         reason: &'static str,
     },
-    /// The image processor's settings resize this picture to zero pixels, or to more
-    /// than can be counted.
+    /// The image processor's settings resize a side of this picture to zero pixels, or to more
+    /// pixels than a u32 can count.
     #[error("the processor's pixel limits give the {width} x {height} picture no usable size")]
     NoSize { width: u32, height: u32 },
 }

@@ -1,7 +1,7 @@
 //! The columns of the logits that each rank has after a step.
 
-/// The columns of the logits that a rank has after a step. All ranks of a step ask for the same
-/// variant. With a single rank, both variants give all columns.
+/// The columns of the logits that a rank has after a step. All ranks must ask for the same variant.
+/// With a single rank, both variants give all columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsOf {
     /// `[rows, vocabulary]`, gathered from all ranks. Random sampling, changes to logits and

@@ -1,8 +1,8 @@
 //! The data types of the pipeline: image bytes -> patches -> embeddings -> step batch
 //! -> logits -> token.
 //!
-//! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no type
-//! here because they stay on the device.
+//! Embeddings are rows of the vision cache, and logits are rows of a workspace. Neither has a type
+//! here, because both stay on the device.
 
 mod cache_format;
 pub mod encoded_image;

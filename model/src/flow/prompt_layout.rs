@@ -57,7 +57,7 @@ pub enum LayoutError {
         /// Pictures and videos of the request.
         pictures: usize,
     },
-    /// The model takes pictures, but its configuration names no token for videos.
+    /// The model takes pictures, but its configuration has no placeholder token for videos.
     #[error("this model takes no videos, but the request has {videos}")]
     NoVideos { videos: usize },
 }

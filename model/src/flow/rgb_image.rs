@@ -11,7 +11,7 @@ pub struct RgbImage {
 }
 
 impl RgbImage {
-    /// `None` unless `data` has `height x width x 3` bytes and neither side is 0.
+    /// Returns `None` if a side is 0 or `data` does not have `height x width x 3` bytes.
     pub fn new(width: u32, height: u32, data: Vec<u8>) -> Option<Self> {
         let bytes = u64::from(width) * u64::from(height) * 3;
         (bytes > 0 && bytes == data.len() as u64).then_some(RgbImage { width, height, data })

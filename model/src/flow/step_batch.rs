@@ -7,8 +7,8 @@ use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 
 /// Prompt rows whose logits are scored at a time: as many as a GPU's sampler processes at once. On
 /// an H200, a prompt of 8,000 tokens with the shapes of a 7B model took 227 ms, and 34 ms more with
-/// 32 rows at a time, because the projection is bound by reading the weights. With more than 64
-/// rows, scoring would need more memory than sampling does.
+/// 32 rows at a time, because reading the weights limits the speed of the projection. With more
+/// than 64 rows, scoring would need more memory than sampling does.
 pub const SCORE_ROWS: usize = 64;
 
 /// Axes of a position: time, height, width. Text tokens advance on all three axes at once.
@@ -33,7 +33,8 @@ pub struct SequencePart<'a> {
     pub pictures: &'a [EmbeddingRows<'a>],
     /// Whether to return the last token's logits; false in the middle of a prompt.
     pub wants_logits: bool,
-    /// The range of `tokens` whose logits score the next token.
+    /// The range of `tokens` to score. The logits of each of these tokens give the log-probability
+    /// of the next token.
     pub scored: Range<usize>,
 }
 
@@ -76,8 +77,10 @@ pub struct StepBatch {
 }
 
 impl StepBatch {
-    /// Packs `parts`, in order. Panics on a part without tokens or with too few blocks, which is a
-    /// bug in the caller.
+    /// Packs `parts`, in order.
+    ///
+    /// # Panics
+    /// If a part has no tokens or too few blocks, which is a bug in the caller.
     pub fn pack(parts: &[SequencePart<'_>]) -> Self {
         let blocks_max = parts.iter().map(|part| part.blocks_needed()).max().unwrap_or(0);
         let mut batch = StepBatch { query_starts: vec![0], ..StepBatch::default() };

@@ -10,7 +10,7 @@ use super::StepBatch;
 /// Each array starts at a multiple of this many u32: 128 bytes, the size of a GPU cache line.
 const ALIGNMENT: usize = 32;
 
-/// One of the arrays. [`StepBatch`] describes their content.
+/// One of the arrays of a step. [`StepBatch`] describes their content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepArray {
     /// `[tokens]`
@@ -138,8 +138,8 @@ impl StepLayout {
         }
     }
 
-    /// Whether `batch` fits this layout: either the batch fills it exactly, or both contain only
-    /// decoding sequences and the rest of the layout is padding.
+    /// Whether `batch` fits this layout: either the batch fills the layout exactly, or both contain
+    /// only decoding sequences and the rest of the layout is padding.
     pub fn takes(&self, batch: &StepBatch) -> bool {
         let is_exact = *self == StepLayout::of(batch, self.axes);
         let is_decode = *self == StepLayout::decode(self.tokens, self.axes, self.blocks_max * BLOCK_TOKENS);

@@ -1,5 +1,5 @@
-//! Videos: frames as the user gives them, and the grids that the placeholders
-//! of a prompt represent.
+//! Videos: frames as the user supplies them, and the grids that the placeholders of a prompt
+//! represent.
 
 use std::{fmt, sync::Arc};
 
@@ -61,9 +61,9 @@ pub enum MediaGrid {
     Video {
         /// The grid of each step, with `t` = 1.
         step: Grid,
-        /// Number of temporal steps.
+        /// Number of steps of time.
         steps: usize,
-        /// Frames of the video. The last step may have fewer frames than the others.
+        /// Frames of the video. The last step may have fewer frames than the other steps.
         frames: usize,
         /// The rate of the frames. A step has several frames, so the rate of steps is lower.
         frames_per_second: f64,

@@ -1,9 +1,10 @@
 //! Device memory for a step's sampling requests, chosen tokens and reports. The memory outlives the
-//! pass and keeps its address, so that a captured step finds the next requests there.
+//! pass and keeps its address, so that a captured step reads the next requests from the same
+//! address.
 
 use bursar_kernels::{Backend, KernelError, Rank, Scope, Tensor, sampling::SampleLayout};
 
-/// The part after the requests starts at a multiple of this many words: the size of
+/// The results start after the requests, at a multiple of this many words: the size of
 /// a GPU cache line.
 const ALIGNMENT: usize = 32;
 
@@ -14,7 +15,7 @@ pub struct SamplingShape {
     pub sequences: usize,
     /// Maximum tokens of a sequence, all of which penalties may read.
     pub context_tokens: usize,
-    /// Columns of the logits.
+    /// Number of columns of the logits.
     pub vocabulary: usize,
 }
 
@@ -47,7 +48,7 @@ pub struct SamplingBuffers<'a> {
 
 impl<'a> SamplingBuffers<'a> {
     /// Uses `words` `[words]` u32 as the buffers. The address of `words` must be a multiple of 8,
-    /// and only passes over these buffers may access it, one after the other.
+    /// and only passes that use these buffers may access it, one pass at a time.
     ///
     /// # Panics
     /// If `words` does not have [`SamplingShape::words`] words, which is a bug in the caller.

@@ -1,5 +1,5 @@
-//! Generation defaults: the settings of a checkpoint's `generation_config.json`, which apply where
-//! a request sets nothing.
+//! Generation defaults: the settings of a checkpoint's `generation_config.json`. They apply to
+//! parameters that a request does not set.
 
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ impl Default for GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Parses the file. Absent settings take transformers' defaults (`GenerationConfig`, 5.17):
+    /// Parses the file. Absent settings get transformers' defaults (`GenerationConfig`, 5.17):
     /// `do_sample` false, temperature 1, top-k 50, top-p 1, no penalty.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ pub(super) struct Tokens<'a> {
 
 impl<'a> Past<'a> {
     /// The prompt, and the tokens produced so far, including tokens from before a restart. `prompt`
-    /// needs only the part that the sampler [reads](super::Sampler::read_of).
+    /// may contain only the tokens that the sampler [reads](super::Sampler::read_of).
     pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
         Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced, unseen: None }) }
     }

@@ -1,10 +1,10 @@
 //! The sampler, which chooses the next token from one row of logits and a sequence's past.
 //!
 //! This module turns a request's parameters into a row of numbers and lists.
-//! [`bursar_kernels::sampling`] has the arithmetic and its order. Serving samples on the device
-//! with [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] prepares the request,
-//! and [`Sampler::answer`] reads the result. [`Sampler::sample`] does the same on the host, as the
-//! reference for the device.
+//! [`bursar_kernels::sampling`] has the arithmetic and its order. A served model samples on the
+//! device with [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] prepares the
+//! request, and [`Sampler::answer`] reads the result. [`Sampler::sample`] does the same on the
+//! host, as the reference for the device.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -107,8 +107,8 @@ impl Sampler {
         &self.params
     }
 
-    /// Whether the sampler takes the largest logit for every past and reports nothing. Then the
-    /// device's argmax is enough.
+    /// Whether the sampler always chooses the token with the largest logit and reports nothing. For
+    /// such a sampler, the device's argmax is enough.
     pub fn is_plain_argmax(&self) -> bool {
         let changes = self.reads_past() || !self.params.logit_bias.is_empty() || self.tokens_min > 0;
         self.params.is_greedy() && !changes && self.top.is_none()
@@ -146,8 +146,8 @@ impl Sampler {
     ///
     /// # Errors
     /// For bad logits: [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and
-    /// +infinity, [`SamplingError::NothingAllowed`] if all are -infinity or forbidden,
-    /// [`SamplingError::Width`]. Otherwise [`SamplingError::PastMissing`], or
+    /// +infinity, [`SamplingError::NothingAllowed`] if each token is forbidden or has a logit of
+    /// -infinity, [`SamplingError::Width`]. Otherwise [`SamplingError::PastMissing`], or
     /// [`SamplingError::Grammar`] if a grammar exceeds its limits.
     pub fn sample(
         &self,

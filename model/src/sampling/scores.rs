@@ -23,8 +23,8 @@ pub struct Score {
 /// The scores of a step, computed a few rows of logits at a time.
 pub struct Scores<'a> {
     vocabulary: usize,
-    /// The remaining scores, in chunks of [`SCORE_ROWS`], the rows that the decoder
-    /// passes at a time.
+    /// The remaining scores, in chunks of [`SCORE_ROWS`], the number of rows of logits that the
+    /// decoder passes at a time.
     left: Chunks<'a, Score>,
     /// Offset of the next rows' results, in words.
     first: usize,
@@ -111,7 +111,7 @@ impl Scored {
     }
 
     /// Waits for the scores of `wanted`, as given to [`begin`](Scores::begin). A score is `None` if
-    /// its logits are not numbers or there is no such token.
+    /// its logits are not numbers, or if its token or its `top` is out of range.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.

@@ -86,9 +86,9 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     each(out, |at| f32::from(block[2 + at].cast_signed()) * scale);
 }
 
-/// The scale and the subtrahend of each of eight groups. They have six bits each, in the twelve
-/// bytes from byte 4 on, and are multiplied by the block's own scale and subtrahend, which
-/// start at byte 0.
+/// The scale and the subtrahend of each of eight groups. Both are stored as six bits, in the twelve
+/// bytes from byte 4 on. The group's scale is multiplied by the block's scale at byte 0, and the
+/// group's subtrahend by the block's subtrahend at byte 2.
 fn group_scales(block: &[u8]) -> [(f32, f32); 8] {
     let (scale, least, six) = (half(block, 0), half(block, 2), &block[4..16]);
     std::array::from_fn(|group| {

@@ -44,7 +44,7 @@ impl WeightMap<'_> {
         Ok(Some(self.constant(&scales).into_shape([2, kv_heads.count])))
     }
 
-    /// The checkpoint's scale of each head, under the name that the checkpoint uses.
+    /// Reads the checkpoint's scale of each head of this rank. The scales may have any of `names`.
     fn stored_cache_scales(&mut self, names: [String; 5], kv_heads: RankShard) -> Result<Vec<f32>, WeightError> {
         let [_, of_modelopt, ..] = &names;
         let name = names.iter().find(|name| self.has(name)).unwrap_or(of_modelopt).clone();

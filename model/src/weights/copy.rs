@@ -57,9 +57,9 @@ pub enum WeightSource {
     /// The random checkpoint's router with this name, drawn from a seed. The
     /// router prefers some experts.
     SkewedRouter(String, u64, RoutingSkew),
-    /// Numbers that the configuration implies.
+    /// Numbers from the host: rotary frequencies, or the scales of cached keys and values.
     Constant(Vec<f32>),
-    /// Zero padding between tensors.
+    /// Zeros in every element: padding rows, or counters that start at 0.
     Zeros,
     /// The checkpoint's scales of quantized numbers with this name.
     WeightScales(String, SpreadScales),

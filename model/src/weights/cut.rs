@@ -29,7 +29,7 @@ impl Cut {
         Some(Cut { rows, columns, shape })
     }
 
-    /// The part of `found`. Other bytes of the file are not read.
+    /// The part of `found` to read. Other bytes of the file are not read.
     pub(crate) fn take<'a>(&'a self, found: &TensorInfo<'a>) -> TensorInfo<'a> {
         found.part(self.rows, self.columns, &self.shape)
     }
@@ -45,8 +45,8 @@ impl Cut {
 /// Converts a share of elements to a share of units of `unit` elements.
 ///
 /// # Errors
-/// [`WeightError::Cut`] if the share begins or ends within a unit. An end at the end of
-/// all elements is allowed.
+/// [`WeightError::Cut`] if the share begins or ends within a unit. Only the last unit of the tensor
+/// may have fewer than `unit` elements.
 pub(super) fn whole_units(
     name: &str,
     share: RankShard,

@@ -63,7 +63,7 @@ pub enum WeightError {
         /// The type in the file.
         found: DType,
     },
-    /// Some of the projections that are computed together are FP8, and others are not.
+    /// A projection is FP8, but another projection that is computed together with it is not.
     #[error("the checkpoint's quantization_config has {name} in FP8 and {other} not, but they are computed as one")]
     PartlyQuantized {
         /// A projection that is FP8.
@@ -98,7 +98,7 @@ pub enum WeightError {
         /// The name of the tensor that its outputs are multiplied by.
         scale: String,
     },
-    /// The checkpoint has a scale of queries or probabilities in FP8.
+    /// The checkpoint has a scale for FP8 queries or FP8 attention probabilities.
     #[error("{name} is a scale of FP8 queries or probabilities, but attention computes these in a wider type")]
     AttentionScale { name: String },
     /// Tensors that are fused have different element types.
@@ -118,7 +118,7 @@ pub enum WeightError {
         at: usize,
         /// The kind of numbers that cannot be separated.
         what: &'static str,
-        /// How many of these numbers form a group.
+        /// Number of rows or columns that form a group.
         unit: usize,
     },
     /// The model cannot be divided among this many ranks.
@@ -127,8 +127,8 @@ pub enum WeightError {
 }
 
 impl WeightError {
-    /// The error for a tensor that holds `found`, but should hold quantized numbers if
-    /// `is_quantized`, and other numbers if not.
+    /// The error for a tensor of the wrong type `found`. `is_quantized` is `true` if the tensor
+    /// should be quantized.
     pub(super) fn unexpected_format(name: &str, found: DType, is_quantized: bool) -> Self {
         let expected = if is_quantized {
             "quantization_config says that it is FP8"

@@ -15,13 +15,13 @@ use crate::checkpoint::{Checkpoint, Stored, WeightFormats};
 /// The storage of a claim in the segment.
 #[derive(Clone, Copy, Default)]
 pub(super) struct WeightLayout {
-    /// Number of zero rows after the rows of each part, which the target needs.
+    /// Number of zero rows that the target needs after the rows of each part.
     pub rows: usize,
     /// Number of zeros after each row.
     pub columns: usize,
     /// The element type, if it is not the target's type for weights.
     pub kept: Option<DType>,
-    /// Whether the file has quantized numbers.
+    /// Whether the tensor is quantized in the file.
     pub is_stored_quantized: bool,
     /// Whether the tensor is unquantized, regardless of the configuration.
     pub is_always_plain: bool,
@@ -103,7 +103,7 @@ impl<'c> WeightMap<'c> {
         Ok(router)
     }
 
-    /// Claims a table with a row of `hidden` for each token of `vocabulary`.
+    /// Claims a table with one row of `hidden` elements for each token of `vocabulary`.
     pub fn table(&mut self, name: &str, vocabulary: RankShard, hidden: usize) -> Result<Tensor<'static>, WeightError> {
         self.rows_of(name, vocabulary, hidden, 0)
     }
@@ -156,16 +156,16 @@ impl<'c> WeightMap<'c> {
         self.checkpoint.tensors.contains(name)
     }
 
-    /// Allows the checkpoint to have a tensor `name` that the model does not read, if it equals
-    /// `twin`, which the model reads.
+    /// Allows the checkpoint to have a tensor `name` with the same values as `twin`. The model
+    /// reads only `twin`.
     pub fn twin(&mut self, name: &str, twin: &str) {
         self.names.add_twin(name, twin);
     }
 
-    /// Compares each tensor that is not read because of a tie with the tensor that replaces
-    /// it, byte by byte. Call this after the last claim. If the file has both and they
-    /// differ, the file or the configuration is wrong; transformers 5.17 does not tie them in
-    /// this case (`modeling_utils.py`, `tie_weights`).
+    /// Compares tied tensors byte by byte: each unread [twin](WeightMap::twin) and the tensor that
+    /// is read in its place. Call this after the last claim. If the file has both tensors and they
+    /// differ, the file or the configuration is wrong. transformers 5.17 does not tie the tensors
+    /// in this case (`modeling_utils.py`, `tie_weights`).
     ///
     /// # Errors
     /// [`WeightError::Untied`].
@@ -174,8 +174,8 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Refuses tensors that no layer has claimed, because the model would run without them and give
-    /// wrong replies. Call this after the last claim. Only [twins](WeightMap::twin) and buffers of
-    /// rotary frequencies may be left out.
+    /// wrong replies. Call this after the last claim. Only [twins](WeightMap::twin), buffers of
+    /// rotary frequencies, and scales of keys and values that are not needed may stay unclaimed.
     ///
     /// # Errors
     /// [`WeightError::Extra`], and [`WeightError::AttentionScale`] for scales that attention in
@@ -265,7 +265,7 @@ impl<'c> WeightMap<'c> {
         })
     }
 
-    /// The type, the source and the part to read of the checkpoint's tensor with this name. The
+    /// For the checkpoint's tensor `name`: its type, its source, and the part to read. The
     /// rows and the inner extents of the tensor are checked against the claim. A random checkpoint
     /// has every tensor that is claimed.
     pub(super) fn part(

@@ -11,8 +11,8 @@ use crate::checkpoint::{
 #[derive(Clone, Copy)]
 pub(super) struct Quantized {
     pub scheme: QuantizationScheme,
-    /// The suffix of the names of its scales, if the checkpoint has them. Otherwise they are
-    /// computed while the weight is read.
+    /// The suffix of the names of the scales in the checkpoint; `None` if the scales are computed
+    /// while the weight is read.
     pub stored: Option<&'static str>,
 }
 
@@ -35,7 +35,7 @@ impl<'c> ModuleFormats<'c> {
         self.is_in_decoder = is_in_decoder;
     }
 
-    /// Whether modules belong to the decoder.
+    /// Whether the current modules belong to the decoder.
     pub fn is_in_decoder(&self) -> bool {
         self.is_in_decoder
     }
@@ -68,11 +68,12 @@ impl<'c> ModuleFormats<'c> {
         Ok(found)
     }
 
-    /// Whether a module outside the decoder is unquantized although no list names it: the
-    /// file has numbers of a wider type than quantized ones and no scale. Lists of ModelOpt
-    /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) treats the
-    /// tower as unquantized. If the file is not available, this is assumed only for
-    /// ModelOpt and after [`expect_plain_tower`](Self::expect_plain_tower).
+    /// Whether a module outside the decoder is unquantized although no list names it: its weight in
+    /// the file has a wider type than quantized weights, and there is no scale. Lists of ModelOpt
+    /// before 0.39 do not name the vision tower, and vLLM (0.26, `modelopt.py`) treats the tower as
+    /// unquantized. If the file is not available, the module is assumed to be unquantized if
+    /// ModelOpt quantized the checkpoint or after
+    /// [`expect_plain_tower`](Self::expect_plain_tower).
     fn is_found_plain(&self, module: &str, stored: &StoredQuantization) -> bool {
         let (weight, tensors) = (format!("{module}.weight"), &self.checkpoint.tensors);
         if tensors.random(&weight, 0).is_some() {
@@ -83,8 +84,8 @@ impl<'c> ModuleFormats<'c> {
         is_wide && !tensors.contains(&format!("{module}.{}", stored.scale))
     }
 
-    /// Refuses a tensor of type `found` that is quantized and should not be quantized, or that is
-    /// not quantized and should be. `is_stored` is whether the file should have quantized numbers.
+    /// Refuses a tensor of type `found` that is quantized in the file although it should not be, or
+    /// the reverse. `is_stored` is `true` if the tensor should be quantized in the file.
     ///
     /// # Errors
     /// [`WeightError::Format`] and [`WeightError::AlwaysPlain`].

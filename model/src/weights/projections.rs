@@ -34,8 +34,8 @@ impl WeightMap<'_> {
     }
 
     /// Like [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of
-    /// the tensor `scale` `[out_features]`. The product is computed while loading, in f32, and
-    /// rounded once to the type of activations.
+    /// the tensor `scale` `[out_features]`. Weight and bias are multiplied by `scale` while
+    /// they load, in f32, and the result is rounded once to the type of activations.
     pub fn scaled_linear(
         &mut self,
         name: &str,

@@ -18,7 +18,7 @@ const WIDENED: usize = 1 << 10;
 
 /// Quantizes rows of `columns` numbers of type `found`. In each row, block or matrix, the largest
 /// magnitude becomes 448. `each` receives the E4M3 numbers and the scales, some rows at a time.
-/// `rows` must begin with a block or a matrix.
+/// `rows` must begin at the start of a block or a matrix.
 pub(super) fn quantized_parts<E>(
     rows: &[u8],
     (found, columns): (DType, usize),
@@ -100,7 +100,7 @@ fn encode(row: &[u8], found: DType, scale: f32, codes: &mut [u8]) {
 /// The kind of numbers that a scale belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScaleOf {
-    /// Blocks or output channels of weights. Some of them may have only zeros.
+    /// Blocks or output channels of weights. The scale of a block or channel of zeros may be 0.
     Parts,
     Matrix,
     /// Activations, keys or values, which are divided by the scale.
@@ -123,7 +123,7 @@ pub(super) fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), Wei
 }
 
 /// Standard deviation of random elements of type `kept`. E4M3 numbers are drawn over the full range
-/// of the type, and [`RANDOM_SCALE`] brings the weights to the same deviation as other weights.
+/// of the type, and [`RANDOM_SCALE`] brings the weights to the deviation of unquantized weights.
 pub(super) fn random_deviation(kept: DType) -> f32 {
     if kept == DType::F8E4M3 { E4m3::MAX / LARGEST_DEVIATIONS } else { DEVIATION }
 }

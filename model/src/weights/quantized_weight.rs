@@ -1,5 +1,5 @@
-//! Claims of quantized weights: elements and scales, which are either in the checkpoint or computed
-//! while it is read.
+//! Claims of quantized weights: elements and scales. The scales are either in the checkpoint or
+//! computed while the weights are read.
 
 use bursar_budgets::Address;
 use bursar_kernels::{DType, RankShard, Tensor, Weight, WeightScales};
@@ -33,8 +33,8 @@ pub(super) struct Matrices {
 
 impl WeightMap<'_> {
     /// Claims `module.weight` of the given modules, each with its number of rows, as one
-    /// weight with concatenated rows. Fixed scales of activations are read for `inputs`, which
-    /// has at least these modules.
+    /// weight with concatenated rows. `inputs` names the modules whose fixed activation scales
+    /// are read: at least these modules.
     pub(super) fn weight(
         &mut self,
         modules: &[(String, RankShard)],
@@ -108,7 +108,8 @@ impl WeightMap<'_> {
         self.scaled(data, quantized, start, height, vec![format!("{name}_input_scale")])
     }
 
-    /// Returns the weight for `data`. Its scales begin at `start` in the segment.
+    /// Returns the weight with the elements `data` and the scales that begin at `start` in the
+    /// segment.
     fn scaled(
         &mut self,
         data: Tensor<'static>,
@@ -203,8 +204,8 @@ impl WeightMap<'_> {
         Ok(largest)
     }
 
-    /// Refuses values that are not valid scales. Call this after the last claim. It
-    /// reads the checkpoint's scales.
+    /// Reads the checkpoint's scales, and refuses values that are not valid. Call this after the
+    /// last claim.
     ///
     /// # Errors
     /// [`WeightError::Scale`].

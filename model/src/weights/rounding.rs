@@ -5,7 +5,7 @@ use bursar_kernels::DType;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
-/// Numbers per thread at a time.
+/// Number of elements that one thread converts at a time.
 const BY_A_THREAD: usize = 1 << 16;
 
 /// Number of elements that are widened and then rounded at a time, few enough to fit into the cache

@@ -11,9 +11,9 @@ pub struct RoutingSkew {
     pub exponent: f32,
 }
 
-/// The largest fraction of rows that can choose one expert. If a logit is above its mean as often
-/// as below its mean, it exceeds any higher threshold in less than half of all rows, however
-/// large its deviation is.
+/// The largest fraction of rows that can choose one expert. A logit that is above its mean in half
+/// of all rows exceeds a higher threshold in less than half of the rows, however large the logit's
+/// deviation is.
 const LARGEST_SHARE: f64 = 0.45;
 
 impl RoutingSkew {
@@ -21,8 +21,8 @@ impl RoutingSkew {
     /// expert's popularity rank is drawn from `seed`.
     ///
     /// A row chooses the experts whose logits exceed a threshold. The threshold is similar for all
-    /// rows, since the same number of logits exceeds it in each row. If the mean of a logit is
-    /// zero, its deviation determines how often it exceeds the threshold.
+    /// rows, because the same number of logits exceeds it in each row. For a logit with mean zero,
+    /// the deviation determines how often the logit exceeds the threshold.
     pub fn deviations(&self, experts: usize, seed: u64) -> Vec<f32> {
         let shares = self.shares(experts);
         let mut ranked: Vec<usize> = (0..experts).collect();
@@ -101,7 +101,7 @@ mod tests {
             order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]));
             order[..8].iter().for_each(|expert| chosen[*expert] += 1.0 / rows as f64);
         }
-        // By rank, the largest deviation first.
+        // Experts in the order of their ranks: the largest deviation first.
         let mut ranked: Vec<usize> = (0..experts).collect();
         ranked.sort_by(|one, other| deviations[*other].total_cmp(&deviations[*one]));
         let shares = skew.shares(experts);

@@ -9,7 +9,7 @@ use crate::checkpoint::RandomTensor;
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
 const ALIGNMENT: Bytes = Bytes(256);
 
-/// The base address of a layout that only measures. It is never read or written.
+/// The base address of a layout that only measures. Memory at this address is never accessed.
 const NOWHERE: Address = Address(1 << 40);
 
 /// Assigns addresses in the segment, one copy after the other.
@@ -50,7 +50,7 @@ impl SegmentLayout {
         &self.copies
     }
 
-    /// Skips bytes, so that the next copy begins at an address that tensors may have.
+    /// Skips bytes, so that the next copy begins at a multiple of [`ALIGNMENT`].
     pub fn align(&mut self) {
         self.used = self.used.round_up(ALIGNMENT);
     }

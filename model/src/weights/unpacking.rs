@@ -16,8 +16,8 @@ const UNPACKED_AT_ONCE: usize = 1 << 23;
 const BY_A_THREAD: usize = 1 << 14;
 
 /// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file
-/// has the elements in this form, `each` receives all of them at once and in place. Otherwise they
-/// are unpacked in `buffer`, which grows to 32 MiB or one row.
+/// has the elements in this form, `each` receives the bytes of the file in one call. Otherwise the
+/// elements are unpacked in `buffer`, which grows to 32 MiB, or to one row if a row is larger.
 pub(super) fn unpacked_parts<E>(
     found: &TensorInfo<'_>,
     buffer: &mut Vec<u8>,

@@ -254,9 +254,9 @@ fn upload_quantized<B: Backend>(
 
 /// Copies `source` to the address `to`.
 fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {
-    // The copy ignores the element type.
-    // SAFETY: `to` is inside a copy of a weight map, and the caller of `WeightMap::at`
-    // guarantees that the map's segment is backed.
+    // The tensor can have the type U8, because the copy ignores the element type.
+    // SAFETY: `to` and the bytes after it belong to the destination of one copy in the map's
+    // segment, and the caller of `WeightMap::at` guarantees that this segment is backed.
     let mut out = unsafe { Tensor::persistent(to, [source.len()], DType::U8) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }

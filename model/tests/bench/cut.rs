@@ -18,8 +18,8 @@ pub fn cut(patches: &ResizedImage, config: &ImageProcessorConfig) -> Vec<f32> {
     let size = PatchSize { side: config.patch_size as usize, frames: config.temporal_patch_size as usize };
     let values = patches.grid.patches() * size.values();
     let memory = Memory::new(Bytes::mib(64));
-    // The values as f32, at most one byte of a frame per value, and small arrays
-    // such as the layout.
+    // Four bytes per value (f32), at most one byte of a frame per value, and small arrays such as
+    // the layout.
     let needed = Bytes(5 * values as u64) + Bytes::kib(64) + Bytes(12 * patches.grid.patches() as u64);
     let (cpu, counter) = (Cpu::new(2), WorkCounter::default());
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, needed));

@@ -24,7 +24,7 @@ pub struct Case {
     pub pictures: Vec<String>,
     /// Grid of the picture or video of each placeholder, in order.
     pub visuals: Vec<MediaGrid>,
-    /// Names of these pictures and videos, each with its range in `images`.
+    /// Names of the pictures and videos in `visuals`, each with its range in `images`.
     pub shown: Vec<(String, Range<usize>)>,
     /// Resized images, one per picture, tile and time step of a video, in order.
     pub images: Vec<ResizedImage>,

@@ -44,7 +44,7 @@ pub fn gpu() -> Option<(Turn, &'static Gpu)> {
 }
 
 fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
-    // The test machine sets the folder of cuBLASLt.
+    // On the test machine, this variable names the folder of cuBLASLt.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");

@@ -54,7 +54,7 @@ impl Room {
     pub const GOLDEN: Room =
         Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48), at_once: AT_ONCE };
 
-    /// Adds the scratch memory of the GEMM library to the memory that the CPU needs.
+    /// [`Room::GOLDEN`] with more memory, for the scratch space of the GEMM library.
     pub const GOLDEN_ON_GPU: Room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
 }
 
@@ -212,7 +212,7 @@ impl<B: Backend> Bench<B> {
         .expect("the rows are in the cache")
     }
 
-    /// Frees rows for another batch.
+    /// Frees cache rows for the next batch.
     pub fn forget(&self, rows: Vec<Vec<u32>>) {
         self.free_rows.borrow_mut().extend(rows.into_iter().flatten());
     }

@@ -69,7 +69,8 @@ fn read(encoded: &[u8], sampling: &FrameSampling) -> Result<Video, VideoError> {
     Video::from_animation(encoded, sampling, &ImageLimits::default())
 }
 
-/// The first level of each frame, to the nearest ten, because a GIF's palette is a level off.
+/// The gray level of each frame's first pixel, rounded to the nearest ten, because a GIF's palette
+/// may be off by one level.
 fn greys(video: &Video) -> Vec<u8> {
     video.frames().iter().map(|frame| (frame.bytes()[0] + 5) / 10 * 10).collect()
 }

@@ -20,7 +20,7 @@ pub fn golden_json(path: &str) -> Value {
     serde_json::from_slice(&golden_bytes(path)).expect("golden JSON parses")
 }
 
-/// A reference picture, decoded by only the image crate.
+/// A reference picture, decoded by the image crate without any code under test.
 pub fn golden_png(path: &str) -> RgbImage {
     let picture = image::open(golden(path)).expect("golden PNG").into_rgb8();
     RgbImage::new(picture.width(), picture.height(), picture.into_raw()).expect("a picture has pixels")

@@ -49,7 +49,7 @@ fn recorded(name: &str) -> Vec<u8> {
     golden_bytes(&format!("gguf/{name}.gguf"))
 }
 
-/// A handwritten header.
+/// The content of a GGUF file that a test writes field by field.
 #[derive(Clone)]
 struct Written {
     settings: Vec<(&'static str, Vec<u8>)>,

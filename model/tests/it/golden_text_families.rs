@@ -1,5 +1,5 @@
 //! Families without pictures compared with results of transformers: ids, logits and answers, with
-//! whole prompts, in chunks, and batched with others. The cases are Qwen3 with plain frequencies
+//! whole prompts, in chunks, and batched with others. The cases are Qwen3 with unscaled frequencies
 //! and with YaRN, Llama with Llama 3.1's frequencies and with linearly scaled frequencies and
 //! biases everywhere, and mixtures of experts in all layers and in some layers.
 

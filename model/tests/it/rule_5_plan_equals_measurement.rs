@@ -26,17 +26,18 @@ use crate::{
 
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2_VL: &str = "tests/golden/qwen2_vl";
-/// The first has tower heads of 64 and four layers. The second has tower heads of 72 and no layer
-/// after the layers that DeepStack parts are added to.
+/// The first checkpoint has tower heads of 64, and a fourth decoder layer without a DeepStack
+/// feature. The second has tower heads of 72, and a DeepStack feature is added after each of its
+/// three decoder layers.
 const QWEN3_VL: [&str; 2] = ["tests/golden/qwen3_vl", "tests/golden/qwen3_vl_72"];
 const INTERNVL: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_chat"];
 const QWEN2: &str = "tests/golden/qwen2";
-/// Head norms, and biases of every projection.
+/// A checkpoint with head norms, and with biases of every projection.
 const QWEN3: &str = "tests/golden/qwen3";
-/// Experts in every layer.
+/// Checkpoints with experts in every layer.
 const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
-/// FP8 weights by block, by channel and by tensor; experts whose gates are rounded, and rows that
-/// the router reads unrounded.
+/// Checkpoints with FP8 weights: by block, by channel, by tensor, and with experts. The experts'
+/// gated products are quantized, and the router reads unquantized rows.
 const FP8: [&str; 4] = [
     "tests/golden/qwen3_fp8",
     "tests/golden/qwen3_fp8_dynamic",

@@ -1,5 +1,5 @@
-//! Distributions of the samplers, compared with a plain reference that sorts, cuts
-//! and normalizes in f64.
+//! Distributions of the samplers, compared with a simple reference that sorts, cuts and normalizes
+//! in f64.
 
 use std::collections::BTreeMap;
 

@@ -197,7 +197,8 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
         plans.iter().map(|plan| plan.grid().patches()).collect::<Vec<_>>()
     };
     let video = |frames| Media::Video(film(frames, 400, 400));
-    // There are 128 patches, for two pictures of 64. A step is never larger than a picture.
+    // A prompt may have 128 patches: two pictures of the maximum of 64 patches. A step never has
+    // more patches than a picture may have.
     assert_eq!(patches(&[picture.clone(), picture.clone()]), [64, 64]);
     assert_eq!(patches(&[video(2)]), [64]);
     assert_eq!(patches(&[video(4)]), [64 + 64]);

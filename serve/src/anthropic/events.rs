@@ -14,9 +14,9 @@ use crate::{
     sse,
 };
 
-/// Streams a reply until `message_stop` or `error`. The reply must have token ids
-/// ([`Chat::token_ids`](bursar::Chat::token_ids)): they are its first event, and `message_start`
-/// counts the prompt by them.
+/// Streams a reply until `message_stop` or `error`. The chat must request token ids
+/// ([`Chat::token_ids`](bursar::Chat::token_ids)): the reply then starts with the ids of the
+/// prompt, and `message_start` reports their number.
 pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
     let encoder = EventEncoder { head, blocks: 0, open: None, held };
     let events = sse::told(reply, encoder, |encoder, heard| {

@@ -44,7 +44,7 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<DraftMessage>) -> Resu
     }
 }
 
-/// Adds tool results, each as a separate message, and then the rest of the user's content.
+/// Adds each tool result as a separate message, and then the rest of the user's content.
 fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<DraftMessage>) -> Result<(), ApiError> {
     let mut said = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
@@ -67,7 +67,7 @@ fn result(block: Block, param: &str) -> Result<DraftMessage, ApiError> {
     let of = block.tool_use_id.ok_or_else(|| lacks(param, "tool_result", "tool_use_id"))?;
     let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{param}.content"))?;
     if block.is_error.unwrap_or_default() {
-        // Chat templates have no field for failed results, so the text says so.
+        // Chat templates have no field for failed results, so the text is marked with a prefix.
         match shown.first_mut() {
             Some(Piece::Said(Content::Text(text))) => text.insert_str(0, FAILED),
             _ => shown.insert(0, Piece::text(FAILED)),

@@ -57,7 +57,7 @@ impl Chunks {
 
 /// Encoder of reply events as chunks.
 pub(super) trait ChunkEncoder: Send + 'static {
-    /// Chunks for one event of the reply with this index.
+    /// Returns the chunks for one event of the reply with this index.
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event>;
 
     /// Whether all replies have ended.

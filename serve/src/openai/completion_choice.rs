@@ -14,8 +14,8 @@ pub(super) struct Echo {
     pub(super) text: Option<String>,
     /// `true` if log-probabilities of the prompt are included.
     pub(super) has_scores: bool,
-    /// `true` if `max_tokens` is 0: the reply is generated only to score the prompt, and is not
-    /// returned.
+    /// `true` if `max_tokens` is 0. One token is then generated to score the prompt, but
+    /// is not returned.
     pub(super) is_all: bool,
     pub(super) has_ids: bool,
 }

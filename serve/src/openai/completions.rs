@@ -157,7 +157,7 @@ fn streamed(chunks: Chunks, samples: Samples, replies: Vec<Reply>, keep_alive: D
 
 async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
     let asked = samples.of.into_iter().zip(replies).enumerate();
-    // Read all replies concurrently: a reply that is not read stalls.
+    // All replies are read concurrently, because a reply that is not read stalls.
     let ended = try_join_all(asked.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
     let choices;
     (samples.of, choices) = ended.into_iter().unzip();

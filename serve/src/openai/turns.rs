@@ -11,7 +11,7 @@ use crate::{
     tool,
 };
 
-/// Converts messages. Pictures stay links, with these sizes.
+/// Converts messages. Pictures are not read yet: each stays a link with these sizes.
 pub(super) fn drafts(messages: Vec<ChatMessage>, sizes: Sizes) -> Result<Vec<DraftMessage>, ApiError> {
     messages.into_iter().enumerate().map(|(index, message)| turn(message, index, sizes)).collect()
 }

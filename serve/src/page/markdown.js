@@ -8,7 +8,7 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:( +)(.*)|$)/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const DELIMITERS = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 
-/** Kind of a list: numbered, or the marker of its items. A different kind starts a new list. */
+/** Returns the kind of a list: "1" if numbered, else the bullet. Another kind starts a new list. */
 const sort = ([, , mark]) => (/\d/.test(mark) ? "1" : mark);
 
 const isBlank = (line) => !line.trim();
@@ -103,7 +103,7 @@ function list(lines) {
   for (const line of lines) {
     const item = ITEM.exec(line);
     if (item && item[1].length < first[1].length + 2) items.push([item[4] ?? ""]);
-    // More of the last item: another line of its text, or a nested block.
+    // The line continues the last item: another line of its text, or a nested block.
     else items.at(-1).push(line.replace(/^ {1,4}/, ""));
   }
   for (const item of items) {
@@ -174,7 +174,7 @@ function inline(node, text) {
   return node;
 }
 
-/** A link, if its scheme is http, https or mailto; otherwise only its text. */
+/** Returns a link if its scheme is http, https or mailto, and otherwise only its text. */
 function link(target, words) {
   if (!/^(https?:\/\/|mailto:)/i.test(target)) return words;
   const node = make("a");

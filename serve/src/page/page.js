@@ -239,14 +239,14 @@ $("chat").addEventListener("drop", (event) => {
 // ---- The conversation
 
 /**
- * Questions with their answers: `{text, pictures, answer, node, place}`. `answer` is empty if there
- * is none.
+ * Questions with their answers: `{text, pictures, answer, node, place}`. `answer` is empty if the
+ * question has no answer.
  */
 let turns = [];
 /** `AbortController` of the answer that is being streamed. */
 let running = null;
 
-/** The conversation for the API. Questions without an answer are left out, except the last. */
+/** Returns the messages for the API. Questions without an answer are left out, except the last. */
 function messages() {
   const told = turns.filter((turn) => turn.answer || turn === turns.at(-1));
   const system = $("system").value.trim();
@@ -416,7 +416,7 @@ class Reply {
     if (this.chunks) say(this.told, `${grouped(this.chunks)} tokens`);
   }
 
-  /** Ends an incomplete answer. Without an error, the user stopped it. */
+  /** Ends an incomplete answer. If there is no error, the user stopped the answer. */
   broke(error) {
     this.end(error ? "" : "stopped", error && make("p", "error", error.message));
   }
@@ -487,7 +487,7 @@ function newChat(kept = null) {
 const SETTINGS = "bursar.settings";
 const SETTING_IDS = ["system", "temperature", "top_p", "max_tokens"];
 
-/** The sampling fields that are set. */
+/** Returns the sampling fields that are set. */
 function sampling() {
   const set = SETTING_IDS.slice(1).map((id) => [id, $(id).valueAsNumber]);
   return Object.fromEntries(set.filter(([, value]) => !Number.isNaN(value)));
@@ -554,7 +554,7 @@ showChats();
 
 // ---- Memory
 
-/** Chunks of answers in the last seconds, with their time and model. */
+/** Chunks of answers in the last `RATE_MILLISECONDS`, with their time and model. */
 let heard = [];
 const RATE_MILLISECONDS = 2000;
 
@@ -583,7 +583,7 @@ const CLASSES = [
   return { name, title, part, bytes, share };
 });
 
-/** Bytes of each class. All tenants are added up to one class. */
+/** Returns the bytes of each class. Leases of all tenants are added up as one class. */
 function byClass({ classes, canary, overhead, foreign, free }) {
   const bytes = { canary, overhead, foreign, free };
   for (const line of classes) {
@@ -698,7 +698,7 @@ const WAIT_MAX = 8000;
 /** The budget is sent twice a second. After this silence, the connection is considered dead. */
 const SILENCE_MAX = 5000;
 
-/** Aborts the stream of device memory. */
+/** `AbortController` of the stream of device memory. */
 let connection = new AbortController();
 
 // A browser opens at most six connections to a server. A hidden tab closes its stream, so that chats

@@ -35,8 +35,8 @@ def vision_weights(weights, config, text_hidden):
     norm = rms if config["norm_type"] == "rms_norm" else weights.layer_norm
     at = "vision_model.embeddings"
     weights.linear(f"{at}.patch_embedding", hidden, 3, config["patch_size"], config["patch_size"], gain=1.5)
-    # The embeddings are as large as the patch embeddings, so that a wrong position changes the
-    # result.
+    # The class and position embeddings are as large as the patch embeddings, so that a wrong
+    # position changes the result.
     weights.matrix(f"{at}.class_embedding", 1, 1, hidden, gain=math.sqrt(hidden))
     weights.matrix(f"{at}.position_embedding", 1, places, hidden, gain=math.sqrt(places * hidden))
     for layer in range(config["num_hidden_layers"]):

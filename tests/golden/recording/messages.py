@@ -15,7 +15,9 @@ def text(role, content, **more):
 
 
 def parts(role, *contents):
-    """A message with a list of contents: a string becomes text, `{"image": file}` a picture, a video stays as it is."""
+    """A message with a list of contents: a string becomes a text part, `{"image": …}` an image part.
+
+    A video part stays as it is."""
     as_part = lambda c: {"type": "text", "text": c} if isinstance(c, str) else {"type": "image", **c}  # noqa: E731
     return {"role": role, "content": [as_part(c) for c in contents]}
 

@@ -41,8 +41,8 @@ def vision_weights(weights, config):
     hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
     patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
     weights.linear("visual.patch_embed.proj", hidden, *patch, gain=1.5)
-    # The embeddings are as large as the patch embeddings, so that a wrong position changes the
-    # result.
+    # The position embeddings are as large as the patch embeddings, so that a wrong position changes
+    # the result.
     weights.matrix("visual.pos_embed.weight", config["num_position_embeddings"], hidden, gain=math.sqrt(hidden))
     for block in range(config["depth"]):
         at = f"visual.blocks.{block}"

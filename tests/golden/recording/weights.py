@@ -43,7 +43,7 @@ class Weights:
     def shrink_rows(self, name, first):
         """Divides the rows from `first` on by 4: the rows of added tokens and of padding.
 
-        Greedy decoding then never chooses them. Trained models hardly ever do, and padding has no text."""
+        Greedy decoding then never chooses these tokens. Trained models hardly ever do, and padding has no text."""
         self.tensors[name][first:] *= 0.25
 
     def decoder(self, config, embedding_deviation, biases=("q", "k", "v"), head_norms=False):

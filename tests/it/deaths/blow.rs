@@ -44,7 +44,7 @@ pub const WAYS: [Way; 5] = [Way::Panic, Way::Fail, Way::Kill, Way::Stop, Way::Su
 pub const MOMENTS: [Moment; 5] =
     [Moment::Idle, Moment::Loading, Moment::Profiling, Moment::Prefilling, Moment::Decoding];
 
-/// Injects a fault into one part of the model `name`, and returns after that part has ended.
+/// Injects a fault into the `victim` of the model `name`, and returns after the victim has ended.
 pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
     match (victim, way) {
         (Victim::StepLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Step).await,

@@ -29,7 +29,8 @@ const BESIDE_CHAT: usize = 3;
 pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
     let mut world = None;
     let mut under_blow = 0;
-    // Faults in a serving model can be repeated in one world, so those cells come first.
+    // Several faults of a serving model can happen in one world, so the cells with such faults come
+    // first.
     let is_start = |moment: Moment| matches!(moment, Moment::Loading | Moment::Profiling);
     let (starting, serving): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, moment, _)| is_start(*moment));
     for (way, moment, outcome) in serving.into_iter().chain(starting) {

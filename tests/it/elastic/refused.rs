@@ -27,8 +27,8 @@ fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
         assert_eq!(answer(&card.model, about(1)).await, expected);
         let serving = card.model.serving().await.expect("it serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
-        // The cache gives up five percent. It may regain this share a moment later, because its
-        // size is below its cap.
+        // The cache gives up five percent. The cache may regain this share a moment later, because
+        // its size is below its cap.
         card.quiet().await;
         card.device.foreign_gives_back(Bytes::mib(6));
         let all = card.before.of_class(&Class::Kv);

@@ -34,7 +34,7 @@ pub enum Fault {
     Stall,
 }
 
-/// A request: "HEAD /path", whether it had a token, and its first byte.
+/// A request: "HEAD /path", `true` if it had a token, and the first byte that it asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     pub what: String,

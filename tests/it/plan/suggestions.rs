@@ -63,7 +63,7 @@ fn value(knob: &str, size: f64) -> Value {
     }
 }
 
-/// Sets a value under a name, which may lead into nested objects.
+/// Sets a value under a name. A dot in the name leads into a nested object.
 fn set(settings: &mut Map<String, Value>, name: &str, value: Value) {
     let (outer, inner) = name.split_once('.').map_or((name, None), |(outer, inner)| (outer, Some(inner)));
     let value = inner.map_or(value.clone(), |inner| inner.rsplit('.').fold(value, |value, key| json!({ key: value })));

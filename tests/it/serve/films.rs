@@ -1,6 +1,6 @@
-//! Videos named in requests: decoded like the same frames sent as pictures, and refused if they are
-//! harmful. Tests with container formats need the real `ffmpeg`, from `BURSAR_FFMPEG` or on the
-//! PATH, and print a note if they are skipped.
+//! Videos that requests name: each gives the same result as its frames sent as pictures, and
+//! harmful videos are refused. Tests with container formats need the real `ffmpeg`, from
+//! `BURSAR_FFMPEG` or on the PATH. Without it they are skipped with a note.
 
 use std::{
     env, fs,

@@ -1,5 +1,5 @@
-//! Splitting a piece of memory that is in use: the part to keep is copied to smaller pieces, which
-//! replace the original piece.
+//! Splitting a piece of memory that is in use: the bytes to keep are copied to smaller pieces,
+//! which replace the original piece.
 
 use std::sync::PoisonError;
 
@@ -12,13 +12,14 @@ use super::{
 };
 use crate::{Address, Bytes, DeviceError};
 
-/// The size of the spare pages, which are counted as overhead. The part of a piece that stays
-/// backed must be copied before the piece can be freed, even on a full GPU. Both ends of the
-/// unbacked range may lie in one piece, so the spare pages have the size of a whole piece.
+/// The total size of the spare pages, which are counted as overhead. The bytes of a piece that stay
+/// backed must be copied before the piece can be freed, and the copy needs pages even on a full
+/// GPU. If the unbacked range lies inside one piece, the whole piece is copied, so the spare pages
+/// add up to a whole piece.
 pub(super) const SPARE: Bytes = pieces::LARGE;
 
 impl CudaDevice {
-    /// Refills the spare pages, as far as the device has free memory.
+    /// Allocates spare pages until their size is [`SPARE`] or the device has no more free memory.
     pub(super) fn replenish(&self) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         while self.page * (spare.len() as u64) < SPARE {
@@ -60,7 +61,7 @@ impl CudaDevice {
                 }
             }
         });
-        // SAFETY: nothing is mapped at these temporary addresses any more.
+        // SAFETY: these temporary addresses were reserved above, and no code uses them any more.
         drop(check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(aside.0, kept.as_usize()) }));
         self.replenish();
         Ok(carved?.into_iter().map(|(place, copy)| (offset + place, copy)).collect())

@@ -6,8 +6,8 @@ use cudarc::driver::sys;
 use super::driver::{self, check};
 use crate::DeviceError;
 
-/// The retained primary context of a device. A process has only one per device,
-/// shared by all users.
+/// The retained primary context of a device. A process has only one primary context per device,
+/// which all code in the process shares.
 pub(super) struct Context {
     context: sys::CUcontext,
     device: sys::CUdevice,
@@ -16,7 +16,7 @@ pub(super) struct Context {
 /// A stream that does not wait for other streams.
 pub(super) struct Stream {
     stream: sys::CUstream,
-    /// The owner of the stream keeps the context alive.
+    /// The context of the stream. The owner of the stream keeps the context alive.
     context: sys::CUcontext,
 }
 

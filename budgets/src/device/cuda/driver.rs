@@ -91,7 +91,8 @@ pub(super) fn memory() -> Result<DeviceMemory, DeviceError> {
 
 /// The allocation properties of a piece on this device.
 pub(super) fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
-    // SAFETY: the struct contains only numbers and pointers, for which zero is valid.
+    // SAFETY: the struct contains only numbers, pointers and enums, and zero is a valid value of
+    // each.
     let mut properties: sys::CUmemAllocationProp = unsafe { MaybeUninit::zeroed().assume_init() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -151,8 +152,8 @@ pub(super) fn value<T>(name: &'static str, call: impl FnOnce(*mut T) -> CUresult
     Ok(unsafe { value.assume_init() })
 }
 
-/// Converts a driver's result. The requested size of a refusal is unknown here, so it is 0 and the
-/// caller fills it in.
+/// Converts a driver's result. The requested size is unknown here, so a refusal has `asked` = 0 and
+/// the caller sets the field.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());

@@ -39,36 +39,36 @@ pub struct CudaCounts {
     /// Page-locked host memory held now.
     pub pinned: Bytes,
     /// Calls that took device memory or page-locked memory from the driver, including refused
-    /// calls: each piece, each [`Pinned`](crate::Pinned), each [`CudaDevice::with_overhead`] and each
-    /// [`CudaDevice::taken_by`]. This must not increase after READY.
+    /// calls: each piece, each [`Pinned`](crate::Pinned), each [`CudaDevice::with_overhead`] and
+    /// each [`CudaDevice::taken_by`]. This count must not increase after READY.
     pub allocations: u64,
 }
 
 /// One NVIDIA GPU, used through the driver's virtual memory interface. The driver is loaded when
-/// the first device is opened, so a program that opens none needs no driver.
+/// the first GPU is opened, so a program that opens no GPU needs no driver.
 ///
-/// Backed memory reads as zero, because `back` writes zeros to all of it. If a virtual GPU promises
-/// more memory than it has, this write reveals it.
+/// Newly backed memory reads as zero, because `back` writes zeros to all of it. If a virtual GPU
+/// promises more memory than it has, this write reveals the shortage.
 pub struct CudaDevice {
-    /// The values that the method `kept` made, by name. This field is dropped first, because the
-    /// values may need the context.
+    /// The values created by [`CudaDevice::kept`], by name. This field is dropped first, because
+    /// the values may need the context.
     pub(super) kept: Mutex<BTreeMap<String, Arc<dyn Any + Send + Sync>>>,
     pub(super) name: String,
     pub(super) ordinal: usize,
     pub(super) device: sys::CUdevice,
-    /// The stream that clears backed memory, in parallel with other work. It must be
-    /// dropped before the context.
+    /// The stream that clears newly backed memory and copies split pieces, in parallel with the
+    /// work of other streams. The stream must be dropped before the context.
     pub(super) stream: Stream,
     pub(super) context: Context,
     /// NVIDIA's management library, for facts that the driver does not report. `None` if the
     /// library is not available.
     pub(super) nvml: Option<Nvml>,
     pub(super) page: Bytes,
-    /// The context and the spare pages, which live as long as this device.
+    /// The bytes of the context and of the spare pages, which live as long as this device.
     pub(super) context_bytes: Bytes,
-    /// The part of `context_bytes` that NVML's count of this process does not include. Negative if
-    /// the process held memory of the device before this value was created. `None` if NVML does
-    /// not see this process.
+    /// The part of `context_bytes` that NVML's count of this process does not include. The number
+    /// is negative if the process held memory of the GPU before it opened this device. `None` if
+    /// NVML does not see this process.
     pub(super) uncounted: Option<i64>,
     /// The count of memory that was taken outside leases after the device was opened.
     pub(super) meter: Meter,
@@ -76,9 +76,10 @@ pub struct CudaDevice {
     pub(super) pinned: AtomicBytes,
     pub(super) timelines: Timelines,
     pub(super) state: Mutex<State>,
-    /// Unmapped pages, for [`carve`] on a full GPU.
+    /// Unmapped pages, which receive the copies when a piece is split on a full GPU (see
+    /// `carve.rs`).
     pub(super) spare: Mutex<Vec<Piece>>,
-    /// The reason of the loss, if the device is lost.
+    /// The reason why the device was lost; empty while the device works.
     pub(super) lost: OnceLock<String>,
 }
 
@@ -123,9 +124,9 @@ impl CudaDevice {
     }
 
     /// Measures the bytes that `work` takes, as [`with_overhead`](Self::with_overhead) does, but
-    /// does not count them. The caller pays for them with a lease of that size, for example for
-    /// instantiated graphs. Other threads may back and unback memory during the measurement. Drop
-    /// the value inside [`in_turn`](Self::in_turn).
+    /// does not count these bytes as overhead. The caller pays for them with a lease of that size,
+    /// for example for instantiated graphs. Other threads may back and unback memory during the
+    /// measurement. Drop the returned value inside [`in_turn`](Self::in_turn).
     ///
     /// # Errors
     /// The driver does not report how much memory is free.
@@ -140,8 +141,8 @@ impl CudaDevice {
         self.meter.in_turn(work)
     }
 
-    /// Memory that is neither overhead nor held by other processes. Nothing is backed or
-    /// unbacked during the measurement.
+    /// Takes both measurements of [`Left`] while the state is locked, so that no memory is backed
+    /// or unbacked between the two.
     pub(super) fn left(&self) -> Result<Left, DeviceError> {
         let state = self.lock();
         let (free, backed) = (self.memory()?.free, state.counts.backed);
@@ -158,8 +159,8 @@ impl CudaDevice {
         self.heed(self.context.enter())
     }
 
-    /// Like `enter`, but succeeds on a lost device, so that its memory can be returned: the driver
-    /// (580) accepts the return of all memory.
+    /// Like `enter`, but also succeeds on a lost device, so that its memory can be returned. Driver
+    /// 580 accepts the return of all memory of a lost device.
     pub(super) fn enter_if_there(&self) -> Result<(), DeviceError> {
         match self.enter() {
             Err(error) if !error.is_lost() => Err(error),
@@ -173,8 +174,8 @@ impl CudaDevice {
         self.ordinal
     }
 
-    /// Marks the device as lost, for code that calls the driver directly. All calls then fail with
-    /// the reason that was given first.
+    /// Marks the device as lost, for code that calls the driver directly. Calls that need a working
+    /// device then fail with the first reason that was given.
     pub fn lose(&self, reason: &str) {
         // Fails if a reason is already set: the first reason wins.
         drop(self.lost.set(reason.to_owned()));

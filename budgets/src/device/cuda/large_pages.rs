@@ -16,19 +16,20 @@ use crate::{Bytes, device::system_memory::system_memory_left};
 const PAGE: usize = 2 << 20;
 /// The page size if the kernel provides no large pages.
 const SMALL_PAGE: usize = 4 << 10;
-/// The number of threads that touch memory. More threads were not faster.
+/// The maximum number of threads that touch memory. More threads were not faster.
 const TOUCHERS: usize = 16;
-/// The host memory that always remains for the rest of the process and for the system.
+/// The host memory that must stay available to the rest of the process and to the system.
 const SPARED: Bytes = Bytes::gib(1);
 
-/// Locked from the check of available memory until the memory is taken.
+/// Locked from the check of available memory until the memory is taken, so that two threads cannot
+/// both rely on the same available bytes.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Memory of the process whose pages are all backed. Dropping it unmaps the memory.
+/// Host memory in large pages, all of them backed. Dropping this value unmaps the memory.
 pub(super) struct LargePages {
     address: NonNull<u8>,
     len: usize,
-    /// The start of the mapping. `address` is its first large page.
+    /// The start of the mapping, less than one large page before the aligned `address`.
     mapped: NonNull<u8>,
 }
 
@@ -41,8 +42,8 @@ unsafe impl Sync for LargePages {}
 
 impl LargePages {
     /// Takes this many bytes, rounded up to whole large pages, and touches every page. Returns
-    /// `None` if the system does not have enough memory. This is checked first, because touching
-    /// memory that the system lacks would end the process.
+    /// `None` if the system does not have enough memory. The available memory is checked first,
+    /// because the kernel would kill a process that touches more memory than the system has.
     pub(super) fn take(bytes: Bytes) -> Option<Self> {
         let len = bytes.as_usize().checked_next_multiple_of(PAGE)?;
         let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,15 +69,15 @@ impl LargePages {
         Some(pages)
     }
 
-    /// Makes the kernel back every page. Several threads do this, because the
-    /// kernel clears each page.
+    /// Makes the kernel back every page. Several threads do this in parallel, because the kernel
+    /// clears each page.
     fn touch(&self) {
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(TOUCHERS);
         let share = (self.len / PAGE).div_ceil(threads) * PAGE;
         let touch = |from: usize| {
             for at in (from..self.len.min(from + share)).step_by(SMALL_PAGE) {
-                // SAFETY: the address is within the mapping of this value, which no
-                // other code uses yet.
+                // SAFETY: the address is within the mapping of this value, which no other code uses
+                // yet, and each thread writes only to its own range.
                 unsafe { self.address.add(at).write_volatile(0) };
             }
         };

@@ -41,8 +41,9 @@ impl CudaDevice {
         self.release(piece)
     }
 
-    /// Maps consecutive pieces, each allocated with `create`, and makes them accessible. If any
-    /// step fails, nothing stays mapped.
+    /// Maps consecutive pieces, each allocated with `create`, and makes them accessible. `cut`
+    /// lists each piece's offset from `start` and its size. If any step fails, nothing stays
+    /// mapped.
     pub(super) fn fill(
         &self,
         start: Address,

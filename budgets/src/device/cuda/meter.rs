@@ -13,8 +13,8 @@ use std::{
 
 use crate::{Bytes, DeviceError};
 
-/// Two measurements of the remaining memory at one moment. `ours` is independent of other
-/// processes, but not always available.
+/// Two measurements of one moment. The memory taken between two moments is the change of either
+/// measurement. `ours` is independent of other processes, but not always available.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     /// The driver's count of free bytes, plus the backed bytes.

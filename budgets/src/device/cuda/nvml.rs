@@ -18,7 +18,8 @@ const RELEASE_BYTES: usize = 80;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
 const TOO_LITTLE_ROOM: c_int = 7;
 
-/// The byte count of a process that the library does not know: `NVML_VALUE_NOT_AVAILABLE`.
+/// The byte count of a process whose memory the library cannot determine:
+/// `NVML_VALUE_NOT_AVAILABLE`.
 const UNKNOWN: u64 = u64::MAX;
 
 #[repr(C)]
@@ -29,7 +30,7 @@ struct Memory {
     used: u64,
 }
 
-/// `nvmlProcessInfo_t`, as in version 2 of the call and later.
+/// `nvmlProcessInfo_t`, in the layout that version 2 of the call introduced.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Process {

@@ -17,8 +17,9 @@ use crate::{Address, AtomicBytes, Bytes, DeviceError, Timelines};
 /// The approximate size of a context: 526 MiB on an H200 with driver 580.
 const CONTEXT: Bytes = Bytes(526 << 20);
 
-/// The smallest increase of NVML's count of this process when a device is opened. A process that
-/// already had a context takes only the spare pages. The threshold is half of the spare pages.
+/// The smallest plausible increase of NVML's count of this process when a device is opened. If the
+/// process already had a context, it takes only the spare pages. The threshold is half of their
+/// size.
 const SPARE_AT_LEAST: Bytes = Bytes(carve::SPARE.0 / 2);
 
 /// The largest part of a context that NVML's count may leave out. 6 MiB were observed.
@@ -75,7 +76,8 @@ impl CudaDevice {
         };
         opened.replenish();
         let after = driver::memory()?.free;
-        // Without NVML, the context counts as memory of other processes.
+        // Without NVML, only the spare pages can be counted here, and the context counts as memory
+        // of other processes.
         let fell = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
         let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
         // In a container, NVML may report another process under our process id. Use the count only

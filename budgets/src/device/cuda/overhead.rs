@@ -10,7 +10,8 @@ use std::{
 use super::gpu::CudaDevice;
 use crate::DeviceError;
 
-/// A value that takes GPU memory outside leases, counted as overhead while the value exists.
+/// A value that takes GPU memory outside leases. The memory is counted as overhead while the value
+/// exists.
 ///
 /// Dropping it waits for other measurements. So the work passed to [`CudaDevice::with_overhead`] or
 /// [`CudaDevice::taken_by`] must not drop an `Overhead`.
@@ -57,9 +58,9 @@ impl<T: fmt::Debug> fmt::Debug for Overhead<T> {
 impl CudaDevice {
     /// Creates a value that takes memory which no lease can cover (loaded modules, library handles,
     /// streams). The memory is counted as overhead of `source` until the value is dropped. A ledger
-    /// that reads [`Device::overhead`](crate::Device::overhead) before each grant then accounts for it. If the driver does
-    /// not distinguish processes, memory that other processes take during the call is counted too.
-    /// Only one thread measures at a time.
+    /// that reads [`Device::overhead`](crate::Device::overhead) before each grant then accounts for
+    /// the memory. If the driver does not distinguish processes, memory that other processes take
+    /// during the call is counted too. Only one thread measures at a time.
     ///
     /// # Errors
     /// Any error of `make`, or of the query for free memory. Memory that the driver keeps after a

@@ -1,8 +1,8 @@
 //! Pure: how a range of addresses is cut into pieces, which are the driver's allocations.
 //!
-//! The driver maps and unmaps an allocation as a whole. A piece of 2 MiB takes as long as a piece
-//! of 64 MiB (about 35 µs), so a cache of 100 GiB would take seconds to back in small pieces. A
-//! cache made of a single piece could not shrink.
+//! The driver maps and unmaps an allocation as a whole. Mapping a piece of 2 MiB takes as long as
+//! mapping a piece of 64 MiB (about 35 µs), so a cache of 100 GiB would take seconds to back in
+//! small pieces. A cache made of a single piece could not shrink.
 
 use crate::Bytes;
 

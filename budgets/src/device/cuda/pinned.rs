@@ -88,13 +88,15 @@ impl CudaDevice {
         // that are not backed.
         let begun =
             unsafe { sys::cuMemcpyDtoHAsync_v2(copy.address().cast(), address.0, bytes.as_usize(), stream.raw()) };
-        // Wait even if the copy failed to start, because only then may the memory be freed.
+        // Wait even if the copy failed to start, because the memory may be freed only after the
+        // wait.
         let done = stream.wait();
         check("cuMemcpyDtoHAsync", begun).and(done)?;
         Ok(copy)
     }
 
-    /// Copies `copy` to `address`, where as many bytes must be backed, and waits for the copy.
+    /// Copies `copy` to `address` and waits for the copy. The device must have backed all bytes
+    /// from `address` to the end of the copy.
     pub(super) fn copy_from_host(&self, copy: &Pinned, address: Address) -> Result<(), DeviceError> {
         let stream = Stream::new(&self.context)?;
         // SAFETY: `copy` lives until the stream has been waited for. The driver refuses addresses

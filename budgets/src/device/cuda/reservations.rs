@@ -12,8 +12,8 @@ use super::{
 use crate::{Address, Bytes, DeviceError};
 
 impl State {
-    /// The reservation that contains a range of whole pages, and the range's start and end
-    /// offsets in the reservation.
+    /// Finds the reservation that contains a range of whole pages. Returns the reservation's start
+    /// address, the reservation, and the range's start and end offsets in it.
     fn find(
         &mut self,
         page: Bytes,

@@ -5,8 +5,9 @@ use serde::Serialize;
 
 use crate::Bytes;
 
-/// Scripted faults, selected by the number of the call. Numbers start at 1 when the device is
-/// created. They count either calls to `back`, or all calls that take addresses or memory.
+/// Scripted faults, selected by the number of the call. The first call after the device is created
+/// has number 1. Some faults count only calls to `back`, and others count all calls that take
+/// addresses or memory.
 ///
 /// ```
 /// use bursar_budgets::{*, testing::*};
@@ -36,7 +37,8 @@ impl Script {
         self
     }
 
-    /// Refuses the `nth` call that takes addresses (`reserve`) or memory (`back`).
+    /// Refuses the `nth` call that takes addresses (`reserve`), device memory (`back`) or host
+    /// memory (`copy_out`).
     pub fn refuse_call(mut self, nth: u64) -> Self {
         self.refused_calls.push(nth);
         self
@@ -58,7 +60,7 @@ impl Script {
 /// Counters since the device was created, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostCounts {
-    /// Calls to `reserve` and `back`, including refused calls.
+    /// Calls to `reserve`, `back` and `copy_out`, including refused calls.
     pub calls: u64,
     /// Calls to `back`, including refused calls.
     pub backs: u64,
@@ -110,13 +112,14 @@ pub trait HostControl {
     /// such a call takes for a whole GPU. Other calls do not block.
     fn hold_calls(&self);
 
-    /// Lets one blocked call finish, or the next call if none is blocked. Later calls block.
+    /// Lets one blocked call finish, or the next call if no call is blocked. Later calls still
+    /// block.
     fn let_one_call_pass(&self);
 
     /// Ends [`hold_calls`](HostControl::hold_calls): blocked calls finish, and later
     /// calls do not block.
     fn let_calls_pass(&self);
 
-    /// Marks the device as lost from now on.
+    /// Marks the device as lost, permanently and with this reason.
     fn lose(&self, reason: &str);
 }

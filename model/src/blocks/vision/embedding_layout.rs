@@ -1,10 +1,10 @@
-//! The layout of a row of the vision cache, which holds one merged patch of a picture.
+//! The layout of a row of the vision cache. Each row is the encoder's output for one merged patch.
 
 use std::ops::Range;
 
-/// The columns of a row. The first columns are the embedding, which replaces the embedding of the
-/// placeholder token. The parts follow: part `k` is added to the token after layer `k` of the
-/// decoder (DeepStack, Meng et al. 2024, arXiv 2406.04334).
+/// The columns of a row of the vision cache. The first columns are the embedding, which replaces
+/// the embedding of the placeholder token. The parts follow: part `k` is added to the token's
+/// hidden state after layer `k` of the decoder (DeepStack, Meng et al. 2024, arXiv 2406.04334).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingLayout {
     /// Width of the decoder, and therefore of the embedding and of each part.
@@ -14,12 +14,12 @@ pub struct EmbeddingLayout {
 }
 
 impl EmbeddingLayout {
-    /// A row for a family whose tower produces only embeddings.
+    /// The layout for a family whose tower produces only embeddings.
     pub const fn plain(hidden: usize) -> Self {
         EmbeddingLayout { hidden, parts: 0 }
     }
 
-    /// The row of `width` columns for a decoder of width `hidden`.
+    /// The layout of a row of `width` columns for a decoder of width `hidden`.
     ///
     /// # Panics
     /// If `width` is not a positive multiple of `hidden`, which would be a bug in Bursar.

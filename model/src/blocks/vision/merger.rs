@@ -14,7 +14,7 @@ pub struct MergerSizes {
     /// Width of a patch.
     pub hidden: usize,
     pub merge: MergeSize,
-    /// Width of the intermediate rows, between the two matrices.
+    /// Width of the intermediate rows between the two matrices.
     pub middle: usize,
     /// Width of an embedding.
     pub out: usize,

@@ -17,7 +17,7 @@ use crate::{
     flow::{Grid, ResizedImage, RgbImage},
 };
 
-/// Pictures packed for one launch. No pixel is copied before they are uploaded.
+/// Pictures packed for one launch. Their pixels are not copied until they are uploaded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedImages {
     patch: PatchSize,
@@ -81,7 +81,7 @@ impl PackedImages {
     }
 
     /// Appends a picture whose merged patches are cut in `order`. `cache_rows` has a row for each
-    /// merged patch, in the picture's own order.
+    /// merged patch, in row-major order.
     ///
     /// # Panics
     /// If another model's processor resized the picture, or the number of rows differs from the
@@ -154,8 +154,8 @@ impl PackedImages {
         scope.patchify(&pixels, self.patch, patches)
     }
 
-    /// Uploads the stretches of patches, one for each picture, within which patches
-    /// attend to each other.
+    /// Uploads one [stretch](stretches) of patches per picture. Each patch attends to all patches
+    /// of its picture.
     pub fn frames<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
         stretches(scope, &self.frame_starts)
     }
@@ -171,8 +171,8 @@ impl PackedImages {
     }
 }
 
-/// Uploads stretches of patches. Patches attend only to patches of the same stretch. Stretch `s`
-/// has the patches `starts[s]..starts[s + 1]`.
+/// Uploads stretches, which are ranges of consecutive patches. Patches attend only to patches of
+/// the same stretch. Stretch `s` has the patches `starts[s]..starts[s + 1]`.
 pub fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Result<Stretches<'s>, KernelError> {
     let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
     let query_key_pairs = lengths.clone().map(|length| u64::from(length).pow(2)).sum();
@@ -180,7 +180,7 @@ pub fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Res
     Ok(Stretches { starts: scope.upload([starts.len()], starts)?, longest, query_key_pairs })
 }
 
-/// The row and the column of each patch of one frame, in the picture's own order.
+/// The row and the column of each patch of one frame, in the order of [`PackedImages::of`].
 fn patch_places(grid: Grid, merge: MergeSize) -> impl Iterator<Item = (u32, u32)> {
     let (rows, columns) = grid.merged(merge);
     (0..rows * columns).flat_map(move |merged| {

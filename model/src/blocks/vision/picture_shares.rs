@@ -25,7 +25,7 @@ pub fn share_out(patches: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     shares
 }
 
-/// The largest number of patches that [`share_out`] gives one rank, for a launch of `launch`
+/// The largest number of patches that [`share_out`] assigns to one rank, for a launch of `launch`
 /// patches in pictures of at most `largest` patches.
 ///
 /// Proof: consider a rank with several pictures, and let `p` be the number of patches of its

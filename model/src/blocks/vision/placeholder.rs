@@ -27,18 +27,19 @@ pub struct Placeholders {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VideoPlace {
-    /// One placeholder stands for all steps of the video. The steps follow each other directly, and
-    /// their positions follow the time in the video.
+    /// One placeholder represents all steps of the video. The tokens of the steps are adjacent, and
+    /// their time positions follow the time in the video.
     Timed {
         /// Frames of one time step.
         frames: usize,
         /// Positions on the time axis per second.
         tokens_per_second: usize,
     },
-    /// One placeholder stands for all steps of the video. The steps follow each other directly, and
+    /// One placeholder represents all steps of the video. The tokens of the steps are adjacent, and
     /// the time position increases by one with each step.
     Counted,
-    /// Each step has a separate placeholder and is laid out like a picture, after its time as text.
+    /// Each step has a separate placeholder and is laid out like a picture. The step's time
+    /// precedes it as text.
     Written,
 }
 
@@ -51,9 +52,9 @@ impl VideoPlace {
     /// there are `tokens_per_second` positions per second, rounded down (arXiv 2502.13923, section
     /// 2.1.2). transformers 5.17 first truncates the seconds of a step to a whole number, so that
     /// steps share positions in a video of more than `frames` frames per second. The original
-    /// release did not do this, and transformers has stopped doing it with its pull request 48669.
-    /// The position is computed by a single division of a whole number, so a position that is a
-    /// whole number is never rounded down to the previous number.
+    /// release did not truncate the seconds, and transformers' pull request 48669 removes the
+    /// truncation. Here, the position is computed with a single division of a whole number.
+    /// Therefore a position that is a whole number is never rounded down to the previous number.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
         let position = match self {
             VideoPlace::Timed { frames, tokens_per_second } => {
@@ -68,7 +69,7 @@ impl VideoPlace {
 
 /// Expands each placeholder of `tokens` to one token per embedding of its picture or video, and
 /// gives every token its position. Text advances on all axes at once, a picture spans rows and
-/// columns, and a video also spans time. The n-th image token stands for the n-th picture of
+/// columns, and a video also spans time. The n-th image token represents the n-th picture of
 /// `visuals`, and the n-th video token for the n-th video.
 ///
 /// Text continues after the largest preceding position on any axis. The model was trained that way

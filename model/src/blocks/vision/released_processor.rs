@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-/// The `preprocessor_config.json` of Qwen's released checkpoints that also use it for videos, with
-/// the patch sizes of this `config.json`.
+/// The `preprocessor_config.json` of released Qwen checkpoints without separate video settings, in
+/// which this file also applies to videos. The patch sizes are those in the given `config.json`.
 pub fn released_processor(config: &Value) -> Value {
     let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     json!({

@@ -6,9 +6,9 @@ use crate::{
     flow::{Grid, LayoutError, MediaGrid, PlaceholderSpan, PromptLayout},
 };
 
-/// Expands each `placeholder` of `tokens` to one token per embedding. The n-th placeholder stands
-/// for the n-th picture with all its tiles, or for a step of a video. A token's position is its
-/// index, the same on all axes.
+/// Expands each `placeholder` of `tokens` to one token per embedding. The placeholders represent,
+/// in order, the pictures (each with all its tiles) and the steps of the videos. A token's position
+/// is its index, the same on all axes.
 pub fn lay_out_in_line(
     tokens: &[u32],
     visuals: &[MediaGrid],

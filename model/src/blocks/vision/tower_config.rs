@@ -12,7 +12,7 @@ use crate::{
 
 const PLACE: &str = "vision_config.";
 
-/// The sizes and settings that have the same key in each of these towers.
+/// The sizes and settings that have the same key for every Qwen tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TowerConfig {
     pub depth: usize,

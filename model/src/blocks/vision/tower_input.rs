@@ -24,8 +24,8 @@ pub struct TowerInput {
 }
 
 impl TowerInput {
-    /// Refuses processors with patches or tiles that differ from the input of the tower, and a
-    /// checkpoint without an image processor.
+    /// Refuses processors whose patches, tiles or pixel bounds do not match the input of the tower,
+    /// and a checkpoint without an image processor.
     pub fn check(&self, images: Option<&ImageProcessor>, videos: Option<&VideoProcessor>) -> Result<(), ConfigError> {
         let images = images.ok_or_else(|| {
             let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";

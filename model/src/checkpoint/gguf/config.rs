@@ -176,7 +176,8 @@ impl Keys<'_, '_> {
         }
     }
 
-    /// Elements of a head. Keys and values must have the same number, and all of them must rotate.
+    /// Number of elements of a head. Heads of keys and values must have the same number of
+    /// elements, and RoPE must rotate all of them.
     fn head_dim(&self, heads: u64) -> Result<u64, CheckpointError> {
         let (keys, rotated) = (self.number(KEY_LENGTH)?, self.number(ROTATED)?);
         let even = || self.required("embedding_length").map(|hidden| hidden.checked_div(heads).unwrap_or(0));

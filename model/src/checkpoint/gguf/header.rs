@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::checkpoint::layout::TEXT_BYTES_MAX;
 
-// Limits for the content of a header: more than any real file needs, and few
+// Limits for the content of a header: more than any real file needs, and small
 // enough to bound memory.
 const SETTINGS_MAX: u64 = 1 << 16;
 const TENSORS_MAX: u64 = 1 << 17;
@@ -31,7 +31,8 @@ pub enum Setting<'f> {
     List(List<'f>),
 }
 
-/// A list of values of one kind. All values are checked, and no value is copied.
+/// A list of values of one type. All values were checked when the header was read, and no value is
+/// copied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct List<'f> {
     kind: u32,

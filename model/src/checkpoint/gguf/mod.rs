@@ -20,7 +20,7 @@ use super::error::CheckpointError;
 use super::shard::{Content, Shard};
 pub use settings::GgufArchitecture;
 
-/// An open GGUF file.
+/// An open GGUF file: its mapped tensors, and the small files that are generated from its metadata.
 #[derive(Debug)]
 pub struct GgufFile {
     path: PathBuf,

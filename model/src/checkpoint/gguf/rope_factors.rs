@@ -21,7 +21,7 @@ const TOLERANCE: f64 = 1e-5;
 
 /// The `rope_scaling` of type `llama3` that gives the divisors of the file; `None` if the file has
 /// no divisors, or if all of them are 1. `theta` is the base of the frequencies, and `pairs` is the
-/// number of pairs of elements that rotate.
+/// number of element pairs that RoPE rotates.
 ///
 /// # Errors
 /// The divisors do not follow from settings of this type.
@@ -46,10 +46,11 @@ pub(super) fn scaling(
     fitted(&divisors, theta).map(Some).ok_or_else(|| settings.refused(TENSOR, format!("{divisors:.3?}"), supported))
 }
 
-/// The settings that determine these divisors. The largest divisor, which divides low frequencies,
-/// is `factor`. For blended frequencies, the fraction that is kept is a linear function of the
-/// frequency, and two points determine this line. The line gives the settings only up to a common
-/// factor, so `low_freq_factor` is set to 1, as in releases.
+/// Recovers the settings that determine these divisors. The largest divisor, which divides low
+/// frequencies, is `factor`. A blended frequency is a weighted sum of the original frequency and
+/// the divided frequency. The weight of the original frequency is a linear function of that
+/// frequency, and two points determine the function. The function determines the settings only up
+/// to a common factor, so `low_freq_factor` is set to 1, as in released models.
 fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
     let factor = *divisors.last()?;
     let kept = |divisor: f64| (divisor.recip() - factor.recip()) / (1.0 - factor.recip());

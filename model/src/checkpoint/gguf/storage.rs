@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::header::{Header, Listed};
 use crate::checkpoint::stored::{BlockType, Stored, TensorType};
 
-/// The byte range of a tensor in the file. It is empty for an unknown type, whose
-/// size is not known.
+/// The byte range of a tensor in the file. The range is empty for an unsupported type, because the
+/// size of its elements is not known.
 pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize) -> Result<Range<usize>, String> {
     let Listed { name, shape, offset, .. } = tensor;
     let start = usize::try_from(*offset).ok().and_then(|offset| header.data.checked_add(offset));
@@ -29,8 +29,8 @@ pub(super) fn bytes(tensor: &Listed<'_>, header: &Header<'_>, file_bytes: usize)
     Ok(start..end.filter(|end| *end <= file_bytes).ok_or_else(beyond)?)
 }
 
-/// The type that matrices are read as. It is the same for all matrices of a file, because matrices
-/// that are fused later must have the same type.
+/// The type that matrices are read as. All matrices of a file are read as one type, because
+/// matrices that are fused later must have the same type.
 pub(super) fn matrices_type(header: &Header<'_>) -> TensorType {
     let mut matrices = header.tensors.iter().filter(|tensor| tensor.shape.len() > 1).map(|tensor| stored(tensor.kind));
     match matrices.next() {

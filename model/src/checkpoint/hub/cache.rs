@@ -95,11 +95,11 @@ impl HubCache {
         self.folder.join(".no_exist").join(commit).join(file)
     }
 
-    /// The location of a file's bytes, locked against other processes until it is dropped. If
-    /// another process is fetching the same file, this waits for that process.
+    /// Locks the location of a file's bytes against other processes until the [`Blob`] is dropped.
+    /// If another process is fetching the same file, this waits for that process.
     ///
     /// # Errors
-    /// [`HubError::Cancelled`] while it waits; [`HubError::Cache`].
+    /// [`HubError::Cancelled`] if the watch cancels the fetch during the wait; [`HubError::Cache`].
     pub fn blob(&self, etag: &str, file: &str, is_cancelled: impl Fn() -> bool) -> Result<Blob, HubError> {
         let failed = failed(file);
         fs::create_dir_all(&self.locks).map_err(&failed)?;
@@ -136,7 +136,7 @@ impl HubCache {
     }
 }
 
-/// Links from a snapshot are relative, so that a cache can be moved.
+/// Links a commit's file to a blob. The link is relative, so that the cache can be moved.
 #[cfg(unix)]
 fn link(_blob: &Path, etag: &str, pointer: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(Path::new("../../blobs").join(etag), pointer)

@@ -52,7 +52,7 @@ pub enum HubError {
     /// A file is larger than any valid file of its kind.
     #[error("{file} has {bytes} bytes on the hub; the limit is {bytes_max}")]
     TooLarge { file: String, bytes: u64, bytes_max: u64 },
-    /// Three connections in a row ended without more bytes.
+    /// Three connections in a row ended without delivering a new byte.
     #[error("the download of {file} stopped after {bytes} of {bytes_total} bytes")]
     Interrupted {
         file: String,

@@ -1,4 +1,4 @@
-//! The address of a hub, and how it is reached.
+//! Options for access to the hub: address, credentials, proxy and cache.
 
 use std::path::PathBuf;
 

@@ -21,7 +21,7 @@ const REPORT_BYTES: u64 = 4 << 20;
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Redirects within the hub: enough for a model that was renamed twice.
 const REDIRECTS_MAX: usize = 4;
-/// Connections in a row without a new byte after which the download fails.
+/// Number of consecutive connections without a new byte after which the download fails.
 const BARREN_MAX: usize = 3;
 
 /// The hub's description of a file.
@@ -117,8 +117,8 @@ impl<'a> Remote<'a> {
             here = 0;
         }
         self.watch.fetched(file, Bytes(here), Bytes(found.bytes));
-        // The largest number of bytes so far. If the hub cannot resume a download, it starts over
-        // and must then get further than before.
+        // The largest size that the partial file has reached. If the hub cannot resume a download,
+        // the download starts over, and only bytes beyond this size count as progress.
         let (mut most, mut barren) = (here, 0);
         while here < found.bytes {
             match self.continue_once(file, commit, found, blob) {
@@ -137,7 +137,7 @@ impl<'a> Remote<'a> {
         Ok(())
     }
 
-    /// Downloads over one connection. It is not an error if the connection ends early.
+    /// Downloads over one connection. A connection that ends early is not an error.
     fn continue_once(&self, file: &str, commit: &str, found: &RemoteFile, blob: &Blob) -> Result<(), HubError> {
         self.check_cancelled()?;
         let (mut part, mut here) = blob.continued()?;
@@ -188,8 +188,8 @@ impl<'a> Remote<'a> {
         parts.map_or_else(|| self.endpoint.to_owned(), |(scheme, host)| format!("{scheme}://{host}"))
     }
 
-    /// Whether only the file is missing. The hub reports this in `x-error-code`. For a mirror
-    /// without this header, the status decides.
+    /// Returns `true` if the repository and the revision exist, and only the file is missing. The
+    /// hub reports this in `x-error-code`. For a mirror without this header, the status decides.
     fn is_absent(&self, answer: &Response<Body>, file: &str, revision: &str) -> Result<bool, HubError> {
         let repository = || format!("{}@{revision}", self.id);
         match (answer.status().as_u16(), text(answer.headers(), "x-error-code")) {

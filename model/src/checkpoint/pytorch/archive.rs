@@ -1,6 +1,6 @@
-//! The entries of a zip archive, without copying them: torch stores entries without compression, so
-//! that they can be mapped. Lengths are checked against the bytes of the file, and no count is
-//! trusted. The format: PKWARE's APPNOTE.TXT 6.3.10.
+//! Locations of the entries of a zip archive. Entries are not copied, because torch stores them
+//! without compression, so that they can be mapped. Lengths are checked against the bytes of the
+//! file, and no count is trusted. The format: PKWARE's APPNOTE.TXT 6.3.10.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ const LOCAL: (&[u8], usize) = (b"PK\x03\x04", 30);
 
 /// Maximum length of the comment after the end record, in bytes.
 const COMMENT_MAX: usize = u16::MAX as usize;
-/// The value of a length or an offset that is stored in an extra field instead.
+/// A size or an offset with this value is stored in the extra field `EXTRA_64` instead.
 const ELSEWHERE: u64 = u32::MAX as u64;
 const EXTRA_64: u64 = 1;
 
@@ -86,7 +86,7 @@ fn content(file: &[u8], offset: u64, bytes: u64) -> Result<Range<usize>, String>
     Ok(start..end.ok_or_else(|| format!("its {bytes} bytes reach beyond the file"))?)
 }
 
-/// The fixed part of a record at byte `at`.
+/// The fixed-size part of the record at byte `at`.
 fn record<'f>(file: &'f [u8], at: usize, (signature, bytes): (&[u8], usize)) -> Result<&'f [u8], String> {
     let record = at.checked_add(bytes).and_then(|end| file.get(at..end));
     record.filter(|record| record.starts_with(signature)).ok_or_else(|| format!("there is no record at byte {at}"))

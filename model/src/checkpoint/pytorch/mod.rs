@@ -126,7 +126,7 @@ impl State<'_> {
 /// Maximum number of axes of a tensor. No weight has more than four.
 const AXES_MAX: usize = 8;
 
-/// The number of elements. They must be contiguous in the storage.
+/// The number of elements of a tensor, which must be contiguous in its storage.
 fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
     if shape.len() != strides.len() {
         return Err("has no stride for each axis".to_owned());

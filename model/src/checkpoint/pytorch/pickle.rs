@@ -1,6 +1,6 @@
-//! The pickled dictionary of tensors that `torch.save` writes. It is only read, and nothing in it
-//! is executed. A value is a node that is stored once and referred to by its index, so no file
-//! creates more nodes than it has bytes.
+//! The pickled dictionary of tensors that `torch.save` writes. The pickle is only parsed, and no
+//! call in it is executed. A value is a node that is stored once and referred to by its index, so
+//! no file creates more nodes than it has bytes.
 //!
 //! The format: CPython, `Lib/pickletools.py`, protocols 2 to 4; `torch/_utils.py` for the
 //! meaning of the calls.

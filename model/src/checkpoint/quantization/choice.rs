@@ -13,11 +13,12 @@ pub enum WeightQuantization {
     /// The checkpoint's own FP8 format, or FP8 per channel if the checkpoint is not quantized.
     #[default]
     Fp8,
-    /// FP8 with one scale per output channel, and one per row of activations.
+    /// FP8 with one scale per output channel, and one scale per row of activations.
     Fp8PerChannel,
-    /// FP8 with one scale per block of 128 x 128, and one per 128 columns of a row of activations.
+    /// FP8 with one scale per block of 128 x 128 weights, and one scale per 128 columns of a row of
+    /// activations.
     Fp8PerBlock,
-    /// FP8 with one scale per matrix, and one per row of activations.
+    /// FP8 with one scale per matrix, and one scale per row of activations.
     Fp8PerTensor,
     /// The checkpoint's own FP8 format, written by compressed-tensors.
     CompressedTensors,

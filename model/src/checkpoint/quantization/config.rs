@@ -23,8 +23,8 @@ const MODELOPT_PART: &str = "quantization";
 /// The key of compressed-tensors' settings that describes the compression of zeros.
 const SPARSITY: &str = "sparsity_config";
 
-/// Formats of compressed-tensors with one byte per element. Early releases also wrote the
-/// second format for FP8.
+/// Formats of compressed-tensors with one byte per element. Early releases also used the
+/// second name for FP8.
 const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 
 /// Reads the quantization format of a checkpoint; `None` if its weights are not quantized. `place`
@@ -40,7 +40,7 @@ pub(crate) fn stored_formats(
         let part = Fields { place: format!("{place}."), ..part };
         let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
         return match (part.text("quant_method"), own) {
-            // This is the content of ModelOpt's separate file.
+            // The object has the layout of ModelOpt's separate file.
             (Some("modelopt") | None, Some(own)) => {
                 part.refuse_others(&["quant_method", "producer", MODELOPT_PART])?;
                 tensor(&own).map(Some)
@@ -96,7 +96,8 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
         "kv_cache_scheme",
         SPARSITY,
     ])?;
-    // Releases of 2024 state that no zeros are left out, and how many zeros there are.
+    // Releases of 2024 have this key. It gives the number of zeros, and states that zeros are
+    // stored like other values (`dense`).
     if let Some(sparsity) = Fields::part(part.file, &part.place, part.fields, SPARSITY)? {
         sparsity.among("format", &[json!("dense")], "dense")?;
     }

@@ -1,9 +1,10 @@
 //! Quantized weights of a checkpoint and their format, from its configuration or from the user's
 //! choice.
 //!
-//! A new format of weights takes an element type in [`stored`](super::stored), a
-//! [`QuantizationScheme`], and a loader in `config` that reads its settings. Its arithmetic while
-//! weights load is in `weights::quantized_numbers`. Claims and upload ask the scheme.
+//! A new weight format needs an element type in [`stored`](super::stored), a
+//! [`QuantizationScheme`], and a function in `config` that reads its settings. The arithmetic that
+//! runs while weights load is in `weights::quantized_numbers`. Memory claims and the upload query
+//! the scheme.
 
 mod choice;
 mod config;

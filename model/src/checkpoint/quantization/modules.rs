@@ -9,15 +9,16 @@ use super::error::QuantizationError;
 /// The modules that a list names.
 ///
 /// An entry matches a module if the dot-separated parts of the entry are consecutive parts of the
-/// module's name, as in `lm_head`, `visual` or `model.layers.0.mlp.gate`. This is what transformers
-/// (5.17, `should_convert_module`: a prefix or a suffix) and vLLM (0.26, `is_layer_skipped`: whole
-/// names) have in common, except that `layers.1` does not also match `layers.10`. The parts `model`
-/// and `language_model` are ignored, because releases of a model differ in them.
+/// module's name, as in `lm_head`, `visual` or `model.layers.0.mlp.gate`. This rule covers the
+/// matches of transformers (5.17, `should_convert_module`: a prefix or a suffix) and of vLLM (0.26,
+/// `is_layer_skipped`: whole names), except that `layers.1` does not also match `layers.10`. The
+/// parts `model` and `language_model` are ignored, because releases of a model differ in them.
 ///
 /// An entry with a `*`, which matches any text, must match the whole name; `?` and brackets are
 /// literal characters. An entry that starts with `re:` is a regular expression that must match the
-/// start of the name. Both are tested against every name that the module has in any release:
-/// ModelOpt writes `model.visual*` for files with the prefix `visual.` (vLLM's issue 28072).
+/// start of the name. Both kinds of entry are tested against every name that the module has in any
+/// release: ModelOpt writes `model.visual*` for files with the prefix `visual.` (vLLM's issue
+/// 28072).
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
     /// Each name without the ignored parts.
@@ -25,14 +26,14 @@ pub struct Modules {
     patterns: Vec<Regex>,
 }
 
-/// Parts of names in which releases of one model differ. They are ignored.
+/// Parts of names that are ignored, because releases of one model differ in them.
 pub(crate) const OUTER: [&str; 2] = ["model", "language_model"];
 
 /// Prefixes of a decoder's names in different releases.
 const BEFORE_DECODER: [&str; 5] = ["", "model.", "language_model.", "model.language_model.", "language_model.model."];
 /// Prefixes of the names of a vision tower and of the layers that connect it to a decoder.
 const BEFORE_TOWER: [&str; 2] = ["", "model."];
-/// First parts of a decoder's names, after the ignored parts.
+/// First parts of a decoder's names, after the ignored parts are removed.
 const DECODER: [&str; 4] = ["layers", "embed_tokens", "norm", "lm_head"];
 
 impl Modules {

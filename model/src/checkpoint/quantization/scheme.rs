@@ -8,7 +8,7 @@ use bursar_kernels::{DType, FP8_BLOCK, Target};
 /// The parts of a weight that have separate scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaledBy {
-    /// Each block of 128 x 128.
+    /// Each block of 128 rows and 128 columns.
     Block,
     /// Each output channel, which is a row.
     Row,
@@ -62,7 +62,7 @@ impl QuantizationScheme {
     pub const CHANNEL: QuantizationScheme = QuantizationScheme::fp8(ScaledBy::Row, RoundedBy::Row);
     /// All schemes that checkpoints may have, for messages.
     pub(super) const SUPPORTED: &str = "FP8 by blocks of 128 x 128, by channel or by tensor";
-    /// Rows, and columns, of a block of a checkpoint that has one scale.
+    /// Number of rows, and of columns, of a checkpoint's block of weights that share a scale.
     pub const BLOCK_SIDE: usize = FP8_BLOCK;
 
     /// A scheme of FP8 elements.
@@ -70,10 +70,11 @@ impl QuantizationScheme {
         QuantizationScheme { elements: DType::F8E4M3, weights, activations }
     }
 
-    /// Number of rows of a scale block of a weight with these parts, each with its number of rows.
-    /// A block is at most as high as in a checkpoint. Each part of a weight must begin with a
-    /// block, so the result is the largest power of two, up to 128, that divides the start of every
-    /// part. Usually all parts have whole blocks of 128 rows.
+    /// Number of rows of a scale block in a fused weight; 1 if the scheme has no blocks. `parts`
+    /// has the number of rows of each part of the weight. Each part must begin with a new block, so
+    /// the result is the largest power of two that divides the start of every part, up to 128, the
+    /// height of a checkpoint's block. Usually the result is 128, because all parts have whole
+    /// blocks.
     pub fn block_rows(self, parts: impl Iterator<Item = usize>) -> usize {
         if self.weights != ScaledBy::Block {
             return 1;

@@ -1,4 +1,4 @@
-//! The family's `config.json`, in both layouts.
+//! The family's `config.json`, in the converted and in the released layout.
 
 use bursar_kernels::ops::patchify::PatchSize;
 use serde::Deserialize;
@@ -30,7 +30,7 @@ pub struct Config {
 pub enum Layout {
     /// A checkpoint converted for transformers.
     Converted,
-    /// The original release by the model's authors, for the code that comes with it.
+    /// The original release by the model's authors, with the names that the released code uses.
     Released,
 }
 
@@ -51,7 +51,6 @@ pub struct VisionConfig {
     pub merge: MergeSize,
     /// Width of the decoder.
     pub out: usize,
-    /// Norm of the layers.
     pub norm: NormKind,
     /// Epsilon that the norms add to the variance (layer norm) or to the mean square (RMS norm).
     pub norm_epsilon: f32,
@@ -63,7 +62,7 @@ pub struct VisionConfig {
     pub qk_norm_epsilon: f32,
 }
 
-/// `vision_config`, with the names of transformers.
+/// `vision_config`, with the field names of transformers.
 #[derive(Deserialize)]
 struct Fields {
     num_hidden_layers: usize,
@@ -83,7 +82,7 @@ struct Fields {
     use_mask_token: bool,
 }
 
-/// The side of a square, given once or twice.
+/// The side of a square, as one number or as height and width.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum Side {
@@ -217,9 +216,8 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's settings. If the top level does not say whether the head is tied
-/// and the checkpoint has a head, that head is used: transformers ties by default, but only
-/// if the tensors are equal.
+/// Reads the text model's settings. If the top level does not specify whether the head is tied, a
+/// head in the checkpoint is used. transformers ties by default, but only if the tensors are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
@@ -247,8 +245,9 @@ fn is_drawn(checkpoint: &Checkpoint) -> bool {
     checkpoint.tensors.random("lm_head.weight", 2).is_some()
 }
 
-/// Placeholder token. Released checkpoints have its id only in their vocabulary. A checkpoint that
-/// is only planned may have no vocabulary. In that case any id is acceptable.
+/// Returns the id of the placeholder token. Released checkpoints have this id only in their
+/// vocabulary. A checkpoint that is only planned may have no vocabulary. In that case any id is
+/// acceptable.
 fn image_token(checkpoint: &Checkpoint, layout: Layout) -> Result<u32, ConfigError> {
     let said = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
     match (said, layout) {
@@ -290,7 +289,7 @@ impl VisionConfig {
             norm_epsilon: fields.layer_norm_eps,
             has_qkv_bias: fields.attention_bias,
             has_qk_norm: fields.use_qk_norm,
-            // transformers uses a constant here.
+            // transformers uses this constant instead of `layer_norm_eps`.
             qk_norm_epsilon: if layout == Layout::Released { fields.layer_norm_eps } else { 1e-6 },
         }
         .with_whole_tiles()

@@ -1,5 +1,5 @@
-//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265). InternViT sees a picture as tiles of one
-//! size, and a text model of another family reads the embeddings in place of placeholders. Released
+//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265). InternViT encodes a picture as tiles of one
+//! size. A text model of another family reads the embeddings in place of placeholders. Released
 //! checkpoints and transformers' conversions of them are supported.
 
 mod config;
@@ -25,7 +25,7 @@ use crate::{
     workload::Workload,
 };
 
-/// transformers' conversion, and the released layout.
+/// The architectures of transformers' conversion and of the released layout.
 const ARCHITECTURES: [(&str, &str); 2] =
     [("InternVLForConditionalGeneration", "internvl"), ("InternVLChatModel", "internvl_chat")];
 

@@ -9,7 +9,7 @@ pub struct Names {
     /// The positions of the class token and of the patches.
     pub positions: String,
     pub patch: String,
-    /// Prefix of the layers. Layer `index` is named with this prefix, a dot and the index.
+    /// Prefix of the layers. The prefix of one layer is this prefix, a dot and the layer's index.
     pub layers: String,
     pub layer: LayerNames,
     /// Norm and matrices of the merger.

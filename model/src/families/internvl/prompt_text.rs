@@ -13,8 +13,9 @@ const END: &str = "</img>";
 /// Texts that templates write for pictures and videos.
 pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO, before: "", after: "\n" };
 
-/// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a
-/// new line, and the two tokens around the placeholder.
+/// Maximum number of text tokens of a frame, for frame numbers up to 999. The text of `Frame999: `
+/// has a token for each of the three digits, the word, the colon and the space. A new line and the
+/// two tokens around the placeholder are added.
 pub const STEP_TOKENS: usize = 9;
 
 /// Writes each picture and video in place of its placeholder in `rendered`, as

@@ -24,7 +24,7 @@ struct VisionShape {
     intermediate: usize,
     heads: usize,
     image: usize,
-    is_large: bool, // InternViT-6B: other norms, and no biases before attention
+    is_large: bool, // InternViT-6B: RMS norms, and no biases of queries, keys and values
 }
 
 /// InternViT-300M-448px-V2.5.
@@ -75,7 +75,7 @@ pub const SHAPES: [Shape; 13] = [
     three_and_a_half("internvl3.5-8b", [4096, 12_288, 36, 32, 8], SMALL_TOWER),
     three_and_a_half("internvl3.5-14b", [5120, 17_408, 40, 40, 8], SMALL_TOWER),
     three_and_a_half("internvl3.5-38b", [5120, 25_600, 64, 64, 8], LARGE_TOWER),
-    // Not a released model: small enough for a test on any machine.
+    // A model that was never released, small enough for a test on any machine.
     Shape {
         name: "internvl-tiny",
         text_type: "qwen2",

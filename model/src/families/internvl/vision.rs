@@ -29,12 +29,12 @@ const MERGER_EPSILON: f32 = 1e-5;
 pub struct VisionTower {
     config: VisionConfig,
     class: Tensor<'static>,    // [1, hidden]
-    embedding: PatchEmbedding, // the class token's position comes first
+    embedding: PatchEmbedding, // the position table begins with the class token
     layers: Vec<TowerLayer>,
     merger: Merger,
 }
 
-/// Rows of an encode batch. Each tile has its class token in front of its patches.
+/// Rows of a launch. In the rows of each tile, the class token comes before the patches.
 struct Rows {
     pictures: usize,
     of_tile: usize,

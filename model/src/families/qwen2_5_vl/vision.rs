@@ -39,7 +39,7 @@ struct Layer {
     mlp: GatedMlp,
 }
 
-/// Pictures packed for one encode batch, with their patches in window order.
+/// Pictures packed for one launch, with their patches in window order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WindowedBatch {
     packed: PackedImages,
@@ -101,8 +101,8 @@ impl Tower for VisionTower {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights. Their names are `prefix`, a dot, and the names
-    /// in the released checkpoints.
+    /// Claims the tower's weights under `prefix` followed by a dot. After the prefix, the names are
+    /// the same as in the released checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, merged) = (config.hidden_size, config.tower.merge().patches_per_token());

@@ -50,7 +50,8 @@ mod tests {
         assert_eq!((exact.lengths, exact.merged), (vec![4, 4], vec![0, 1, 2, 3, 4, 5, 6, 7]));
     }
 
-    /// A tensor of integers that the reference recorded. `None` if the case does not have it.
+    /// A tensor of integers that the reference recorded. `None` if the case does not have this
+    /// tensor.
     fn recorded(case: &str, tensor: &str) -> Option<Vec<usize>> {
         let path = bursar_golden::path(format!("qwen2_5_vl/cases/{case}.safetensors"));
         let file = std::fs::read(path).expect("the golden case is there");

@@ -46,7 +46,8 @@ impl Settings for Config {
     }
 }
 
-// The `model_type` without experts and with experts, and the class with experts.
+// The `model_type` of models without experts, the `model_type` of models with experts, and the
+// architecture name of models with experts.
 const DENSE: &str = "qwen3";
 const MIXED: &str = "qwen3_moe";
 const MIXED_CLASS: &str = "Qwen3MoeForCausalLM";

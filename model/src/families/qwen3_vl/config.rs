@@ -86,7 +86,7 @@ impl VisionConfig {
     }
 
     /// Checks that each DeepStack part is taken from a different tower layer, and that there is a
-    /// decoder layer after which it is added.
+    /// decoder layer after which the part is added.
     fn check_parts(&self, decoder_layers: usize) -> Result<(), ConfigError> {
         const KEY: &str = "vision_config.deepstack_visual_indexes";
         let (taken, depth) = (&self.deepstack_visual_indexes, self.tower.depth);

@@ -59,7 +59,7 @@ pub const SHAPES: [Shape; 8] = [
     tiny("qwen3-vl-moe-tiny", Some(MixtureShape { experts: 8, top: 3, intermediate: 72 })),
 ];
 
-/// Not a released model: small enough for a test on any machine.
+/// A model that was never released, small enough for a test on any machine.
 const fn tiny(name: &'static str, mixture: Option<MixtureShape>) -> Shape {
     Shape {
         name,

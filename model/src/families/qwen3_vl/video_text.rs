@@ -6,9 +6,10 @@ const VIDEO: &str = "<|video_pad|>";
 const START: &str = "<|vision_start|>";
 const END: &str = "<|vision_end|>";
 
-/// Tokens of a step's text up to `<99999.9 seconds>`, about a day: one for each digit and each
-/// sign, one for the word, and the two tokens around the placeholder. Additional tokens of longer
-/// videos are taken from the quarter of the context that is reserved for text.
+/// Maximum number of text tokens of a step, for times up to `<99999.9 seconds>` (about a day).
+/// There is one token for each of the six digits and three signs, one for the word, and the two
+/// tokens around the placeholder. The additional tokens of longer videos are taken from the quarter
+/// of the context that is reserved for text.
 pub const STEP_TOKENS: usize = 12;
 
 /// Replaces the placeholder of each video in `rendered`, and the two tokens around it, with the

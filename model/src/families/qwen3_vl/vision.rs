@@ -70,8 +70,8 @@ impl Tower for VisionTower {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights. Their names are `prefix`, a dot, and the names
-    /// in the released checkpoints.
+    /// Claims the tower's weights under `prefix` followed by a dot. After the prefix, the names are
+    /// the same as in the released checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let hidden = config.hidden_size;

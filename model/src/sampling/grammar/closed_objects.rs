@@ -1,4 +1,5 @@
-//! Closing of objects to the members that their schema names, as in OpenAI's strict mode.
+//! Closing of object schemas: an object may have only the members that its schema names, as in
+//! OpenAI's strict mode.
 
 use serde_json::{Map, Value, json};
 

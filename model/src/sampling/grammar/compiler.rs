@@ -102,7 +102,7 @@ impl GrammarCompiler {
         parser.map(Parser::new).map_err(|error| refusal(format, &error.to_string()))
     }
 
-    /// Adds the place in the schema to an error, if it can be found.
+    /// Adds the place in the schema to an error, if the place can be found.
     fn placed(&self, format: &OutputFormat, error: GrammarError) -> GrammarError {
         let (OutputFormat::JsonSchema { schema, .. }, GrammarError::Schema { reason }) = (format, &error) else {
             return error;

@@ -29,7 +29,7 @@ pub enum GrammarError {
     #[error("the JSON schema cannot be used")]
     Schema {
         /// The place in the schema and the reason. The text may quote the schema: show it to the
-        /// caller, never log it.
+        /// caller, and never log it.
         reason: PrivateText,
     },
     /// The schema uses a keyword that is not supported.
@@ -89,8 +89,8 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
-    /// The reason, if the error message omits it because it may quote the schema or the pattern.
-    /// Show it to the author of the request, never log it.
+    /// A reason that the error message omits because the reason may quote the schema or the
+    /// pattern. Show it to the author of the request, and never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {
             GrammarError::Schema { reason } | GrammarError::UnsupportedRegex { reason } => Some(&reason.0),

@@ -39,7 +39,7 @@ fn has_alternatives(text: &str) -> bool {
 }
 
 /// The bytes that are neither escaped nor in a character class, each with its offset and the number
-/// of groups that are open after it.
+/// of groups that are open after the byte.
 fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
     let (mut is_escaped, mut is_class) = (false, false);
     let plain = text.bytes().enumerate().filter(move |(_, byte)| {

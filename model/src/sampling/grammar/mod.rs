@@ -1,7 +1,7 @@
 //! Grammars, which make a reply match its form by forbidding tokens that would break the form.
 //!
-//! llguidance (from Microsoft's guidance project) does the parsing. It runs an Earley parser over
-//! lexemes along a trie of the vocabulary's bytes; lexemes are regexes matched by derivatives. This
+//! The parser is llguidance, from Microsoft's guidance project: an Earley parser over lexemes that
+//! runs along a trie of the vocabulary's bytes. Lexemes are regexes matched by derivatives. This
 //! module adds the vocabulary, limits, and a state that depends only on the tokens produced.
 
 mod closed_objects;

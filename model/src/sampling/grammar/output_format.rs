@@ -268,8 +268,8 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     Ok(format!("(?:{})", escaped.collect::<Vec<_>>().join("|")))
 }
 
-/// Escapes every character that is not alphanumeric by its code point, because the text passes
-/// through two notations that have special characters.
+/// Replaces a character that is not alphanumeric by an escape of its code point, because the text
+/// passes through two notations that have special characters: Lark and regular expressions.
 fn escape(character: char) -> String {
     if character.is_alphanumeric() { character.to_string() } else { format!("\\x{{{:x}}}", u32::from(character)) }
 }

@@ -1,4 +1,4 @@
-//! The form of a whole reply: reasoning first, then a form that the caller gives or calls of tools.
+//! The form of a whole reply: reasoning first, then the caller's form or tool calls.
 
 use std::fmt::Write;
 

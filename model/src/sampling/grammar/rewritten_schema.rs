@@ -23,7 +23,7 @@ pub struct NotFollowed {
     pub place: SchemaPlace,
 }
 
-/// The text does not quote the schema.
+/// Shows the keyword and its place, but does not quote the schema.
 impl fmt::Display for NotFollowed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "`{}` at {}", self.keyword, self.place)
@@ -75,7 +75,7 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     follow_pattern(keywords);
 }
 
-/// Adds the type of an object with named members, unless another keyword names the types or values.
+/// Adds the type `object`, unless another keyword says which types or values the schema allows.
 fn imply_object(keywords: &mut Map<String, Value>) {
     if !names_types(keywords) {
         keywords.insert("type".to_owned(), "object".into());
@@ -95,8 +95,9 @@ fn is_never(keywords: &Map<String, Value>) -> bool {
     keywords.get("not").is_some_and(|not| *not == json!({}) || *not == Value::Bool(true))
 }
 
-/// Whether the `format` is enforced or needs no enforcement. Renames aliases such as `url` to the
-/// name that the grammar compiler knows.
+/// Renames a `format` such as `url` to the name that the grammar compiler knows, and removes an
+/// unknown `format`. Returns `false` if the removed `format` applies to strings, because then the
+/// grammar does not enforce it.
 fn follow_format(keywords: &mut Map<String, Value>) -> bool {
     let Some(Value::String(format)) = keywords.get_mut("format") else { return true };
     if FORMATS.contains(&format.as_str()) {

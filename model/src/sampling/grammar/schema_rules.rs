@@ -38,8 +38,8 @@ const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
 
-/// The largest number that the grammar compiler keeps exact. It uses f64, in which adjacent
-/// integers beyond this limit can be equal.
+/// The largest number that the grammar compiler keeps exact. The compiler uses f64, in which
+/// adjacent integers beyond this limit can be equal.
 const EXACT_MAX: u64 = 1 << 53;
 
 /// Refuses keywords that the grammar compiler does not support, and numbers that it would round.
@@ -110,7 +110,8 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// A float beyond the limit may have been an integer with more digits before it was parsed.
+/// Whether the grammar compiler keeps a number exact. A float beyond the limit is refused, because
+/// it may have been an integer with more digits before it was parsed.
 fn is_exact_number(number: &Number) -> bool {
     let integer = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
     match integer {

@@ -1,4 +1,5 @@
-//! A grammar in use, which computes from the tokens produced so far the tokens that may follow.
+//! A compiled grammar and the state of its parser. The grammar computes which tokens may follow the
+//! tokens produced so far.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,8 +39,8 @@ impl Grammar {
         Grammar { vocabulary, state: Mutex::new(state) }
     }
 
-    /// The tokens that may follow `produced`. They include end tokens exactly when the form is
-    /// complete, and never special tokens.
+    /// The tokens that may follow `produced`. The result includes end tokens exactly when the form
+    /// is complete, and never includes other special tokens.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`]; [`GrammarError::DeadEnd`]; [`GrammarError::NotFollowed`] if

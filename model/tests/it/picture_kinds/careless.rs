@@ -91,7 +91,8 @@ fn a_pngs_pixels_may_be_in_many_chunks_with_others_between() {
 /// its colors is black.
 #[test]
 fn a_gif_without_colours_is_grey() {
-    // 2 x 1 pixels of 8 bits: clear, the indices 5 and 200, end; nine bits each.
+    // 2 x 1 pixels of 8 bits: a clear code, the indices 5 and 200, and an end code. Each has nine
+    // bits.
     let codes: u64 = 256 | 5 << 9 | 200 << 18 | 257 << 27;
     let pixels = [&[8, 5][..], &codes.to_le_bytes()[..5], &[0]].concat();
     let frame = b"\x2c\0\0\0\0\x02\0\x01\0\0";

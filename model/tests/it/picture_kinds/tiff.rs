@@ -1,7 +1,8 @@
 //! TIFF files as scanners, fax archives and copiers write them.
 //!
 //! libtiff wrote the files of `picture_kinds.tar.xz`, through `tests/pictures/make.py`. The first
-//! word of a file's name is the name of the PNG with the same picture. Other files are built here.
+//! word of a file's name is the name of the PNG with the same picture. The tests build all other
+//! files.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -244,7 +245,7 @@ fn signed_and_deep_levels_are_read_as_pillow_does() {
     assert_pixels("16 bits, white at zero", tiff(PLAIN, &deep, &[pixels]), &grey(|x, y| 255 - bytes(x, y)));
 }
 
-/// Pillow's `cmyk2rgb`.
+/// The expected levels are the results of Pillow's `cmyk2rgb`.
 #[test]
 fn printing_colours_become_rgb() {
     let inks = |x: u32, y: u32| [(x * 6) as u8, (y * 11) as u8, (x * y) as u8, (x + y * 2) as u8];

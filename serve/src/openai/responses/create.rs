@@ -75,7 +75,7 @@ pub(crate) async fn input_tokens(
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.token_ids.len()})))
 }
 
-/// Conversation that the request continues (`previous_response_id`).
+/// Returns the conversation that the request continues (`previous_response_id`).
 fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<Said>>, ApiError> {
     let Some(id) = &fields.previous_response_id else { return Ok(Vec::new()) };
     let refused = |told: &str, code, hint: &str| {

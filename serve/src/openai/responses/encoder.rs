@@ -95,12 +95,12 @@ impl ResponseEncoder {
         ResponseEncoder { response, output: Vec::new(), tools, open: None, events: 0 }
     }
 
-    /// Events at the start of the stream.
+    /// Returns the events at the start of the stream.
     pub(super) fn begin(&mut self) -> Vec<Value> {
         ["response.created", "response.in_progress"].map(|kind| self.whole(kind)).into()
     }
 
-    /// Events for one event of the reply, and whether they are the last.
+    /// Returns the events for one event of the reply, and `true` if the stream ends after them.
     pub(super) fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
         let told = match heard {
             Ok(ChatEvent::Text(text)) => self.piece("msg_", Kind::Message, &text),
@@ -198,8 +198,8 @@ impl ResponseEncoder {
         told
     }
 
-    /// Events after the client has cancelled the response. OpenAI defines no event for this. The
-    /// name follows the pattern of the other names.
+    /// Returns the events after the client has cancelled the response. OpenAI defines no event for
+    /// a cancellation, so the last event's name follows the pattern of the other names.
     pub(super) fn cancel(&mut self) -> Vec<Value> {
         let mut told = self.close(false);
         told.push(self.last("cancelled"));

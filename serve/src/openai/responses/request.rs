@@ -104,7 +104,7 @@ impl Fields {
         Ok(())
     }
 
-    /// The response before generation starts: the parameters of the request.
+    /// Returns the response before generation starts, which repeats the parameters of the request.
     pub(super) fn response(&self, id: &str, created: u64, model: &str) -> Value {
         let plain = json!({"type": "text"});
         json!({

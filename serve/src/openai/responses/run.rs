@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{access, error::ApiError, guard::Held, openai::usage::UsageTold, sse, state::Shared};
 
-/// Maximum number of events that a background response may be ahead of the client that watches it.
+/// Maximum number of events that are queued for a client that watches a background response.
 const AHEAD: usize = 64;
 
 pub(super) struct Run {
@@ -36,7 +36,7 @@ pub(super) enum Keeping {
         owner: Option<usize>,
         said: Vec<Arc<Said>>,
     },
-    /// The response is stored already, so that it can be polled and cancelled.
+    /// The response is stored before it starts, so that clients can poll and cancel it.
     Now(Arc<StoredResponse>),
 }
 

@@ -20,8 +20,8 @@ use crate::{error::ApiError, id, models::shortened};
 /// All stored responses of a server.
 pub(crate) struct Responses {
     kept: Mutex<VecDeque<Arc<StoredResponse>>>,
-    /// Bytes of all stored items, including items of removed responses
-    /// that later responses continue.
+    /// Bytes of all stored items. Items of a removed response count as long as a later
+    /// response continues it.
     bytes: Arc<AtomicUsize>,
     count_max: usize,
     bytes_max: usize,
@@ -48,8 +48,8 @@ pub(crate) struct Said {
     held: Held,
 }
 
-/// Bytes that count towards the total from when a response first stores them
-/// until they are dropped.
+/// Size of a [`Said`] in bytes. The size counts towards the total from when a response first stores
+/// the items until the items are dropped.
 struct Held {
     bytes: usize,
     total: Arc<AtomicUsize>,

@@ -15,7 +15,8 @@ use crate::{
 
 /// Separator between a namespace and a name in the single name that the model sees, as in vLLM.
 const JOINT: &str = "__";
-/// The only argument of a function that represents a custom tool, whose input is plain text.
+/// Name of the only argument of a function that represents a custom tool. The input of a custom
+/// tool is plain text.
 const INPUT: &str = "input";
 
 /// Tools that the model may call. Tools that only OpenAI's servers run are left out.
@@ -91,7 +92,7 @@ impl Tools {
     }
 
     /// Registers a tool and returns the name that the model sees. `custom` is `None` for a
-    /// function. For a custom tool, it is `Some(true)` if the tool has a grammar.
+    /// function. For a custom tool, `custom` is `Some(true)` if the tool has a grammar.
     fn shown(
         &mut self,
         namespace: Option<&str>,
@@ -101,7 +102,7 @@ impl Tools {
     ) -> Result<String, ApiError> {
         let shown = shown_name(namespace, name);
         let is_plain = namespace.is_none() && custom.is_none();
-        // Two plain functions with the same name are harmless: their calls look the
+        // Two functions that have the same name and no namespace are harmless: their calls look the
         // same to the client.
         if self.told.get(&shown).is_some_and(|there| !is_plain || !there.is_plain()) {
             let told = format!("two tools have the same name for the model, `{}`", shortened(&shown));
@@ -113,7 +114,8 @@ impl Tools {
         Ok(shown)
     }
 
-    /// The client's tool for a name that the model called. An unknown name is a plain function.
+    /// Returns the client's tool for a name that the model called. An unknown name is returned as a
+    /// function without a namespace.
     pub(super) fn of(&self, name: String) -> Callee {
         let plain = || Callee { namespace: None, name: name.clone(), is_custom: false, has_grammar: false };
         self.told.get(&name).cloned().unwrap_or_else(plain)
@@ -155,8 +157,8 @@ pub(super) fn as_arguments(input: &str) -> Value {
     json!({INPUT: input})
 }
 
-/// Extracts the input of a custom tool from the arguments that the model has written. If they were
-/// cut off, returns as much of the input as there is.
+/// Extracts the input of a custom tool from the arguments that the model has written. If the
+/// arguments were cut off, returns the input up to the cut.
 pub(super) fn as_input(arguments: &str) -> String {
     let read = |text: &str| {
         let arguments: Value = serde_json::from_str(text).ok()?;
