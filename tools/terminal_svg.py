@@ -18,7 +18,7 @@ LOWER = {block: (place + 1) / 8 for place, block in enumerate("▁▂▃▄▅�
 
 
 def colour(codes):
-    """The color named by the numbers after a 38 or 48."""
+    """The color that the numbers after the SGR code 38 or 48 name."""
     kind = codes.pop(0)
     if kind == 2:
         return "#%02x%02x%02x" % tuple(codes.pop(0) for _ in range(3))
@@ -51,7 +51,7 @@ def apply(style, codes):
 
 
 def cells(line, style):
-    """Each letter of a line with its style, and the style after the line."""
+    """Each character of a line with its style, and the style after the line."""
     found = []
     for part in re.split(r"(\x1b\[[0-9;:]*m)", line):
         if part.startswith("\x1b["):

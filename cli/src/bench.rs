@@ -1,5 +1,5 @@
 //! `bursar bench`: the key figures of a server, measured through the serving engine, each next to
-//! the best that the device could do.
+//! the roofline bound of the device.
 
 mod draw;
 mod fits;
@@ -226,8 +226,8 @@ struct Bench {
     planner: Planner,
     fits: Fits,
     report: Report,
-    /// Whether figures are printed as they are measured, so that an interrupted run still prints
-    /// the figures so far.
+    /// Whether figures are printed as they are measured, so that an interrupted run has already
+    /// printed its figures so far.
     is_text: bool,
     bar: ProgressBar,
 }

@@ -206,9 +206,9 @@ impl DeviceOptions {
     }
 
     /// Returns the devices on which `serve` starts runtimes, and the models that each runtime
-    /// loads. Models get separate devices, as long as devices are left, in two cases: more devices
-    /// are named than share a model, or --tensor-parallel-size is `auto` or has one number for each
-    /// model.
+    /// loads. Models get separate devices, as long as devices are left, in two cases. Either
+    /// --device names more devices than share a model. Or --tensor-parallel-size is `auto` or has
+    /// one number for each model.
     ///
     /// # Errors
     /// - The number of devices is not a multiple of the ranks of a model.
@@ -253,7 +253,7 @@ impl DeviceOptions {
         self.for_all() == Some(Ranks::Auto)
     }
 
-    /// The number of devices, if the user gave one value for all models.
+    /// Returns the value of --tensor-parallel-size, if the user gave one value for all models.
     fn for_all(&self) -> Option<Ranks> {
         match self.tensor_parallel_size {
             Some(EachRanks::All(ranks)) => Some(ranks),
@@ -308,7 +308,8 @@ impl DeviceOptions {
         })
     }
 
-    /// The number of devices that share each model. With `auto`, the largest allowed number.
+    /// Returns the number of devices that share each model. With `auto`, this is the largest
+    /// allowed number.
     pub fn ranks(&self) -> usize {
         match (self.for_all(), &self.device) {
             (Some(Ranks::Number(ranks)), _) => ranks,
@@ -325,12 +326,12 @@ impl DeviceOptions {
         }
     }
 
-    /// The address to serve metrics at, if one was given.
+    /// Returns the address to serve metrics at, if the user gave one.
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics.address()
     }
 
-    /// Capacity of the host memory that stands in for a GPU.
+    /// Returns the capacity of the host memory that stands in for a GPU.
     pub fn capacity(&self) -> Bytes {
         self.capacity.unwrap_or(CAPACITY)
     }
@@ -339,7 +340,7 @@ impl DeviceOptions {
     pub fn blas(&self) -> BlasSearch {
         let search = BlasSearch::usual();
         let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
-        // pip installs libraries here with `--user`.
+        // `pip install --user` installs libraries in this folder.
         let own = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
         let pythons = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own);
         let search = pythons.fold(search, BlasSearch::with_python);
@@ -355,8 +356,8 @@ impl DeviceOptions {
         }
     }
 
-    /// Returns the profile folder only if a flag names it. Measurements use this folder, because
-    /// they must not depend on earlier starts.
+    /// Returns the profile folder only if a flag names it. `bench` uses this folder instead of the
+    /// default one, because its figures must not depend on earlier starts.
     pub fn said_profiles(&self) -> Option<PathBuf> {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }

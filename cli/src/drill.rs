@@ -81,8 +81,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     }
 }
 
-/// The exit code for faults that cannot be parsed, as for any bad flag. Leaked bytes have another
-/// exit code.
+/// The exit code for faults that cannot be parsed, the same as for any bad flag. Leaked bytes have
+/// a different exit code.
 const CANNOT_BE_READ: u8 = 2;
 
 fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {

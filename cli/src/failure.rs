@@ -22,13 +22,13 @@ impl Failure {
         (with_flags(&self.error), with_flags(&self.hint))
     }
 
-    /// A failure with the text of an error and its hint.
+    /// Returns a failure with the text of an error and its hint.
     pub fn of<E: Error + Hint>(error: &E) -> Self {
         Failure { error: error.to_string(), hint: error.hint().into().unwrap_or_default() }
     }
 
-    /// A failure with the text of an error and of its chain of sources. A source that the text
-    /// already quotes, as most do, is not repeated.
+    /// Returns a failure with the text of an error and of its chain of sources. Most errors already
+    /// quote their source, so a source that the text contains is not repeated.
     fn with_reasons<E: Error + Hint>(error: &E) -> Self {
         let mut failure = Failure::of(error);
         let mut source = error.source();
@@ -56,7 +56,7 @@ const FIELDS: [(&str, &str); 5] = [
     ("HubOptions::endpoint", "HF_ENDPOINT"),
 ];
 
-/// Every flag of every command, spelled as a field.
+/// Every flag of every command, with underscores like the names of library fields.
 static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     fn flags(command: &clap::Command) -> Vec<String> {
         let own = command.get_arguments().filter_map(|argument| argument.get_long());

@@ -52,7 +52,7 @@ const LASTING: &str = "bursar_actors::event";
 /// Target of lease events. A server hides them by default, because there are many and its log is
 /// mainly read for requests.
 const LEASES: &str = "bursar_actors::event::lease";
-/// Targets of request events, including what actors do for a request.
+/// Targets of request events, including the events of actors that work on a request.
 const REQUESTS: [&str; 4] =
     [SERVED, "bursar_actors::chat::driver", "bursar_actors::scheduler::actor", "bursar_actors::compute::lane::pending"];
 /// Target of the access log: one line for each request that the server has answered.
@@ -75,7 +75,7 @@ impl Requests {
     fn hushed(self) -> (&'static [&'static str], Level) {
         match self {
             Requests::Steps => (&[], Level::TRACE),
-            // The access log has the same information.
+            // The access log already has one line for each answered request.
             Requests::Answered => (&REQUESTS[1..], Level::INFO),
             Requests::Nothing => (&REQUESTS, Level::TRACE),
         }

@@ -20,7 +20,7 @@ pub struct MetricsOptions {
 }
 
 impl MetricsOptions {
-    /// The address given by the flag.
+    /// Returns the address that the flag gives.
     pub fn address(&self) -> Option<SocketAddr> {
         self.metrics.map(|MetricsAddress(address)| address)
     }

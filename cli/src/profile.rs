@@ -117,7 +117,7 @@ async fn size(
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());
     let mut overhead: BTreeMap<_, _> = runtime.device().overhead_by_source().into_iter().collect();
-    // Overhead that the budget measured and that no source of the device accounts for.
+    // Overhead that the budget measured but that the device does not attribute to any source.
     let beside = ledger.overhead.saturating_sub(overhead.values().sum());
     if !overhead.is_empty() && !beside.is_zero() {
         overhead.insert("loaded at first use", beside);

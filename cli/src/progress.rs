@@ -25,13 +25,13 @@ pub struct Bar {
 const APART: Duration = Duration::from_secs(1);
 
 impl Bar {
-    /// A single bar, visible or hidden.
+    /// Creates a single bar, visible or hidden.
     pub fn new(is_shown: bool) -> Self {
         let is_drawn = is_shown && !logging::is_json();
         Bar::around(if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() }, is_shown, "")
     }
 
-    /// One of several visible bars, prefixed with the name of its model.
+    /// Creates one of several visible bars. Its prefix is the name of its model.
     pub fn among(bars: &MultiProgress, whose: &str) -> Self {
         let bar = if logging::is_json() { ProgressBar::hidden() } else { bars.add(ProgressBar::new(1)) };
         Bar::around(bar, true, &format!("{whose}: "))

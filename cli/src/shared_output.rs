@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 
-/// A failure as a JSON object.
+/// Returns a failure as a JSON object.
 pub fn failure(failure: &Failure) -> Value {
     let (error, hint) = failure.told();
     json!({ "type": "error", "error": error, "hint": hint })

@@ -6,8 +6,8 @@ use bursar::{Chat, Image, LoadOptions, ModelHandle, ModelSource, Runtime, Runtim
 
 use crate::{DeviceOptions, failure::Failure, model};
 
-/// How long the ledger may take to return to its earlier state after the last answer. Dropped
-/// leases are returned by message.
+/// How long the ledger may take to return to its earlier state after the last answer. The delay
+/// exists because a dropped lease is returned to the budget by a message.
 const SETTLING_MAX: Duration = Duration::from_secs(5);
 
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {

@@ -73,7 +73,7 @@ def templates(folder):
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks text and does not change it."""
+    """The block `{% generation %}`, which marks text without changing it."""
 
     tags = {"generation"}
 
@@ -104,7 +104,8 @@ def environment():
 
 
 def rendered(jinja, source, case):
-    """The text that Jinja2 renders, with the end that `continue_final_message` requires."""
+    """The text that Jinja2 renders. With `continue_final_message`, it is cut as transformers cuts
+    it, after the final message."""
     chat = json.loads(json.dumps(case["messages"]))
     final = ""
     if case.get("continue_final_message"):

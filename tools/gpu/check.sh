@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All checks that need a GPU, with the programs that `tools/gpu/build.sh` has built. Run it at the
-# root of this repository:
+# All checks that need a GPU, with the programs that `tools/gpu/build.sh` has built. Run this script
+# at the root of this repository:
 #
 #     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|share|ranks|soak|bench ...]
 #                                                              # default: all except share, ranks and soak
@@ -15,7 +15,7 @@
 # share      models of 7B's shape that sleep in turns and lend memory, and chats whose history exceeds the GPU
 #            (`turns.py`)
 # ranks      sums over all GPUs, checked and timed (`ranks.py`). The tests of two GPUs are in `tests` and skip on one GPU
-# soak       chats with deaths, memory pressure and sleep for BURSAR_SOAK_SECONDS (300); it needs the GPU exclusively
+# soak       chats while actors die, memory runs short and models sleep, for BURSAR_SOAK_SECONDS (300); needs the GPU exclusively
 # bench      `bursar bench` with 7B's shape
 #
 # BURSAR_CUDA_LIB names the folder of cuBLASLt if it is not in a usual place. The last lines list
@@ -32,7 +32,7 @@ for packed in "$folder"/*.tar.xz; do
     tar xJf "$packed" -C "$bin"
 done
 
-# Without a GPU the tests skip and pass. This script fails instead.
+# Without a GPU, the tests skip and count as passed. This script fails instead.
 nvidia-smi -L || {
     echo "no GPU is here: nothing would be tested"
     exit 1

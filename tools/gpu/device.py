@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 COMPILED = Path(__file__).resolve().parents[2] / "kernels/cuda/compiled"
-ENDINGS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in the names of kernels
-# Largest relative errors. One rounding to bf16 causes 1.7e-3, one to f16 2.1e-4. Attention also rounds its
-# weights.
+ENDINGS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # suffixes of kernel names
+# Largest relative errors. One rounding to bf16 causes 1.7e-3, and one rounding to f16 causes
+# 2.1e-4. Attention also rounds its weights.
 LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
 L2_BYTES = 50 << 20
 
@@ -27,7 +27,7 @@ _TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9
 @functools.cache
 def driver():
     torch.cuda.init()
-    torch.empty(1, device="cuda")  # creates torch's context, which is used here too
+    torch.empty(1, device="cuda")  # creates torch's context, which the driver calls of this module use too
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -69,7 +69,8 @@ class Sections(ctypes.Structure):
 
 
 def tensor_map(tensor, dimensions, strides, box, swizzle):
-    """`strides` are in bytes, for all dimensions except the first. `swizzle` is 1 for 32 bytes and 3 for 128."""
+    """Makes a tensor map. `strides` has the strides, in bytes, of all dimensions except the first.
+    `swizzle` is 1 for 32 bytes and 3 for 128."""
     aligned = ctypes.create_string_buffer(192)
     at = (ctypes.addressof(aligned) + 63) // 64 * 64
     array = lambda kind, values: (kind * len(values))(*values)  # noqa: E731
@@ -102,7 +103,7 @@ def _module(file, device):
     found = ctypes.c_void_p()
     name = file if file.endswith((".cubin", ".ptx")) else f"{file}.sm_90a.cubin"
     driver()
-    # PTX is text that ends with a zero byte.
+    # The driver expects a zero byte at the end of PTX.
     expect_success(driver().cuModuleLoadData(ctypes.byref(found), _code(name) + b"\0"), name)
     return found
 
@@ -193,7 +194,8 @@ class Output:
         return all(self.is_untouched(tensor) for tensor in (self.before, self.behind, self.gap))
 
     def error(self, wanted, rows=slice(None), untouched=None):
-        """The error of `rows` against the wanted values. Infinite if a guard or an `untouched` row was written."""
+        """The relative error of `rows` against the wanted values. Infinite if a guard or an
+        `untouched` row was written."""
         if not self.is_guarded() or (untouched is not None and not self.is_untouched(self.tensor[untouched])):
             return float("inf")
         return error(self.tensor[rows], wanted)
@@ -205,8 +207,8 @@ def sets_beyond_l2(set_bytes):
 
 
 def microseconds(calls, replays=15, least=8):
-    """The time of one of `calls`. The calls are launched one after the other in a graph, at least `least` launches
-    in all. The result is the median of the graph's replays."""
+    """Microseconds of one call, as the median of a graph's replays. The graph launches `calls` one
+    after the other, and repeats them until there are at least `least` launches."""
     calls = calls * max(1, least // len(calls))
     calls[0]()
     torch.cuda.synchronize()

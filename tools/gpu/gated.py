@@ -26,7 +26,8 @@ from device import ENDINGS, Kernel, driver, processors, tensor_map
 ROUNDS = 9
 NUMBERS = contract("gemm_large_m")
 TILE_ROWS, TILE_WEIGHTS, CLUSTER = NUMBERS.TILE_ROWS, NUMBERS.TILE_WEIGHTS, NUMBERS.CLUSTER
-# kind, in, columns, bias, rows of Qwen2.5-VL-7B and its vision tower
+# (kind, input columns, output columns, has a bias, numbers of rows) of the products of
+# Qwen2.5-VL-7B and its vision tower.
 SHAPES = {
     "gate_up": ("gated", 3584, 18944, False, (512, 2048, 8192)),
     "qkv": ("plain", 3584, 4608, True, (512, 2048, 8192)),
@@ -92,7 +93,7 @@ def check(file, group):
             for number, (rows, depth, columns) in enumerate(sizes):
                 for bias in (False, True):
                     x, weight, bias, held = operands(kind, rows, depth, columns, bias, dtype, gap=8 * (number % 3))
-                    # NaNs around and in the output, and after the rows of x.
+                    # The output, the memory around it, and the gaps between the rows of x are NaN.
                     around = torch.full((rows + 3, columns + 8), float("nan"), device="cuda", dtype=dtype)
                     out = around[:rows, :columns]
                     runs = []
@@ -119,7 +120,8 @@ def check(file, group):
 
 
 def graph_of(version, calls, copies):
-    """A graph of calls one after the other, without the host between them."""
+    """A graph that launches all calls one after the other, so that no time of the host is
+    measured."""
     for which in range(copies):
         version(which)
     torch.cuda.synchronize()

@@ -6,11 +6,13 @@
                               [--batches 1,16,64,256] [--decode-context 512] [--decode-steps 128]
                               [--replies 1,128]
 
-MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sizes that a Qwen vision
-tower takes without resizing, as in `bursar bench`. The method is the same as in `bursar bench`: text is the faster of
-two runs, decoding is the difference between replies of 129 tokens (one more than --decode-steps) and of one token,
-pictures are the median of three runs after a warm-up. Greedy, no prefix cache, 256 sequences, 8,192 tokens per step
-(Bursar: 8,448, see ADR 12). vLLM takes up to nine tenths of the GPU, its default. Needs vLLM (0.26.0 was measured).
+MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest
+sizes that a Qwen vision tower takes without resizing, as in `bursar bench`. The method is the same
+as in `bursar bench`: text is the faster of two runs, decoding is the difference between replies of
+129 tokens (one more than --decode-steps) and of one token, and pictures are the median of three
+runs after a warm-up. Decoding is greedy, without a prefix cache. A step has at most 256 sequences
+and 8,192 tokens (Bursar: 8,448, see ADR 12). vLLM takes up to nine tenths of the GPU, its default.
+Needs vLLM (0.26.0 was measured).
 
 --weights: "dummy" are vLLM's own weights, drawn between -1/1000 and 1/1000. Do not use them for a mixture in FP8, nor
 for a folder whose weights are in FP8: see `draw_weights`. "drawn" are weights like those of `bursar bench --random`.
@@ -30,7 +32,7 @@ import time
 # Modules of this folder have the same names as modules of the standard library, so the folder is removed from the path.
 sys.path.pop(0)
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-# vLLM's symmetric memory would use NVLink multicast.
+# vLLM's symmetric memory would use NVLink multicast, which Bursar keeps off too.
 os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
 STARTED = time.time()
 
@@ -64,7 +66,8 @@ EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
 
 
 def draw_weights():
-    """Replaces vLLM's dummy weights by those of `bursar bench --random`: ones for norms, otherwise mean 0 and deviation 0.02.
+    """Replaces vLLM's dummy weights by weights like those of `bursar bench --random`: ones for
+    norms, and numbers with mean 0 and standard deviation 0.02 for all other tensors.
 
     vLLM 0.26.0 draws every tensor below a module when it reaches the module. A mixture's router is below two modules,
     and is already quantized when vLLM draws it the second time. In E4M3 all but one in fifty numbers below 1/1000 are

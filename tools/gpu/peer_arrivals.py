@@ -3,10 +3,11 @@
 
     python3 tools/gpu/peer_arrivals.py MODEL TRACE FOLDER
 
-TRACE is one object with several runs (`docs/commands.md`), and FOLDER contains its pictures. MODEL is a folder as for `peer.py`,
-with weights drawn at random. Requests are sent through AsyncLLM from this process's event loop, and the engine runs in a
-separate process, which is the default of both. The prefix cache is on and replies are greedy. A goodput counts the requests
-with a first token within 2 s and 99 of 100 intervals of at most 50 ms. Needs vLLM (0.26.0 was measured).
+TRACE is one object with several runs (`docs/commands.md`), and FOLDER contains its pictures. MODEL
+is a folder as for `peer.py`, with weights drawn at random. Requests are sent through AsyncLLM from
+this process's event loop, and the engine runs in a separate process, which is the default of both.
+The prefix cache is on and replies are greedy. The goodput counts the requests with a first token
+within 2 s and 99 of 100 intervals of at most 50 ms. Needs vLLM (0.26.0 was measured).
 """
 
 import asyncio

@@ -31,7 +31,7 @@ ROWS = 32
 TOKENS = 8448
 PICTURES = 4
 SETTINGS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in this process
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # runs the model in this process
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }

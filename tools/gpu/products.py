@@ -9,8 +9,8 @@ time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64
           different weights for each layer, as graphs of launches: first each product, then the whole step with norms,
           attention over 576 tokens and the gate (no rotary positions). The step is timed with cuBLASLt's products as torch
           uses them, with Bursar's products for each cut that Bursar can choose, with the fastest cut of each product,
-          and with the fastest kernel of each product. Over 64 rows only gate_up has a kernel of Bursar, uncut, and is
-          compared with cuBLASLt's product followed by the gate
+          and with the fastest kernel of each product. With more than 64 rows, Bursar has a kernel only for gate_up. This
+          kernel has no cut, and is compared with cuBLASLt's product followed by the gate
 
 Needs only torch with CUDA. Bursar's kernels come from kernels/cuda/compiled.
 """
@@ -43,7 +43,7 @@ TEAM = FEW.TEAM  # blocks per cluster
 SMALL_M_ROWS = FEW.ROWS_MAX
 
 
-SWIZZLE = 3  # 128 bytes
+SWIZZLE = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 REPLAYS = 7
 TURNS = 5
 
@@ -82,7 +82,7 @@ class Kernels:
         return self.maps[key]
 
     def few(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
-        """A product of few rows."""
+        """Launches a product of few rows."""
         rows, columns = x.shape
         most = next(most for most in FEW.SHARED_BYTES if rows <= most)
         features, steps = out.shape[1], -(-columns // FEW.STEP_COLUMNS)
@@ -101,7 +101,8 @@ class Kernels:
         Kernel("gemm_small_m", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
 
     def medium_m(self, x, weight, out, bias=None, grid=None, width=None):
-        """A gated product of some hundred rows, in tiles of `width` features. By default the width that Bursar chooses."""
+        """Launches a gated product of some hundred rows, in tiles of `width` features. The default
+        is the width that Bursar chooses."""
         (rows, columns), features = x.shape, out.shape[1]
         clusters = (grid or self.processors) // MIDDLE.CLUSTER
         tiles = lambda width: -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // width)  # noqa: E731

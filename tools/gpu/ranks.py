@@ -155,7 +155,7 @@ def sums(group, rows, columns, kind, gap, accumulate, seed, name=SUMMED):
 
 
 def rounds(group, name):
-    """Whether this form can also produce rounded rows."""
+    """Whether the form `name` can also produce rounded rows."""
     return name != SHARES or group.ranks <= 4
 
 
@@ -292,12 +292,12 @@ def sums_of(group):
 
 
 def norms_of(group, rows, columns):
-    """The forms of a sum with the norm that can take this many activations."""
+    """The forms of a sum with the norm that support `rows` x `columns` activations."""
     return (READ,) + ((PUSHED,) if is_pushed(rows, columns) else ()) + ((PIECES,) if group.ranks == 2 else (SHARES,))
 
 
 def is_pushed(rows, columns):
-    """Whether this many activations can be pushed at once."""
+    """Whether `rows` x `columns` activations can be pushed at once."""
     return rows * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT
 
 
@@ -437,7 +437,8 @@ def replayed(group, work, calls):
 
 
 def timed_norm(group, name, rows, columns, how=None, calls=40, kind=torch.bfloat16):
-    """Microseconds of one exchange with the norm, rounded as `how` says."""
+    """Microseconds of one exchange with the norm. `how` is the kind of rounding to E4M3, or
+    None."""
     parts = group.each(lambda _: wide(rows, columns, 0, kind, 1))
     weights = group.each(lambda _: wide(1, columns, 0, kind, 3)[0].contiguous())
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))

@@ -196,7 +196,7 @@ def write_safetensors(path, tensors):
 
 
 def write_weights(folder, model):
-    """Writes shards of about the same size with an index, each with a thread."""
+    """Writes shards of about the same size, each from a separate thread, and their index."""
     tensors = {released_name(name, model.config.model_type): released_axes(name, weight)
                for name, weight in model.named_parameters()}  # fmt: skip
     total = sum(weight.numel() for weight in tensors.values())
@@ -353,7 +353,7 @@ def main():
     found = {name: {} for name in made}
     largest = watch_activations(model) if arguments.rounded else {}
     for kind in (torch.bfloat16, torch.float32):
-        for weight in model.parameters():  # buffers are left alone: the rotary frequencies are f32 in both types
+        for weight in model.parameters():  # buffers are not converted: the rotary frequencies are f32 in both types
             weight.data = weight.data.to(kind)
         for name, (ids, names) in made.items():
             logits, embeddings, count = run(model, processor, ids, [pictures[name] for name in names])

@@ -3,10 +3,11 @@
 
     python3 tools/gpu/sustained.py [ROWS]
 
-A burst is the shortest of three graphs of eight rounds after a pause, as in autotuning. The other figure is the
-mean after the clocks have settled. "fast" marks products whose sums stay in the tensor cores, as in vLLM's
-products with scales by tensor and by row. All other products accumulate in f32. Results are not checked here:
-`kernels.py e4m3` does that. Needs a Hopper GPU and torch.
+The burst figure is the shortest of three graphs of eight rounds after a pause, as in autotuning.
+The sustained figure is the mean after the clocks have settled. "fast" marks products whose sums
+stay in the tensor cores, as in vLLM's products with scales by tensor and by row. All other products
+accumulate in f32. Results are not checked here: `kernels.py e4m3` does that. Needs a Hopper GPU and
+torch.
 """
 
 import subprocess
@@ -18,7 +19,7 @@ import torch
 from operations.e4m3 import SEVEN_BILLION, Product, beside_blocks, beside_small_m, many, rounding
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 8448
-# The shapes of 72B are those of one of two ranks.
+# The shapes of 72B are the shapes of one rank, if two ranks share the model.
 SHAPES = SEVEN_BILLION | {"72B's half, gate and up": (29568, 8192), "72B's half, down": (8192, 14784)}
 ROUNDS = 8  # rounds per graph
 SETTLING, MEASURED = 0.4, 0.6  # seconds

@@ -33,7 +33,8 @@ def main():
 
 
 def replays(found):
-    """With one line per replay: the duration of replays, and the gap until the next replay."""
+    """For a trace with one line per replay, prints the duration of replays and the gap until the
+    next replay."""
     graphs = [record for record in found if record[0] == "graph"]
     by_graph = collections.defaultdict(list)
     for this, behind in zip(graphs, graphs[1:]):
@@ -47,7 +48,8 @@ def replays(found):
 
 
 def steps(found):
-    """With one line per kernel: the kernels of a graph's replays, and the time that each adds, by name."""
+    """For a trace with one line per kernel, prints the kernels of each graph's replays and the time
+    that each kernel adds, by name."""
     by_graph = collections.defaultdict(list)
     for record in found:
         if record[0] == "kernel" and record[4]:
@@ -94,7 +96,7 @@ def stretches(found):
 
 
 def milliseconds(kernels):
-    """The time from the begin of the first kernel to the end of the last one."""
+    """The time from the start of the first kernel to the end of the last kernel."""
     return (kernels[-1][1] - kernels[0][0]) / 1e6
 
 

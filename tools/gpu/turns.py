@@ -5,13 +5,13 @@
     python3 tools/gpu/turns.py lending MODEL
     python3 tools/gpu/turns.py chats MODEL --knob kv-tokens=293000 --knob swap-space=32 --knob host-bytes=36GiB
 
-MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`. It is served under several model
-names. The program is `target/release/bursar`, or $BURSAR. `turns` serves three models that sleep in turns. The
-script puts each model to sleep and wakes it at both levels, then sends requests to all models in random order
-and counts the results. `lending` serves two models, keeps one under full load, and prints when that model has
-borrowed the other model's memory and when the other model has its memory back. `chats` serves one model, to
-which many users in turn send chats about a picture each, and prints the times and computed tokens of later
-turns.
+MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`. It is served under
+several model names. The program is `target/release/bursar`, or $BURSAR. `turns` serves three models
+that sleep in turns. The script puts each model to sleep and wakes it at both levels, then sends
+requests to all models in random order and counts the results. `lending` serves two models, keeps
+one under full load, and prints when that model has borrowed the other model's memory and when the
+other model has its memory back. `chats` serves one model, to which many users in turn send chats,
+each about the user's own picture. It prints the times and computed tokens of later turns.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-//! A random number generator that gives the same numbers for the same seed on every machine.
+//! A random number generator that produces the same numbers for the same seed on every machine.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! Pure: whether a served model can run a measurement. Sizes that do not fit
-//! are reported, not reduced.
+//! Pure: whether a served model can run a measurement. Sizes that do not fit are reported, not
+//! reduced.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl Fits {
         }
     }
 
-    /// Checks that a sequence of this many tokens is admitted.
+    /// Checks that a sequence of `prompt + reply` tokens is admitted.
     pub fn each(&self, prompt: usize, reply: usize) -> Result<(), String> {
         let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
         if tokens <= limit {
@@ -46,7 +46,8 @@ impl Fits {
         }
     }
 
-    /// Checks that all sequences run in the same steps until they end.
+    /// Checks that all sequences run in the same steps until they end: a step has permits for all
+    /// of them, and the KV cache has room for all of their tokens.
     pub fn together(&self, prompts: Prompts, reply: usize) -> Result<(), String> {
         self.each(prompts.length, reply)?;
         if prompts.count > self.sequences {

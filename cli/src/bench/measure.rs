@@ -20,8 +20,8 @@ use crate::failure::Failure;
 /// pictures at full speed.
 pub const HOST_BYTES: Bytes = Bytes::gib(8);
 
-/// Token ids that prompts are drawn from, the same range as for vLLM: text
-/// tokens without special tokens.
+/// Token ids that prompts are drawn from: text tokens without special tokens. vLLM was measured
+/// with the same range.
 const IDS: Range<u32> = 1000..100_000;
 
 /// Returns the range of ids to draw from, for a model whose text tokens have ids below `text_ids`.
@@ -30,14 +30,14 @@ pub fn ids(text_ids: u32) -> Range<u32> {
     IDS.start.min(end / 2)..end
 }
 
-/// Progress of the command. Hidden unless `shown`.
+/// Returns the progress bar of the command, which is hidden unless `shown`.
 pub fn bar(shown: bool) -> ProgressBar {
     let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     bar.set_style(ProgressStyle::with_template("measuring {msg}").expect("the template is valid"));
     bar
 }
 
-/// The question about every picture.
+/// Question that is asked about every picture.
 const QUESTION: &str = "Describe.";
 
 pub struct Meter {
@@ -51,6 +51,7 @@ pub struct Meter {
 pub struct Run {
     /// Time from just before the first request to the end of the last.
     pub time: Duration,
+    /// Prompt tokens of one request. All requests of a run have prompts of equal length.
     pub prompt_tokens: usize,
 }
 
@@ -63,8 +64,8 @@ impl Meter {
     /// Sends prompts of new random tokens. Each is answered with `reply` tokens.
     ///
     /// # Errors
-    /// A request failed, had a reply of another length, or found tokens in the prefix cache. The
-    /// figure would not be comparable.
+    /// A request failed, had a reply of another length, or found tokens in the prefix cache. In the
+    /// last two cases, the figure would not be comparable with other figures.
     pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
         let chat = |random: &mut Draw| {
             let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));
@@ -90,8 +91,8 @@ impl Meter {
     }
 
     async fn run(&mut self, chats: Vec<Chat>, reply: usize) -> Result<Run, Failure> {
-        // Use a new salt each time, so that no cached prefix is reused, not even
-        // a common system turn.
+        // Give each request a new cache salt, so that no cached prefix is reused, not even a common
+        // system turn.
         let salted = chats.into_iter().map(|chat| greedy(chat, reply).cache_salt(self.random.next().to_string()));
         let chats: Vec<Chat> = salted.collect();
         let started = Instant::now();

@@ -71,7 +71,8 @@ fn seed_of_now() -> u64 {
 }
 
 impl Options {
-    /// Seed of prompts and weights: the given one, or the time.
+    /// Returns the seed of prompts and weights: the value of --seed, or else a seed from the
+    /// current time.
     pub fn seed(&self) -> u64 {
         self.seed.unwrap_or_else(seed_of_now)
     }
@@ -90,8 +91,7 @@ impl Options {
         let usual = if self.quick { QUICK } else { FULL };
         let batches = match &self.batches[..] {
             [] => usual.batches,
-            // Leak the list, which then lives as long as the constant lists
-            // of the default workloads.
+            // Leak the list, because `Workload` has `'static` lists.
             batches => batches.iter().map(|batch| *batch as usize).collect::<Vec<_>>().leak(),
         };
         let context = self.decode_context.map_or(usual.context, |tokens| tokens as usize);

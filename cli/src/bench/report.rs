@@ -72,7 +72,7 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PlannedWork {
     pub flops: u64,
-    /// The part of `flops` on E4M3 numbers, if the device multiplies them.
+    /// The number of operations in `flops` that the device multiplies in E4M3.
     pub e4m3_flops: u64,
     /// Bytes read and written in device memory.
     pub bytes: Bytes,
@@ -83,16 +83,14 @@ pub struct PlannedWork {
 pub struct Roofline {
     /// The best value, in the figure's unit.
     pub bound: f64,
-    /// The share of the bound that was reached. 1 is all of it.
+    /// The shortest possible time divided by the measured time. 1 means that the bound was reached.
     pub share: f64,
 }
 
-/// A figure that could not be measured here.
+/// A figure that could not be measured with this model on this device.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
-    /// The id of the figure.
     pub id: String,
-    /// The name of the figure.
     pub name: String,
     pub reason: String,
 }

@@ -1,5 +1,6 @@
-//! The roofline: the shortest time in which a device can do some work, from the operations and
-//! bytes that a plan of the same passes counts (Williams, Waterman, Patterson, "Roofline", 2009).
+//! The roofline: the shortest time in which a device can run some passes. It follows from the
+//! operations and bytes that a plan of these passes counts (Williams, Waterman, Patterson,
+//! "Roofline", 2009).
 
 use std::iter;
 
@@ -56,12 +57,14 @@ pub struct Planner {
     pub launch_patches: usize,
 }
 
-/// One sequence in a step: its tokens that were computed before, its tokens to compute, and `true`
-/// if a token is sampled.
+/// One sequence in a step.
 #[derive(Clone, Copy)]
 struct SequenceTokens {
+    /// Tokens that were computed in earlier steps.
     cached: usize,
+    /// Tokens that this step computes.
     run: usize,
+    /// Whether this step samples a token of the sequence.
     chooses: bool,
 }
 
@@ -162,8 +165,8 @@ mod tests {
     #[test]
     fn the_7b_floors_on_an_h200_match_hand_calculation() {
         let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
-        // 7.07e9 weights of two bytes each. The embedding is not included, because only one of
-        // its rows is read.
+        // 7.07e9 weights of two bytes each. The embedding table is not included, because only one
+        // of its rows is read.
         let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
         assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
         // 6.53e9 weights in 28 layers. The last layer multiplies 217e6 of its 233e6 weights only

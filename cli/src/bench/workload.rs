@@ -48,7 +48,7 @@ pub struct PatchGeometry {
     pub tiling: Option<Tiling>,
 }
 
-/// One set of measurements.
+/// Sizes of all measurements of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Tokens of the prompt before decoding is measured.
@@ -101,8 +101,8 @@ pub const QUICK: Workload = Workload {
 /// Merging of patches into tokens, the same in every served family.
 const MERGE: MergeSize = MergeSize::new(2);
 
-/// Tokens around a picture, for the turn's markers and the question, at one token per byte
-/// in the worst case.
+/// Upper bound of the tokens around a picture: the turn's markers and the question, at one token
+/// per byte.
 const AROUND: usize = 128;
 
 impl Workload {
@@ -154,8 +154,8 @@ impl Workload {
             pictures: 1,
             largest_pictures: 1,
             video_frames: 1,
-            // Two of the largest pictures: with one, parts of a GPU would be idle, and more would
-            // take memory from the KV cache.
+            // Two of the largest pictures. One picture at a time would leave parts of a GPU idle,
+            // and more than two would take memory from the KV cache.
             launch_patches: 2 * largest,
         }
     }

@@ -32,7 +32,7 @@ impl Interrupts {
         Interrupts(receiver)
     }
 
-    /// Returns at the next Ctrl-C, or at once if one came since the last call.
+    /// Returns at the next Ctrl-C, or at once if Ctrl-C was pressed since the last call.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
             // Signals are unavailable on this system, so no interrupt will arrive.

@@ -107,7 +107,7 @@ pub struct Options {
     pub knobs: KnobOptions,
 }
 
-/// The whitespace, as typed.
+/// Values of --json-whitespace.
 #[derive(Clone, Copy, ValueEnum)]
 enum Whitespace {
     /// No whitespace, for the fewest tokens.
@@ -128,7 +128,7 @@ impl From<Whitespace> for JsonWhitespace {
     }
 }
 
-/// One year. A longer time would amount to no deadline.
+/// One year. A longer deadline would never be reached in practice.
 const DEADLINE_SECONDS_MAX: f64 = 31_536_000.0;
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -41,7 +41,8 @@ pub struct DeviceSpec<'w> {
     pub is_any_number: bool,
 }
 
-/// The memory state of a GPU that is not in this machine, as if no other process used it.
+/// Returns the memory state of a GPU that is not in this machine. Assumes that no other process
+/// uses the GPU.
 pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> MemoryState {
     MemoryState { total, overhead: OVERHEAD_AT_READY, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
 }

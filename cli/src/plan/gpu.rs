@@ -15,8 +15,8 @@ pub struct Gpu {
     pub total: Option<Bytes>,
 }
 
-/// Name, compute capability, number of multiprocessors, and memory in MiB. The H200 was measured.
-/// The other values are what the GPUs' drivers commonly report, rounded down.
+/// Name, compute capability, number of multiprocessors, and memory in MiB. The H200's values were
+/// measured. The other values are commonly reported by drivers and rounded down.
 const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
     ("h200", (9, 0), 132, 143_155),
     ("h100", (9, 0), 132, 80_900),
@@ -44,7 +44,7 @@ impl Gpu {
         OF_EACH_SIZE.into_iter().filter_map(|wanted| KNOWN.into_iter().find(|(name, ..)| *name == wanted).map(Gpu::of))
     }
 
-    /// The default if this machine has no GPU and the user names none.
+    /// Returns the default GPU for a machine without a GPU, if the user names no GPU.
     pub fn expected() -> Self {
         Gpu::of(KNOWN[0])
     }
@@ -53,7 +53,7 @@ impl Gpu {
         Gpu { name: name.to_owned(), capability, processors, total: Some(Bytes::mib(mib)) }
     }
 
-    /// The kernel target of such a GPU.
+    /// Returns the kernel target of this GPU.
     pub fn target(&self) -> CudaTarget {
         let activation = if self.capability >= (8, 0) { DType::BF16 } else { DType::F16 };
         CudaTarget { capability: self.capability, sms: self.processors, activation }

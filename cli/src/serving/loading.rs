@@ -24,7 +24,8 @@ pub struct Plan {
     source: ModelSource,
     options: LoadOptions,
     names: Vec<String>,
-    /// The model's own name, as an alias, if `names` has the model as typed on the command line.
+    /// The model's own name. Clients may use this alias if `names` contains the model as typed on
+    /// the command line.
     alias: Option<String>,
 }
 
@@ -34,7 +35,7 @@ impl Plan {
         (self.source.clone(), self.options.clone())
     }
 
-    /// The first of the names that clients use.
+    /// Returns the first of the names that clients use.
     pub fn name(&self) -> &str {
         &self.names[0]
     }
@@ -155,8 +156,9 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
 async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Result<(), Failure> {
     let Plan { source, options, names, .. } = plan;
     let (told, heard) = (service.clone(), names.clone());
-    // `None` once the model is loaded. Progress also arrives during later starts, after a crash or
-    // a sleep, when the service must not show the model as loading for the first time.
+    // The last shown text, or `None` once the model is loaded. Progress also arrives during later
+    // starts, after a crash or a sleep. During these starts, the service must not show the model as
+    // loading for the first time.
     let last = Arc::new(Mutex::new(Some(String::new())));
     let heard_last = last.clone();
     let hear = move |progress: Progress| {

@@ -170,10 +170,10 @@ fn bytes(typed: &str) -> Result<Bytes, String> {
     typed.parse().map_err(|error: ParseBytesError| error.to_string())
 }
 
-/// Raises this process's limit of open files as far as allowed, and returns how many connections
-/// fit.
+/// Raises this process's limit of open files as far as allowed, and returns how many of the wanted
+/// `connections` fit below this limit.
 fn descriptors_for(connections: usize) -> usize {
-    /// Descriptors for files, sockets to other servers, and the runtime's own descriptors.
+    /// Descriptors that are reserved for files, sockets to other servers, and the runtime itself.
     const OTHERS: u64 = 256;
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -262,7 +262,8 @@ impl Options {
         &self.knobs
     }
 
-    /// How much is logged about requests. Knobs that cannot be parsed are reported later.
+    /// Returns how much is logged about requests. Ignores knobs that cannot be parsed, which are
+    /// reported later.
     pub fn requests(&self) -> Requests {
         if self.knobs.knobs().is_ok_and(|knobs| knobs.disable_log_requests == Some(true)) {
             Requests::Nothing
@@ -271,7 +272,7 @@ impl Options {
         }
     }
 
-    /// The address to listen on, with the port.
+    /// Returns the address to listen on, with the port.
     pub fn address(&self) -> String {
         let Some(host) = self.host.clone().or_else(|| self.port.map(|_| "127.0.0.1".to_owned())) else {
             return self.listen.clone();

@@ -34,11 +34,12 @@ pub struct Now {
     pub unix: f64,
 }
 
-/// With fewer rows, the line of keys is omitted.
+/// Minimum number of terminal rows at which the line of keys is shown.
 const ROWS_WITH_KEYS: u16 = 12;
-/// With fewer columns, the first line omits actors that run.
+/// Minimum number of columns at which the first line shows all actors. A narrower first line omits
+/// actors that run.
 const ALL_ACTORS: u16 = 70;
-/// With at least this many rows, the bar is two rows high.
+/// Minimum number of rows at which the bar is two rows high.
 const ROWS_WITH_HIGH_BAR: u16 = 30;
 
 /// Draws the screen. Returns how much of the full view fits.
@@ -155,8 +156,8 @@ fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, 
     }
 }
 
-/// Returns the order in which panels get rows. Each entry is the index of a panel, and the number
-/// of rows that it should have before later entries are served.
+/// Returns the order in which panels get rows. Each entry is the index of a panel and the number of
+/// rows that this panel should have before later entries get any.
 fn wishes(devices: usize) -> Vec<(usize, u16)> {
     const ALL: u16 = u16::MAX;
     let (models, chosen, events) = (devices, devices + 1, devices + 2);

@@ -49,8 +49,8 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(|letter| if obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
 
-/// The most series that are read. A process with many models has some hundreds. A flood of series
-/// must not block the view.
+/// The most series that are read. A process with many models has a few hundred series. The limit
+/// keeps a flood of series from blocking the view.
 const SERIES_MAX: usize = 20_000;
 
 /// The most labels of a series. Bursar's series have at most three.

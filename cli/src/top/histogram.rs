@@ -1,7 +1,8 @@
 //! Quantiles from buckets, as Prometheus computes them (`histogram_quantile`
 //! of promql/quantile.go, classic buckets).
 
-/// Cumulative counts of observations by upper bound. Only useful if the last bound is infinite.
+/// Cumulative counts of observations by upper bound. Without an infinite last bound, the histogram
+/// counts as empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
     /// Bounds and counts, in ascending order.
@@ -25,8 +26,8 @@ impl Histogram {
         Histogram { buckets }
     }
 
-    /// Returns the observations since `before`. If a count fell, the process restarted,
-    /// so returns all observations.
+    /// Returns the observations since `before`. If a count fell, the process restarted, and all
+    /// observations are returned.
     pub fn since(&self, before: &Histogram) -> Histogram {
         let is_anew = self.buckets.iter().any(|(bound, count)| *count < before.up_to(*bound));
         let since = |&(bound, count): &(f64, f64)| (bound, if is_anew { count } else { count - before.up_to(bound) });
@@ -49,8 +50,8 @@ impl Histogram {
             return None;
         }
         let rank = share.clamp(0.0, 1.0) * all;
-        // If a count is read while it is written, it may be lower than the count before it. In that
-        // case, use the count before it.
+        // A bucket that is read while the process updates it may have a lower count than the
+        // preceding bucket. In that case, use the preceding bucket's count.
         let mut below = 0.0_f64;
         let mut lower = 0.0_f64;
         for (at, &(bound, count)) in self.buckets.iter().enumerate() {

@@ -82,8 +82,8 @@ impl Samples {
         Histogram::new(buckets.filter_map(|series| Some((series.label("le").parse().ok()?, series.value))))
     }
 
-    /// Whether any counter fell since `before`: the process has restarted, or another process
-    /// answers.
+    /// Returns `true` if any counter fell since `before`. The process has then restarted, or
+    /// another process answers.
     pub fn went_back(&self, before: &Samples) -> bool {
         let is_counter = |name: &str| ["_total", "_count", "_bucket"].iter().any(|end| name.ends_with(end));
         let counters = before.by_name.iter().filter(|(name, _)| is_counter(name));

@@ -31,7 +31,7 @@ pub struct Scrape {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Events {
-    /// The process does not serve events, or not to this client.
+    /// The process does not serve events, or does not show them to this client.
     #[default]
     NotTold,
     /// The latest events, the oldest first.

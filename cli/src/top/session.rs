@@ -1,4 +1,4 @@
-//! Pure: the state of the view. It has the latest scrapes and events, and handles keys.
+//! Pure: the state of the view: the latest scrapes and events, and the effects of keys.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,9 +13,9 @@ use super::{
     view::View,
 };
 
-/// Time that quantiles and shares cover.
+/// Time window of quantiles and shares.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Minimum time that quantiles and shares cover. A shorter time is not representative, so totals
+/// Minimum time window of quantiles and shares. A shorter window is not representative, so totals
 /// are shown instead.
 const SHORTEST: Duration = Duration::from_secs(5);
 /// Minimum time between the scrapes that are kept for the last minute.
@@ -43,7 +43,7 @@ struct TimedScrape {
     scrape: Scrape,
 }
 
-/// Why there is no newer scrape.
+/// The reason why there is no newer scrape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lost {
     /// Time of the first failed scrape, from the start of the session.
@@ -51,7 +51,7 @@ pub struct Lost {
     pub error: ScrapeError,
 }
 
-/// Tokens per second of one model, the oldest first.
+/// Tokens per second of one model, the oldest value first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trail {
     pub generated: VecDeque<f64>,
@@ -80,7 +80,7 @@ impl Viewport {
     }
 }
 
-/// One session of a user.
+/// The state of one `bursar top` session.
 #[derive(Debug)]
 pub struct Session {
     /// The address that is scraped.
@@ -93,7 +93,7 @@ pub struct Session {
     pub shows_help: bool,
     /// First visible line of the full view. `None` in the fitted view.
     pub top: Option<usize>,
-    /// How much fit when the screen was last drawn.
+    /// How much of the full view fit when the screen was last drawn.
     pub room: Viewport,
     latest: Option<Rc<TimedScrape>>,
     /// Scrapes of the last minute, the oldest first, without the latest scrape.
@@ -106,7 +106,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session before its first scrape.
+    /// Creates a session without scrapes.
     pub fn new(address: String, every: Duration) -> Self {
         Session {
             address,
@@ -140,7 +140,8 @@ impl Session {
         self.lost = None;
         let went_back = |before: &Rc<TimedScrape>| is_another(&seen.scrape, &before.scrape);
         if self.latest.as_ref().is_some_and(went_back) {
-            // Counts of another process cannot be compared with counts of this process.
+            // Counts of another process cannot be compared with the counts of this process, so drop
+            // the earlier scrapes.
             (self.latest, self.began_anew) = (None, Some(seen.at));
             self.earlier.clear();
             self.trails.clear();
@@ -163,8 +164,8 @@ impl Session {
     fn keep(&mut self, before: Option<Rc<TimedScrape>>, now: Duration) {
         let is_apart = |before: &Rc<TimedScrape>| self.earlier.back().is_none_or(|last| before.at >= last.at + APART);
         self.earlier.extend(before.filter(is_apart));
-        // Keep one scrape older than a minute until the next one is older too, so that the scrapes
-        // cover at least a minute.
+        // Keep one scrape that is older than a minute, until the next scrape is also older. The
+        // scrapes then cover at least a minute.
         while self.earlier.get(1).is_some_and(|second| second.at + MINUTE <= now) {
             self.earlier.pop_front();
         }
@@ -274,7 +275,8 @@ fn since(seen: &TimedScrape, now: Duration) -> Option<Since<'_>> {
     (seconds > 0.0).then_some(Since { before: &seen.scrape.samples, seconds })
 }
 
-/// Whether `now` is from another process, or from a restarted one: counters or event numbers fell.
+/// Returns `true` if `now` is from another process or from a restarted process. In both cases,
+/// counters or event numbers fell.
 fn is_another(now: &Scrape, before: &Scrape) -> bool {
     use super::scrape::Events::Told;
     let numbers_fell = match (&now.events, &before.events) {

@@ -1,5 +1,5 @@
-//! The terminal while the view is on it. It is restored however the view ends: normally, with an
-//! error, a panic or a signal.
+//! The terminal that the view is drawn on. The terminal is restored however the view ends:
+//! normally, with an error, a panic or a signal.
 
 use std::{io, time::Duration};
 
@@ -74,12 +74,12 @@ impl Drop for Screen {
     }
 }
 
-/// Starts a thread that restores the terminal after a signal. While the view controls the
-/// terminal, keys do not send signals. Signals from other processes keep their default effect,
+/// Starts a thread that restores the terminal after a signal. While the view controls the terminal,
+/// keys do not send signals. Signals from other processes still have their default effect, but only
 /// after the terminal is restored.
 ///
 /// The thread is needed because crossterm never returns from a read on a lost terminal (SIGHUP): it
-/// repeats the read again and again.
+/// retries the read forever.
 #[cfg(unix)]
 fn give_back_at_signals() -> io::Result<()> {
     use std::{sync::mpsc, thread};
@@ -102,7 +102,7 @@ fn give_back_at_signals() -> io::Result<()> {
                 drop(done);
             };
             drop(thread::Builder::new().spawn(give_back));
-            // Do not wait longer for a terminal that accepts nothing.
+            // The wait has a time limit, because a lost terminal may accept nothing.
             let _ = is_done.recv_timeout(GIVE_BACK_MAX);
             drop(emulate_default_handler(signal));
         }

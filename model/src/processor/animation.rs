@@ -1,5 +1,5 @@
-//! Animated GIF and WebP as videos. The blocks of the file determine which frames are wanted before
-//! anything is decoded. Then each frame up to the last wanted frame is decoded, because a frame is
+//! Animated GIF and WebP as videos. The blocks of the file are read first, to determine which
+//! frames are wanted. Then each frame up to the last wanted frame is decoded, because a frame is
 //! drawn over the frames before it.
 
 use std::io::Cursor;

@@ -52,7 +52,7 @@ fn number(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte))
 }
 
-/// CompuServe, GIF89a, sections 17 to 27.
+/// Reads the blocks of a GIF (CompuServe, GIF89a, sections 17 to 27).
 fn gif(encoded: &[u8]) -> Option<Animation> {
     let table_bytes = |flags: u8| if flags & 0x80 == 0 { 0 } else { 3 << ((flags & 7) + 1) };
     let short = |at: usize| Some(number(encoded.get(at..at + 2)?));
@@ -88,7 +88,7 @@ fn gif(encoded: &[u8]) -> Option<Animation> {
     }
 }
 
-/// RFC 9649, section 2.7.
+/// Reads the chunks of a WebP (RFC 9649, section 2.7).
 fn webp(encoded: &[u8]) -> Option<Animation> {
     let riff_bytes = 8 + number(encoded.get(4..8)?) as usize;
     let encoded = encoded.get(..riff_bytes)?;
@@ -113,9 +113,10 @@ fn webp(encoded: &[u8]) -> Option<Animation> {
     Some(Animation { width, height, shown_ms: shown })
 }
 
-/// Whether the frame's own header states the same size as the animation. The check is needed
-/// because the decoder trusts the frame's header first (RFC 6386, section 9.1). For a lossless
-/// frame, the decoder checks the size before it allocates memory.
+/// Returns `true` if the bitstream header of a frame states the size that the frame's `ANMF` chunk
+/// states. Lossy frames need this check because the decoder trusts the bitstream header first (RFC
+/// 6386, section 9.1). For a lossless frame, the decoder itself checks the size before it allocates
+/// memory.
 fn has_size(mut chunks: &[u8], width: u32, height: u32) -> Option<bool> {
     if chunks.starts_with(b"ALPH") {
         let bytes = number(chunks.get(4..8)?) as usize;

@@ -10,8 +10,8 @@ const RUNS_8: u32 = 1;
 const RUNS_4: u32 = 2;
 const MASKS: u32 = 3;
 const MASKS_WITH_ALPHA: u32 = 6;
-/// Run lengths of 24-bit pixels in OS/2 files. OS/2 gives the numbers 3 and 4 another meaning than
-/// Windows; 3 is a fax.
+/// Run lengths of 24-bit pixels in OS/2 files. The numbers 3 and 4 have different meanings in OS/2
+/// and in Windows. In OS/2, 3 is fax compression.
 const OS2_RUNS_24: u32 = 4;
 
 /// A BMP whose header was read.
@@ -100,8 +100,8 @@ impl<'a> BmpFile<'a> {
         entry.map_or([0; 3], |entry| [entry[2], entry[1], entry[0]])
     }
 
-    /// Color of a pixel of 16 or 32 bits. Channels of 5 and 6 bits are scaled by 255 / 31 and 255
-    /// / 63, rounded down.
+    /// Color of a pixel of 16 or 32 bits. Channels of 5 bits are scaled by 255 / 31 and channels of
+    /// 6 bits by 255 / 63, rounded down.
     fn masked(&self, pixel: u32) -> [u8; 3] {
         let level = |mask: u32| {
             let most = u64::from(mask >> mask.trailing_zeros().min(31));

@@ -262,7 +262,7 @@ impl RawConfig {
     }
 
     /// Bounds on the pixels. A `size` that does not bound the pixels (a height and a width, for
-    /// example) is refused, because the class defaults belong to another model.
+    /// example) is refused, because the defaults of the transformers class belong to another model.
     fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
         let size = match &self.size {
             Some(Sides::Named(size)) => Some(size),

@@ -1,10 +1,10 @@
-//! Decoding of encoded bytes to RGB, with the results of Pillow's `exif_transpose`, transparent
-//! pixels on white, and `convert("RGB")`.
+//! Decoding of encoded bytes to RGB. The pixels equal Pillow's pixels after `exif_transpose`,
+//! blending of transparent pixels with white, and `convert("RGB")`.
 //!
 //! transformers 5.24 (`image_utils.py`, `load_image`, and `image_transforms.py`, `convert_to_rgb`),
 //! qwen-vl-utils 0.0.14 and vLLM 0.33 agree on these results. 16-bit channels keep their high byte,
-//! as Pillow does for color. Pillow 13 clips 16-bit *gray* at 255, which makes nearly every such
-//! picture white, so this decoder keeps the high byte for gray too.
+//! as in Pillow for color pictures. Pillow 13 clips 16-bit *gray* at 255, which makes nearly every
+//! such picture white, so this decoder keeps the high byte for gray too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -80,7 +80,7 @@ pub enum VideoError {
     TooLarge {
         /// Patches of a step at its smallest size.
         patches: usize,
-        /// Patches left for each step, shared evenly by all steps of the request's videos.
+        /// Patches left for each step. All steps of the request's videos get the same number.
         limit: usize,
     },
 }

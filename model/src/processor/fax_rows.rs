@@ -41,7 +41,7 @@ struct FaxReader<'a> {
 enum Stop {
     /// The data marks the end of all rows.
     End,
-    /// A code is unknown or leads out of the row, or the data ends.
+    /// A code is unknown or points beyond the end of the row, or the data ends.
     Broken,
 }
 
@@ -65,9 +65,9 @@ impl BitReader for FaxReader<'_> {
     }
 }
 
-/// Decodes into `rows` of `width.div_ceil(8)` bytes each, which are white at first. `None` if rows
-/// are missing. A broken row of Group 3 is white from the error on, and the next row begins at the
-/// next end-of-line code, as in libtiff.
+/// Decodes into `rows` of `width.div_ceil(8)` bytes each. The caller passes white rows (all bits
+/// 0). Returns `None` if rows are missing. A broken row of Group 3 is white from the error on, and
+/// the next row begins at the next end-of-line code, as in libtiff.
 pub(super) fn decode_fax(encoded: &[u8], coding: Coding, width: u32, rows: &mut [u8]) -> Option<()> {
     let ok: fn(u8) -> Result<u8, Infallible> = Ok;
     let bytes = encoded.iter().cloned().chain(repeat_n(0, PADDING)).map(ok);
@@ -99,7 +99,8 @@ pub(super) fn decode_fax(encoded: &[u8], coding: Coding, width: u32, rows: &mut 
     Some(())
 }
 
-/// Sets the bits of the black runs. `changes` has the start and the end of each black run in turn.
+/// Sets the bits of the black runs. `changes` alternates between the start and the end of a black
+/// run.
 fn blacken(changes: &[u32], width: u32, row: &mut [u8]) {
     for run in changes.chunks(2) {
         let end = run.get(1).copied().unwrap_or(width);
@@ -141,7 +142,8 @@ impl FaxReader<'_> {
         }
     }
 
-    /// A row of run lengths, as the positions where the color changes. The row begins white.
+    /// Reads a row of run lengths into `changes`, the positions where the color changes. A row
+    /// begins white.
     fn row_of_runs(&mut self, changes: &mut Vec<u32>) -> Result<(), Stop> {
         let (mut at, mut is_black) = (0, false);
         while at < self.width {
@@ -161,8 +163,8 @@ impl FaxReader<'_> {
         Ok(())
     }
 
-    /// A row whose codes refer to the color changes of the row above (T.4, section
-    /// 4.2; T.6, section 2.2).
+    /// Reads a row whose codes refer to the color changes of the row above (T.4, section 4.2; T.6,
+    /// section 2.2).
     fn row_by_row_above(&mut self, above: &[u32], changes: &mut Vec<u32>) -> Result<(), Stop> {
         let (mut at, mut is_black, mut is_start, mut next) = (0, false, true, 0_usize);
         while at < self.width {
@@ -198,8 +200,8 @@ impl FaxReader<'_> {
         Ok(())
     }
 
-    /// A Group 3 row. End-of-line codes and fill bits may precede the row. Several end-of-line
-    /// codes end the picture.
+    /// Reads a Group 3 row. End-of-line codes and fill bits may precede the row. Several
+    /// end-of-line codes end the picture.
     fn row_of_group_3(
         &mut self,
         number: usize,

@@ -26,14 +26,15 @@ pub(super) trait FileDecoder {
 pub(super) struct Held {
     /// Channels of the stored pixels, which are `[height, width, raw_channels]` of 8 bits.
     pub raw_channels: u64,
-    /// Whether the RGB picture is made next to the stored pixels, and not in place.
+    /// Whether the RGB picture is written to separate memory, and not over the stored pixels.
     pub is_copied: bool,
     /// Bytes of all other memory.
     pub scratch_bytes: u64,
 }
 
 impl Held {
-    /// The decoder writes the RGB picture directly and needs this much additional memory.
+    /// Memory of a decoder that writes the RGB picture directly and needs `scratch_bytes` in
+    /// addition.
     pub fn scratch(scratch_bytes: u64) -> Self {
         Held { raw_channels: 3, is_copied: false, scratch_bytes }
     }

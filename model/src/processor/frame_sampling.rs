@@ -1,4 +1,4 @@
-//! Selection of the frames that a video takes from a film.
+//! Selection of the frames of a film (the source file) that become the frames of a video.
 
 use bursar_budgets::Bytes;
 

@@ -1,4 +1,4 @@
-//! GIF: the first frame on its screen, as Pillow 13 shows it (`GifImagePlugin.py`).
+//! GIF: the first frame on its logical screen, as in Pillow 13 (`GifImagePlugin.py`).
 
 use weezl::{BitOrder, LzwStatus, decode::Decoder};
 

@@ -23,7 +23,7 @@ pub enum ImageFormat {
     Jpeg,
     /// Lossy, lossless, with alpha. For an animation, its first frame.
     WebP,
-    /// The first frame, on the screen of the file.
+    /// The first frame, on the logical screen that the file declares.
     Gif,
     /// Palettes, run lengths, 16 to 32 bits per pixel. Embedded JPEG or PNG is refused.
     Bmp,
@@ -146,7 +146,7 @@ impl EncodedImage {
 }
 
 impl ImageHeader {
-    /// Header of pixels that are already decoded, which are copied once before resizing.
+    /// Header of pixels that are already decoded. They are copied once before resizing.
     fn of_pixels(PixelSize { width, height }: PixelSize, limits: &ImageLimits) -> Result<Self, ImageError> {
         let pixels = u64::from(width) * u64::from(height);
         if pixels > limits.pixels_max {

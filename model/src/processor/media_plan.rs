@@ -141,10 +141,10 @@ impl MediaPlan {
 
 impl MediaProcessors {
     /// Plans all pictures and videos of a request. Reads the headers of files and hashes their
-    /// bytes. Pictures are resized to at most `picture_patches` each. The steps of the videos share
-    /// evenly the part of [`Envelope::video_patches`] that pictures and the text between steps
-    /// leave, and no step has more patches than a picture may have. The vision cache therefore has
-    /// enough rows, and an encode batch enough patches, for any request.
+    /// bytes. Pictures are resized to at most `picture_patches` each. Pictures and the text between
+    /// steps use up some of [`Envelope::video_patches`]. The steps of the videos share the rest
+    /// evenly, and no step has more patches than a picture may have. The vision cache therefore has
+    /// enough rows, and an encoder batch enough patches, for any request.
     ///
     /// # Errors
     /// The first picture or video outside the limits, with the limit and the value.

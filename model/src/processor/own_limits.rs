@@ -28,11 +28,13 @@ impl Limit {
 impl ImageProcessor {
     /// Same as [`plan`](Self::plan), with a picture's `own` limits. These limits replace the
     /// processor's bounds. They may not exceed `patches_max`, which applies to every picture.
+    ///
     /// Returns the sizes that transformers 5.17 returns if a processor is constructed with
-    /// `min_pixels` and `max_pixels` (`models/qwen2_vl/image_processing_qwen2_vl.py`; arguments of
-    /// a call count only if both are given) or with `max_patches`
-    /// (`models/got_ocr2/image_processing_got_ocr2.py`). One difference: if the picture has no
-    /// minimum and its maximum is below the processor's minimum, that minimum is lowered. A picture
+    /// `min_pixels` and `max_pixels` (`models/qwen2_vl/image_processing_qwen2_vl.py`) or with
+    /// `max_patches` (`models/got_ocr2/image_processing_got_ocr2.py`). (Arguments of a call to the
+    /// processor differ: transformers ignores `min_pixels` and `max_pixels` there unless both are
+    /// given.) There is one difference from transformers: if the picture has no minimum and its
+    /// maximum is below the processor's minimum, the minimum is lowered for this picture. A picture
     /// thinner than a merge group may still have more pixels than its maximum.
     ///
     /// # Errors

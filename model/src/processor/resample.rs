@@ -87,7 +87,8 @@ impl AxisWeights {
         (self.first[output], &self.weights[output * self.taps..][..self.counts[output]])
     }
 
-    /// Half of a level, so that the shift rounds to nearest.
+    /// Half of a level in fixed point. Sums start at this value, so that the final shift rounds to
+    /// nearest.
     fn half(&self) -> i32 {
         (1 << self.precision) >> 1
     }

@@ -31,8 +31,8 @@ impl Size {
 pub struct PixelBounds {
     /// Minimum number of pixels. Smaller pictures are enlarged.
     pub min: u64,
-    /// Maximum number of pixels. Very thin pictures may exceed it because sides are rounded up.
-    /// Pictures that are enlarged may exceed it up to [`reach`](Self::reach).
+    /// Maximum number of pixels. Very thin pictures may exceed this maximum, because sides are
+    /// rounded up. Enlarged pictures may have up to [`reach`](Self::reach) pixels.
     pub max: u64,
 }
 
@@ -44,8 +44,8 @@ impl PixelBounds {
         self.max.max(self.min.saturating_mul(2))
     }
 
-    /// The same bounds with at most `pixels_max` pixels. Unchanged if ordinary pictures
-    /// already stay within `pixels_max`.
+    /// The same bounds with at most `pixels_max` pixels. The bounds are unchanged if ordinary
+    /// pictures already stay within `pixels_max`.
     pub fn within(self, pixels_max: u64) -> Self {
         if pixels_max >= self.reach() {
             return self;

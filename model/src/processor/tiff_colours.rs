@@ -138,9 +138,9 @@ impl Samples {
         }
     }
 
-    /// The high byte of a sample. A negative signed sample is black. Like Pillow, clips
-    /// signed 16-bit gray and 32-bit gray at 0 and 255, because no better mapping is
-    /// known for such levels.
+    /// Returns the high byte of a sample. A negative signed sample is black. Signed 16-bit gray and
+    /// 32-bit gray are clipped at 0 and 255, as in Pillow, because no better mapping is known for
+    /// such levels.
     fn level_of_bytes(&self, sample: &[u8]) -> u8 {
         let join = |value: i64, byte: &u8| value << 8 | i64::from(*byte);
         let value = if self.is_little { sample.iter().rev().fold(0, join) } else { sample.iter().fold(0, join) };
@@ -155,7 +155,7 @@ impl Samples {
         matches!(self.space, Space::Grey { .. }) && self.count == 1
     }
 
-    /// `[pixels, used]` to `[pixels, 3]`, with transparent pixels on white.
+    /// Converts `[pixels, used]` to `[pixels, 3]`, with transparent pixels on white.
     pub fn to_rgb(self, mut levels: Vec<u8>, directory: &Directory<'_>) -> Option<Vec<u8>> {
         let used = self.used();
         if self.space == (Space::Grey { is_white_zero: true }) {
@@ -197,7 +197,7 @@ fn palette(directory: &Directory<'_>, bits: usize) -> Option<[[u8; 3]; 256]> {
     Some(palette)
 }
 
-/// YCbCr to RGB with the tables of libtiff (`tif_color.c`, `TIFFYCbCrToRGBInit`).
+/// Tables for the conversion of YCbCr to RGB, as in libtiff (`tif_color.c`, `TIFFYCbCrToRGBInit`).
 pub(super) struct YCbCrTables {
     luma: [i32; 256],
     red_by_cr: [i32; 256],

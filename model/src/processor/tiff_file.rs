@@ -1,6 +1,6 @@
 //! TIFF and BigTIFF as written by cameras, scanners and fax archives. Reads the first picture.
 //!
-//! The decompressors are external crates. `tiff_colours.rs` interprets the samples. Offsets are
+//! Most decompressors are external crates. `tiff_colours.rs` interprets the samples. Offsets are
 //! read from the file when a piece is decoded, so a directory takes no memory.
 
 use image::metadata::Orientation;
@@ -44,8 +44,9 @@ const PIECES_MAX: u64 = 1 << 16;
 const MARGIN_FACTOR: u64 = 4;
 const MARGIN_PIXELS: u64 = 1 << 20;
 
-/// A TIFF that only contains a whole JPEG, as cameras and copiers wrote it before TIFF got its
-/// second way to store JPEG (TIFF 6.0, section 22).
+/// A TIFF that only contains a whole JPEG. Cameras and copiers wrote such files with TIFF's first
+/// JPEG compression (number 6; TIFF 6.0, section 22), before TIFF got its second JPEG compression
+/// (number 7).
 pub(super) struct OldJpegTiff<'a> {
     directory: Directory<'a>,
     jpeg: JpegFile<'a>,
@@ -107,7 +108,7 @@ struct Piece {
     plane: usize,
     left: usize,
     top: usize,
-    /// Stored rows. The last strip has fewer.
+    /// Number of stored rows. The last strip can have fewer than the other strips.
     rows: usize,
 }
 

@@ -73,7 +73,7 @@ impl Compression {
     pub fn scratch_bytes(self, piece_bytes: u64) -> u64 {
         match self {
             Compression::Lzma => LZMA_BYTES,
-            // The window, in a buffer that doubles, and a few blocks.
+            // The decoder's window, whose buffer grows by doubling, and a few blocks.
             Compression::Zstd => 2 * ZSTD_BYTES.min(piece_bytes) + (1 << 20),
             _ => 0,
         }
@@ -102,8 +102,8 @@ impl Compression {
     }
 }
 
-/// LZW of TIFF 6.0, or of TIFF 5.0 if the bits of the first code
-/// are reversed (libtiff, `tif_lzw.c`).
+/// Decompresses LZW of TIFF 6.0, or of TIFF 5.0 if the bits of the first code are reversed
+/// (libtiff, `tif_lzw.c`).
 fn unpack_lzw(packed: &[u8], piece: &mut [u8]) -> Option<()> {
     let is_old = matches!(packed, [0, second, ..] if second & 1 == 1);
     let mut decoder = if is_old {
@@ -124,7 +124,7 @@ fn unpack_lzw(packed: &[u8], piece: &mut [u8]) -> Option<()> {
     (written == piece.len()).then_some(())
 }
 
-/// PackBits (TIFF 6.0, section 9).
+/// Decompresses PackBits (TIFF 6.0, section 9).
 fn unpack_bits(mut packed: &[u8], piece: &mut [u8]) -> Option<()> {
     let mut written = 0;
     while written < piece.len() {
@@ -148,7 +148,7 @@ fn unpack_bits(mut packed: &[u8], piece: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// The bytes, with the bits of each byte reversed if `is_reversed` is set.
+/// Returns the bytes, with the bits of each byte reversed if `is_reversed` is set.
 pub(super) fn in_order(packed: &[u8], is_reversed: bool) -> Cow<'_, [u8]> {
     if is_reversed { packed.iter().map(|byte| byte.reverse_bits()).collect() } else { Cow::Borrowed(packed) }
 }

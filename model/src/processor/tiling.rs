@@ -29,10 +29,11 @@ impl Tiling {
         (u64::from(self.most) + thumbnail) * self.tile_pixels()
     }
 
-    /// Tiles of a picture of `size`, at most `tiles_max` with the thumbnail. Chooses the
-    /// arrangement whose aspect ratio is nearest to the picture's. If several arrangements are
-    /// equally near, a later arrangement is chosen only if the picture has more than half of that
-    /// arrangement's pixels. Returns one tile if no arrangement is within `tiles_max`.
+    /// Chooses the tiles of a picture of `size`, at most `tiles_max` with the thumbnail: the
+    /// arrangement whose aspect ratio is nearest to the picture's. Arrangements are tried in order
+    /// of increasing number of tiles. If a later arrangement is equally near, it is chosen only if
+    /// the picture has more than half of that arrangement's pixels. Returns one tile if no
+    /// arrangement is within `tiles_max`.
     ///
     /// Returns the same numbers as `get_optimal_tiled_canvas` in transformers 5.17,
     /// `models/got_ocr2/image_processing_got_ocr2.py`.

@@ -17,8 +17,8 @@ pub(super) struct WebPFile<'a> {
     width: u32,
     height: u32,
     channels: u64,
-    /// `true` if the extended header lacks the alpha flag, but the pixels have alpha.
-    /// libwebp follows the pixels.
+    /// `true` if the extended header lacks the alpha flag, but the pixels have alpha. libwebp uses
+    /// the alpha of such pixels.
     hides_alpha: bool,
 }
 

@@ -41,11 +41,15 @@ pub struct TemplateLimits {
     pub values_bytes_max: u64,
 }
 
-/// A turn takes about 50 steps, so 5 million steps are far more than any conversation needs. 5
-/// million steps take under a second, unless each step reads megabytes (comparing long texts,
-/// searching long lists), which no limit here counts. The longest released template has 20 KB. A
-/// text of 4 MiB has about a million tokens. A text that grows to one megabyte over a thousand
-/// turns creates 500 MB of values.
+/// Reasons for the default values:
+///
+/// - `steps_max`: a turn takes about 50 steps, so 5 million steps are far more than any
+///   conversation needs. They take under a second, unless each step reads megabytes (comparing long
+///   texts, searching long lists). No limit here counts such reads.
+/// - `source_bytes_max`: the longest released template has 20 KB.
+/// - `value_bytes_max`: a text of 4 MiB has about a million tokens.
+/// - `values_bytes_max`: a text that grows to one megabyte over a thousand turns creates 500 MB of
+///   values.
 impl Default for TemplateLimits {
     fn default() -> Self {
         TemplateLimits {

@@ -44,7 +44,7 @@ impl Detokenizer {
         self
     }
 
-    /// The text that `token` completes; empty while a character is unfinished.
+    /// Returns the text that `token` completes, which is empty while a character is unfinished.
     ///
     /// # Errors
     /// [`TextError::Decode`].

@@ -20,7 +20,7 @@ pub enum Role {
 /// A part of a message.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Part {
-    /// Plain text. Names of special tokens in it stay text.
+    /// Plain text. Names of special tokens inside this text do not become special tokens.
     Text(String),
     /// The position of a picture. The pictures themselves are passed separately from the messages,
     /// in the order of these positions.

@@ -14,9 +14,9 @@ pub struct PlaceholderTexts {
 }
 
 impl PlaceholderTexts {
-    /// Replaces the pictures and videos of `message` by placeholder texts, each at its
-    /// position, and joins all text into one string. The result equals what the
-    /// family's list-reading template writes.
+    /// Replaces the pictures and videos of `message` by placeholder texts, each at its position,
+    /// and joins all text into one string. A template of the family that reads lists of parts
+    /// writes the same text.
     pub(super) fn write(&self, message: &Message) -> Message {
         let (mut said, mut rest) = (String::new(), Vec::new());
         for part in message.with_lines().content {

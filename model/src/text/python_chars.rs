@@ -29,8 +29,8 @@ pub(super) fn is_of_word(char: char) -> bool {
 }
 
 /// Whether `repr` writes the character unchanged. Unlike in Python, private-use characters are also
-/// written unchanged: one of them marks names of special tokens in users' texts, and the mark must
-/// be found again in the prompt.
+/// written unchanged: the `SpecialGuard` marks names of special tokens in users' texts with a
+/// private-use character, and the mark must be found again in the prompt.
 pub(super) fn is_printable(char: char) -> bool {
     let is_format = matches!(
         char,

@@ -15,8 +15,8 @@ pub(super) const WIDTH_DIGITS_MAX: usize = 4;
 /// Maximum nesting levels of replacement fields (a field within another field's format spec).
 const NESTED_MAX: usize = 2;
 
-/// `template % value`. A tuple has one value per conversion specifier, and a map has
-/// the values by name.
+/// Formats `template % value`. A tuple has one value per conversion specifier, and a map has the
+/// values by name.
 ///
 /// # Errors
 /// The errors of Python: too few or too many values, or a value of the wrong type.
@@ -53,7 +53,7 @@ pub(super) fn percent(template: &str, value: &Value) -> Result<String, Error> {
 
 /// A conversion specifier of `%` formatting.
 struct FormatSpec<'a> {
-    /// Length from after the percent sign to the end of the specifier.
+    /// Bytes from after the percent sign to the end of the specifier.
     bytes: usize,
     name: Option<&'a str>,
     flags: &'a str,
@@ -156,7 +156,7 @@ fn filled(text: String, fill: char, align: char, width: usize) -> String {
     blanks(left).chain(text.chars()).chain(blanks(missing - left)).collect()
 }
 
-/// `template.format(..)`.
+/// Formats `template.format(..)`.
 ///
 /// # Errors
 /// The errors of Python's `str.format`.
@@ -270,7 +270,7 @@ fn with_spec(value: &Value, conversion: &str, spec: &str) -> Result<String, Erro
     }
 }
 
-/// `[[fill]align][0][width][.precision][s]` for a text.
+/// Formats a text by a spec of the form `[[fill]align][0][width][.precision][s]`.
 fn text_with_spec(text: &str, spec: &str) -> Result<String, Error> {
     let mut chars = spec.chars();
     let (first, second) = (chars.next(), chars.next());

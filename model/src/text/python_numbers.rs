@@ -28,7 +28,7 @@ pub(super) fn multiplied(left: &Value, right: &Value) -> Option<Value> {
     }
 }
 
-/// `left % right`, with the sign of `right`.
+/// Computes `left % right`, with the sign of `right`.
 ///
 /// # Errors
 /// If an operand is not a number, or `right` is zero.

@@ -157,8 +157,8 @@ fn split(subject: &str, from_right: bool, arguments: &[Value]) -> Result<Value, 
     Ok(Value::from(in_order))
 }
 
-/// The words between white space, in reverse order if `from_right`. The rest of the text
-/// follows after `limit` words.
+/// Splits a text at white space into words, in reverse order if `from_right`. After `limit` words,
+/// the last element is the rest of the text.
 fn words(subject: &str, from_right: bool, limit: usize) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = trimmed(subject, None, !from_right, from_right);
@@ -261,8 +261,8 @@ fn begins_or_ends(subject: &str, method: &str, arguments: &[Value]) -> Result<Va
     Ok(Value::from(false))
 }
 
-/// `replace`, as a method and as a filter. The arguments are the old text, the new text and the
-/// maximum number of replacements.
+/// Implements `replace` as a method and as a filter. The arguments are the old text, the new text
+/// and the maximum number of replacements.
 pub(super) fn replaced(subject: &str, arguments: &[Value]) -> Result<Value, Error> {
     let [old, new, count] = bind(arguments, ["old", "new", "count"])?;
     let (Some(old), Some(new)) = (old, new) else { return Err(Error::from(ErrorKind::MissingArgument)) };

@@ -47,7 +47,7 @@ pub struct ReplyFormat {
 /// The state of reasoning at the beginning of a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// No reasoning: its tags are plain text.
+    /// No reasoning. The reasoning tags are plain text.
     #[default]
     Off,
     /// The reply may open its reasoning itself.
@@ -62,8 +62,8 @@ impl ReplyFormat {
     /// architecture and change the format.
     pub fn of_template(source: &str) -> Self {
         let has = |text: &str| source.contains(text);
-        // Other formats use the same tag as Hermes, but their calls are not JSON: Qwen3-Coder's
-        // functions and GLM's argument keys.
+        // Qwen3-Coder (`<function=`) and GLM (`<arg_key>`) use the same tag as Hermes, but their
+        // calls are not JSON.
         let hermes = has(TOOL_CALL) && has("arguments") && !has("<function=") && !has("<arg_key>");
         // Llama 3.2's template no longer has the python tag, but tool results still
         // have the role `ipython`.

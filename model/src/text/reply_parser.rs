@@ -59,7 +59,7 @@ impl std::fmt::Debug for ReplyPart {
     }
 }
 
-/// The place in a reply that its text has reached so far.
+/// The section of a reply that the text has reached so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyPlace {
     /// Before or after reasoning.
@@ -119,7 +119,7 @@ struct Call {
 #[derive(Clone)]
 enum Phase {
     /// The text may still turn out not to be a call, so all of it is withheld in `text`. `begin`
-    /// and `end` are the byte offsets at which the arguments begin and end, or 0.
+    /// and `end` are the byte offsets at which the arguments begin and end, or 0 if not yet known.
     Held { text: String, begin: usize, end: usize },
     /// The arguments are returned as they arrive.
     Arguments,
@@ -171,7 +171,7 @@ impl ReplyParser {
         std::mem::take(&mut self.parts)
     }
 
-    /// The place in the reply after all text fed so far.
+    /// The section of the reply that all text fed so far has reached.
     pub fn place(&self) -> ReplyPlace {
         match &self.state {
             State::BeforeThoughts { is_begun: true, .. } | State::ThoughtsBegin => ReplyPlace::Reasoning,
@@ -381,7 +381,7 @@ impl ReplyParser {
         self.tools != ToolFormat::Llama3Json || self.names.iter().any(|name| Some(name.as_str()) == object.name())
     }
 
-    /// Ends a call before a character that cannot be part of it.
+    /// Ends a call before a character that cannot be part of the call.
     fn broken(&mut self, phase: Phase) {
         self.state = match phase {
             Phase::Held { text, .. } => {

@@ -15,7 +15,7 @@ use tokenizers::{PreTokenizerWrapper, Tokenizer};
 pub(super) const PIECE_BYTES: usize = 16 << 10;
 /// Size in bytes up to which a text is encoded as a whole if its tokenizer has no known seams.
 const WHOLE_BYTES: usize = 1 << 20;
-/// A text without seams is cut after the size of this many pieces.
+/// Size at which text without seams is cut, as a multiple of the usual size of a piece.
 const SEAMLESS_PIECES: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +66,8 @@ impl Seams {
         pieces.is_some_and(|pieces| Some(pieces.concat()) == ids(sample))
     }
 
-    /// Whether `content` has no seam inside, and none at its end if the token strips
-    /// the blank after it.
+    /// Whether `content` has no seam inside, and no seam at its end if the token strips the blank
+    /// after it.
     fn is_whole(self, content: &str, strips: bool) -> bool {
         let longer = format!("{content} a");
         (1..content.len() + usize::from(strips)).all(|at| !self.is_at(&longer, at))

@@ -37,7 +37,8 @@ pub(super) struct MeterLimits {
     pub total_bytes_max: u64,
 }
 
-/// Bytes of the values that one rendering has created so far. Stored in minijinja's state.
+/// Bytes of the values that one rendering has created so far. The count is stored in minijinja's
+/// state.
 #[derive(Clone, Copy, Default)]
 struct Made(u64);
 
@@ -112,7 +113,7 @@ impl MeterLimits {
         Ok(bytes)
     }
 
-    /// `a * b`: the product of numbers, or a repeated text or list.
+    /// Evaluates `a * b`: the product of numbers, or a repeated text or list.
     fn times(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
         let wrong = || Error::new(ErrorKind::InvalidOperation, "these cannot be multiplied");
         let many = match (left.kind(), right.kind()) {
@@ -138,7 +139,7 @@ impl MeterLimits {
         Ok(if many.0.is_tuple() { Value::from(Tuple::from(repeated)) } else { Value::from(repeated) })
     }
 
-    /// `a % b`: the remainder of numbers, or a formatted text.
+    /// Evaluates `a % b`: the remainder of numbers, or a formatted text.
     fn percent(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
         let Some(template) = left.as_str() else { return remainder(left, right) };
         self.check_format(&[left.clone(), right.clone()])?;
@@ -232,8 +233,8 @@ impl MeterLimits {
         self.meter(state, made)
     }
 
-    /// Replaces minijinja's filters, tests and functions with metered versions
-    /// that behave as Jinja2's.
+    /// Replaces minijinja's filters, tests and functions with metered versions that behave as in
+    /// Jinja2.
     pub fn install(self, environment: &mut Environment<'_>) {
         self.install_operators(environment);
         self.install_filters(environment);

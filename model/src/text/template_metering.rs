@@ -39,8 +39,8 @@ const SAFE: [&str; 4] = ["safe", "e", "escape", "forceescape"];
 /// Without a limit, a long template could exhaust the stack.
 const DEPTH_MAX: usize = 500;
 
-/// In a chain of sums, every eighth sum and the last sum are weighed. Between them, a value may
-/// briefly exceed the limit by the size of a few operands.
+/// In a chain of sums, every eighth sum and the last sum are weighed. Between two weighed sums, a
+/// value may briefly exceed the limit by the size of a few operands.
 const SUMS_UNWEIGHED: usize = 8;
 
 /// Rewrites a template.
@@ -215,7 +215,8 @@ impl Metering<'_> {
         self.refused.is_some()
     }
 
-    /// `{% filter a|b(c) %}`: the innermost filter has no operand in the source.
+    /// Visits the arguments of the filters in `{% filter a|b(c) %}`, where the innermost filter has
+    /// no operand in the source.
     fn arguments_of_filters(&mut self, filter: &Expr<'_>) {
         if let Expr::Filter(filter) = filter {
             filter.expr.iter().for_each(|inner| self.arguments_of_filters(inner));
@@ -323,7 +324,7 @@ impl Metering<'_> {
         }
     }
 
-    /// Adds a filter that weighs an expression's value, if the expression creates one.
+    /// Adds a filter that weighs an expression's value, if the expression creates a value.
     fn whole(&mut self, expression: &Expr<'_>) {
         match expression {
             Expr::Slice(slice) => self.slice(slice, end(expression)),
@@ -347,15 +348,15 @@ impl Metering<'_> {
         }
     }
 
-    /// Replaces the first `sign` after the offset `after`. Only parentheses and blanks may precede
-    /// it. Returns the offset after the sign.
+    /// Replaces the first `sign` after the offset `after`. Only parentheses and blanks may be
+    /// between the offset and the sign. Returns the offset after the sign.
     fn replace(&mut self, sign: &str, after: usize, text: String) -> usize {
         let at = after + self.source[after..].find(sign).expect("the sign follows");
         self.edits.push(Edit { at, bytes: sign.len(), text });
         at + sign.len()
     }
 
-    /// `a[b:c:d]` becomes `((a)|slice(b, c, d))`.
+    /// Rewrites `a[b:c:d]` as `((a)|slice(b, c, d))`.
     fn slice(&mut self, slice: &Slice<'_>, slice_end: usize) {
         let start = self.start(&slice.expr);
         self.insert(start, "((");
@@ -413,8 +414,8 @@ fn is_comparison(operation: &BinOpKind) -> bool {
     )
 }
 
-/// Whether the expression is Python's `Markup`: the result of a filter that returns it, or a sum
-/// with such a result.
+/// Whether the expression has Python's type `Markup`: the result of a filter that returns `Markup`,
+/// or a sum with such a result.
 fn is_safe(expression: &Expr<'_>) -> bool {
     match expression {
         Expr::Filter(filter) => SAFE.contains(&filter.name),

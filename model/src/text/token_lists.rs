@@ -1,5 +1,5 @@
-//! A byte-level tokenizer built from lists of tokens and merges and the name of its splitter, as
-//! stored in GGUF files.
+//! A byte-level tokenizer built from the contents of a GGUF file: a list of tokens, a list of
+//! merges, and the name of a splitter.
 
 use std::collections::BTreeSet;
 

@@ -76,7 +76,7 @@ impl Tokenizer {
         Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
-    /// Ids of `text`, in which names of special tokens become those tokens. Use this function for
+    /// Ids of `text`. Names of special tokens are encoded as those tokens. Use this function for
     /// text from this crate or the checkpoint. For users' text, use
     /// [`encode_plain`](Self::encode_plain) or a [`PromptEncoder`](super::PromptEncoder).
     ///
@@ -245,7 +245,7 @@ impl Tokenizer {
         Cow::Owned(whole)
     }
 
-    /// `at`, or, if a cut at `at` would split an added token, the start of that token.
+    /// Returns `at`, or the start of the added token that a cut at `at` would split.
     fn before_added(&self, at: usize, text: &str) -> usize {
         let longest = self.shared.added.iter().map(|token| token.content.len()).max().unwrap_or_default();
         let boundary = |at: usize| (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();

@@ -11,8 +11,8 @@ NONE = -1  # as an i32 in torch
 
 
 def case(rows, columns, kind, gap=0, is_odd=False):
-    """With `is_odd`, rows contain NaNs, infinities, equal values and zeros of both signs. Larger numbers follow
-    each row in memory."""
+    """Makes a case. With `is_odd`, rows contain NaNs, infinities, equal values and zeros of both
+    signs. The gap after each row contains larger numbers, which the kernel must not read."""
     wide = torch.randn(rows, columns + gap, device="cuda").to(kind)
     wide[:, columns:] = 1e4
     x = wide[:, :columns]

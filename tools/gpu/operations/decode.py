@@ -14,7 +14,8 @@ SMALL_M_ROWS = contract("gemm_small_m").ROWS_MAX
 
 
 def shape_of(sequences, kv_heads, group, rows=1):
-    """Warps, workers, and blocks per piece for sequences of `rows` rows: the Launch comment, and `DecodeLaunch::of`."""
+    """Returns the warps, the workers, and the blocks per piece for sequences of `rows` rows. The
+    rules are the same as in the Launch comment of the source and in `DecodeLaunch::of`."""
     runs = sequences * kv_heads * divide_up(rows * group, TILE_QUERIES)
     if runs <= 32:
         return 8, processors(), 8
@@ -40,8 +41,9 @@ class Decode:
 
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False,
                  scales=None):  # fmt: skip
-        """`queries` may be the first columns of wider rows. `past_is_there` is true if the preceding kernel writes no
-        key of a position before a sequence's rows, as in a step that has only single rows."""
+        """Launches the kernel. `queries` may be the first columns of wider rows. `past_is_there` is
+        true if the preceding kernel writes no key of a position before a sequence's rows, as in a
+        step that has only single rows."""
         flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= SMALL_M_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scales,
@@ -50,7 +52,8 @@ class Decode:
 
 
 def case(paged, shape=None, past_is_there=True):
-    """`past_is_there` may always be true here, because no preceding kernel writes keys."""
+    """Makes the case of one batch. `past_is_there` may always be true here, because no preceding
+    kernel writes keys."""
     most_rows = max(rows for rows, _ in paged.sequences)
     shape = shape or shape_of(len(paged.sequences), paged.kv_heads, paged.group, most_rows)
     decode = Decode(paged.ending, paged.head_dim, shape)

@@ -23,7 +23,7 @@ SUM_LIMIT = 2.5e-4
 
 
 def by_groups(numbers):
-    """[rows, groups, 128], padded with zeros after the last column."""
+    """The numbers as [rows, groups, 128], padded with zeros after the last column."""
     rows, columns = numbers.shape
     return functional.pad(numbers, (0, -columns % GROUP)).view(rows, -1, GROUP)
 
@@ -34,11 +34,13 @@ def scales_of(numbers, kind):
     if kind == "fixed":
         return torch.full_like(groups, FIXED)
     largest = groups if kind == "groups" else groups.amax(-1, keepdim=True).expand_as(groups)
-    return (largest / torch.full_like(largest, LARGEST)).clamp_min(TINY)  # torch multiplies by a number's reciprocal
+    # The divisor is a tensor, because torch turns a division by a Python number into a multiplication
+    # by its reciprocal.
+    return (largest / torch.full_like(largest, LARGEST)).clamp_min(TINY)
 
 
 def rounded(numbers, scales):
-    """E4M3 values [rows, columns]."""
+    """The numbers divided by their scales, rounded to E4M3 values [rows, columns]."""
     spread = scales.repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
     return (numbers.float() / spread).clamp(-LARGEST, LARGEST).to(E4M3)
 
@@ -144,7 +146,7 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
         return numbers
 
     size = 2 * rows * width + rows * columns * (3 if plain else 1)
-    # With few numbers, one of them may contribute the whole rounding error.
+    # With few numbers, the rounding error of a single number may dominate the relative error.
     limit = LIMITS[dtype] * (2 if rows * columns < 64 else 1) if plain else 0.0
     return Case(run, lambda: out.error(wanted(), operation == "quantize"), limit, size)
 
@@ -190,7 +192,8 @@ def small_m_memory():
 
 
 def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
-    """A product of few rows, cut as in `gemm_small_m.rs`."""
+    """The case of a product of few rows, with the work split among blocks as in
+    `gemm_small_m.rs`."""
     rows, features, columns = product.rows, product.features, product.columns
     parts, counters = small_m_memory()
     most = next(most for most in FEW.SHARED_BYTES if rows <= most)
@@ -210,7 +213,7 @@ def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
     arguments = (*maps, out.tensor, product.bias if biased else None, parts, counters, out.tensor.stride(0), rows, features,
                  steps, tiles, tile_rows, flags, *product.scale_arguments())  # fmt: skip
     limit = SUM_LIMIT if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
-    limit *= 20 if rows * features < 64 else 1  # with few sums, one may be small
+    limit *= 20 if rows * features < 64 else 1  # the norm of few sums may be small, which raises the relative error
     return Case(lambda: kernel((blocks,), (FEW.THREADS,), *arguments, early=True),
                 lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
                 product.bytes())  # fmt: skip
@@ -268,14 +271,14 @@ def tiled(product, target, biased=False, added=False, out_type=None):
         kernel, threads = Kernel(file, "gemm_tiled_e4m3_large_m", TILED.LARGE_M_SHARED_BYTES), TILED.LARGE_M_THREADS
         grid = (divide_up(rows, TILED.LARGE_M_ROWS), divide_up(features, TILED.LARGE_M_FEATURES))
     limit = 1.5e-4 if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
-    limit *= 20 if rows * features < 64 else 1  # with few sums, one may be small
+    limit *= 20 if rows * features < 64 else 1  # the norm of few sums may be small, which raises the relative error
     return Case(lambda: kernel(grid, (threads,), *arguments),
                 lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
                 product.bytes(), None if most else 2 * rows * features * columns)  # fmt: skip
 
 
 def turning(rows, groups, blocks):
-    """Scales transposed as cuBLASLt reads them."""
+    """The case of a kernel that transposes scales to the layout that cuBLASLt reads."""
     x_scales, scales = torch.rand(rows, groups, device="cuda"), torch.rand(blocks, groups, device="cuda")
     wide = divide_up(groups, TURN.PADDED) * TURN.PADDED
     turned = Output((groups, rows), torch.float32)

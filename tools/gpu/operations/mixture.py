@@ -16,7 +16,7 @@ from table import Case
 ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_small_m"), contract("gemm_large_m")
 NORMED = contract("route_normed")
 PLACES = [8, 16, 24, 32]
-SWIZZLE = 3  # of 128 bytes
+SWIZZLE = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 STATIC_BYTES, HALF_BYTES, ALL_BYTES = 4 << 10, 110 << 10, 227 << 10
 
 
@@ -106,7 +106,7 @@ class Product:
         self.tiles = min(len(self.share), self.choices)
 
     def renew(self):
-        """Makes a new poisoned output."""
+        """Replaces the output by a new poisoned one."""
         self.out = Output((self.choices, self.features), self.kind)
 
     def operands(self):
@@ -264,7 +264,8 @@ class Sum:
         self.out = Rounded(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
 
     def norm(self, operation, before, early, grid=None):
-        """`before` are the operands before the norm's operands."""
+        """Launches the norm. The kernel's arguments begin with `before`, and the norm's operands
+        follow."""
         if self.rounding:
             name = f"{operation}_rounded_{ENDINGS[self.kind]}"
             Kernel("quantize", name)(*row_shape(name, self.rows, self.hidden), *before, self.weight, EPSILON, self.hidden, *self.out.arguments(), early=early)
@@ -333,7 +334,7 @@ class NormedRouting:
             *shape, x, x.stride(0), self.weight, self.rows, self.hidden, EPSILON, self.normed.tensor, early=early)
 
     def three(self):
-        from products import Kernels  # it needs separate memory
+        from products import Kernels  # `Kernels` allocates separate scratch memory
 
         NormedRouting.kernels = getattr(NormedRouting, "kernels", None) or Kernels()
         self.norm()

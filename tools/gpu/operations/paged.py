@@ -27,7 +27,7 @@ class Paged:
         self.blocks = sum(blocks_of) + 5
         wide = torch.randn(self.rows, heads * head_dim + gap, device="cuda", dtype=kind)
         self.queries = wide[:, : heads * head_dim]
-        self.ending = ("e4m3_" if is_e4m3 else "") + ENDINGS[kind]  # in the names of kernels
+        self.ending = ("e4m3_" if is_e4m3 else "") + ENDINGS[kind]  # suffix of kernel names
         self.cache = torch.randn(self.blocks, 2, kv_heads, BLOCK_TOKENS, head_dim, device="cuda", dtype=kind)
         self.scales = None
         if is_e4m3:
@@ -51,7 +51,7 @@ class Paged:
         self.tables = tables.cuda()
 
     def some_rows(self, count):
-        """At most `count` of the rows that are written."""
+        """At most `count` of the written rows, chosen at random."""
         rows = torch.tensor(self.written)
         return rows if len(rows) <= count else rows[torch.randperm(len(rows))[:count]].sort().values
 
@@ -79,7 +79,7 @@ class Paged:
             seen = (context - rows + 1 + own - first).cuda()
             hidden = torch.arange(context, device="cuda")[None] >= seen[:, None]
             scores.masked_fill_(hidden[:, None, None], -float("inf"))
-            weights = torch.softmax(scores, -1).nan_to_num(0)  # a row that sees nothing
+            weights = torch.softmax(scores, -1).nan_to_num(0)  # a row that attends to no key
             out[places.cuda()] = torch.einsum("nkgt,ktd->nkgd", weights, values).reshape(len(own), -1)
         return out
 

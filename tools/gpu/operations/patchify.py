@@ -38,8 +38,9 @@ class Pictures:
         places = torch.cat(places)
         self.bytes = torch.randint(256, (end,), device="cuda", dtype=torch.uint8)
         if is_odd:
-            # Pictures that end after the bytes, with no frame, with one frame too many, too large,
-            # or that begin before the bytes.
+            # Invalid pictures: the first ends after the bytes, the second has no frame, the third
+            # has one frame too many, the fourth is too large, and the fifth begins before the
+            # bytes.
             layout += [[end - 3, 2, 2, 1], [0, 2, 2, 0], [0, 2, 2, frames + 1], [0, 70_000, 70_000, 1], [2**32 - 4, 1, 1, 1]]
             nowhere = [[len(sizes) + index, 0, 0] for index in range(5)]
             nowhere += [
@@ -60,7 +61,8 @@ class Pictures:
         self.columns = 3 * frames * side * side
 
     def reference(self):
-        """[patches, 3 * frames * side * side] in f64. The kernel may differ by one f32 unit before it rounds."""
+        """The expected patches [patches, 3 * frames * side * side] in f64. Before it rounds, the
+        kernel's f32 value may differ by one unit in the last place."""
         side, frames = self.side, self.frames
         out = torch.zeros(len(self.places), 3, frames, side, side, dtype=torch.float64, device="cuda")
         for index, (first, down, across, given) in enumerate(self.layout):

@@ -44,7 +44,7 @@ class Grid:
         return torch.stack(index, 1), torch.stack(weight, 1)
 
     def reference(self):
-        """[patches within pictures, hidden] in f64."""
+        """The expected rows [patches within pictures, hidden] in f64."""
         points, weights = self.points[self.is_there], self.weights[self.is_there]
         out = torch.zeros(len(points), self.hidden, dtype=torch.float64, device="cuda")
         for corner in range(len(AROUND)):

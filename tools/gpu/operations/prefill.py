@@ -11,7 +11,8 @@ from operations.paged import BLOCK_TOKENS, Paged
 from table import Case
 
 NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
-ROWS_CHECKED = 64  # rows checked of a timed case, which is too large to compute again in f64
+# Rows checked in a timed case. All of its rows would be too many for the reference in f64.
+ROWS_CHECKED = 64
 
 
 def tiles(paged, size):
@@ -100,7 +101,7 @@ ODD = [  # heads, KV heads, sequences of (rows, context)
     (28, 4, [(1, 1), (0, 0), (17, 17), (300, 300), (65, 257), (0, 33), (129, 1129), (1, 700), (2, 64)]),
     (33, 1, [(5, 9), (31, 131), (200, 200)]),
     (3, 3, [(16, 16), (64, 128), (63, 130), (190, 1391)]),
-    (7, 1, [(20, 15), (3, 40)]),  # the first rows see nothing
+    (7, 1, [(20, 15), (3, 40)]),  # the first rows attend to no key
 ]
 
 

@@ -13,7 +13,7 @@ from contract import contract
 
 NONE = contract("common").NO_CHOICE
 SLACK = 1e-5
-WORD = 0xFFFFFFFF  # the lowest 32 bits
+WORD = 0xFFFFFFFF  # mask of the lowest 32 bits
 LARGEST = 3.4028234663852886e38
 
 
@@ -30,7 +30,7 @@ class Request:
     seed: int = 0
     position: int = 0
     ignored: bool = False
-    given: int = NONE  # the token that really followed, which overrides all other options; NONE to sample one
+    given: int = NONE  # a known token, such as the prompt's next token, which overrides all other options; NONE to sample
     mask: torch.Tensor | None = None  # [vocabulary] bool: the tokens that may follow
     forbidden: list[int] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)

@@ -62,7 +62,7 @@ def pack(requests, vocabulary):
 
 
 def case(logits, requests):
-    """`logits` [rows, vocabulary] f32."""
+    """Makes the case of `logits` [rows, vocabulary] f32 and one request per row."""
     (rows, vocabulary), u64 = logits.shape, ctypes.c_uint64
     slices, before = divide_up(vocabulary, NUMBERS.SLICE), logits.clone()
     asked, previous = pack(requests, vocabulary)
@@ -81,7 +81,8 @@ def case(logits, requests):
     def run():
         read = (logits, u64(logits.stride(0)))
         both = (*read, changed, u64(changed.stride(0)), vocabulary, asked, scratch)
-        # One launch for all rows. It begins with row 0, whose options are the first words.
+        # One launch covers all rows. Its first row is row 0, whose options are the first words of
+        # `asked`.
         slicing((slices, rows), (NUMBERS.SLICE_THREADS,), *read, vocabulary, asked, rows, 0, previous, len(previous),
                 changed, u64(changed.stride(0)), scratch)  # fmt: skip
         planning((rows,), (NUMBERS.PLAN_THREADS,), vocabulary, asked, scratch)
@@ -104,8 +105,8 @@ def case(logits, requests):
 
 
 def draw_logits(shape, kind):
-    """Logits like a language model's: `peaked` (a bulk, and sixty logits that stand out), `flat`,
-    or one of the special cases."""
+    """Random logits. `peaked` resembles a language model's logits: most are low, and sixty are much
+    higher. `flat` has normal random numbers. All other kinds are special cases."""
     vocabulary = shape[1]
     x = torch.randn(shape, device="cuda")
     if kind == "peaked":

@@ -37,10 +37,10 @@ pub struct ReplayRequest {
     pub reply: usize,
 }
 
-/// The part that a turn adds to the conversation.
+/// Content that a turn adds to the conversation.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// A prompt of random tokens: these pieces in order.
+    /// A prompt of random tokens: the concatenation of these pieces.
     Tokens(Vec<Piece>),
     /// A complete request, which replaces the conversation so far.
     Whole(Box<Chat>),
@@ -112,15 +112,15 @@ impl Arrivals {
         self
     }
 
-    /// Spreads the callers over this many seconds, at independent times (a Poisson process, given
-    /// its number of arrivals).
+    /// Spreads the callers over this many seconds, at independent times (a Poisson process
+    /// conditioned on its number of arrivals).
     pub fn spread(&mut self, seconds: f64, draw: &mut Draw) {
         self.callers.iter_mut().for_each(|caller| caller.at = Duration::from_secs_f64(draw.share() * seconds));
         self.callers.sort_by_key(|caller| caller.at);
     }
 
-    /// Cuts prompts of random tokens so that they fit the context together with their replies.
-    /// Returns how many prompts were cut.
+    /// Truncates prompts of random tokens so that each prompt and its reply fit the context.
+    /// Returns the number of truncated prompts.
     pub fn cut_to(&mut self, context_tokens: usize) -> usize {
         let mut cut = 0;
         for turn in self.callers.iter_mut().flat_map(|caller| &mut caller.turns) {

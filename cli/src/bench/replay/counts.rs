@@ -1,4 +1,4 @@
-//! Counters of the process's own metrics during a run.
+//! Counts during a run, read from this process's own metrics.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ const LOOKED_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct Counter(MetricsText);
 
-/// A run that is watched.
+/// A run during which metrics are sampled.
 pub struct Watch {
     counter: Counter,
     before: Samples,
@@ -80,8 +80,8 @@ pub struct Watch {
 }
 
 impl Counter {
-    /// Installs the recorder, which counts from now on. Must be called before
-    /// a model is loaded.
+    /// Installs the metrics recorder, which starts to count. Must be called before a model is
+    /// loaded.
     pub fn install() -> Result<Self, Failure> {
         Ok(Counter(MetricsText::install()?))
     }

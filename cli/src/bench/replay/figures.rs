@@ -32,7 +32,7 @@ pub struct Figures {
     pub answered: usize,
     /// Number of requests that ended in an error, by the error's text.
     pub failed: BTreeMap<String, usize>,
-    /// Prompts of random tokens that were cut to fit the context.
+    /// Number of prompts of random tokens that were truncated to fit the context.
     pub cut: usize,
     /// Seconds from the start to the last token.
     pub seconds: f64,

@@ -78,7 +78,7 @@ impl Player {
     }
 
     /// Sends all requests, and returns when every caller has ended. Caches do not reuse anything
-    /// from other runs, because each run has its own salt.
+    /// from other runs, because each run has a separate cache salt.
     pub async fn play(&self, arrivals: &Arrivals, run: usize) -> Played {
         let (told, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
         let started = Instant::now() + AHEAD;
@@ -103,7 +103,7 @@ impl Player {
         played
     }
 
-    /// Sends one turn after another. A turn that fails is the caller's last.
+    /// Sends one turn after another. After a failed turn, the caller sends nothing more.
     async fn converse(
         &self,
         caller: Caller,
@@ -158,7 +158,7 @@ impl Player {
 
     fn tokens(&self, pieces: &[Piece], draw: &mut Draw) -> Vec<u32> {
         let of = |piece: &Piece| {
-            // A seed of 0 asks for new tokens.
+            // A piece with seed 0 has new tokens each time.
             let seed = if piece.seed == 0 { draw.next() } else { piece.seed ^ self.seed };
             let mut draw = Draw::new(seed);
             let ids = self.ids.clone();
@@ -186,8 +186,8 @@ impl Player {
 
     async fn ask(&self, chat: Chat, kind: Kind) -> Result<(Answered, String), String> {
         let asked = Instant::now();
-        // Count missed deadlines of one kind together: leave out the elapsed time,
-        // which differs for each.
+        // Equal texts are counted together. The text of a missed deadline therefore leaves out the
+        // elapsed time, which differs between requests.
         let told = |error: ChatError| match (&error, error.hint()) {
             (ChatError::TooLate { deadline, limit, .. }, _) => {
                 format!("missed `{}` of {} ms", deadline.knob(), limit.as_millis())

@@ -52,8 +52,8 @@ struct Line {
     output_length: Option<usize>,
     #[serde(default)]
     hash_ids: Vec<u64>,
-    /// A request of OpenAI's chat completions API, as in a file of its batch API. The line itself
-    /// may also have the fields of the request.
+    /// A request of OpenAI's chat completions API, as in a file of its batch API. Alternatively,
+    /// the line itself has the fields of the request.
     body: Option<Value>,
     messages: Option<Value>,
     tools: Option<Value>,
@@ -142,7 +142,7 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
     };
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let mut arrivals = in_order(name, lines.map(&mut read).collect::<Result<_, _>>()?);
-    // Timestamps of logs count from an arbitrary date, so shift them to start at 0.
+    // Timestamps in logs start at an arbitrary date, so shift them to start at 0.
     let first = arrivals.callers.first().map(|caller| caller.at).unwrap_or_default();
     arrivals.callers.iter_mut().for_each(|caller| caller.at -= first);
     Ok(arrivals)
@@ -190,7 +190,7 @@ fn hashed(hashes: &[u64], tokens: usize) -> Result<Vec<Piece>, String> {
         return Err(format!("{} hash ids for {tokens} tokens; expected one per {HASHED_TOKENS} tokens", hashes.len()));
     }
     let piece = |(block, seed): (usize, &u64)| Piece {
-        // Shift the ids by 1, because a seed of 0 asks for new tokens.
+        // Shift the ids by 1, because a seed of 0 means new tokens each time.
         seed: seed.wrapping_add(1),
         tokens: HASHED_TOKENS.min(tokens - block * HASHED_TOKENS),
     };

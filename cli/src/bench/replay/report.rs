@@ -17,7 +17,7 @@ pub struct ReplayReport {
     pub model: String,
     /// Whether the weights are random instead of loaded from a checkpoint.
     pub random_weights: bool,
-    /// The seed of everything that was drawn.
+    /// Seed of all random values: weights, prompts, pictures and arrival times.
     pub seed: u64,
     /// The machine, the build and the date.
     #[serde(flatten)]

@@ -47,7 +47,7 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
 }
 
 /// Returns the legend of the parts, on as many lines as needed: in aligned columns, or without
-/// alignment if that takes far fewer lines.
+/// alignment if that takes at least two fewer lines.
 pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'static>> {
     let columns = usize::from(columns);
     let entry = |piece: &Piece| (piece.part, format!(" {} {}", piece.part.name(), piece.bytes));
@@ -100,7 +100,8 @@ fn full(part: MemoryPart, colours: Colours) -> Span<'static> {
     key(part, colours)
 }
 
-/// Draws a column whose first eighths show one part and whose rest shows the next.
+/// Draws a column whose first `eighths` eighths show `part` and whose remaining eighths show
+/// `next`.
 fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colours: Colours) -> Span<'static> {
     const LEFT: [&str; 9] = [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
     let style = colours.part(part).map_or(Style::new(), |colour| Style::new().fg(colour));
@@ -112,7 +113,7 @@ fn meeting(part: MemoryPart, next: MemoryPart, eighths: u64, colours: Colours) -
 }
 
 /// Divides `units` in proportion to sizes, with at least `least` units for each size above zero. If
-/// there are too few units for that, only the largest sizes get some. The sum of the result is
+/// there are too few units for that, only the largest sizes get units. The sum of the result is
 /// `units`, unless all sizes are zero.
 fn shares(sizes: &[u64], units: u64, least: u64) -> Vec<u64> {
     let mut order: Vec<_> = (0..sizes.len()).filter(|place| sizes[*place] > 0).collect();

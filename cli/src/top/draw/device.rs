@@ -14,7 +14,7 @@ use crate::top::{
     view::{Count, DeviceView, GpuView, LeaseView, View},
 };
 
-/// With fewer columns, derived figures are omitted.
+/// Below this number of columns, derived figures are omitted.
 const NARROW: u16 = 60;
 
 /// Returns the panel of one device. Problems are shown directly below the bar.

@@ -28,8 +28,8 @@ impl Fit {
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
     pub lines: Vec<Line<'static>>,
-    /// Index of a line that must be visible, however few rows there are. The first line is always
-    /// visible too. The lines between the two are shown as far as they fit.
+    /// Index of a line that must be visible if the panel has at least two rows. The first line is
+    /// always visible. The lines between these two lines are shown as far as they fit.
     pub seen: Option<usize>,
 }
 
@@ -61,8 +61,9 @@ impl Panel {
     }
 }
 
-/// Divides `rows` among panels. Each wish is the index of a panel, and the number of rows that it
-/// should have before later wishes are served. A panel that would get only its title gets nothing.
+/// Divides `rows` among panels. Each wish is the index of a panel and the number of rows that this
+/// panel should have before later wishes get any. A panel that would get only its title gets
+/// nothing.
 pub fn share(panels: &[Panel], wishes: &[(usize, u16)], rows: u16) -> Vec<u16> {
     let mut given = vec![0; panels.len()];
     let mut left = rows;

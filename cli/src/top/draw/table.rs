@@ -19,7 +19,7 @@ struct Column {
     cell: fn(&ModelView) -> String,
 }
 
-/// The columns from left to right.
+/// The columns, from left to right.
 const COLUMNS: [Column; 9] = [
     Column { title: "state", width: 9, cell: |model| model.state.word().to_owned() },
     Column { title: "run", width: 6, cell: |model| count(model.running) },
@@ -36,7 +36,7 @@ const COLUMNS: [Column; 9] = [
 /// of this list are omitted.
 const KEPT: [usize; 9] = [0, 5, 1, 2, 3, 4, 6, 8, 7];
 
-/// Minimum and maximum columns of a name.
+/// Minimum and maximum width of a name, in columns.
 const NAME: (usize, usize) = (8, 40);
 
 /// Returns the table. The chosen model is marked.

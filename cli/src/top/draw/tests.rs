@@ -1,6 +1,6 @@
 //! The rendered view, compared with the recordings in `src/top/recorded`.
 //!
-//! `BURSAR_RECORD=1 cargo test -p bursar-cli --bins top::draw` rewrites them for review.
+//! `BURSAR_RECORD=1 cargo test -p bursar-cli --bins top::draw` rewrites the recordings for review.
 
 use std::{env, fs, path::PathBuf};
 
@@ -9,9 +9,9 @@ use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use super::{super::*, *};
 use crate::top::{event, exposition, keys::Key, scrape::Events};
 
-/// One second after the last event of the `card` recording.
+/// Unix time, in seconds: one second after the last event of the `card` recording.
 const NOW: f64 = 1_800_000_000.0;
-/// Half a minute after the last event of the `demo` recording.
+/// Unix time, in seconds: half a minute after the last event of the `demo` recording.
 const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
@@ -191,8 +191,8 @@ fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
     }
 }
 
-/// Presses a key and draws the session, which then knows how much fits. Returns the
-/// rows of the screen.
+/// Presses a key and draws the session, which records the size of its viewport. Returns the rows of
+/// the screen.
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "it goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");

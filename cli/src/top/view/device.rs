@@ -107,7 +107,7 @@ pub struct LeaseView {
     pub bytes: Bytes,
     /// Backed bytes, if reported.
     pub used: Option<Bytes>,
-    /// The most bytes so far.
+    /// The highest number of leased bytes so far.
     pub peak: Option<Bytes>,
 }
 
@@ -116,7 +116,7 @@ pub struct LeaseView {
 pub struct GpuView {
     /// Name within the group, such as `cuda:1`.
     pub name: String,
-    /// All memory of the GPU, as for the device.
+    /// All memory of the GPU, in the bar's order, without zeros.
     pub pieces: Vec<Piece>,
     /// Memory of this process that was allocated outside leases after READY. Must be 0.
     pub drift: Bytes,
@@ -205,8 +205,8 @@ fn free(pieces: &[Piece]) -> Bytes {
     pieces.iter().find(|piece| piece.part == MemoryPart::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
 }
 
-/// Returns the metric of a device for `what`. For GPUs of a group, [`cards`]
-/// reads a separate metric.
+/// Returns the name of the device metric for `what`. [`cards`] reads different metrics for the GPUs
+/// of a group.
 fn whole(what: &str) -> &'static str {
     match what {
         "total" => "bursar_device_total_bytes",
@@ -281,7 +281,7 @@ fn pieces(now: &Samples, device: &str, own: impl Fn(&str) -> Bytes) -> Vec<Piece
     MemoryPart::ALL.into_iter().filter_map(piece).collect()
 }
 
-/// Returns the bytes of a pool's used blocks, and of its unused blocks with content.
+/// Returns the bytes of a pool's used blocks, and of its unused blocks with reusable content.
 fn kv_shares(now: &Samples, model: &str, pool: Bytes) -> (Bytes, Bytes) {
     let blocks = |metric: &str| now.value(metric, &[("model", model)]).unwrap_or(0.0);
     let all = blocks("bursar_kv_blocks");

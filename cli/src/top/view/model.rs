@@ -67,11 +67,11 @@ pub struct Speed {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cache {
-    /// Hits among the `asked` lookups in the last minute, or over all time if the last minute has
-    /// no lookups.
+    /// Number of lookups that hit, among the `asked` lookups.
     pub found: f64,
     pub asked: f64,
-    /// Whether the counts are of the last minute.
+    /// `true` if the counts cover the last minute. `false` if they cover all time, because the last
+    /// minute has no lookups.
     pub is_recent: bool,
     /// Bytes in the cache.
     pub bytes: Option<Bytes>,
@@ -82,8 +82,8 @@ pub struct Cache {
 pub struct Latency {
     pub of: &'static str,
     pub count: u64,
-    /// Whether the observations are of the last minute. Otherwise they are of all time, because the
-    /// last minute has none.
+    /// `true` if the observations are from the last minute. `false` if they are from all time,
+    /// because the last minute has no observations.
     pub is_recent: bool,
     /// Median, in seconds.
     pub p50: f64,
@@ -222,7 +222,7 @@ impl ModelState {
         }
     }
 
-    /// The state in one word.
+    /// Returns the state in one word.
     pub fn word(self) -> &'static str {
         match self {
             ModelState::Up => "up",

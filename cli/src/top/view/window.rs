@@ -1,4 +1,4 @@
-//! Pure: what the views of devices and models are computed from, and parts that both have.
+//! Pure: the input of the device views and model views, and types that both use.
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub struct Count {
 #[derive(Clone, Copy, Debug)]
 pub struct ScrapeWindow<'a> {
     pub now: &'a Samples,
-    /// The scrape before it, for rates.
+    /// The previous scrape, for rates.
     pub last: Option<Since<'a>>,
     /// A scrape about a minute older, for quantiles and shares.
     pub minute: Option<Since<'a>>,
