@@ -1,4 +1,4 @@
-"""Weights of layers with experts, for Qwen3-MoE and Qwen3-VL-MoE."""
+"""Weights of layers with experts, for Qwen3-MoE, Qwen3-VL-MoE and Qwen3.5-MoE."""
 
 import re
 
@@ -21,14 +21,17 @@ def add_experts(weights, at, config):
             weights.matrix(f"{at}.mlp.experts.{expert}.{part}_proj.weight", *shape, gain=1.5)
 
 
-def fuse_experts(tensors):
-    """Replaces the experts' tensors with one pair per layer and swaps the axes of each matrix, as Qwen3-VL was released."""
+def fuse_experts(tensors, is_swapped):
+    """Replaces the experts' tensors with one pair per layer.
+
+    Qwen3-VL was released with the axes of each matrix swapped, Qwen3.5 was not."""
     expert_name = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
     parts = {}
     for name in list(tensors):
         if found := expert_name.fullmatch(name):
-            parts.setdefault((found[1], found[3]), []).append(tensors.pop(name).T)
+            parts.setdefault((found[1], found[3]), []).append(tensors.pop(name))
     for layer in {layer for layer, _ in parts}:
         gate, up, down = (torch.stack(parts[layer, part]) for part in ("gate", "up", "down"))
-        tensors[f"{layer}.gate_up_proj"] = torch.cat([gate, up], dim=2).contiguous()  # [experts, hidden, 2 * width]
-        tensors[f"{layer}.down_proj"] = down.contiguous()  # [experts, width, hidden]
+        gate_up = torch.cat([gate, up], dim=1)  # [experts, 2 * width, hidden]; `down` is [experts, hidden, width]
+        gate_up, down = (gate_up.mT, down.mT) if is_swapped else (gate_up, down)
+        tensors[f"{layer}.gate_up_proj"], tensors[f"{layer}.down_proj"] = gate_up.contiguous(), down.contiguous()

@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from . import config_defaults, fp8, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
-from . import qwen3_vl, size_tables, template_cases, text_families, tokenizer
+from . import qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
 # Each function takes the folder to write to and the `Inputs`. Later parts read
@@ -18,6 +18,7 @@ PARTS = {
     "videos": qwen2_5_vl.record_videos,
     "qwen2_vl": qwen2_vl.record,
     "qwen3_vl": qwen3_vl.record,
+    "qwen3_5": qwen3_5.record,
     "internvl": internvl.record,
     "processor": image_processor.record,
     "cmyk": image_formats.record_cmyk,

@@ -50,16 +50,17 @@ def picture_tensors(name, files, inputs, embeddings, stored):
 
 
 @torch.no_grad()
-def record(root, checkpoint, kind, names=None):
-    """Records the cases `names` of a checkpoint, or all of them. `kind` is its model class."""
+def record(root, checkpoint, kind, names=None, more_chats=None):
+    """Records the cases `names` of a checkpoint, or all of them. `kind` is its model class.
+
+    `more_chats` are chats without pictures, by case name, which come first."""
     write_model_pictures(root)
     processor = AutoProcessor.from_pretrained(root / checkpoint)
     assert processor.image_processor.backend == "torchvision"
     reference = Reference(kind, root / checkpoint)
     stored = set()
-    for name, messages in picture_chats().items():
-        if names and name not in names:
-            continue
+    chosen = {name: messages for name, messages in picture_chats().items() if not names or name in names}
+    for name, messages in ((more_chats or {}) | chosen).items():
         files = [part["image"] for part in content_parts(messages) if "image" in part]
         prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         images = [Image.open(root / "pictures" / file).convert("RGB") for file in files]

@@ -119,7 +119,7 @@ def write_checkpoint(folder, name, inputs):
         weights.matrix("lm_head.weight", 384, 64, gain=3.0)
     weights.shrink_rows(output, ids["<|endoftext|>"])
     if name == "qwen3_vl_moe":
-        fuse_experts(weights.tensors)
+        fuse_experts(weights.tensors, is_swapped=True)
     write_checkpoint_tensors(folder, with_new_names(weights.tensors))
 
 

@@ -3,6 +3,7 @@
 import tokenizers
 import torch
 
+from .delta_nets import use_token_by_token_rule
 from .tokenizer import TEXT_TOKENS
 
 NEW_TOKENS = 32
@@ -70,17 +71,29 @@ def rounded_checks(checks):
 
 def norms_in_f64(model):
     """Makes RMS norms compute in f64. transformers computes them in f32 for every type of model."""
+    normal = lambda x, epsilon: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)  # noqa: E731
 
-    def forward(self, x):
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+    def plain(self, x):
+        return self.weight * normal(x, self.variance_epsilon)
+
+    def zero_centered(self, x):
+        return (1.0 + self.weight) * normal(x, self.eps)
+
+    def gated(self, x, gate):
+        return plain(self, x) * torch.nn.functional.silu(gate)
 
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = forward.__get__(module)
+        kind = type(module).__name__
+        if kind.endswith("RMSNormGated"):
+            module.forward = gated.__get__(module)
+        elif kind.endswith("RMSNorm"):
+            module.forward = (zero_centered if kind.startswith("Qwen3_5") else plain).__get__(module)
 
 
 class Reference:
-    """A checkpoint loaded three times: `model` (f32, sdpa) is recorded, `eager` (f32) and `exact` (f64) check it."""
+    """A checkpoint loaded three times: `model` (f32, sdpa) is recorded, `eager` (f32) and `exact` (f64) check it.
+
+    `model` computes gated delta nets in chunks. The other two compute them token by token."""
 
     def __init__(self, kind, folder):
         load = lambda attention: kind.from_pretrained(  # noqa: E731
@@ -92,6 +105,7 @@ class Reference:
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         for model in (self.eager, self.exact):
             model.set_experts_implementation("eager")  # the grouped matrix product of experts has no f64
+            use_token_by_token_rule(model)
         for model in self.models():
             model.eval()
 

@@ -38,6 +38,9 @@ def record(root, inputs):
     write_json(folder / "strings.json", {"vocabulary": tokenizer.get_vocab_size(), "cases": cases})
 
 
+# How Qwen2's tokenizer splits text before BPE. Qwen3.5's keeps combining marks in the word of their letters.
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT_QWEN3_5 = SPLIT.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 MERGES = 98
 TEXT_TOKENS = 256 + MERGES  # ids from here on are added tokens and padding
 FIRST_ADDED = 151643  # the id of Qwen2.5's first added token
@@ -49,14 +52,13 @@ CORPUS = (
 )
 
 
-def write_tiny_tokenizer(folder, settings, template):
+def write_tiny_tokenizer(folder, settings, template, split=SPLIT):
     """Trains a byte-level BPE with Qwen's normalizer, splitter, decoder and added tokens, and 98 merges.
 
     `settings` is the real tokenizer_config.json. Returns the tokenizer, and the ids of the two tokens that end a text."""
     added_tokens = settings["added_tokens_decoder"]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.normalizer = tokenizers.normalizers.NFC()
-    split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     byte_level = dict(add_prefix_space=False, trim_offsets=False, use_regex=False)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
         tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated"),

@@ -74,8 +74,8 @@ def record(root, checkpoint, kind, names=None):
     processor = AutoProcessor.from_pretrained(root / checkpoint)
     reference = Reference(kind, root / checkpoint)
     config = reference.model.config
-    # Qwen2.5-VL has times in its positions, Qwen3-VL has them in the prompt, and Qwen2-VL has none.
-    is_timed, is_written = config.model_type == "qwen2_5_vl", config.model_type.startswith("qwen3_vl")
+    # Qwen2.5-VL has times in its positions, Qwen3-VL and Qwen3.5 have them in the prompt, and Qwen2-VL has none.
+    is_timed, is_written = config.model_type == "qwen2_5_vl", config.model_type.startswith(("qwen3_vl", "qwen3_5"))
     if is_written:
         drop_outer_tokens(processor)
     else:

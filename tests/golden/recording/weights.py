@@ -28,9 +28,10 @@ class Weights:
         grid = grid.astype(np.float32)
         self.tensors[name] = (torch.from_numpy(grid) * step.float()).to(self.dtype)
 
-    def vector(self, name, size, mean=0.0, deviation=0.2):
+    def vector(self, name, size, mean=0.0, deviation=0.2, dtype=None):
+        """`dtype` is the stored type if it is not that of the other tensors."""
         values = mean + deviation * self.random.standard_normal(size)
-        self.tensors[name] = torch.from_numpy(values.astype(np.float32)).to(self.dtype)
+        self.tensors[name] = torch.from_numpy(values.astype(np.float32)).to(dtype or self.dtype)
 
     def linear(self, name, rows, *columns, gain=1.0):
         self.matrix(f"{name}.weight", rows, *columns, gain=gain)
