@@ -159,6 +159,7 @@ fn unsafe_code_stands_only_where_views_become_memory() {
         "kernels/src/cuda/",
         "kernels/src/kv_layer.rs",
         "kernels/src/ops/transfer.rs",
+        "kernels/src/state_layer.rs",
         "kernels/src/tensor.rs",
         "model/src/checkpoint/shard.rs",
         "model/src/worst_cases.rs",

@@ -21,11 +21,14 @@ use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Ta
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{CacheFormat, SequencePart, StepBatch, Token},
+    flow::{CacheFormat, SequencePart, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
 use leased::Leased;
+
+/// The arrays that the demo model reads.
+const FORMAT: StepFormat = StepFormat { axes: 3, has_states: false };
 
 /// Exclusive use of the GPU by one test.
 type Turn = MutexGuard<'static, ()>;
@@ -77,7 +80,7 @@ impl Stage {
 
     /// A stage with the demo model and a KV cache of this format.
     fn cached(cache: CacheFormat) -> Option<Stage> {
-        let shape = GraphShape { sequences: 11, context_tokens: 180, axes: 3 };
+        let shape = GraphShape { sequences: 11, context_tokens: 180, format: FORMAT };
         Stage::of(demo(), cache, shape, GROWTH)
     }
 
@@ -297,6 +300,7 @@ fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, 
         pictures: &[],
         wants_logits: true,
         scored: 0..0,
+        state: None,
     }
 }
 
@@ -327,7 +331,7 @@ fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
-    let shape = GraphShape { sequences: 24, context_tokens: 320, axes: 3 };
+    let shape = GraphShape { sequences: 24, context_tokens: 320, format: FORMAT };
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);

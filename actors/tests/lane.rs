@@ -59,12 +59,13 @@ impl Stage {
         let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");
         kv.grow_to(4).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
-        let axes = model.config().decoder().rope_axes.count();
-        let graphs = GraphShape { sequences: 4, context_tokens: 64, axes };
+        let format = model.config().decoder().step_format();
+        let graphs = GraphShape { sequences: 4, context_tokens: 64, format };
         let vocabulary = model.config().decoder().vocabulary;
         let sampling_shape = SamplingShape { sequences: 4, context_tokens: 64, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling_shape, device.page());
         let memory = EngineMemory::new(EngineParts {
+            states: None,
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling_shape),
             vision_workspace: None,
@@ -129,6 +130,7 @@ impl Stage {
             pictures: &[],
             wants_logits: true,
             scored: 0..scores.len(),
+            state: None,
         };
         self.submit(name, &[part], vec![choice], scores)
     }
@@ -280,6 +282,7 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
+            state: None,
         });
         let choices = sequences.map(|seed| {
             let params = SamplingParams { temperature: 1.3, seed: seed.into(), ..SamplingParams::default() };

@@ -79,6 +79,7 @@ impl Stage {
                 pictures: &[],
                 wants_logits: true,
                 scored: 0..0,
+                state: None,
             })
             .collect();
         StepBatch::pack(&parts)
@@ -89,8 +90,8 @@ impl Stage {
         let shape = self.model.kv_shape(self.cpu.target());
         // SAFETY: the `BLOCKS` blocks of each layer stay backed as long as the stage lives, and
         // only this thread accesses them.
-        let layers: Vec<_> =
-            self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
+        let kv = self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) });
+        let layers = self.model.layer_caches(kv, []);
         let cache = self.cache();
         // SAFETY: the tensor has no rows, so no element is accessed. The step reads no tokens of a
         // previous step, because the host knows all tokens here.

@@ -22,6 +22,8 @@ pub enum Class {
     Weights,
     /// The KV cache. Elastic: the last class to shrink when another process takes memory.
     Kv,
+    /// Recurrent states of sequences, and snapshots of them that later sequences resume from.
+    States,
     /// Temporaries of a text step.
     StepWorkspace,
     /// Temporaries of a batch of the vision encoder.
@@ -43,8 +45,18 @@ pub enum Class {
 
 impl Class {
     /// Every [`kind`](Class::kind) that a lease can have, which is every kind except `canary`.
-    pub const KINDS: [&'static str; 9] =
-        ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "host_kv", "tenant"];
+    pub const KINDS: [&'static str; 10] = [
+        "weights",
+        "kv",
+        "states",
+        "step_workspace",
+        "vision_workspace",
+        "vision_cache",
+        "graphs",
+        "host",
+        "host_kv",
+        "tenant",
+    ];
 
     pub fn external(name: impl Into<String>) -> Self {
         Class::External(name.into())
@@ -61,6 +73,7 @@ impl Class {
         match self {
             Class::Weights => "weights".into(),
             Class::Kv => "kv".into(),
+            Class::States => "states".into(),
             Class::StepWorkspace => "step workspace".into(),
             Class::VisionWorkspace => "vision workspace".into(),
             Class::VisionCache => "vision cache".into(),
@@ -72,7 +85,7 @@ impl Class {
         }
     }
 
-    /// The class as one word. All [`Class::External`] share one word, so there are ten words.
+    /// The class as one word. All [`Class::External`] share one word, so there are eleven words.
     ///
     /// ```
     /// use bursar_budgets::Class;
@@ -83,6 +96,7 @@ impl Class {
         match self {
             Class::Weights => "weights",
             Class::Kv => "kv",
+            Class::States => "states",
             Class::StepWorkspace => "step_workspace",
             Class::VisionWorkspace => "vision_workspace",
             Class::VisionCache => "vision_cache",

@@ -237,6 +237,7 @@ fn a_class_says_its_name_and_what_may_be_done_with_it() {
     let classes = [
         Class::Weights,
         Class::Kv,
+        Class::States,
         Class::StepWorkspace,
         Class::VisionWorkspace,
         Class::VisionCache,

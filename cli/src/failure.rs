@@ -66,7 +66,7 @@ static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     flags(&Cli::command()).into_iter().collect()
 });
 
-/// Replaces settings in backticks by their flags.
+/// Replaces settings in backticks with their flags.
 fn with_flags(text: &str) -> String {
     let (mut told, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, (name, after))) = rest.split_once('`').and_then(|(b, on)| Some((b, on.split_once('`')?))) {
@@ -120,7 +120,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Prints a failure on standard error, in the form given by `--log`.
+/// Prints a failure on standard error, in the format given by `--log`.
 pub fn tell(failure: &Failure) {
     let (error, hint) = failure.told();
     logging::fail(&error, &hint);

@@ -8,8 +8,8 @@
 // and any alignment are allowed; loads are 16 bytes wide when rows are aligned to 16 bytes.
 //
 // A row of 152,064 elements is too long for one block. On sm_90 a cluster of eight blocks shares a
-// row, and each block writes its best element into the first block's shared memory, so there is
-// neither scratch nor a second launch. Older targets have one block per row.
+// row, and each block writes its best element into the first block's shared memory, so neither
+// scratch memory nor a second launch is needed. Older targets have one block per row.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -155,5 +155,5 @@ FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
 
 // Launch: grid (rows * blocks), block (THREADS), no dynamic shared memory; blocks is CLUSTER for
-// the sm_90a image and 1 for other images. (The image that was loaded decides, not the device.) The
+// the sm_90a image and 1 for other images. (The loaded image determines this, not the device.) The
 // cluster size is compiled in and needs no launch attribute. rows and columns > 0.

@@ -44,5 +44,5 @@
 #define KERNEL(name, Element) FOR_EACH_SMALL_M_ROWS(OF_ROWS, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: as gemm_small_m.cu, with its counters. The tensor maps have type UINT8, strides of {in}
-// and {pitch} bytes, and boxes {128, tile_rows} and {128, ROWS}.
+// Launch: the same grid, block, shared memory and counters as gemm_small_m.cu. The tensor maps have
+// type UINT8, strides of {in} and {pitch} bytes, and boxes {128, tile_rows} and {128, ROWS}.

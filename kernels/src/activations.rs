@@ -25,6 +25,17 @@ impl ActivationFormat {
         ActivationFormat { is_unquantized: wanted.is_none(), quantization: wanted }
     }
 
+    /// Combines the formats of two products that read the same rows.
+    ///
+    /// # Panics
+    /// If the products read rows that are quantized differently, which no checkpoint has.
+    pub fn and(self, other: ActivationFormat) -> ActivationFormat {
+        let quantization = self.quantization.or(other.quantization);
+        let is_one = [self, other].iter().all(|format| format.quantization.is_none_or(|own| Some(own) == quantization));
+        assert!(is_one, "one input in two quantizations: {self:?} and {other:?}");
+        ActivationFormat { is_unquantized: self.is_unquantized || other.is_unquantized, quantization }
+    }
+
     /// Adds unquantized rows to this format.
     pub fn and_plain(self) -> ActivationFormat {
         ActivationFormat { is_unquantized: true, ..self }

@@ -1,4 +1,4 @@
-//! The operations that models are written in.
+//! The operations from which models are built.
 //!
 //! A forward pass is code over a [`Scope`]. Each call checks shapes, takes its output from the
 //! workspace, counts the work and hands the operands, a struct of [`calls`], to a [`Backend`].

@@ -1,4 +1,4 @@
-//! Weights of products: the numbers and, for FP8, their scales.
+//! Weights of GEMMs: the numbers and, for FP8, their scales.
 
 use bursar_budgets::Bytes;
 
@@ -12,16 +12,19 @@ pub struct Weight<'m> {
     pub scales: WeightScales<'m>,
 }
 
-/// The scales of a weight. They also determine how the weight's product quantizes activations.
+/// The scales of a weight. Their kind also determines how activations are quantized before the
+/// GEMM.
 pub enum WeightScales<'m> {
     /// The weight is unquantized and has no scales.
     Unquantized,
-    /// One scale for each block. Activations are quantized in groups of [`FP8_BLOCK`](crate::FP8_BLOCK) columns.
+    /// One scale for each block. Activations are quantized in groups of
+    /// [`FP8_BLOCK`](crate::FP8_BLOCK) columns.
     Blocks {
         /// `[ceil(out_features / height), ceil(in_features / FP8_BLOCK)]` f32.
         scales: Tensor<'m>,
-        /// Rows of a block: [`FP8_BLOCK`](crate::FP8_BLOCK), or fewer if the weight combines several projections that
-        /// do not all start at a multiple of [`FP8_BLOCK`](crate::FP8_BLOCK) rows.
+        /// Rows of a block: [`FP8_BLOCK`](crate::FP8_BLOCK), or fewer if the weight combines
+        /// several projections that do not all start at a multiple of
+        /// [`FP8_BLOCK`](crate::FP8_BLOCK) rows.
         height: usize,
     },
     /// One scale for each row.

@@ -3,11 +3,11 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Segment};
-use bursar_kernels::{Backend, KernelError, KvShape, Rank, Scope, Target, Tensor};
+use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Rank, Scope, StateLayer, StateShape, Target, Tensor};
 
 use crate::{
     Depth,
-    blocks::{decoder::StepCaches, vision::share_out},
+    blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::share_out},
     checkpoint::Checkpoint,
     flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
@@ -167,6 +167,34 @@ impl Model {
     /// The shape and the element type of this rank's keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.family.decoder().kv_shape(self.cache.dtype(target))
+    }
+
+    /// The shape of this rank's recurrent states on `target`; `None` if all layers are attention.
+    pub fn state_shape(&self, target: &Target) -> Option<StateShape> {
+        self.family.decoder().state_shape(target.activation())
+    }
+
+    /// The cache of each decoder layer, in order: the next of `kv` for each attention layer, and the
+    /// next of `states` for each other layer.
+    ///
+    /// # Panics
+    /// If there are too few of either.
+    pub fn layer_caches(
+        &self,
+        kv: impl IntoIterator<Item = KvLayer>,
+        states: impl IntoIterator<Item = StateLayer>,
+    ) -> Vec<LayerCache> {
+        let (mut kv, mut states) = (kv.into_iter(), states.into_iter());
+        let config = self.config.decoder();
+        (0..config.layers)
+            .map(|layer| {
+                if config.has_attention(layer) {
+                    LayerCache::Kv(kv.next().expect("keys and values for each attention layer"))
+                } else {
+                    LayerCache::State(states.next().expect("states for each gated delta net"))
+                }
+            })
+            .collect()
     }
 
     /// Bytes of one row of the vision cache on `target`.

@@ -18,7 +18,7 @@ use crate::{
     error::CheckpointError,
     families::{
         Files, ReleasedShape, Settings, VisionSettings, Weights, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3,
-        qwen3_vl,
+        qwen3_5, qwen3_5_text, qwen3_vl,
     },
     flow::{Grid, LayoutError, MediaGrid, PromptLayout, ResizedImage},
     nearest_names,
@@ -309,6 +309,10 @@ families! {
     Qwen2Vl: qwen2_vl;
     /// Qwen3-VL: pictures, videos and text.
     Qwen3Vl: qwen3_vl;
+    /// Qwen3.5, 3.6 and 3.8: pictures, videos and text.
+    Qwen3_5: qwen3_5;
+    /// Qwen3.5, 3.6 and 3.8: text only.
+    Qwen3_5Text: qwen3_5_text;
     /// Qwen2 and Qwen2.5: text only.
     Qwen2: qwen2;
     /// Qwen3: text only.

@@ -3,14 +3,14 @@
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
-    Backend, DType, KernelError, KvLayer, Plan, Scope, Target, Tensor, Work, WorkCounter,
+    Backend, DType, KernelError, KvLayer, Plan, Scope, StateLayer, StateShape, Target, Tensor, Work, WorkCounter,
     sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
 };
 
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
-    blocks::{decoder::StepCaches, vision::most_of_a_rank},
-    flow::{EmbeddingRows, Grid, LogitsOf, ResizedImage, SequencePart, StepBatch},
+    blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::most_of_a_rank},
+    flow::{EmbeddingRows, Grid, LogitsOf, ResizedImage, SequencePart, StateSlots, StepBatch},
     registry::EncoderBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     workload::{Workload, WorstCaseKind},
@@ -120,7 +120,7 @@ fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Res
 /// minimum time that a device needs for this work is a lower bound for the time of the pass.
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
     let plain =
-        |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
+        |scope: &Scope<'_, Plan>, layers: &[LayerCache], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
             run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, SamplingFeatures::Likeliest)
         };
     Ok(dry(model, target, pass, plain)?.work)
@@ -139,15 +139,19 @@ fn dry(
     model: &Model,
     target: Target,
     pass: &Pass,
-    run: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut SamplingBuffers<'_>) -> Result<(), KernelError>,
+    run: impl FnOnce(&Scope<'_, Plan>, &[LayerCache], &mut Tensor<'_>, &mut SamplingBuffers<'_>) -> Result<(), KernelError>,
 ) -> Result<Footprint, KernelError> {
     let (workspace, counter, backend) = (Workspace::dry(), WorkCounter::default(), Plan::of_rank(target, model.rank()));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
     // SAFETY: a plan works on shapes only and never accesses the KV cache.
-    let layers: Vec<KvLayer> = (0..kv.layers)
-        .map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) })
-        .collect();
+    let kv =
+        (0..kv.layers).map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) });
+    let shape = model.state_shape(&target);
+    // SAFETY: a plan works on shapes only and never accesses the states.
+    let state = |shape: StateShape| unsafe { StateLayer::new(workspace.address(), u32::MAX as usize, shape) };
+    let states = shape.into_iter().flat_map(|shape| std::iter::repeat_n(shape, shape.layers)).map(state);
+    let layers = model.layer_caches(kv, states);
     let cache_shape = [u32::MAX as usize, model.config().embedding_layout().width()];
     // SAFETY: a plan works on shapes only and never accesses the vision cache.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
@@ -170,7 +174,7 @@ fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
     SamplingShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
 }
 
-/// Runs a pass as in serving. A step runs the decoder, the scores of prompt tokens, and sampling in
+/// Runs a pass as in serving. A step runs the decoder, scores prompt tokens, and samples in
 /// `buffers`, which must have a slot for each sequence of the envelope. Each row asks for every
 /// sampling feature. Layers beyond `depth` are skipped.
 pub fn run<B: Backend>(
@@ -178,7 +182,7 @@ pub fn run<B: Backend>(
     scope: &Scope<'_, B>,
     pass: &Pass,
     depth: Depth,
-    layers: &[KvLayer],
+    layers: &[LayerCache],
     cache: &mut Tensor<'_>,
     buffers: &mut SamplingBuffers<'_>,
 ) -> Result<(), KernelError> {
@@ -198,7 +202,7 @@ fn run_choosing<B: Backend>(
     scope: &Scope<'_, B>,
     pass: &Pass,
     depth: Depth,
-    layers: &[KvLayer],
+    layers: &[LayerCache],
     cache: &mut Tensor<'_>,
     buffers: &mut SamplingBuffers<'_>,
     wanted: SamplingFeatures,
@@ -353,10 +357,12 @@ fn step(
             }
         })
         .collect();
+    let has_states = model.config().decoder().step_format().has_states;
     let parts: Vec<SequencePart<'_>> = shares
         .iter()
         .zip(&pictures)
-        .map(|(share, pictures)| SequencePart {
+        .enumerate()
+        .map(|(sequence, (share, pictures))| SequencePart {
             tokens: &ids[..*share],
             unseen: None,
             positions: &positions[..*share],
@@ -365,6 +371,7 @@ fn step(
             pictures,
             wants_logits: true,
             scored: 0..if are_scored { *share } else { 0 },
+            state: has_states.then(|| StateSlots::in_place(sequence as u32)),
         })
         .collect();
     StepBatch::pack(&parts)

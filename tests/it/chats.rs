@@ -73,7 +73,7 @@ fn a_repeated_picture_counts_twice_in_the_prompt() {
     });
 }
 
-/// A mix of chats: shared pictures, unique pictures, only text, long and short.
+/// A mix of chats: shared pictures, unique pictures, text only, long and short.
 fn mixed(number: u32) -> Chat {
     match number % 4 {
         0 => about(number),
@@ -112,8 +112,8 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
     let ears = Ears::open();
     story(async {
         // The KV cache (8,192 tokens, the probe's size) cannot hold all sequences until they end.
-        // The scheduler still admits them all: the short replies before made its predictions
-        // optimistic, and the prompts leave half of the cache free.
+        // The scheduler still admits them all: the short replies that ran first made its
+        // predictions optimistic, and the prompts leave half of the cache free.
         let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
         let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
         let stage = Stage::set(options).await;

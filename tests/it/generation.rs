@@ -259,8 +259,8 @@ fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
         let second = first.clone().assistant(&said).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert_eq!(counts(), [2.0, 2.0, 0.0], "blocks hold both");
-        // Pictures found in KV blocks give the same replies as decoded pictures, also together with
-        // a new picture and with several samples.
+        // Pictures found in KV blocks give the same replies as decoded pictures, also with several
+        // samples.
         let fresh = Stage::set(small()).await;
         assert_eq!(ask(&fresh.model, second.clone()).await.expect("it answers").text, whole.text);
         for sample in stage.model.samples(second.clone(), 2).await.expect("accepted") {

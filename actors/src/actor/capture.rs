@@ -106,9 +106,12 @@ pub async fn recapture(
 mod tests {
     use std::thread;
 
+    use bursar_model::flow::StepFormat;
+
     use super::*;
 
-    const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, axes: 1 };
+    const FORMAT: StepFormat = StepFormat { axes: 1, has_states: false };
+    const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, format: FORMAT };
 
     /// A lane whose graphs take 1 MiB each, except the graph of `free` rows, which takes none. The
     /// thread returns the requests that the lane received.

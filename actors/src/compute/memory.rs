@@ -9,8 +9,10 @@ use std::{
 };
 
 use bursar_budgets::{Address, Bytes, Device, DeviceError, Fence, HostMemory, Lease, Segment};
-use bursar_kernels::{DType, HostBlocks, HostRows, KvLayer, KvShape, Rank, Tensor};
+use bursar_kernels::{DType, HostBlocks, HostRows, KvLayer, KvShape, Rank, StateLayer, StateShape, Tensor};
 use bursar_model::{
+    Model,
+    blocks::layer_cache::LayerCache,
     flow::StepLayout,
     sampling::{SamplingBuffers, SamplingShape},
 };
@@ -33,6 +35,8 @@ pub struct EngineParts {
     /// Embeddings of pictures (encoder cache). `None` for a model without pictures.
     pub vision_cache: Option<VisionCache>,
     pub kv: KvMemory,
+    /// Recurrent states. `None` for a model whose layers are all attention.
+    pub states: Option<StateMemory>,
     /// Host memory for KV cache blocks that are evicted from the device. `None` if the
     /// user set no `swap_space`.
     pub host_kv: Option<HostKv>,
@@ -49,6 +53,23 @@ pub struct EngineParts {
 impl EngineMemory {
     pub fn new(parts: EngineParts) -> Self {
         EngineMemory(Some(parts))
+    }
+}
+
+impl EngineParts {
+    /// The cache of each decoder layer of `model` on its rank, over all backed blocks.
+    pub fn layer_caches(&self, model: &Model) -> Vec<LayerCache> {
+        self.layer_caches_with(model, self.kv.layers(model.rank()))
+    }
+
+    /// Like [`layer_caches`](Self::layer_caches), but over all
+    /// [reserved](KvMemory::layers_reserved) blocks.
+    pub fn layer_caches_reserved(&self, model: &Model) -> Vec<LayerCache> {
+        self.layer_caches_with(model, self.kv.layers_reserved(model.rank()))
+    }
+
+    fn layer_caches_with(&self, model: &Model, kv: Vec<KvLayer>) -> Vec<LayerCache> {
+        model.layer_caches(kv, self.states.iter().flat_map(|states| states.layers(model.rank())))
     }
 }
 
@@ -321,6 +342,57 @@ impl KvMemory {
                 unsafe { KvLayer::new(segment.address_on(rank.index()), blocks, self.shape) }
             })
             .collect()
+    }
+}
+
+/// Recurrent states of sequences and snapshots: one segment per layer, all paid for by one lease.
+pub struct StateMemory {
+    segments: Vec<Segment>,
+    shape: StateShape,
+    slots: usize,
+}
+
+impl StateMemory {
+    /// Bytes of `slots` slots over all layers, in whole pages.
+    pub fn bytes(shape: StateShape, slots: usize, page: Bytes) -> Bytes {
+        (shape.slot_bytes() * slots as u64).round_up(page) * shape.layers as u64
+    }
+
+    /// Backs `slots` slots of every layer. `lease` must pay for them.
+    ///
+    /// # Errors
+    /// The device refuses the memory.
+    pub fn back(
+        device: &Arc<dyn Device>,
+        shape: StateShape,
+        slots: usize,
+        lease: Arc<Lease>,
+    ) -> Result<Self, DeviceError> {
+        let bytes = shape.slot_bytes() * slots as u64;
+        let back = |_| {
+            let segment = Segment::reserve(device.clone(), bytes, lease.clone())?;
+            segment.back_to(bytes)?;
+            Ok(segment)
+        };
+        Ok(StateMemory { segments: (0..shape.layers).map(back).collect::<Result<_, _>>()?, shape, slots })
+    }
+
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Bytes of one sequence's state over all layers.
+    pub fn sequence_bytes(&self) -> Bytes {
+        self.shape.sequence_bytes()
+    }
+
+    /// One view per layer of a rank.
+    fn layers(&self, rank: Rank) -> impl Iterator<Item = StateLayer> {
+        self.segments.iter().map(move |segment| {
+            // SAFETY: all slots are backed, segments are aligned to pages, and the lane that calls
+            // this keeps the memory alive while it computes. Only the step lane touches the states.
+            unsafe { StateLayer::new(segment.address_on(rank.index()), self.slots, self.shape) }
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{metric::WakeReason, responder::Responder};
 
-/// An order of a model's handle to its runtime.
+/// An order from a model's handle to the runtime that runs the model.
 pub enum SleepOrder {
     /// Put the model to sleep once the running requests have ended.
     Sleep {

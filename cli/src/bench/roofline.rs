@@ -124,6 +124,7 @@ impl Planner {
             pictures: &[],
             wants_logits: share.chooses,
             scored: 0..0,
+            state: None,
         };
         self.work(&Pass::Step(StepBatch::pack(&shares.iter().map(part).collect::<Vec<_>>())))
     }

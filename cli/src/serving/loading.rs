@@ -1,4 +1,4 @@
-//! Model loading for `bursar serve`, while the server already listens. The models of one device
+//! Loads the models of `bursar serve` while the server already listens. Models that share a device
 //! load one after another.
 
 use std::{
@@ -24,8 +24,8 @@ pub struct Plan {
     source: ModelSource,
     options: LoadOptions,
     names: Vec<String>,
-    /// The model's own name. Clients may use this alias if `names` contains the model as typed on
-    /// the command line.
+    /// The model's own name, which clients may use as an alias. `Some` only if `names` contains the
+    /// model as typed on the command line.
     alias: Option<String>,
 }
 
@@ -78,8 +78,8 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
     }
 }
 
-/// Assigns the models to their runtimes. Models that share a device and have no knob for their size
-/// get equal shares of the memory that is left. With `in_turn`, each model may use all of that
+/// Assigns the models to their runtimes. Models that share a device and set no option for their
+/// size get equal shares of the memory that is left. With `in_turn`, each model may use all of that
 /// memory, because the other models sleep while it is awake.
 pub fn placed(
     plans: Vec<Plan>,
@@ -108,8 +108,9 @@ pub fn placed(
     placed
 }
 
-/// Loads the models of each runtime in order, and several runtimes in parallel. Reports progress to
-/// the service. A model that cannot be loaded is reported, and the other models are served.
+/// Loads the models of each runtime one after another, and the runtimes in parallel. Reports
+/// progress to the service. A model that cannot be loaded is reported, and the other models are
+/// served.
 ///
 /// # Errors
 /// No model could be loaded. With a single model, the failure is the model's error. With several

@@ -1,5 +1,6 @@
-// Tiles of places, each of one expert (Hopper). A place is a token row that is routed to an expert;
-// places are sorted by expert. Every block computes the list of tiles itself.
+// Tiles of places (Hopper). A place is a token row that is routed to an expert. Places are sorted
+// by expert, and all places of a tile belong to one expert. Every block computes the list of tiles
+// itself.
 #pragma once
 
 #include "contract.cuh"
@@ -17,9 +18,9 @@ struct ExpertSums {
     uint32_t before[EXPERTS_MAX + 1];  // the sum before each expert
     uint32_t of_warp[COUNTERS / 32];
 
-    // Sums up `count(places)` over the experts, where `places` is the expert's number of places.
-    // Called by the first threads of the block, each of which has consecutive experts. The results
-    // are visible to other threads after a barrier of the block.
+    // Computes the prefix sums of `count(places)` over the experts, where `places` is the expert's
+    // number of places. Called by the first threads of the block, each of which handles consecutive
+    // experts. The results are visible to other threads after a barrier of the block.
     template <typename Count>
     __device__ __forceinline__ void sum_up(const uint32_t* starts, uint32_t experts, Count count) {
         constexpr uint32_t OF_THREAD = EXPERTS_MAX / COUNTERS;

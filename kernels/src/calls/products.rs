@@ -1,4 +1,4 @@
-//! Products with weights, and the norms, gates and conversions around them.
+//! GEMMs with weights, and the norms, gates and conversions around them.
 
 use crate::{Activations, Rounded, Tensor, Weight};
 
@@ -81,7 +81,7 @@ pub struct RmsNorm<'a> {
     pub x: Tensor<'a>,
     /// `[hidden]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    /// Added to each weight: 1 for norms whose stored weights are centered on zero, otherwise 0.
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
@@ -116,7 +116,7 @@ pub struct Quantize<'a> {
     pub out: Rounded<'a>,
 }
 
-/// Memory that a backend may measure in.
+/// Memory in which a backend may measure GEMMs.
 #[non_exhaustive]
 pub struct Measure<'a> {
     /// `[bytes]` u8 with arbitrary contents: all free memory of the workspace.

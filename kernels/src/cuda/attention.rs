@@ -1,5 +1,5 @@
-//! Attention launches: many rows per sequence on tensor cores, and single rows
-//! split along their contexts.
+//! Launches of attention kernels. Sequences with many query rows run on tensor cores. A sequence
+//! with a single query row is split along its context.
 
 use super::{
     arguments::{Arguments, Extent, arguments, count},

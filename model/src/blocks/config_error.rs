@@ -6,6 +6,10 @@ use thiserror::Error;
 /// overflow if the widths are at most this limit.
 pub const WIDTH_MAX: usize = 1 << 20;
 
+/// Limit of the number of heads, the elements of a head, and the number of layers, larger than in
+/// any known model.
+pub const HEAD_MAX: usize = 1 << 12;
+
 /// A `config.json` from which no model can be built.
 #[derive(Debug, Error)]
 pub enum ConfigError {

@@ -1,6 +1,7 @@
 //! Keys of a `config.json`: merging them over defaults, and refusing keys that change results
 //! and are not supported.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::config_error::ConfigError;
@@ -47,6 +48,21 @@ pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> 
     let mut fields = defaults.as_object().cloned().unwrap_or_default();
     fields.extend(given.iter().map(|(key, value)| (key.clone(), value.clone())));
     fields
+}
+
+/// `tie_word_embeddings`, which may be in `text_config`, at the top level, or in both with the same
+/// value. `false` if neither has it.
+pub fn tied_embeddings(config: &Map<String, Value>, text: &Map<String, Value>) -> Result<bool, ConfigError> {
+    let said =
+        |place: &Map<String, Value>| place.get("tie_word_embeddings").map_or(Ok(None), Option::<bool>::deserialize);
+    let (outer, inner) = (said(config)?, said(text)?);
+    if let (Some(outer), Some(inner)) = (outer, inner)
+        && outer != inner
+    {
+        let text = format!("tie_word_embeddings is {outer}, but {inner} in text_config");
+        return Err(ConfigError::Contradiction(text));
+    }
+    Ok(outer.or(inner) == Some(true))
 }
 
 /// Refuses keys that would change what the model computes and that this crate does not support,

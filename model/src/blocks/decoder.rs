@@ -1,16 +1,14 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
-use bursar_kernels::{
-    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
-    ops::{rms_norm::RmsNorm, rotary::Rope},
-};
+use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, StateShape, Tensor, ops::rotary::Rope};
 
 use super::{
     decoder_config::DecoderConfig,
     decoder_share::DecoderShare,
-    gated_mlp::GatedMlp,
-    mixture::{Mixture, MixtureConfig},
-    paged_attention::{HeadNorms, PagedAttention},
+    hybrid,
+    layer::{Layer, LayerPass, Stream},
+    layer_cache::LayerCache,
+    mixture::MixtureConfig,
     step_inputs::StepInputs,
     vision::EmbeddingLayout,
 };
@@ -45,38 +43,12 @@ pub struct Decoder {
     rope: Rope<'static>,
 }
 
-struct Layer {
-    attention_norm: Tensor<'static>, // [hidden]
-    attention: PagedAttention,
-    mlp_norm: Tensor<'static>, // [hidden]
-    mlp: Mlp,
-}
-
-enum Mlp {
-    Gated(GatedMlp),
-    Mixture(Mixture),
-}
-
-/// Values that one layer passes to the next.
-struct Stream<'s> {
-    hidden: Tensor<'s>,             // [tokens, hidden]
-    scratch: ActivationScratch<'s>, // space for one normalized copy of `hidden`
-    is_normed: bool,                // `scratch` already has the normalized input of the next layer
-}
-
-/// Arguments that are the same for all layers of a step.
-struct LayerPass<'a> {
-    config: &'a DecoderConfig,
-    rope: &'a Rope<'static>,
-    inputs: &'a StepInputs<'a>,
-}
-
 /// Results of earlier passes that a step reads. The step also writes its keys
 /// and values to `layers`.
 pub struct StepCaches<'a> {
     /// Keys and values, one entry per layer. A step runs only the first layers, as many
     /// as there are entries.
-    pub layers: &'a [KvLayer],
+    pub layers: &'a [LayerCache],
     /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The number of
     /// DeepStack parts in a row follows from `width`.
     pub pictures: Option<&'a Tensor<'a>>,
@@ -111,6 +83,9 @@ impl Decoder {
             map.table(&embedding_name, tokens, config.hidden)?
         };
         let (loads, mut of_layers) = config.loads(map);
+        if config.gated_delta.is_some() {
+            map.leave_unread(hybrid::DRAFT_MODULE);
+        }
         map.set_in_decoder(true);
         let layer =
             |index| Layer::claim(&config, &share, index, &name(&format!("layers.{index}")), map, &mut of_layers);
@@ -124,7 +99,7 @@ impl Decoder {
         } else {
             Some(map.vocabulary(head, tokens, rows, config.hidden)?)
         };
-        let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
+        let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.rotary_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
         Ok(Decoder { config, share, embedding, layers, loads, norm, projection, rope })
     }
@@ -140,8 +115,16 @@ impl Decoder {
 
     /// The shape of this rank's keys and values, with elements of type `dtype`.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
-        let DecoderConfig { layers, head_dim, .. } = self.config;
+        let (layers, head_dim) = (self.config.attention_layers(), self.config.head_dim);
         KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
+    }
+
+    /// The shape of this rank's recurrent states, with convolution inputs of type `activation`.
+    /// `None` if all layers are attention.
+    pub fn state_shape(&self, activation: DType) -> Option<StateShape> {
+        let (delta, heads) = self.config.gated_delta.as_ref().zip(self.share.delta)?;
+        let layers = self.config.layers - self.config.attention_layers();
+        Some(delta.state_shape(heads, layers, activation))
     }
 
     /// Number of times that each expert was chosen since the weights were loaded,
@@ -184,7 +167,7 @@ impl Decoder {
 
     /// The step layout of exactly the size of `batch`, for this decoder.
     pub fn layout(&self, batch: &StepBatch) -> StepLayout {
-        StepLayout::of(batch, self.config.rope_axes.count())
+        StepLayout::of(batch, self.config.step_format())
     }
 
     /// Launches a step without uploading anything and without scoring. The step's arrays are in
@@ -286,7 +269,7 @@ impl Decoder {
     ) -> Result<Tensor<'s>, KernelError> {
         if chosen.rows() > 0 {
             let scope = scope.scope();
-            let normed = scope.rms_norm(chosen, &self.norm, self.config.norm_epsilon)?;
+            let normed = scope.rms_norm(chosen, self.config.norm(&self.norm))?;
             if self.has_own(&scope, of) {
                 scope.linear_into(&normed, self.head(), None, &mut logits)?;
             } else {
@@ -353,211 +336,5 @@ impl Decoder {
         let row = EmbeddingLayout::of_width(pictures.columns(), self.config.hidden);
         let part = pictures.column_range(row.part(layer));
         scope.add_rows(&part, &inputs.picture_cache_rows, &inputs.picture_rows, hidden)
-    }
-}
-
-impl Layer {
-    fn claim(
-        config: &DecoderConfig,
-        share: &DecoderShare,
-        index: usize,
-        prefix: &str,
-        map: &mut WeightMap<'_>,
-        loads: &mut impl Iterator<Item = Tensor<'static>>,
-    ) -> Result<Self, WeightError> {
-        let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, head_dim, biases) = (config.hidden, config.head_dim, config.biases);
-        let (query_rows, kv_rows) = (share.heads.times(head_dim), share.kv_heads.times(head_dim));
-        let [query, key, value] = ["q", "k", "v"].map(|part| name(&format!("self_attn.{part}_proj")));
-        Ok(Layer {
-            attention_norm: map.tensor(&name("input_layernorm.weight"), [hidden])?,
-            attention: PagedAttention {
-                qkv: map.fused_linear(
-                    &[(&query, query_rows), (&key, kv_rows), (&value, kv_rows)],
-                    hidden,
-                    biases.qkv,
-                )?,
-                norms: if config.head_norms {
-                    Some(HeadNorms {
-                        query: map.tensor(&name("self_attn.q_norm.weight"), [head_dim])?,
-                        key: map.tensor(&name("self_attn.k_norm.weight"), [head_dim])?,
-                        epsilon: config.norm_epsilon,
-                    })
-                } else {
-                    None
-                },
-                cache_scales: map.cache_scales(&name("self_attn"), share.kv_heads)?,
-                out: map.linear(&name("self_attn.o_proj"), hidden, query_rows, biases.out)?,
-                heads: share.heads.count,
-                scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),
-            },
-            mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
-            mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
-                Some(mixture) => {
-                    let loads = loads.next().expect("each layer with experts has a list");
-                    let held = share.experts.expect("it has experts");
-                    Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, held, loads)?)
-                }
-                None => Mlp::Gated(GatedMlp::claim(
-                    map,
-                    ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
-                    (hidden, share.intermediate),
-                    biases.mlp,
-                )?),
-            },
-        })
-    }
-
-    /// The formats of the two normalized inputs: of attention and of the MLP.
-    fn norm_formats(&self) -> [ActivationFormat; 2] {
-        let of_mlp = match &self.mlp {
-            Mlp::Gated(mlp) => mlp.reads(),
-            Mlp::Mixture(mixture) => mixture.reads(),
-        };
-        [self.attention.qkv.reads(), of_mlp]
-    }
-
-    /// Runs the layer on all rows of `stream`, in place. `next` is the following layer, or `None`
-    /// if there is no such layer or if a DeepStack part is added to the rows first. If `next` is
-    /// given, this function may also compute the normalized input of `next`.
-    fn forward<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        pass: &LayerPass<'_>,
-        cache: &KvLayer,
-        stream: &mut Stream<'_>,
-        next: Option<&Layer>,
-    ) -> Result<(), KernelError> {
-        {
-            let scope = scope.scope();
-            let normed = stream.normed(&scope, pass, self)?;
-            let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
-            let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
-            self.add_attended(&scope, pass, &attended, (&mut stream.hidden, &mut stream.scratch))?;
-        }
-        stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.scratch), next)?;
-        Ok(())
-    }
-
-    /// Like [`forward`](Layer::forward), but computes only the rows `rows` of `stream`, and writes
-    /// the result to `chosen` `[rows, hidden]`. The keys and values of all rows are still written.
-    fn forward_chosen<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        pass: &LayerPass<'_>,
-        cache: &KvLayer,
-        stream: &mut Stream<'_>,
-        rows: &Tensor<'_>, // [rows] u32
-        chosen: &mut Tensor<'_>,
-    ) -> Result<(), KernelError> {
-        {
-            let scope = scope.scope();
-            let normed = stream.normed(&scope, pass, self)?;
-            let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
-            if rows.rows() == 0 {
-                return Ok(());
-            }
-            let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
-            // Nothing reads `qkv` after this point, so the chosen rows overwrite it.
-            let (all, wanted) = (qkv.shape().elements(), [rows.rows(), attended.columns()]);
-            let mut place = qkv.into_shape([1, all]);
-            let mut few = place.column_range_mut(0..wanted[0] * wanted[1]).into_shape(wanted);
-            scope.gather_rows_into(&attended, rows, &mut few)?;
-            scope.gather_rows_into(&stream.hidden, rows, chosen)?;
-            self.add_attended(&scope, pass, &few, (chosen, &mut stream.scratch))?;
-        }
-        self.add_mlp(scope, pass, (chosen, &mut stream.scratch), None)?;
-        Ok(())
-    }
-
-    /// Projects `attended` `[rows, heads * head_dim]` and adds the result to `hidden`
-    /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `scratch`. If
-    /// the ranks' partial results are summed, the sum operation also computes the norm, because
-    /// that operation has complete rows. A mixture computes its own norm together with its routing.
-    fn add_attended<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        pass: &LayerPass<'_>,
-        attended: &Tensor<'_>,
-        (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
-    ) -> Result<(), KernelError> {
-        let ([_, format], norm, out) = (self.norm_formats(), pass.norm(&self.mlp_norm), &self.attention.out);
-        if let Mlp::Mixture(_) = &self.mlp {
-            return out.forward_add(scope, attended, hidden);
-        }
-        // Nothing reads the previous norm in `scratch` any more, so it is overwritten.
-        let mut normed = scratch.place(format, hidden.rows());
-        if out.is_partial {
-            return out.forward_add_normed(scope, attended, hidden, norm, &mut normed);
-        }
-        out.forward_add(scope, attended, hidden)?;
-        scope.rms_norm_into(hidden, norm, &mut normed)
-    }
-
-    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` must be as
-    /// [`add_attended`](Layer::add_attended) left it. Returns `true` if `scratch` contains the
-    /// normalized input of `next` afterwards. The operations that sum the experts or the ranks'
-    /// partial results also compute that input.
-    fn add_mlp<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        pass: &LayerPass<'_>,
-        (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
-        next: Option<&Layer>,
-    ) -> Result<bool, KernelError> {
-        let scope = scope.scope();
-        let ([_, format], rows) = (self.norm_formats(), hidden.rows());
-        let mut normed = scratch.place(format, rows);
-        match &self.mlp {
-            Mlp::Gated(mlp) => {
-                let gated = mlp.gate(&scope, &normed)?;
-                let Some(next) = next.filter(|_| mlp.down.is_partial) else {
-                    return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);
-                };
-                let mut normed = scratch.place(next.attention.qkv.reads(), rows);
-                let norm = pass.norm(&next.attention_norm);
-                mlp.down.forward_add_normed(&scope, &gated, hidden, norm, &mut normed)?;
-                Ok(true)
-            }
-            Mlp::Mixture(mixture) => {
-                // A step that runs its last layer on chosen rows is never captured in a CUDA graph.
-                // Such a layer has no padding rows, so the router does not need the slots to
-                // recognize them.
-                let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
-                let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
-                let Some(next) = next else {
-                    return mixture.add(&scope, &gated, hidden, None).map(|()| false);
-                };
-                // Nothing reads `scratch` after the experts' first half, so its content is
-                // overwritten.
-                let mut normed = scratch.place(next.attention.qkv.reads(), rows);
-                let norm = pass.norm(&next.attention_norm);
-                mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
-                Ok(true)
-            }
-        }
-    }
-}
-
-impl LayerPass<'_> {
-    fn norm<'n>(&self, weight: &'n Tensor<'static>) -> RmsNorm<'n> {
-        RmsNorm { weight, epsilon: self.config.norm_epsilon }
-    }
-}
-
-impl Stream<'_> {
-    /// Returns the normalized input of `layer`. The input is computed here unless the previous
-    /// layer has already left it in `scratch`.
-    fn normed<B: Backend>(
-        &mut self,
-        scope: &Scope<'_, B>,
-        pass: &LayerPass<'_>,
-        layer: &Layer,
-    ) -> Result<Activations<'_>, KernelError> {
-        let mut normed = self.scratch.place(layer.attention.qkv.reads(), self.hidden.rows());
-        if !std::mem::take(&mut self.is_normed) {
-            scope.rms_norm_into(&self.hidden, pass.norm(&layer.attention_norm), &mut normed)?;
-        }
-        Ok(normed)
     }
 }

@@ -1,16 +1,21 @@
 //! A decoder's sizes and settings, read from a Hugging Face `config.json`.
 
-use bursar_kernels::ops::rotary::PairAxes;
+use bursar_kernels::{
+    Tensor,
+    ops::{rms_norm::RmsNorm, rotary::PairAxes},
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    config_error::{ConfigError, WIDTH_MAX},
+    config_error::{ConfigError, HEAD_MAX, WIDTH_MAX},
     config_keys,
+    gated_delta_net::GatedDeltaConfig,
     mixture::MixtureConfig,
     rope_config::RopeConfig,
     rope_scaling::RopeScaling,
 };
+use crate::flow::StepFormat;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
@@ -27,6 +32,14 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// Number of elements of a head that are rotated, from the first one on.
+    pub rotary_dim: usize,
+    /// Whether attention multiplies its result by the sigmoid of gates.
+    pub output_gate: bool,
+    /// The layers with a gated delta net in place of attention, if there are any.
+    pub gated_delta: Option<GatedDeltaConfig>,
+    /// Added to the weights of norms: 1 if the checkpoint's weights are centred on zero.
+    pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f32,
     pub biases: Biases,
@@ -52,10 +65,6 @@ pub struct Biases {
     /// All three projections of the MLP.
     pub mlp: bool,
 }
-
-/// Limit of the number of heads, of the elements of a head, and of the number of layers. No known
-/// model reaches this limit.
-const HEAD_MAX: usize = 1 << 12;
 
 /// A family's defaults for keys that the file lacks, and the properties that
 /// its configuration class implies.
@@ -94,6 +103,9 @@ pub enum LayerKind {
     /// Qwen3: like Llama without `mlp_bias`, and each query and key head
     /// is normalized before rotation.
     HeadNorms,
+    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centred
+    /// on zero, and gated delta nets in the layers that `layer_types` calls `linear_attention`.
+    Hybrid,
 }
 
 #[derive(Deserialize)]
@@ -112,6 +124,9 @@ struct Fields {
     sliding_window: Option<usize>,
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
+    full_attention_interval: Option<usize>,
+    attn_output_gate: Option<bool>,
+    output_gate_type: Option<String>,
     hidden_act: String,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
@@ -134,22 +149,29 @@ impl DecoderConfig {
     /// Reads the text fields of a `config.json`, on top of the family's defaults. `place` is the
     /// fields' prefix in errors: empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
-        config_keys::refuse_unknown(place, given)?;
+        let is_hybrid = defaults.layer == LayerKind::Hybrid;
+        config_keys::refuse_unknown_but(place, given, if is_hybrid { &HYBRID_KEYS } else { &[] })?;
         let given = config_keys::over(&defaults.fields, given);
-        let rope = RopeConfig::read(place, &given, defaults.rope_types, defaults.axes.keys())?;
+        let more = [defaults.axes.keys(), if is_hybrid { &["partial_rotary_factor"] } else { &[] }].concat();
+        let rope = RopeConfig::read(place, &given, defaults.rope_types, &more)?;
         let mixture = MixtureConfig::read(&given)?;
+        let delta = is_hybrid.then(|| GatedDeltaConfig::read(&given)).transpose()?;
         let fields: Fields = serde_json::from_value(given.into())?;
         if fields.hidden_act != "silu" {
             let (field, value) = ("hidden_act".to_owned(), fields.hidden_act);
             return Err(ConfigError::Unsupported { field, value, supported: "silu" });
         }
         check_sizes(&fields)?;
-        refuse_sliding(&fields)?;
+        let gated_delta = match delta {
+            Some(delta) => Some(delta_layers(place, &fields, delta)?),
+            None => refuse_sliding(&fields).map(|()| None)?,
+        };
         let [heads, kv_heads, head_dim] = heads(&fields)?;
-        let rope_axes = defaults.axes.of(place, &rope, head_dim)?;
+        let rotary_dim = rope.rotary_dim(place, head_dim)?;
+        let rope_axes = defaults.axes.of(place, &rope, rotary_dim)?;
         Ok(DecoderConfig {
             biases: defaults.layer.biases(&fields),
-            head_norms: defaults.layer == LayerKind::HeadNorms,
+            head_norms: is_hybrid || defaults.layer == LayerKind::HeadNorms,
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
@@ -158,6 +180,10 @@ impl DecoderConfig {
             heads,
             kv_heads,
             head_dim,
+            rotary_dim,
+            output_gate: is_hybrid,
+            gated_delta,
+            norm_offset: if is_hybrid { 1.0 } else { 0.0 },
             norm_epsilon: fields.rms_norm_eps,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
@@ -165,6 +191,26 @@ impl DecoderConfig {
             context_tokens: rope.scaling.context_tokens(fields.max_position_embeddings),
             tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
         })
+    }
+
+    /// A norm of the residual stream with this weight `[hidden]`.
+    pub fn norm<'w>(&self, weight: &'w Tensor<'w>) -> RmsNorm<'w> {
+        RmsNorm { weight, weight_offset: self.norm_offset, epsilon: self.norm_epsilon }
+    }
+
+    /// Whether a layer has attention. Any other layer has a gated delta net.
+    pub fn has_attention(&self, layer: usize) -> bool {
+        self.gated_delta.as_ref().is_none_or(|delta| !delta.is_in[layer])
+    }
+
+    /// Number of layers with attention.
+    pub fn attention_layers(&self) -> usize {
+        (0..self.layers).filter(|layer| self.has_attention(*layer)).count()
+    }
+
+    /// The arrays that a step of this decoder reads.
+    pub fn step_format(&self) -> StepFormat {
+        StepFormat { axes: self.rope_axes.count(), has_states: self.attention_layers() < self.layers }
     }
 }
 
@@ -202,9 +248,55 @@ impl LayerKind {
         match self {
             LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
             LayerKind::ConfiguredBias => Biases { qkv: has_bias, out: has_bias, mlp: fields.mlp_bias == Some(true) },
-            LayerKind::HeadNorms => Biases { qkv: has_bias, out: has_bias, mlp: false },
+            LayerKind::HeadNorms | LayerKind::Hybrid => Biases { qkv: has_bias, out: has_bias, mlp: false },
         }
     }
+}
+
+/// Keys that change what other families compute, and that hybrid models support.
+const HYBRID_KEYS: [&str; 2] = ["attn_output_gate", "partial_rotary_factor"];
+
+/// Adds to `delta` the layers with gated delta nets: the layers that `layer_types` names, otherwise
+/// all except every `full_attention_interval`th layer (transformers 5.17,
+/// `configuration_qwen3_5.py`).
+fn delta_layers(place: &str, fields: &Fields, delta: GatedDeltaConfig) -> Result<GatedDeltaConfig, ConfigError> {
+    let unsupported = |key: &str, value: String, supported| {
+        Err(ConfigError::Unsupported { field: format!("{place}{key}"), value, supported })
+    };
+    if fields.attn_output_gate == Some(false) {
+        return unsupported("attn_output_gate", "false".to_owned(), "true");
+    }
+    // The activation of the norm's gate in gated delta nets. `swish` is another name of SiLU.
+    if let Some(kind) = fields.output_gate_type.as_deref().filter(|kind| !["swish", "silu"].contains(kind)) {
+        return unsupported("output_gate_type", kind.to_owned(), "swish and silu");
+    }
+    let Some(types) = &fields.layer_types else {
+        let interval = fields.full_attention_interval.unwrap_or(4);
+        ConfigError::check_size("full_attention_interval", interval, HEAD_MAX)?;
+        let is_in = (1..=fields.num_hidden_layers).map(|layer| !layer.is_multiple_of(interval)).collect();
+        return Ok(GatedDeltaConfig { is_in, ..delta });
+    };
+    check_layer_types(types, fields.num_hidden_layers)?;
+    let mut is_in = Vec::new();
+    for (layer, kind) in types.iter().enumerate() {
+        match kind.as_str() {
+            "linear_attention" => is_in.push(true),
+            "full_attention" => is_in.push(false),
+            _ => {
+                let key = format!("layer_types[{layer}]");
+                return unsupported(&key, kind.clone(), "linear_attention and full_attention");
+            }
+        }
+    }
+    Ok(GatedDeltaConfig { is_in, ..delta })
+}
+
+fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigError> {
+    if types.len() == layers {
+        return Ok(());
+    }
+    let text = format!("layer_types names {} layers, but num_hidden_layers is {layers}", types.len());
+    Err(ConfigError::Contradiction(text))
 }
 
 /// Refuses layers with sliding-window attention. If `layer_types` exists, it decides. Otherwise,
@@ -213,10 +305,7 @@ impl LayerKind {
 fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
     let layers = fields.num_hidden_layers;
     if let Some(types) = &fields.layer_types {
-        if types.len() != layers {
-            let text = format!("layer_types names {} layers, but num_hidden_layers is {layers}", types.len());
-            return Err(ConfigError::Contradiction(text));
-        }
+        check_layer_types(types, layers)?;
         return match types.iter().position(|kind| kind != "full_attention") {
             None => Ok(()),
             Some(layer) => Err(ConfigError::Unsupported {
@@ -246,11 +335,12 @@ impl AxesRule {
         }
     }
 
-    fn of(self, place: &str, rope: &RopeConfig, head_dim: usize) -> Result<PairAxes, ConfigError> {
-        let given = |default: [usize; 3]| sections(rope.sections.as_deref().unwrap_or(&default), head_dim);
+    /// The axis of each rotated pair of a head.
+    fn of(self, place: &str, rope: &RopeConfig, rotary_dim: usize) -> Result<PairAxes, ConfigError> {
+        let given = |default: [usize; 3]| sections(rope.sections.as_deref().unwrap_or(&default), rotary_dim);
         match self {
             // All axes of a text position are equal, so sections would change nothing.
-            AxesRule::One => Ok(PairAxes::Sections(vec![head_dim / 2])),
+            AxesRule::One => Ok(PairAxes::Sections(vec![rotary_dim / 2])),
             AxesRule::Consecutive(default) => Ok(PairAxes::Sections(given(default)?.to_vec())),
             AxesRule::Interleaved(default) => {
                 if rope.interleaved == Some(false) {
@@ -260,13 +350,13 @@ impl AxesRule {
                 let [first, second, third] = given(default)?;
                 // The last pair of each axis must be within the head. The second axis has the pairs
                 // 1, 4, 7 and so on, the third axis has 2, 5, 8 and so on.
-                if 3 * second <= head_dim / 2 + 1 && 3 * third <= head_dim / 2 {
+                if 3 * second <= rotary_dim / 2 + 1 && 3 * third <= rotary_dim / 2 {
                     Ok(PairAxes::Interleaved(second, third))
                 } else {
                     Err(ConfigError::Contradiction(format!(
-                        "{place}mrope_section {:?} cannot be interleaved over the {} pairs of a head",
+                        "{place}mrope_section {:?} cannot be interleaved over the {} rotated pairs of a head",
                         [first, second, third],
-                        head_dim / 2
+                        rotary_dim / 2
                     )))
                 }
             }
@@ -274,13 +364,13 @@ impl AxesRule {
     }
 }
 
-fn sections(sections: &[usize], head_dim: usize) -> Result<[usize; 3], ConfigError> {
+fn sections(sections: &[usize], rotary_dim: usize) -> Result<[usize; 3], ConfigError> {
     let pairs = sections.iter().try_fold(0usize, |pairs, section| pairs.checked_add(*section));
     match <[usize; 3]>::try_from(sections) {
-        Ok(sections) if pairs == Some(head_dim / 2) => Ok(sections),
+        Ok(sections) if pairs == Some(rotary_dim / 2) => Ok(sections),
         _ => Err(ConfigError::Contradiction(format!(
-            "mrope_section {sections:?} does not divide the {} pairs of a head among three axes",
-            head_dim / 2
+            "mrope_section {sections:?} does not divide the {} rotated pairs of a head among three axes",
+            rotary_dim / 2
         ))),
     }
 }

@@ -73,6 +73,17 @@ pub struct DecoderShape {
     pub is_tied: bool,
     /// Experts that replace the MLP of each layer.
     pub mixture: Option<MixtureShape>,
+    /// Gated delta nets that replace the attention of all layers except every fourth one.
+    pub delta: Option<DeltaShape>,
+}
+
+/// The sizes of gated delta nets.
+#[derive(Clone, Copy)]
+pub struct DeltaShape {
+    pub key_heads: usize,
+    pub value_heads: usize,
+    /// Elements of a query, key or value of one head.
+    pub head_dim: usize,
 }
 
 /// The sizes of a mixture of experts.
@@ -83,10 +94,13 @@ pub struct MixtureShape {
     pub top: usize,
     /// Width of an expert.
     pub intermediate: usize,
+    /// Width of the expert that every token uses, if there is one.
+    pub shared: Option<usize>,
 }
 
 impl DecoderShape {
-    /// A released size of Qwen2.5 up to 3B: the embedding is also the output projection.
+    /// The shape of a released Qwen2.5 model of up to 3B: the embedding is also the output
+    /// projection.
     pub const fn small([hidden, intermediate, layers, heads, kv_heads]: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape {
             text: CHATML,
@@ -103,11 +117,12 @@ impl DecoderShape {
             context_tokens,
             is_tied: true,
             mixture: None,
+            delta: None,
         }
     }
 
-    /// A released size of Qwen2.5 from 7B on: the embedding has more rows, and the output
-    /// projection is a separate matrix.
+    /// The shape of a released Qwen2.5 model of 7B or more: the embedding has more rows, and the
+    /// output projection is a separate matrix.
     pub const fn large(numbers: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
     }
@@ -148,6 +163,18 @@ impl DecoderShape {
             config["norm_topk_prob"] = true.into();
             config["decoder_sparse_step"] = 1.into();
             config["mlp_only_layers"] = json!([]);
+            if let Some(shared) = mixture.shared {
+                config["shared_expert_intermediate_size"] = shared.into();
+            }
+        }
+        if let Some(delta) = self.delta {
+            config["linear_num_key_heads"] = delta.key_heads.into();
+            config["linear_num_value_heads"] = delta.value_heads.into();
+            config["linear_key_head_dim"] = delta.head_dim.into();
+            config["linear_value_head_dim"] = delta.head_dim.into();
+            config["linear_conv_kernel_dim"] = 4.into();
+            config["full_attention_interval"] = 4.into();
+            config["attn_output_gate"] = true.into();
         }
         config
     }

@@ -2,7 +2,7 @@
 
 use bursar_kernels::{Rank, RankShard};
 
-use super::DecoderConfig;
+use super::{decoder_config::DecoderConfig, gated_delta_net::DeltaHeads, mixture::MixtureShare};
 use crate::weights::RanksError;
 
 /// A rank's shard of each dimension that is divided among ranks (Shoeybi et
@@ -16,8 +16,10 @@ pub struct DecoderShare {
     pub kv_heads: RankShard,
     /// Columns of a gated MLP.
     pub intermediate: RankShard,
-    /// Experts of a mixture, if the decoder has one.
-    pub experts: Option<RankShard>,
+    /// Heads of gated delta nets, if the decoder has them.
+    pub delta: Option<DeltaHeads>,
+    /// Parts of a mixture, if the decoder has one.
+    pub mixture: Option<MixtureShare>,
     /// Tokens of the vocabulary. If the vocabulary does not divide equally, the last ranks have
     /// fewer tokens.
     pub vocabulary: RankShard,
@@ -42,7 +44,14 @@ impl DecoderConfig {
     /// that cannot be divided.
     fn try_share(&self, rank: Rank) -> Result<DecoderShare, (&'static str, usize)> {
         let share = |what, count: usize| rank.share(count).ok_or((what, count));
-        let experts = self.mixture.as_ref().map(|mixture| share("experts", mixture.experts)).transpose()?;
+        let mixture = self.mixture.as_ref().map(|mixture| {
+            let shared = mixture.shared.map(|width| share("columns of the shared expert", width)).transpose()?;
+            Ok(MixtureShare { experts: share("experts", mixture.experts)?, shared })
+        });
+        let delta = self.gated_delta.as_ref().map(|delta| {
+            let keys = share("key heads of gated delta nets", delta.key_heads)?;
+            Ok(DeltaHeads { keys, values: share("value heads of gated delta nets", delta.value_heads)? })
+        });
         let is_all_experts = (0..self.layers).all(|layer| self.mixture.as_ref().is_some_and(|it| it.is_in(layer)));
         Ok(DecoderShare {
             rank,
@@ -53,7 +62,8 @@ impl DecoderConfig {
             } else {
                 share("columns of the MLP", self.intermediate)?
             },
-            experts,
+            delta: delta.transpose()?,
+            mixture: mixture.transpose()?,
             vocabulary: rank.share_rounded_up(self.vocabulary),
         })
     }

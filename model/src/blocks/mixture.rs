@@ -1,6 +1,6 @@
 //! A mixture of experts: for each token, a router chooses a few of many gated MLPs, and their
-//! results are summed with the router's weights (Shazeer et al. 2017, arXiv 1701.06538; without a
-//! shared expert, as in Qwen3, arXiv 2505.09388).
+//! results are summed with the router's weights (Shazeer et al. 2017, arXiv 1701.06538). Some models
+//! add a shared expert, which every token uses (Qwen3.5).
 
 use bursar_kernels::{
     ActivationFormat, Activations, Backend, KernelError, RankShard, Scope, Tensor, Weight,
@@ -13,8 +13,11 @@ use bursar_kernels::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::config_error::{ConfigError, WIDTH_MAX};
-use crate::weights::{WeightError, WeightMap};
+use super::{
+    config_error::{ConfigError, WIDTH_MAX},
+    gated_mlp::GatedMlp,
+};
+use crate::weights::{Linear, WeightError, WeightMap};
 
 /// The experts of a decoder, and which of its layers have them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -34,6 +37,9 @@ pub struct MixtureConfig {
     /// Layers that have no experts even if `step` selects them.
     #[serde(rename = "mlp_only_layers")]
     pub dense: Option<Vec<usize>>,
+    /// Width of the shared expert, which every token uses, if the layers have one.
+    #[serde(rename = "shared_expert_intermediate_size")]
+    pub shared: Option<usize>,
 }
 
 impl MixtureConfig {
@@ -49,6 +55,9 @@ impl MixtureConfig {
         ConfigError::check_size("num_experts", mixture.experts, EXPERTS_MAX)?;
         ConfigError::check_size("num_experts_per_tok", mixture.top, mixture.experts.min(TOP_MAX))?;
         ConfigError::check_size("moe_intermediate_size", mixture.intermediate, WIDTH_MAX)?;
+        if let Some(shared) = mixture.shared {
+            ConfigError::check_size("shared_expert_intermediate_size", shared, WIDTH_MAX)?;
+        }
         ConfigError::check_size("decoder_sparse_step", mixture.step, WIDTH_MAX)?;
         Ok(Some(mixture))
     }
@@ -68,17 +77,34 @@ pub struct Mixture {
     top: usize,
     renormalised: bool,
     loads: Tensor<'static>, // [experts] u32
+    shared: Option<SharedExpert>,
+}
+
+/// An expert that every token uses. Its result is multiplied by the sigmoid of a gate.
+struct SharedExpert {
+    mlp: GatedMlp,
+    gate: Linear, // [1, hidden]
 }
 
 /// The result of the first half of a mixture.
 pub struct GatedRows<'s> {
     routing: Routing<'s>,
-    rows: Activations<'s>, // [rows * top, intermediate]
+    rows: Activations<'s>,      // [rows * top, intermediate]
+    shared: Option<Tensor<'s>>, // [rows, width of the shared expert], already gated
+}
+
+/// The parts of a mixture that a rank holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixtureShare {
+    pub experts: RankShard,
+    /// Columns of the shared expert, if there is one.
+    pub shared: Option<RankShard>,
 }
 
 impl Mixture {
-    /// Claims `name.gate.weight`, which is the router, and the [experts](WeightMap::experts) `held`
-    /// under `name.experts`. `loads` `[experts]` counts the choices of experts.
+    /// Claims `name.gate.weight`, which is the router, the [experts](WeightMap::experts) of `share`
+    /// under `name.experts`, and `name.shared_expert` with `name.shared_expert_gate`, if the model has
+    /// a shared expert. `loads` `[experts]` counts the choices of experts.
     ///
     /// # Errors
     /// See [`WeightMap::experts`].
@@ -87,19 +113,22 @@ impl Mixture {
         name: &str,
         hidden: usize,
         config: &MixtureConfig,
-        held: RankShard,
+        share: MixtureShare,
         loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
         let &MixtureConfig { experts, top, renormalised, .. } = config;
         let router = map.router(&format!("{name}.gate.weight"), [experts, hidden], top)?;
+        let held = share.experts;
         let [gate_up, down] = map.experts(&format!("{name}.experts"), held, (hidden, config.intermediate))?;
-        Ok(Mixture { router, held, gate_up, down, top, renormalised, loads })
+        let shared = share.shared.map(|width| SharedExpert::claim(map, name, hidden, width)).transpose()?;
+        Ok(Mixture { router, held, gate_up, down, top, renormalised, loads, shared })
     }
 
     /// The activation format that the experts read directly, without rounding the rows first. The
     /// format includes unquantized rows for the router.
     pub fn reads(&self) -> ActivationFormat {
-        ActivationFormat::of(self.gate_up.wants()).and_plain()
+        let shared = self.shared.as_ref().map_or(ActivationFormat::PLAIN, |shared| shared.mlp.reads());
+        ActivationFormat::of(self.gate_up.wants()).and(shared).and_plain()
     }
 
     /// Normalizes `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row, and
@@ -119,7 +148,8 @@ impl Mixture {
         let routing = scope.rms_norm_route(hidden, norm, normed, router)?.held(self.held);
         let format = ActivationFormat::of(self.down.wants());
         let rows = scope.gated_experts_as(&*normed, &self.gate_up, &routing, format)?;
-        Ok(GatedRows { routing, rows })
+        let shared = self.shared.as_ref().map(|shared| shared.gate(scope, normed)).transpose()?;
+        Ok(GatedRows { routing, rows, shared })
     }
 
     /// Computes the second half of each expert and adds the result to `hidden` `[rows, hidden]`. If
@@ -132,8 +162,13 @@ impl Mixture {
         hidden: &mut Tensor<'_>,
         next: Option<(RmsNorm<'_>, &mut Activations<'_>)>,
     ) -> Result<(), KernelError> {
-        let GatedRows { routing, rows } = gated;
+        let GatedRows { routing, rows, shared } = gated;
+        let shared = self.shared.as_ref().zip(shared.as_ref());
         if self.held.is_whole() {
+            // The sum over experts comes last, because that operation also computes the norm.
+            if let Some((shared, gated)) = shared {
+                shared.mlp.down.forward_add(scope, gated, hidden)?;
+            }
             return match next {
                 Some((norm, normed)) => scope.add_experts_rms_norm(rows, &self.down, routing, hidden, norm, normed),
                 None => scope.add_experts(rows, &self.down, routing, hidden),
@@ -142,9 +177,39 @@ impl Mixture {
         let scope = scope.scope();
         let mut partial = scope.empty([hidden.rows(), hidden.columns()])?;
         scope.experts_into(rows, &self.down, routing, &mut partial)?;
+        if let Some((shared, gated)) = shared {
+            scope.linear_add(gated, &shared.mlp.down.weight, None, &mut partial)?;
+        }
         match next {
             Some((norm, normed)) => scope.all_reduce_rms_norm(&partial, hidden, norm, normed),
             None => scope.all_reduce_add(&partial, hidden),
         }
+    }
+}
+
+impl SharedExpert {
+    /// Claims `name.shared_expert` with the columns `width` of this rank, and
+    /// `name.shared_expert_gate`.
+    fn claim(map: &mut WeightMap<'_>, name: &str, hidden: usize, width: RankShard) -> Result<Self, WeightError> {
+        let names = ["gate", "up", "down"].map(|part| format!("{name}.shared_expert.{part}_proj"));
+        let mlp = GatedMlp::claim(map, names.each_ref().map(String::as_str), (hidden, width), false)?;
+        let gate = map.unquantized_linear(&[(&format!("{name}.shared_expert_gate"), 1.into())], hidden)?;
+        Ok(SharedExpert { mlp, gate })
+    }
+
+    /// The first half of the expert for `normed` `[rows, hidden]`, multiplied by the sigmoid of the
+    /// gate. Scaling here is the same as scaling the result, because the second half is linear.
+    /// Returns `[rows, width]`.
+    fn gate<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        normed: &Activations<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let gated = self.mlp.gate_up.forward_gated(scope, normed, ActivationFormat::PLAIN)?;
+        let mut gated = gated.plain.expect("the format was asked for");
+        let scope = scope.scope();
+        let gate = self.gate.forward(&scope, normed)?; // [rows, 1]
+        scope.sigmoid_mul(&mut gated, &gate)?;
+        Ok(gated)
     }
 }

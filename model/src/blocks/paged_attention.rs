@@ -1,37 +1,84 @@
 //! Self-attention of a decoder layer over the blocks of the KV cache.
 
 use bursar_kernels::{
-    Activations, Backend, KernelError, KvLayer, Scope, Tensor,
-    ops::{rotary::Rope, rotary_kv_write::HeadNorms as NormsOf},
+    Activations, Backend, KernelError, KvLayer, RankShard, Scope, Tensor,
+    ops::{rotary::Rope, rotary_kv_write::HeadNorms},
 };
 
-/// The norms of query and key heads.
-pub type HeadNorms = NormsOf<'static>;
-
-use super::step_inputs::StepInputs;
-use crate::weights::Linear;
+use super::{decoder_config::DecoderConfig, decoder_share::DecoderShare, mixed::Mixed, step_inputs::StepInputs};
+use crate::weights::{Linear, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
 pub struct PagedAttention {
-    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values.
+    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. With
+    /// [`has_gate`](Self::has_gate), `heads * head_dim` rows of gates follow.
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
     /// Norms of each query and key head, if the model has them.
-    pub norms: Option<HeadNorms>,
+    norms: Option<HeadNorms<'static>>,
     /// `[2, kv_heads]` f32: scales of the cached keys and values of each head, if
     /// the cache is quantized.
-    pub cache_scales: Option<Tensor<'static>>,
-    pub heads: usize,
+    cache_scales: Option<Tensor<'static>>,
+    heads: usize,
+    /// Whether the result is multiplied by the sigmoid of gates (Qiu et al. 2025, arXiv
+    /// 2505.06708).
+    has_gate: bool,
     /// Factor that attention scores are multiplied by.
-    pub scale: f32,
+    scale: f32,
 }
 
 impl PagedAttention {
-    /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates
-    /// queries and keys by their positions, and writes keys and values to `cache`.
-    /// Returns `[tokens, (heads + 2 * kv_heads) * head_dim]`. Callers may use only the
-    /// queries of the result.
+    /// Claims the weights under `name`, for the heads of this rank.
+    pub fn claim(
+        map: &mut WeightMap<'_>,
+        name: &str,
+        config: &DecoderConfig,
+        share: &DecoderShare,
+    ) -> Result<Self, WeightError> {
+        let part = |part: &str| format!("{name}.{part}");
+        let (hidden, head_dim) = (config.hidden, config.head_dim);
+        let (query_rows, kv_rows) = (share.heads.times(head_dim), share.kv_heads.times(head_dim));
+        let [query, key, value] = ["q_proj", "k_proj", "v_proj"].map(part);
+        // With gates, `q_proj` has the rows of each head's query, followed by those of its gate.
+        let of_head = |head: usize, half: usize| RankShard {
+            first: (2 * head + half) * head_dim,
+            count: head_dim,
+            whole: 2 * query_rows.whole,
+        };
+        let of_heads = |half: usize| share.heads.range().map(move |head| of_head(head, half));
+        let keys_values = [(key.as_str(), kv_rows), (value.as_str(), kv_rows)];
+        let named = |rows| (query.as_str(), rows);
+        let rows: Vec<_> = if config.output_gate {
+            of_heads(0).map(named).chain(keys_values).chain(of_heads(1).map(named)).collect()
+        } else {
+            std::iter::once(named(query_rows)).chain(keys_values).collect()
+        };
+        let qkv = map.fused_linear(&rows, hidden, config.biases.qkv)?;
+        let norms = if config.head_norms {
+            Some(HeadNorms {
+                query: map.tensor(&part("q_norm.weight"), [head_dim])?,
+                key: map.tensor(&part("k_norm.weight"), [head_dim])?,
+                weight_offset: config.norm_offset,
+                epsilon: config.norm_epsilon,
+            })
+        } else {
+            None
+        };
+        Ok(PagedAttention {
+            qkv,
+            norms,
+            cache_scales: map.cache_scales(name, share.kv_heads)?,
+            out: map.linear(&part("o_proj"), hidden, query_rows, config.biases.out)?,
+            heads: share.heads.count,
+            has_gate: config.output_gate,
+            scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),
+        })
+    }
+
+    /// Projects `normed` `[tokens, hidden]` to queries, keys, values and gates, rotates
+    /// queries and keys by their positions, and writes keys and values to `cache`. Returns a row
+    /// of [`qkv`](Self::qkv) for each token, of which only queries and gates are still valid.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -40,24 +87,34 @@ impl PagedAttention {
         step: &StepInputs<'_>,
         cache: &KvLayer,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut qkv = self.qkv.forward(scope, normed)?;
-        let norms = self.norms.as_ref();
+        let mut projected = self.qkv.forward(scope, normed)?;
+        let shape = cache.shape();
+        let mut qkv = projected.column_range_mut(0..(self.heads + 2 * shape.kv_heads) * shape.head_dim);
         let cache = cache.scaled(self.cache_scales.as_ref());
-        scope.rotary_kv_write(&mut qkv, self.heads, norms, &step.positions, rope, &step.slots, cache)?;
-        Ok(qkv)
+        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), &step.positions, rope, &step.slots, cache)?;
+        Ok(projected)
     }
 
-    /// Attention of the queries in `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` over
-    /// `cache`. Returns `[tokens, heads * head_dim]`.
-    pub fn attend<'s, B: Backend>(
+    /// Computes attention of `normed` `[tokens, hidden]` over `cache`, after it has written the
+    /// tokens' keys and values there. Returns `[tokens, heads * head_dim]`, the input of
+    /// [`out`](Self::out).
+    pub fn mix<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        qkv: &Tensor<'_>,
+        normed: &Activations<'_>,
+        rope: &Rope<'_>,
         step: &StepInputs<'_>,
         cache: &KvLayer,
-    ) -> Result<Tensor<'s>, KernelError> {
-        let queries = qkv.column_range(0..self.heads * cache.shape().head_dim);
-        let cache = cache.scaled(self.cache_scales.as_ref());
-        scope.attention_paged(&queries, cache, &step.sequences, self.scale)
+    ) -> Result<Mixed<'s>, KernelError> {
+        let projected = self.project(scope, normed, rope, step, cache)?;
+        let width = self.heads * cache.shape().head_dim;
+        let scaled = cache.scaled(self.cache_scales.as_ref());
+        let queries = projected.column_range(0..width);
+        let mut rows = scope.attention_paged(&queries, scaled, &step.sequences, self.scale)?;
+        if self.has_gate {
+            let gates = projected.column_range(projected.columns() - width..projected.columns());
+            scope.sigmoid_mul(&mut rows, &gates)?;
+        }
+        Ok(Mixed { rows, spare: projected })
     }
 }

@@ -14,6 +14,8 @@ pub struct RopeConfig {
     pub sections: Option<Vec<usize>>,
     /// `true` if pairs alternate between the axes; `None` if the file does not have this key.
     pub interleaved: Option<bool>,
+    /// The fraction of a head's elements that is rotated, if the file has this key.
+    pub partial: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -22,6 +24,7 @@ struct Outer {
     rope_scaling: Option<Map<String, Value>>,
     rope_parameters: Option<Map<String, Value>>,
     max_position_embeddings: Option<usize>,
+    partial_rotary_factor: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -32,6 +35,7 @@ struct Inner {
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,
     mrope_interleaved: Option<bool>,
+    partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
     original_max_position_embeddings: Option<usize>,
     low_freq_factor: Option<f64>,
@@ -79,7 +83,8 @@ impl RopeConfig {
         let scaling = outer.rope_scaling.filter(is_there).map(|rope| ("rope_scaling", rope));
         let parameters = outer.rope_parameters.filter(is_there).map(|rope| ("rope_parameters", rope));
         let Some((name, rope)) = scaling.or(parameters) else {
-            return Ok(RopeConfig { theta: outer.rope_theta, ..RopeConfig::default() });
+            let partial = outer.partial_rotary_factor;
+            return Ok(RopeConfig { theta: outer.rope_theta, partial, ..RopeConfig::default() });
         };
         let place = format!("{place}{name}.");
         let inner: Inner = serde_json::from_value(rope.clone().into())?;
@@ -96,7 +101,23 @@ impl RopeConfig {
             scaling: inner.scaling(kind, &place, outer.max_position_embeddings)?,
             sections: inner.mrope_section,
             interleaved: inner.mrope_interleaved,
+            partial: inner.partial_rotary_factor.or(outer.partial_rotary_factor),
         })
+    }
+
+    /// Number of elements of a head of `head_dim` elements that are rotated.
+    ///
+    /// # Errors
+    /// If there are none, or more than a head has, or not pairs.
+    pub fn rotary_dim(&self, place: &str, head_dim: usize) -> Result<usize, ConfigError> {
+        let Some(partial) = self.partial else { return Ok(head_dim) };
+        // Rounded down, as in transformers 5.17 (`compute_default_rope_parameters`).
+        let elements = (head_dim as f64 * partial) as usize;
+        if (2..=head_dim).contains(&elements) && elements.is_multiple_of(2) {
+            return Ok(elements);
+        }
+        let text = format!("{place}partial_rotary_factor {partial} rotates {elements} of a head's {head_dim} elements");
+        Err(ConfigError::Contradiction(text))
     }
 }
 

@@ -1,6 +1,12 @@
 //! Index arrays of a step on the device, as views of a single upload.
 
-use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
+use bursar_kernels::{
+    Tensor,
+    ops::{
+        attention_paged::PagedSequences,
+        gated_delta::{SNAPSHOTS, StateSequences},
+    },
+};
 
 use crate::flow::{StepArray, StepLayout};
 
@@ -14,6 +20,8 @@ pub struct StepInputs<'a> {
     pub slots: Tensor<'a>,
     /// Rows, context lengths and block tables of the sequences.
     pub sequences: PagedSequences<'a>,
+    /// Rows of the sequences and the slots of their states, for a decoder with recurrent states.
+    pub states: Option<StateSequences<'a>>,
     /// `[logit_rows + score_rows]` u32; `None` if every row is chosen, in order.
     pub chosen_rows: Option<Tensor<'a>>,
     /// `[picture_rows]` u32
@@ -31,7 +39,7 @@ impl<'a> StepInputs<'a> {
         let list = |array| image.row_range(layout.place(array));
         StepInputs {
             tokens: list(StepArray::Tokens),
-            positions: list(StepArray::Positions).into_shape([layout.axes, layout.tokens]),
+            positions: list(StepArray::Positions).into_shape([layout.format.axes, layout.tokens]),
             slots: list(StepArray::Slots),
             sequences: PagedSequences {
                 query_starts: list(StepArray::QueryStarts),
@@ -40,6 +48,15 @@ impl<'a> StepInputs<'a> {
                 single_rows: layout.single_rows,
                 query_key_pairs: layout.query_key_pairs,
             },
+            states: layout.format.has_states.then(|| StateSequences {
+                query_starts: list(StepArray::QueryStarts),
+                context_lengths: list(StepArray::ContextLengths),
+                reads: list(StepArray::StateReads),
+                writes: list(StepArray::StateWrites),
+                snapshot_rows: list(StepArray::SnapshotRows).into_shape([layout.sequences, SNAPSHOTS]),
+                snapshot_slots: list(StepArray::SnapshotSlots).into_shape([layout.sequences, SNAPSHOTS]),
+                single_rows: layout.single_rows,
+            }),
             chosen_rows: (!layout.chooses_in_every_row()).then(|| list(StepArray::ChosenRows)),
             picture_rows: list(StepArray::EmbeddingRows),
             picture_cache_rows: list(StepArray::PictureCacheRows),

@@ -7,6 +7,8 @@ pub mod qwen2;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
 pub mod qwen3;
+pub mod qwen3_5;
+pub mod qwen3_5_text;
 pub mod qwen3_vl;
 mod row;
 mod vision_language_model;

@@ -32,6 +32,23 @@ pub trait ReleasedShape: 'static {
     fn files(&self) -> Files;
 }
 
+/// The shapes of a family without released shapes of its own.
+pub enum NoShape {}
+
+impl ReleasedShape for NoShape {
+    fn name(&self) -> &'static str {
+        match *self {}
+    }
+
+    fn decoder(&self) -> &DecoderShape {
+        match *self {}
+    }
+
+    fn files(&self) -> Files {
+        match *self {}
+    }
+}
+
 /// Vision settings of a family that accepts pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisionSettings {
@@ -169,7 +186,10 @@ impl<S: Settings> Weights<S> for TextModel {
     type Batch = NoPictures;
 
     fn claim(settings: S, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        Ok(TextModel(Decoder::claim(settings.decoder().clone(), "model", map)?))
+        // Text-only exports of models with pictures keep their longer names.
+        let has_decoder = |prefix: &&str| map.has(&format!("{prefix}.embed_tokens.weight"));
+        let prefix = ["model.language_model", "language_model.model"].into_iter().find(has_decoder).unwrap_or("model");
+        Ok(TextModel(Decoder::claim(settings.decoder().clone(), prefix, map)?))
     }
 
     fn decoder(&self) -> &Decoder {

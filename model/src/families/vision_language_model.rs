@@ -14,16 +14,14 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// Vision tower of a family.
-pub trait Tower: Sized {
-    type Config: Settings;
-
+/// Vision tower of the family with the configuration `C`.
+pub trait Tower<C>: Sized {
     /// Pictures packed for one launch.
     type Batch: AsRef<PackedImages> + Clone + std::fmt::Debug + PartialEq;
 
     /// Claims the weights of the tower and then of the decoder, each under the names
     /// that the checkpoint uses.
-    fn claim_model(config: Self::Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError>;
+    fn claim_model(config: C, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError>;
 
     /// Packs pictures, each with the rows of the vision cache for its embeddings.
     /// No pixel is copied.
@@ -66,10 +64,10 @@ pub struct VisionLanguageModel<T> {
     decoder: Decoder,
 }
 
-impl<T: Tower> Weights<T::Config> for VisionLanguageModel<T> {
+impl<C: Settings, T: Tower<C>> Weights<C> for VisionLanguageModel<T> {
     type Batch = EncodeBatch<T::Batch>;
 
-    fn claim(config: T::Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    fn claim(config: C, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let (tower, decoder) = T::claim_model(config, map)?;
         Ok(VisionLanguageModel { tower, decoder })
     }

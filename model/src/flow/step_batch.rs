@@ -3,7 +3,10 @@
 
 use std::ops::Range;
 
-use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
+use bursar_kernels::{
+    BLOCK_TOKENS, InputToken, UnseenToken,
+    ops::gated_delta::{NO_STATE, SNAPSHOTS},
+};
 
 /// Prompt rows whose logits are scored at a time: as many as a GPU's sampler processes at once. On
 /// an H200, a prompt of 8,000 tokens with the shapes of a 7B model took 227 ms, and 34 ms more with
@@ -36,6 +39,27 @@ pub struct SequencePart<'a> {
     /// The range of `tokens` to score. The logits of each of these tokens give the log-probability
     /// of the next token.
     pub scored: Range<usize>,
+    /// The slots of the sequence's recurrent state, for a model with such layers.
+    pub state: Option<StateSlots>,
+}
+
+/// The slots of one sequence's recurrent state in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSlots {
+    /// The slot with the state after the cached tokens. Not read if there are none.
+    pub read: u32,
+    /// The slot for the state after the step.
+    pub write: u32,
+    /// Copies of the state inside the step: the number of this step's tokens after which each copy
+    /// is taken, at least 1, and its slot.
+    pub snapshots: [Option<(u32, u32)>; SNAPSHOTS],
+}
+
+impl StateSlots {
+    /// A state that stays in one slot.
+    pub fn in_place(slot: u32) -> Self {
+        StateSlots { read: slot, write: slot, snapshots: [None; SNAPSHOTS] }
+    }
 }
 
 /// A run of tokens whose embeddings come from the vision cache.
@@ -72,6 +96,15 @@ pub struct StepBatch {
     pub picture_rows: Vec<u32>,
     /// The row of the vision cache for each of `picture_rows`.
     pub picture_cache_rows: Vec<u32>,
+    /// `[sequences]`, or empty for a model without recurrent states: the slot that each sequence's
+    /// state is read from.
+    pub state_reads: Vec<u32>,
+    /// `[sequences]` or empty: the slot that each sequence's state is written to.
+    pub state_writes: Vec<u32>,
+    /// `[sequences, SNAPSHOTS]` or empty: the number of rows after which a snapshot is taken.
+    pub snapshot_rows: Vec<u32>,
+    /// `[sequences, SNAPSHOTS]` or empty: the slot of each snapshot, or `NO_STATE`.
+    pub snapshot_slots: Vec<u32>,
     /// Number of query-key pairs in attention.
     pub query_key_pairs: u64,
 }
@@ -88,6 +121,8 @@ impl StepBatch {
             batch.push(part, blocks_max);
         }
         let positions: Vec<_> = parts.iter().flat_map(|part| part.positions).collect();
+        let states = batch.state_reads.len();
+        assert!(states == 0 || states == parts.len(), "{states} of {} sequences have a state", parts.len());
         batch.positions = (0..POSITION_AXES).flat_map(|axis| positions.iter().map(move |p| p[axis])).collect();
         batch
     }
@@ -112,6 +147,12 @@ impl StepBatch {
         if part.wants_logits {
             self.logit_rows.push((first_row + count - 1) as u32);
         }
+        if let Some(StateSlots { read, write, snapshots }) = part.state {
+            self.state_reads.push(read);
+            self.state_writes.push(write);
+            self.snapshot_rows.extend(snapshots.map(|snapshot| snapshot.map_or(0, |(rows, _)| rows)));
+            self.snapshot_slots.extend(snapshots.map(|snapshot| snapshot.map_or(NO_STATE, |(_, slot)| slot)));
+        }
         assert!(part.scored.end <= count, "{:?} scored of {count} tokens", part.scored);
         self.score_rows.extend(part.scored.clone().map(|token| (first_row + token) as u32));
         for picture in part.pictures {
@@ -135,11 +176,12 @@ impl StepBatch {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
-    /// `true` if each sequence has one token and samples the next one, without scores or pictures.
-    /// Such steps are captured in a CUDA graph.
+    /// `true` if each sequence has one token and samples the next one, without scores, pictures
+    /// or snapshots. Such steps are captured in a CUDA graph.
     pub fn is_decoding_alone(&self) -> bool {
         let rows = self.token_count();
-        let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();
+        let takes_snapshots = self.snapshot_slots.iter().any(|slot| *slot != NO_STATE);
+        let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty() && !takes_snapshots;
         is_plain && self.single_rows() == rows && self.logit_rows.len() == rows
     }
 
@@ -181,6 +223,7 @@ mod tests {
                 pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
                 wants_logits: false,
                 scored: 1..4,
+                state: None,
             },
             SequencePart {
                 tokens: &[6],
@@ -191,6 +234,7 @@ mod tests {
                 pictures: &[],
                 wants_logits: true,
                 scored: 0..0,
+                state: None,
             },
         ]);
         assert_eq!(batch.slots, [9 * 16 + 14, 9 * 16 + 15, 4 * 16, 4 * 16 + 1, 4 * 16 + 2, 2 * 16 + 7]);
@@ -216,6 +260,7 @@ mod tests {
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
+            state: None,
         }]);
     }
 
@@ -230,6 +275,7 @@ mod tests {
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
+            state: None,
         }
     }
 

@@ -3,7 +3,13 @@
 
 use std::ops::Range;
 
-use bursar_kernels::{BLOCK_TOKENS, ops::rotary_kv_write::NO_SLOT};
+use bursar_kernels::{
+    BLOCK_TOKENS,
+    ops::{
+        gated_delta::{NO_STATE, SNAPSHOTS},
+        rotary_kv_write::NO_SLOT,
+    },
+};
 
 use super::StepBatch;
 
@@ -30,6 +36,14 @@ pub enum StepArray {
     EmbeddingRows,
     /// `[picture_rows]`
     PictureCacheRows,
+    /// `[sequences]`; empty for a model without recurrent states, like the next three arrays.
+    StateReads,
+    /// `[sequences]`
+    StateWrites,
+    /// `[sequences, SNAPSHOTS]`
+    SnapshotRows,
+    /// `[sequences, SNAPSHOTS]`
+    SnapshotSlots,
     /// `[sequences, blocks_max]`
     BlockTables,
 }
@@ -37,7 +51,7 @@ pub enum StepArray {
 impl StepArray {
     /// All arrays in the order of their offsets. The block tables are last, so that a step that
     /// fills only part of a layout need not upload their unused end.
-    pub const ALL: [StepArray; 9] = [
+    pub const ALL: [StepArray; 13] = [
         StepArray::Tokens,
         StepArray::Positions,
         StepArray::Slots,
@@ -46,8 +60,21 @@ impl StepArray {
         StepArray::ChosenRows,
         StepArray::EmbeddingRows,
         StepArray::PictureCacheRows,
+        StepArray::StateReads,
+        StepArray::StateWrites,
+        StepArray::SnapshotRows,
+        StepArray::SnapshotSlots,
         StepArray::BlockTables,
     ];
+}
+
+/// The arrays that a decoder reads in addition to those of every decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepFormat {
+    /// The model's position axes: [`POSITION_AXES`](super::POSITION_AXES), or 1.
+    pub axes: usize,
+    /// Whether some layers have recurrent states.
+    pub has_states: bool,
 }
 
 /// The sizes of a step. They determine the offset of each array in the packed list of u32, and
@@ -57,8 +84,7 @@ pub struct StepLayout {
     /// Rows of the step, one per token.
     pub tokens: usize,
     pub sequences: usize,
-    /// The model's position axes: [`POSITION_AXES`](super::POSITION_AXES), or 1.
-    pub axes: usize,
+    pub format: StepFormat,
     /// Columns of the block tables.
     pub blocks_max: usize,
     /// Rows that sample a token.
@@ -74,12 +100,12 @@ pub struct StepLayout {
 }
 
 impl StepLayout {
-    /// A layout that `batch` fills exactly, for a model with `axes` position axes.
-    pub fn of(batch: &StepBatch, axes: usize) -> Self {
+    /// A layout that `batch` fills exactly, for a model that reads `format`.
+    pub fn of(batch: &StepBatch, format: StepFormat) -> Self {
         StepLayout {
             tokens: batch.token_count(),
             sequences: batch.sequence_count(),
-            axes,
+            format,
             blocks_max: batch.blocks_max(),
             logit_rows: batch.logit_rows.len(),
             score_rows: batch.score_rows.len(),
@@ -91,12 +117,12 @@ impl StepLayout {
 
     /// A layout for any step in which at most `rows` sequences of at most `context_tokens`
     /// decode one token each.
-    pub fn decode(rows: usize, axes: usize, context_tokens: usize) -> Self {
+    pub fn decode(rows: usize, format: StepFormat, context_tokens: usize) -> Self {
         let blocks_max = context_tokens.div_ceil(BLOCK_TOKENS);
         StepLayout {
             tokens: rows,
             sequences: rows,
-            axes,
+            format,
             blocks_max,
             logit_rows: rows,
             score_rows: 0,
@@ -128,7 +154,10 @@ impl StepLayout {
     fn length(&self, array: StepArray) -> usize {
         match array {
             StepArray::Tokens | StepArray::Slots => self.tokens,
-            StepArray::Positions => self.axes * self.tokens,
+            StepArray::Positions => self.format.axes * self.tokens,
+            StepArray::StateReads | StepArray::StateWrites if self.format.has_states => self.sequences,
+            StepArray::SnapshotRows | StepArray::SnapshotSlots if self.format.has_states => SNAPSHOTS * self.sequences,
+            StepArray::StateReads | StepArray::StateWrites | StepArray::SnapshotRows | StepArray::SnapshotSlots => 0,
             StepArray::QueryStarts => self.sequences + 1,
             StepArray::ContextLengths => self.sequences,
             StepArray::ChosenRows if self.chooses_in_every_row() => 0,
@@ -141,8 +170,8 @@ impl StepLayout {
     /// Whether `batch` fits this layout: either the batch fills the layout exactly, or both contain
     /// only decoding sequences and the rest of the layout is padding.
     pub fn takes(&self, batch: &StepBatch) -> bool {
-        let is_exact = *self == StepLayout::of(batch, self.axes);
-        let is_decode = *self == StepLayout::decode(self.tokens, self.axes, self.blocks_max * BLOCK_TOKENS);
+        let is_exact = *self == StepLayout::of(batch, self.format);
+        let is_decode = *self == StepLayout::decode(self.tokens, self.format, self.blocks_max * BLOCK_TOKENS);
         let fits = batch.token_count() <= self.tokens && batch.blocks_max() <= self.blocks_max;
         is_exact || (is_decode && batch.is_decoding_alone() && fits)
     }
@@ -154,7 +183,7 @@ impl StepLayout {
     /// # Panics
     /// If the layout does not [take](Self::takes) the batch, which is a bug in the caller.
     pub fn pack(&self, batch: &StepBatch, words: &mut Vec<u32>) {
-        assert!(self.takes(batch), "{self:?} does not take {:?}", StepLayout::of(batch, self.axes));
+        assert!(self.takes(batch), "{self:?} does not take {:?}", StepLayout::of(batch, self.format));
         let (rows, sequences, columns) = (batch.token_count(), batch.sequence_count(), batch.blocks_max());
         words.clear();
         words.resize(self.place(StepArray::BlockTables).start, 0);
@@ -167,12 +196,21 @@ impl StepLayout {
         }
         put(StepArray::EmbeddingRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
+        if self.format.has_states {
+            assert_eq!(batch.state_writes.len(), sequences, "each sequence has a state");
+            put(StepArray::StateReads, &batch.state_reads);
+            put(StepArray::StateWrites, &batch.state_writes);
+            put(StepArray::SnapshotRows, &batch.snapshot_rows);
+            put(StepArray::SnapshotSlots, &batch.snapshot_slots);
+            words[self.place(StepArray::StateWrites)][sequences..].fill(NO_STATE);
+            words[self.place(StepArray::SnapshotSlots)][SNAPSHOTS * sequences..].fill(NO_STATE);
+        }
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
         let positions = &mut words[self.place(StepArray::Positions)];
         // A decoder with one position axis uses the first axis, because all axes of a
         // text position are equal.
-        for axis in 0..self.axes {
+        for axis in 0..self.format.axes {
             positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
         }
         let padding = rows..self.tokens;
@@ -192,6 +230,11 @@ mod tests {
     use super::*;
     use crate::flow::{EmbeddingRows, SequencePart};
 
+    /// The format of a decoder without recurrent states.
+    fn axes(axes: usize) -> StepFormat {
+        StepFormat { axes, has_states: false }
+    }
+
     fn decoding(contexts: &[usize]) -> StepBatch {
         let blocks: Vec<u32> = (1..9).collect();
         let positions: Vec<_> = contexts.iter().map(|context| [[*context as u32, 70, 80]]).collect();
@@ -204,13 +247,14 @@ mod tests {
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
+            state: None,
         });
         StepBatch::pack(&parts.collect::<Vec<_>>())
     }
 
     #[test]
     fn arrays_lie_behind_each_other_and_none_over_another() {
-        let layout = StepLayout { score_rows: 3, picture_rows: 5, ..StepLayout::decode(33, 3, 100) };
+        let layout = StepLayout { score_rows: 3, picture_rows: 5, ..StepLayout::decode(33, axes(3), 100) };
         let places: Vec<_> = StepArray::ALL.into_iter().map(|array| layout.place(array)).collect();
         for pair in places.windows(2) {
             assert!(pair[0].end <= pair[1].start && pair[1].start.is_multiple_of(ALIGNMENT), "{places:?}");
@@ -231,8 +275,9 @@ mod tests {
             pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
             wants_logits: true,
             scored: 1..4,
+            state: None,
         }]);
-        let (layout, mut words) = (StepLayout::of(&batch, 3), vec![u32::MAX; 3]);
+        let (layout, mut words) = (StepLayout::of(&batch, axes(3)), vec![u32::MAX; 3]);
         layout.pack(&batch, &mut words);
         assert_eq!(words.len(), layout.words());
         let found = |array| &words[layout.place(array)];
@@ -245,12 +290,16 @@ mod tests {
         assert_eq!(found(StepArray::ChosenRows), [batch.logit_rows, batch.score_rows].concat());
         assert_eq!(found(StepArray::EmbeddingRows), batch.picture_rows);
         assert_eq!(found(StepArray::PictureCacheRows), batch.picture_cache_rows);
-        assert_eq!(StepLayout { axes: 1, ..layout }.place(StepArray::Positions).len(), 5, "one axis takes the first");
+        assert_eq!(
+            StepLayout { format: axes(1), ..layout }.place(StepArray::Positions).len(),
+            5,
+            "one axis takes the first"
+        );
     }
 
     #[test]
     fn what_a_bucket_has_too_many_rows_is_padding_that_reads_and_writes_nothing() {
-        let (batch, layout) = (decoding(&[20, 40]), StepLayout::decode(4, 2, 128));
+        let (batch, layout) = (decoding(&[20, 40]), StepLayout::decode(4, axes(2), 128));
         assert!(layout.takes(&batch));
         let mut words = Vec::new();
         layout.pack(&batch, &mut words);
@@ -268,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_step_without_a_sequence_is_all_padding() {
-        let (layout, mut words) = (StepLayout::decode(3, 1, 64), Vec::new());
+        let (layout, mut words) = (StepLayout::decode(3, axes(1), 64), Vec::new());
         layout.pack(&StepBatch::pack(&[]), &mut words);
         assert_eq!(words[layout.place(StepArray::ContextLengths)], [0, 0, 0]);
         assert_eq!(words[layout.place(StepArray::QueryStarts)], [0, 1, 2, 3]);
@@ -276,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_bucket_takes_decoding_that_fits_and_nothing_else() {
-        let layout = StepLayout::decode(2, 3, 64);
+        let layout = StepLayout::decode(2, axes(3), 64);
         assert!(layout.takes(&decoding(&[63])) && layout.takes(&decoding(&[10, 50])));
         assert!(!layout.takes(&decoding(&[64])), "a fifth block");
         assert!(!layout.takes(&decoding(&[1, 2, 3])), "a third row");
@@ -291,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_bucket_attends_at_most_to_each_rows_whole_context() {
-        let layout = StepLayout::decode(3, 1, 100);
+        let layout = StepLayout::decode(3, axes(1), 100);
         assert_eq!((layout.blocks_max, layout.query_key_pairs), (7, 3 * 7 * 16));
     }
 }

@@ -115,7 +115,7 @@ impl MediaPlan {
     }
 
     /// Restricts the sharing of cache entries to requests with the same salt, so that other
-    /// requests cannot detect this picture.
+    /// requests cannot find out whether this picture is cached.
     pub fn salted(mut self, salt: &str) -> Self {
         let (MediaPlan::Image { key, .. } | MediaPlan::Video { key, .. }) = &mut self;
         key.salt = Some(*blake3::hash(salt.as_bytes()).as_bytes());

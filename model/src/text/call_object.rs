@@ -166,7 +166,8 @@ impl CallObject {
             (false, '"') => (depth, true),
             (false, '{' | '[') => (depth + 1, false),
             (false, '}' | ']') => (depth - 1, false),
-            // JSON never has `<` outside of strings, and every tag begins with it.
+            // JSON never has `<` outside of strings, and every tag, such as `</tool_call>`, begins
+            // with `<`.
             (false, '<') => return Seen::Broken,
             (false, _) => (depth, false),
         };

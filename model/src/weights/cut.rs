@@ -5,7 +5,8 @@ use bursar_kernels::RankShard;
 use super::WeightError;
 use crate::checkpoint::TensorInfo;
 
-/// Rows and columns of a tensor of the checkpoint. All axes except the first count as columns.
+/// The rows and columns that a rank reads from a checkpoint tensor. All axes except the first count
+/// as columns.
 #[derive(Clone, Debug)]
 pub struct Cut {
     rows: RankShard,

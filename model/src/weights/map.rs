@@ -93,6 +93,26 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[part], shape, shape.columns().into(), WeightLayout::default())
     }
 
+    /// Claims a single list of numbers, stored as f32 on every target. `elements` may be a
+    /// [share](RankShard) of the list.
+    pub fn tensor_f32(&mut self, name: &str, elements: impl Into<RankShard>) -> Result<Tensor<'static>, WeightError> {
+        let elements = elements.into();
+        let place = WeightLayout { kept: Some(DType::F32), ..WeightLayout::default() };
+        self.stacked(&[(name.to_owned(), elements)], [elements.count].into(), 1.into(), place)
+    }
+
+    /// Claims several ranges of the rows of one matrix `name`, one after the other.
+    pub fn rows_of_parts(
+        &mut self,
+        name: &str,
+        parts: &[RankShard],
+        columns: usize,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let rows = parts.iter().map(|rows| rows.count).sum();
+        let parts: Vec<_> = parts.iter().map(|rows| (name.to_owned(), *rows)).collect();
+        self.stacked(&parts, [rows, columns].into(), columns.into(), WeightLayout::default())
+    }
+
     /// Claims the router of a mixture, `[experts, hidden]`, which chooses `top`
     /// experts for each row.
     pub fn router(&mut self, name: &str, shape: [usize; 2], top: usize) -> Result<Tensor<'static>, WeightError> {
@@ -156,6 +176,11 @@ impl<'c> WeightMap<'c> {
         self.checkpoint.tensors.contains(name)
     }
 
+    /// Leaves all tensors of `module` unread, because the model does not compute with them.
+    pub fn leave_unread(&mut self, module: &str) {
+        self.names.leave_to_other_ranks([module.to_owned()]);
+    }
+
     /// Allows the checkpoint to have a tensor `name` with the same values as `twin`. The model
     /// reads only `twin`.
     pub fn twin(&mut self, name: &str, twin: &str) {
@@ -191,6 +216,12 @@ impl<'c> WeightMap<'c> {
             Some(what) if !self.is_dry() => Err(WeightError::Unserved { what, target: self.target.name() }),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses layers for which only the CPU has kernels, unless the map is only for a plan. `what`
+    /// names these layers.
+    pub fn refuse_without_cpu(&self, what: &'static str) -> Result<(), WeightError> {
+        self.refuse_unserved(matches!(self.target, Target::Cuda(_)).then_some(what))
     }
 
     /// Whether this map only measures.

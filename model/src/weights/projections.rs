@@ -19,6 +19,17 @@ impl WeightMap<'_> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
+    /// Like [`fused_linear`](Self::fused_linear) without biases, for projections that are never
+    /// quantized.
+    pub fn unquantized_linear(
+        &mut self,
+        parts: &[(&str, RankShard)],
+        in_features: usize,
+    ) -> Result<Linear, WeightError> {
+        let place = WeightLayout { is_always_plain: true, ..WeightLayout::default() };
+        self.padded_linear(parts, in_features.into(), false, place)
+    }
+
     /// Like [`linear`](Self::linear), for the convolution that embeds patches. The kernel becomes a
     /// matrix. This matrix is never quantized: tools quantize only linear layers, and their lists
     /// need not name other layers.

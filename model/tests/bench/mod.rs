@@ -2,6 +2,7 @@
 //! workspaces contain only NaN until a computation writes them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
+mod caches;
 mod cut;
 mod golden;
 mod gpu;
@@ -13,15 +14,16 @@ mod sequence;
 use std::{cell::RefCell, path::PathBuf};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, KvLayer, Scope, Tensor, WorkCounter};
+use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, Scope, Tensor, WorkCounter};
 use bursar_model::{
     Model,
-    blocks::decoder::StepCaches,
+    blocks::{decoder::StepCaches, layer_cache::LayerCache},
     checkpoint::{Checkpoint, CheckpointSource},
     flow::{LogitsOf, PromptLayout, ResizedImage, SCORE_ROWS, StepBatch},
 };
 use half::{bf16, f16};
 
+pub use caches::Caches;
 pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use gpu::{Gpu, Turn, gpu};
@@ -113,11 +115,12 @@ pub struct Bench<B = Cpu> {
     pub backend: B,
     pub memory: Memory,
     room: Room,
-    kv: Vec<Segment>,
+    caches: Caches,
     cache: Segment,
     workspace: Workspace,
     free_blocks: RefCell<Vec<u32>>,
     free_rows: RefCell<Vec<u32>>,
+    free_states: RefCell<Vec<u32>>,
 }
 
 impl Bench {
@@ -146,25 +149,34 @@ impl<B: Backend> Bench<B> {
     /// Adds caches and a workspace to a loaded model.
     pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: Room) -> Self {
         let target = *backend.target();
-        let shape = model.kv_shape(&target);
-        let layer = |_| memory.poisoned(&backend, Class::Kv, shape.block_bytes() * room.blocks as u64);
-        let kv = (0..shape.layers).map(layer).collect();
+        let caches = Caches::poisoned(&memory, &backend, &model, room.blocks);
         let row = model.picture_row_bytes(&target);
         let cache = memory.poisoned(&backend, Class::VisionCache, row * room.cache_rows as u64);
         let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, room.workspace));
         let mut random = Random::new(7);
         let free_blocks = RefCell::new(random.shuffled(room.blocks));
         let free_rows = RefCell::new(random.shuffled(room.cache_rows));
+        let free_states = RefCell::new(random.shuffled(Caches::STATES));
         let goes_on = GoesOn::Chosen;
-        Bench { checkpoint, model, goes_on, backend, memory, room, kv, cache, workspace, free_blocks, free_rows }
+        Bench {
+            checkpoint,
+            model,
+            goes_on,
+            backend,
+            memory,
+            room,
+            caches,
+            cache,
+            workspace,
+            free_blocks,
+            free_rows,
+            free_states,
+        }
     }
 
-    /// One view of the keys and values per layer.
-    pub fn layers(&self) -> Vec<KvLayer> {
-        let shape = self.model.kv_shape(self.backend.target());
-        // SAFETY: the blocks are backed for as long as the bench lives, and only the
-        // test's thread accesses them.
-        self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect()
+    /// The cache of each layer of the decoder.
+    pub fn layers(&self) -> Vec<LayerCache> {
+        self.caches.layers(&self.model, self.backend.target())
     }
 
     /// `[cache rows, hidden]`
@@ -228,12 +240,16 @@ impl<B: Backend> Bench<B> {
         let blocks = Sequence::blocks_for(layout.tokens.len());
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
-        Sequence::new(layout, picture_rows.to_vec(), free.split_off(kept))
+        let has_states = self.model.config().decoder().step_format().has_states;
+        let state = has_states.then(|| self.free_states.borrow_mut().pop().expect("a free state"));
+        Sequence::new(layout, picture_rows.to_vec(), free.split_off(kept), state)
     }
 
-    /// Frees the blocks of a sequence, with their stale content.
+    /// Frees the blocks and the state of a sequence, with their stale content.
     pub fn end(&self, sequence: Sequence) {
-        self.free_blocks.borrow_mut().extend(sequence.into_blocks());
+        let (blocks, state) = sequence.into_memory();
+        self.free_blocks.borrow_mut().extend(blocks);
+        self.free_states.borrow_mut().extend(state);
     }
 
     /// Runs one step over the next tokens of some sequences. Returns a row of logits for each share

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{EmbeddingRows, PromptLayout, SequencePart};
+use bursar_model::flow::{EmbeddingRows, PromptLayout, SequencePart, StateSlots};
 
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
@@ -15,6 +15,7 @@ pub struct Sequence {
     positions: Vec<[u32; 3]>,
     picture_rows: Vec<Vec<u32>>,
     blocks: Vec<u32>,
+    state: Option<u32>,
     cached: usize,
 }
 
@@ -32,13 +33,14 @@ impl Sequence {
         (prompt_tokens + ANSWER_TOKENS).div_ceil(BLOCK_TOKENS)
     }
 
-    pub fn new(layout: PromptLayout, picture_rows: Vec<Vec<u32>>, blocks: Vec<u32>) -> Self {
+    pub fn new(layout: PromptLayout, picture_rows: Vec<Vec<u32>>, blocks: Vec<u32>, state: Option<u32>) -> Self {
         let (tokens, positions) = (layout.tokens.clone(), layout.positions.clone());
-        Sequence { layout, tokens, positions, picture_rows, blocks, cached: 0 }
+        Sequence { layout, tokens, positions, picture_rows, blocks, state, cached: 0 }
     }
 
-    pub fn into_blocks(self) -> Vec<u32> {
-        self.blocks
+    /// The blocks and the slot of the state.
+    pub fn into_memory(self) -> (Vec<u32>, Option<u32>) {
+        (self.blocks, self.state)
     }
 
     /// Tokens of the prompt that are not in the cache yet.
@@ -106,6 +108,7 @@ impl Share<'_> {
             pictures,
             wants_logits: self.wants_logits,
             scored: self.count - self.scored..self.count,
+            state: self.sequence.state.map(StateSlots::in_place),
         }
     }
 

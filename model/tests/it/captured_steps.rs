@@ -7,7 +7,7 @@ use bursar_kernels::{
 };
 use bursar_model::{
     blocks::decoder::StepCaches,
-    flow::{LogitsOf, SequencePart, StepBatch, StepLayout},
+    flow::{LogitsOf, SequencePart, StateSlots, StepBatch, StepLayout},
 };
 
 use crate::{
@@ -21,7 +21,7 @@ const CONTEXT: usize = 60;
 const PASTS: [usize; 3] = [19, 1, 40];
 
 /// A step over the tokens of each sequence after its first `cached` tokens.
-fn batch(tokens: &[Vec<u32>], cached: &[usize]) -> StepBatch {
+fn batch(tokens: &[Vec<u32>], cached: &[usize], has_states: bool) -> StepBatch {
     let each = CONTEXT.div_ceil(BLOCK_TOKENS);
     let blocks: Vec<Vec<u32>> =
         (0..tokens.len()).map(|sequence| (0..each).map(|at| (at * tokens.len() + sequence) as u32).collect()).collect();
@@ -39,6 +39,7 @@ fn batch(tokens: &[Vec<u32>], cached: &[usize]) -> StepBatch {
         pictures: &[],
         wants_logits: true,
         scored: 0..0,
+        state: has_states.then(|| StateSlots::in_place(sequence as u32)),
     };
     StepBatch::pack(&(0..tokens.len()).map(part).collect::<Vec<_>>())
 }
@@ -61,15 +62,16 @@ fn padded_decoding_is_decoding(folder: &str) {
         Some(scope.download::<u32>(loads).expect("they come").into_iter().map(u64::from).sum::<u64>())
     };
     let made = |before: Option<u64>| choices().zip(before).map(|(after, before)| after - before);
-    step(&batch(&prompts, &[0; 3]));
-    let decoding = batch(&[vec![5], vec![7], vec![11]], &PASTS);
+    let has_states = bench.model.config().decoder().step_format().has_states;
+    step(&batch(&prompts, &[0; 3], has_states));
+    let decoding = batch(&[vec![5], vec![7], vec![11]], &PASTS, has_states);
     let before = choices();
     let expected = step(&decoding);
     let of_three = made(before);
 
-    let axes = bench.model.config().decoder().rope_axes.count();
+    let format = bench.model.config().decoder().step_format();
     for rows in [3, 5, 8] {
-        let layout = StepLayout::decode(rows, axes, CONTEXT);
+        let layout = StepLayout::decode(rows, format, CONTEXT);
         // Words that the step does not write are NaN and invalid block numbers.
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
         // SAFETY: the segment is backed for the layout, and only the test's thread accesses it.
@@ -100,7 +102,7 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
     let bench = Bench::load(QWEN3_MOE, 2);
     let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
-    let (backend, prompt) = (FaultyBackend::over(Cpu::new(1)), batch(&[vec![5]], &[0]));
+    let (backend, prompt) = (FaultyBackend::over(Cpu::new(1)), batch(&[vec![5]], &[0], false));
     let launches = |layers: usize| {
         let caches = StepCaches { layers: &bench.layers()[..layers], pictures: None, previous: &previous };
         let runs = |launches: &usize| {

@@ -1,5 +1,5 @@
-//! Keys and values in FP8: their memory, their scales, and the distance of the logits from logits
-//! with an unquantized cache.
+//! Keys and values in FP8: their memory, their scales, and the difference of the logits from the
+//! logits with an unquantized cache.
 
 use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};
@@ -60,7 +60,8 @@ fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_ot
         println!("{}: logits after the prompt over FP8 differ by {distance:.1e}", case.name);
         assert!((1e-4..0.1).contains(&distance), "{}: {distance:e}", case.name);
         let chunked = alone(&rounded, case, &of_rounded, &[17, 40, 3]);
-        // Another order of sums may move a key across the midpoint between two FP8 numbers.
+        // A different order of additions may move a key across the midpoint between two FP8
+        // numbers.
         let noise = worst(&chunked.logits[..1], &whole.logits[..1]);
         println!("{}: in chunks by {noise:.1e}", case.name);
         assert!(noise < distance, "{}: {noise:e} in chunks, {distance:e} by rounding", case.name);
@@ -126,10 +127,10 @@ fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() 
         });
         logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR)
     };
-    // The second scale becomes a buffer that is never read.
+    // The second scale is renamed to a buffer that is never read.
     let one = alike(["model.layers.0.self_attn.kv_scale", "model.layers.0.self_attn.rotary_emb.inv_freq"]);
     assert_eq!(one, alike([KEYS, "model.layers.0.self_attn.v_proj.v_scale"]));
-    // The settings need not announce the scales.
+    // The quantization settings need not declare the scales.
     let silent = Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], json!(null));
     assert_eq!(logits(silent.open().with_cache(CacheFormat::Fp8), TENSOR), stored);
     assert_eq!(logits(silent.open(), TENSOR), plain);

@@ -19,7 +19,9 @@ use crate::bench::{
 };
 
 const FOLDER: &str = "tests/golden/qwen3_vl";
-const FOLDERS: [(&str, &[&str]); 6] = [
+/// Checkpoints with gated delta nets. The second has experts and a shared expert.
+const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
+const FOLDERS: [(&str, &[&str]); 8] = [
     (
         FOLDER,
         &[
@@ -59,6 +61,21 @@ const FOLDERS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("tests/golden/internvl_chat", &["several_images", "two_turns", "text_only", "video_even"]),
+    (
+        HYBRIDS[0],
+        &[
+            "tokens_63",
+            "tokens_64",
+            "tokens_65",
+            "tokens_127",
+            "tokens_129",
+            "tokens_200",
+            "single_image",
+            "two_turns",
+            "video_fraction",
+        ],
+    ),
+    (HYBRIDS[1], &["short", "long", "single_image"]),
 ];
 
 /// Videos, each with the case that has its recorded rows and pixels.
@@ -67,13 +84,17 @@ const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow
 // The same tolerances as for Qwen2.5-VL.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
+// The rounding of every token stays in the states of gated delta nets. transformers' own two forms
+// of them differ by up to 5e-6 on these prompts.
+const HYBRID_NOISE_TOLERANCE: f32 = 3e-5;
 
-/// The checkpoints with their cases.
-fn stories() -> impl Iterator<Item = (Bench, Vec<Case>)> {
+/// The checkpoints with their cases, and the tolerance for the same sums in another order.
+fn stories() -> impl Iterator<Item = (Bench, Vec<Case>, f32)> {
     FOLDERS.into_iter().map(|(folder, names)| {
         let bench = Bench::load(folder, 2);
         let cases = names.iter().map(|name| Case::read(folder, &bench.checkpoint, name)).collect();
-        (bench, cases)
+        let noise = if HYBRIDS.contains(&folder) { HYBRID_NOISE_TOLERANCE } else { NOISE_TOLERANCE };
+        (bench, cases, noise)
     })
 }
 
@@ -140,7 +161,7 @@ fn pixel_values_of_pictures_and_videos_are_the_recorded_ones() {
 
 #[test]
 fn pictures_and_steps_of_videos_become_the_recorded_rows_whatever_is_launched_with_them() {
-    for (bench, cases) in stories() {
+    for (bench, cases, _) in stories() {
         for case in &cases {
             let rows_of = |images: &[&ResizedImage]| {
                 let rows = bench.encode(images);
@@ -165,7 +186,7 @@ fn pictures_and_steps_of_videos_become_the_recorded_rows_whatever_is_launched_wi
 
 #[test]
 fn every_case_gets_the_recorded_logits_and_answer() {
-    for (bench, cases) in stories() {
+    for (bench, cases, _) in stories() {
         for case in &cases {
             let rows = encode(&bench, case);
             assert_recorded(&bench, case, &rows, REFERENCE_TOLERANCE);
@@ -176,7 +197,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 
 #[test]
 fn chunks_and_other_sequences_change_nothing() {
-    for (bench, cases) in stories() {
+    for (bench, cases, noise) in stories() {
         let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();
         let whole: Vec<_> =
             cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
@@ -185,13 +206,13 @@ fn chunks_and_other_sequences_change_nothing() {
             // border between two of them.
             for sizes in [&[1][..], &[16], &[17, 1, 29, 5]] {
                 let chunked = alone(&bench, case, rows, sizes);
-                assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);
+                assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, noise);
             }
         }
         let company: Vec<_> = cases.iter().zip(rows).collect();
         for (steps_between, seed) in [(0, 1), (5, 3)] {
             for ((case, run), whole) in cases.iter().zip(together(&bench, &company, steps_between, seed)).zip(&whole) {
-                assert_same_run(&format!("{} among all", case.name), &run, whole, NOISE_TOLERANCE);
+                assert_same_run(&format!("{} among all", case.name), &run, whole, noise);
             }
         }
     }
@@ -199,11 +220,11 @@ fn chunks_and_other_sequences_change_nothing() {
 
 #[test]
 fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
-    for (bench, cases) in stories() {
+    for (bench, cases, noise) in stories() {
         for case in &cases {
             let rows = encode(&bench, case);
             let worst = whatever_is_wanted(&bench, case, &rows);
-            assert!(worst <= NOISE_TOLERANCE, "{}: {worst:e}", case.name);
+            assert!(worst <= noise, "{}: {worst:e}", case.name);
             bench.forget(rows);
         }
     }

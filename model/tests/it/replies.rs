@@ -1,4 +1,4 @@
-//! Replies: conversion of tokens to text as they arrive, and the end of the text.
+//! Tests of replies: incremental detokenization, and stop strings.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,8 @@ use crate::common::{qwen_tokenizer, small_tokenizer};
 
 static QWEN: LazyLock<Tokenizer> = LazyLock::new(qwen_tokenizer);
 static SMALL: LazyLock<Tokenizer> = LazyLock::new(small_tokenizer);
-/// One token per word, joined by spaces, without bytes, like the demo model's tokenizer.
+/// A tokenizer with one token per word and no byte tokens, like the demo model's. Decoding joins
+/// the words with spaces.
 static WORDS: LazyLock<Tokenizer> = LazyLock::new(|| {
     let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [
         {"id": 3, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,

@@ -5,7 +5,7 @@ use std::{cell::Cell, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, KvLayer, Rank, Scope, Target, Tensor, WorkCounter,
+    BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, Rank, Scope, Target, Tensor, WorkCounter,
     ops::patchify::PatchSize,
 };
 use bursar_model::{
@@ -77,7 +77,7 @@ struct Machine {
     model: Model,
     cpu: Cpu,
     room: CacheCapacity,
-    kv: Vec<Segment>,
+    caches: bench::Caches,
     cache: Segment,
     sampling: SamplingShape,
     /// Memory of the sampling buffers.
@@ -93,9 +93,7 @@ impl Machine {
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
         let model =
             Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
-        let shape = model.kv_shape(cpu.target());
-        let layer = |_| memory.poisoned(&cpu, Class::Kv, shape.block_bytes() * room.blocks as u64);
-        let kv = (0..shape.layers).map(layer).collect();
+        let caches = bench::Caches::poisoned(&memory, &cpu, &model, room.blocks);
         let row = model.picture_row_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
         let sampling = SamplingShape {
@@ -105,7 +103,7 @@ impl Machine {
         };
         let chosen = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(sampling.words()));
         let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(64)));
-        Machine { model, cpu, room, kv, cache, sampling, chosen, workspace }
+        Machine { model, cpu, room, caches, cache, sampling, chosen, workspace }
     }
 
     /// Executes a pass in a workspace of `bytes`.
@@ -114,11 +112,7 @@ impl Machine {
         ballast.take(self.workspace.capacity() - bytes)?;
         self.workspace.reset_high_water();
         let below = self.workspace.used();
-        let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: the machine's segments are backed for these blocks and rows, and only the
-        // test's thread accesses them.
-        let layers: Vec<KvLayer> =
-            self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
+        let layers = self.caches.layers(&self.model, self.cpu.target());
         let cache_shape = [self.room.cache_rows, self.model.config().embedding_layout().width()];
         // SAFETY: the cache segment is backed for these rows, and only the
         // test's thread accesses them.
@@ -339,6 +333,7 @@ impl Within<'_> {
             pictures,
             wants_logits: *wants_logits,
             scored: *count - *count * scored / 100..*count,
+            state: None,
         });
         Pass::Step(StepBatch::pack(&parts.collect::<Vec<_>>()))
     }

@@ -12,7 +12,7 @@ use crate::{
     tool::{self, LeftOut},
 };
 
-/// Converts all messages. Consecutive messages of one role are joined, as in Anthropic's API.
+/// Converts all messages. Consecutive messages of the same role are joined, as in Anthropic's API.
 pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<DraftMessage>, ApiError> {
     let mut drafts = Vec::new();
     if let Some(system) = request.system.take() {
@@ -169,8 +169,8 @@ fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     ApiError::invalid(field, told)
 }
 
-/// Prefixes of the dated types of Anthropic's tools that clients run. Only Anthropic's models know
-/// the parameters of these tools.
+/// Type prefixes of Anthropic's client tools. A type ends with a date, as in `bash_20250124`. Only
+/// Anthropic's models know the parameters of these tools.
 const OF_CLIENTS: [&str; 4] = ["bash_", "text_editor_", "computer_", "memory_"];
 
 /// Converts a tool for chat templates. Returns `None` if only Anthropic's servers run the tool.

@@ -24,7 +24,7 @@ use crate::{
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
         EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostEncoderCache, HostKv, KvMemory, SamplingMemory,
-        VisionCache,
+        StateMemory, VisionCache,
     },
     compute::{Executor, Models},
     metric,
@@ -243,6 +243,10 @@ impl Attempt {
             let bytes = shape.bytes(self.device.page());
             graphs = Some((shape, bytes, self.lease(Class::Graphs, bytes, workspaces).await?));
         }
+        let mut states = None;
+        if let Some(slots) = needs.states {
+            states = Some((slots, Arc::new(self.lease(Class::States, needs.state_bytes(), workspaces).await?)));
+        }
         let mut vision = None;
         if needs.cache_rows > 0 {
             let workspace = self.lease(Class::VisionWorkspace, needs.vision_workspace, workspaces).await?;
@@ -293,6 +297,14 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, row_width, activation));
             }
             let kv = backed_probe(&device, &needs, probe)?;
+            let states = match states {
+                Some((slots, lease)) => {
+                    let memory = StateMemory::back(&device, slots.shape, slots.slots(), lease);
+                    let class = Some(Box::new(Class::States));
+                    Some(memory.map_err(|source| ProfileError::Device { doing: workspaces, class, source })?)
+                }
+                None => None,
+            };
             let host_kv = host.map(|lease| HostKv::take(&device, needs.kv_shape, needs.host_slots, lease)).transpose();
             let refused = |source| {
                 let class = Some(Box::new(Class::HostKv));
@@ -307,6 +319,7 @@ impl Attempt {
                 vision_workspace,
                 vision_cache,
                 kv,
+                states,
                 host_kv,
                 host_pictures,
                 graphs,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Class, MemoryPlan, grouped};
-use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Target};
+use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, StateShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
     sampling::SamplingShape,
@@ -14,10 +14,11 @@ use bursar_model::{
 use crate::{
     compute::LAUNCHES,
     compute::graph::GraphShape,
-    compute::memory::{HostKv, KvMemory, SamplingMemory},
+    compute::memory::{HostKv, KvMemory, SamplingMemory, StateMemory},
 };
 
-/// Sizes that follow from the worst cases of an envelope. Byte sizes are whole pages.
+/// Sizes that follow from the worst cases of an envelope. Byte sizes are whole pages, except
+/// `exchange` and `row_bytes`.
 #[derive(Clone, Debug)]
 pub struct MemoryRequirements {
     pub weights: Bytes,
@@ -35,7 +36,7 @@ pub struct MemoryRequirements {
     pub vision_cache: Bytes,
     /// Rows of the encoder cache.
     pub cache_rows: usize,
-    /// Blocks of the probe, which is the first, small KV cache.
+    /// Number of blocks of the probe, the small KV cache that is created first.
     pub probe_blocks: usize,
     /// Shape of captured steps. `None` on a device without graphs.
     pub graphs: Option<GraphShape>,
@@ -44,6 +45,8 @@ pub struct MemoryRequirements {
     pub exchange: Option<Bytes>,
     /// Shape of the keys and values of one token.
     pub kv_shape: KvShape,
+    /// Slots of recurrent states. `None` for a model whose layers are all attention.
+    pub states: Option<StateSlotCount>,
     /// Number of KV blocks for which host memory is planned; see [`with_host`](Self::with_host).
     pub host_slots: usize,
     /// Number of rows of picture embeddings for which host memory is planned.
@@ -56,18 +59,39 @@ pub struct MemoryRequirements {
     page: Bytes,
 }
 
+/// The slots of recurrent states of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSlotCount {
+    pub shape: StateShape,
+    /// One slot for each sequence of the envelope.
+    pub sequences: usize,
+    /// Slots that remain for snapshots even while every sequence of the envelope is running.
+    /// Sequence slots that are not in use hold snapshots too.
+    pub spare: usize,
+}
+
+impl StateSlotCount {
+    pub fn slots(&self) -> usize {
+        self.sequences + self.spare
+    }
+}
+
+/// Slots for snapshots in addition to one slot for each sequence. Snapshots of a few common system
+/// prompts survive even while all sequences are running.
+const SPARE_STATES: usize = 8;
+
 /// Minimum number of tokens in the probe (LightLLM's figure), if the sequences of the envelope can
 /// have that many tokens in total.
 const PROBE_TOKENS: usize = 8192;
 
 /// Bytes that the driver allocates for one layer of a captured step. This is an estimate, because
-/// the driver allocates in pieces of 2 MiB: 300 launches used 0.7 MiB, and a layer has a dozen
-/// launches. The real number is measured and leased at capture.
+/// the driver allocates in pieces of 2 MiB: 300 kernel launches used 0.7 MiB, and a layer has about
+/// a dozen kernel launches. The real number is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
-/// Bytes that the driver allocates on a GPU for the streams of two lanes and their first launches.
-/// This is an estimate. Once allocated, these bytes count as overhead, or as foreign memory if the
-/// driver does not attribute them to this process.
+/// Bytes that the driver allocates on a GPU for the streams of two lanes and their first kernel
+/// launches. This is an estimate. Once allocated, these bytes count as overhead, or as foreign
+/// memory if the driver does not attribute them to this process.
 const LANES: Bytes = Bytes(8 << 20);
 
 /// Divisor of the host memory: picture embeddings get one eighth of it. In a 7B model, a row is an
@@ -91,9 +115,9 @@ const HOST_ROWS_PART: u64 = 8;
 /// request + max(request, LAUNCHES * encoder batch rows + 2 * step tokens)
 /// ```
 ///
-/// More rows would not increase throughput: a lane that runs further ahead only waits later. More
-/// rows would only let the cache keep more pictures of ended requests, for later turns of a
-/// conversation that show the same pictures.
+/// More rows would not increase throughput: a lane that ran further ahead would only wait longer
+/// later. More rows would only let the cache keep more pictures of ended requests, for later turns
+/// of a conversation that show the same pictures.
 pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
     let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
     let launch = merge.tokens(envelope.launch_patches);
@@ -109,7 +133,8 @@ impl MemoryRequirements {
     /// # Errors
     /// Returns an error if shapes do not match. A plan cannot run out of memory.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
-        // Whole pages are leased, so the cache gets as many rows as fit into its last page.
+        // The lease covers whole pages, so the rest of the last page is filled with additional
+        // rows.
         let row_bytes = model.picture_row_bytes(&target);
         let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
@@ -133,7 +158,7 @@ impl MemoryRequirements {
         let graphs = target.has_graphs().then(|| GraphShape {
             sequences: envelope.sequences,
             context_tokens: envelope.context_tokens,
-            axes: model.config().decoder().rope_axes.count(),
+            format: model.config().decoder().step_format(),
         });
         Ok(MemoryRequirements {
             weights: model.weight_bytes().round_up(page),
@@ -158,6 +183,11 @@ impl MemoryRequirements {
                 target.activation().bytes(envelope.step_tokens * decoder.hidden).max(logits)
             }),
             kv_shape: model.kv_shape(&target),
+            states: model.state_shape(&target).map(|shape| StateSlotCount {
+                shape,
+                sequences: envelope.sequences,
+                spare: SPARE_STATES.min(envelope.sequences),
+            }),
             host_slots: 0,
             host_rows: 0,
             row_bytes,
@@ -167,8 +197,8 @@ impl MemoryRequirements {
         })
     }
 
-    /// Plans `bytes` of host memory for each rank. KV blocks can be moved there and, for a model
-    /// with pictures, encoder cache rows too, which get one eighth (ADR 15).
+    /// Plans `bytes` of host memory for each rank. KV blocks can be offloaded to this memory. For a
+    /// model with pictures, one eighth of it is for encoder cache rows (ADR 15).
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
         let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
@@ -193,6 +223,11 @@ impl MemoryRequirements {
 
     pub fn probe(&self) -> Bytes {
         KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
+    }
+
+    /// Bytes of all slots of recurrent states.
+    pub fn state_bytes(&self) -> Bytes {
+        self.states.map_or(Bytes::ZERO, |states| StateMemory::bytes(states.shape, states.slots(), self.page))
     }
 
     pub fn sampling_bytes(&self) -> Bytes {
@@ -250,6 +285,16 @@ impl MemoryRequirements {
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
             plan.push(Class::Graphs, "captured steps, in the driver", driver, how);
+        }
+        if let Some(states) = self.states {
+            let StateSlotCount { shape, sequences, spare } = states;
+            let how = format!(
+                "{} slots in {} layers, {} each: {sequences} sequences and {spare} snapshots",
+                states.slots(),
+                shape.layers,
+                shape.sequence_bytes(),
+            );
+            plan.push(Class::States, "recurrent states", self.state_bytes(), how);
         }
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both worst cases of a launch";
@@ -368,8 +413,8 @@ mod tests {
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
         assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
-        // 256 sequences have 70 graphs of 4 layers, plus 8 MiB, in whole pages; 10 sequences have
-        // 10.
+        // 256 sequences: 70 graphs of 4 layers at 32 KiB per layer, plus 8 MiB for lanes, in whole
+        // pages. 10 sequences: 10 such graphs.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }

@@ -1,12 +1,12 @@
 //! Pure: the decisions of a runtime about its models, its budget and its device.
 //!
 //! ```text
-//! model   wanted ──► let go ──► ending ──► gone   its engine restarts while wanted or let go
-//!            └────────────────────▲               its engine gave up, or did not start
-//! device  present ◄──► lost                       models restart on its successor
+//! model   wanted ──► unloading ──► ending ──► gone   engine restarts while wanted or unloading
+//!            └───────────────────────▲               engine gave up, or did not start
+//! device  present ◄──► lost                          models restart on the new device
 //! ```
 //!
-//! A model is let go when it is unloaded, when its loader gives up, or when the runtime shuts down.
+//! A model is unloading once it is unloaded, its loader gives up, or the runtime shuts down.
 //! A wanted model may sleep: see `core/sleep.rs`.
 
 mod child;
@@ -43,7 +43,7 @@ pub struct Rules {
     pub budget: Intensity,
     /// How many losses of the device are survived, and within what time.
     pub device: Intensity,
-    /// Whether a lost device can have a successor.
+    /// Whether a lost device can be replaced.
     pub has_successor: bool,
     /// If set, models are put to sleep to make room for other models. A model with requests stays
     /// awake for at least this long.
@@ -55,13 +55,13 @@ pub struct RuntimeCore<P: Parts> {
     rules: Rules,
     device: Child,
     /// `Some` while the device is lost and everything on it is being ended. Contains the loads that
-    /// wait for its successor.
+    /// wait for the new device.
     lost: Option<Vec<Load<P>>>,
     budget: Child,
     models: BTreeMap<String, Model<P::Waiter, P::Sleeper>>,
     /// Names of the models that wait for their turn to start, in queue order.
     waiting: VecDeque<String>,
-    /// Number that the next engine gets. A load is identified by the number of its first engine.
+    /// Generation of the next engine. A load is identified by the generation of its first engine.
     next_generation: u64,
     shutdown: Option<Shutdown<P::Waiter>>,
     /// Effects of the step in progress.
@@ -72,8 +72,8 @@ pub struct RuntimeCore<P: Parts> {
 pub struct Shutdown<W> {
     /// The callers that wait for the shutdown.
     pub waiters: Vec<W>,
-    /// Number of requests that were cut off by models that began to end after
-    /// the first shutdown request.
+    /// Number of requests that were aborted in models that began to end after the first shutdown
+    /// request.
     pub cut_off: usize,
 }
 
@@ -97,8 +97,8 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Whether the model was let go. Such a model takes no more requests, and gauges do not show it
-    /// after its end.
+    /// Whether the model is unloading. Such a model takes no more requests, and gauges do not show
+    /// it after its end.
     pub fn is_forgotten(&self, name: &str) -> bool {
         self.models.get(name).is_some_and(Model::is_forgotten)
     }
@@ -198,7 +198,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Begins to end a model, unless it is already ending. If its memory is being released for a
+    /// Starts ending a model, unless it is already ending. If its memory is being released for a
     /// sleep, the model ends after the release.
     fn end(&mut self, name: String, reason: String) {
         let of_shutdown = self.shutdown.is_some();
@@ -227,7 +227,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.admit_waiting_again();
     }
 
-    /// Called when an engine has died, and its actors with it. Once its memory is returned, the
+    /// Called when an engine and its actors have died. Once the engine's memory is returned, the
     /// engine starts again with the same weights.
     fn engine_died(&mut self, name: String, reason: String, now: Duration) {
         // Models on a lost device restart on its successor.
@@ -275,7 +275,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Ends everything on the device, and requests a successor if one is allowed.
+    /// Ends everything on the device, and requests a new device if one is allowed.
     fn device_lost(&mut self, error: DeviceError, now: Duration) {
         if self.lost.is_some() {
             return;
@@ -301,7 +301,7 @@ impl<P: Parts> RuntimeCore<P> {
             let Some(model) = self.models.get_mut(&name) else { continue };
             model.engine().into_iter().for_each(Child::replaced);
             match &mut model.sleep_state {
-                // Weights that were kept for the model belonged to the lost device.
+                // Weights that a level 1 sleep kept in host memory belonged to the lost device.
                 SleepState::Asleep(level) => *level = SleepLevel::Level2,
                 sleep_state if sleep_state.has_engine() => self.spawn(name),
                 _ => {}

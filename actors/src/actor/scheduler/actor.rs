@@ -59,6 +59,8 @@ pub struct SchedulerArguments {
     pub tenant_weights: TenantWeights,
     /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
+    /// Slots for recurrent states; 0 for a model whose layers are all attention.
+    pub state_slots: usize,
     /// The shared value to which this actor writes the model's demand for blocks. `None` if the
     /// model neither lends nor borrows blocks.
     pub demand: Option<Arc<SharedKvDemand>>,
@@ -151,6 +153,7 @@ impl Actor for SchedulerActor {
             core: SchedulerCore::new(arguments.limits)
                 .with_pace(arguments.pacing.pace())
                 .with_tenants(arguments.tenant_weights.clone())
+                .with_states(arguments.state_slots)
                 .with_host(arguments.host_slots, arguments.pacing.copy_costs()),
             callers: BTreeMap::new(),
             arguments,

@@ -21,7 +21,7 @@ use std::{
 };
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{SequencePart, StepBatch};
+use bursar_model::flow::{SequencePart, StateSlots, StepBatch};
 
 pub use self::input::{Effect, Input};
 use super::{
@@ -149,6 +149,15 @@ impl SchedulerCore {
     #[must_use]
     pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
         self.pace = pace;
+        self
+    }
+
+    /// Adds slots for the recurrent states of sequences and for snapshots of them, at least one for
+    /// each sequence of the limits.
+    #[must_use]
+    pub fn with_states(mut self, slots: usize) -> Self {
+        assert!(slots == 0 || slots >= self.limits.sequences, "{slots} states for {:?}", self.limits);
+        self.kv = self.kv.with_states(slots);
         self
     }
 
@@ -387,14 +396,21 @@ impl SchedulerCore {
 
     fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
         self.copy_leaving(effects);
-        let plan = self.plan(shares, tables);
+        let plan_states = |share: &SequenceTokens| {
+            let sequence = &self.running[&share.sequence];
+            let (first, known) = (sequence.cached, sequence.spec.tokens.len());
+            self.kv.plan_states(share.sequence, first, first + share.tokens, known)
+        };
+        let states: Vec<_> = shares.iter().map(plan_states).collect();
+        shares.iter().for_each(|share| self.kv.launched(share.sequence));
+        let plan = self.plan(shares, tables, &states);
         self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
         self.launch(shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
         effects.extend(self.gathers.then_some(Effect::Gather));
     }
 
-    fn plan(&self, shares: &[SequenceTokens], tables: &[Table]) -> StepPlan {
+    fn plan(&self, shares: &[SequenceTokens], tables: &[Table], states: &[Option<StateSlots>]) -> StepPlan {
         let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
         let next: Vec<_> = parts.iter().map(|(count, sequence)| sequence.next(*count)).collect();
@@ -424,6 +440,7 @@ impl SchedulerCore {
                 pictures: &pictures[place],
                 wants_logits,
                 scored: scored_part,
+                state: states[place],
             });
         }
         let parts = shares.iter().map(|share| share.sequence).collect();
@@ -496,6 +513,7 @@ impl SchedulerCore {
                 for place in self.kv.name(id, first, keys) {
                     self.kv.tell(BlockEvent::Stored(sequence.block(place).into()));
                 }
+                self.kv.name_snapshots(id, end, sequence.spec.prefix.as_slice());
                 sequence.named = end;
             }
             if sequence.cancelled {

@@ -16,8 +16,8 @@ use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::
 pub enum ChatError {
     #[error("the chat has no turn")]
     Empty,
-    /// The chat has a prompt of tokens, but also turns, tools or settings that only
-    /// a template could follow.
+    /// The chat has a prompt of tokens, but also turns, tools or template settings, all of which
+    /// need a chat template.
     #[error("the chat has a prompt of tokens, but also turns, tools or template settings")]
     TokensAndTurns,
     /// The limit of requests that run or wait has been reached.
@@ -87,8 +87,8 @@ pub enum ChatError {
     /// The number of samples is 0, or above the limit of requests that run or wait.
     #[error("{samples} samples were requested; expected from 1 to {limit}")]
     Samples { samples: usize, limit: usize },
-    /// The chat sets `ignore_end` together with an output format or a forced tool call. A complete
-    /// format ends the reply, so the reply cannot ignore its end.
+    /// The chat sets `ignore_end` together with an output format or a forced tool call. Such a
+    /// reply ends when its format is complete, so it cannot ignore the end token.
     #[error("a reply with a format ends when the format is complete, so it cannot ignore its end token")]
     FormatWithoutEnd,
     /// The output format cannot be compiled.
@@ -127,7 +127,7 @@ pub enum ChatError {
     /// The model did not start, or serving was refused memory too often.
     #[error("the model is not ready: {0}")]
     NotStarted(Arc<StartError>),
-    /// The model's logits for this request are not numbers.
+    /// The model's logits for this request are missing, or contain NaN or +infinity.
     #[error("the model's logits are not numbers, so no token can be chosen")]
     NotNumbers,
     /// The model was unloaded, shut down, or given up.

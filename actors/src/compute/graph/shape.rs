@@ -2,7 +2,7 @@
 
 use bursar_budgets::Bytes;
 use bursar_kernels::DType;
-use bursar_model::flow::StepLayout;
+use bursar_model::flow::{StepFormat, StepLayout};
 
 /// Sizes double up to this number of rows and then grow by this number. A step therefore has fewer
 /// than this number of padding rows, and the cost of a padding row is negligible compared with the
@@ -28,14 +28,14 @@ pub struct GraphShape {
     pub sequences: usize,
     /// Maximum tokens of a sequence.
     pub context_tokens: usize,
-    /// Axes of a token position in this model.
-    pub axes: usize,
+    /// The arrays that the model reads.
+    pub format: StepFormat,
 }
 
 impl GraphShape {
     /// The layout of the arrays of a captured step of `rows` rows.
     pub fn layout(&self, rows: usize) -> StepLayout {
-        StepLayout::decode(rows, self.axes, self.context_tokens)
+        StepLayout::decode(rows, self.format, self.context_tokens)
     }
 
     /// Bytes of the inputs of the largest step, in whole pages.

@@ -1,9 +1,9 @@
 //! Decode steps: their capture as graphs, and steps that replay a graph or launch the same work.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{Backend, KernelError, KvLayer, Scope, Tensor, WorkCounter, ops::transfer};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, WorkCounter, ops::transfer};
 use bursar_model::{
-    blocks::decoder::StepCaches,
+    blocks::{decoder::StepCaches, layer_cache::LayerCache},
     flow::{LogitsOf, StepBatch, StepLayout},
     sampling::SamplingBuffers,
 };
@@ -23,7 +23,7 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn capture(&self, rows: usize) -> Result<Option<Bytes>, LaneError> {
         let Some(inputs) = &self.memory.graphs else { return Ok(None) };
         let layout = inputs.shape().layout(rows);
-        let layers = self.memory.kv.layers_reserved(self.rank());
+        let layers = self.memory.layer_caches_reserved(&self.model);
         // The lease pays for only one set of graphs, so the old graphs are dropped first.
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
@@ -72,7 +72,7 @@ impl<B: Backend> ModelRunner<B> {
             };
             match captured {
                 Some(captured) => captured.of(tokens).replay()?,
-                None => self.decode(layout, &self.memory.kv.layers(self.rank()), &mut buffers, Some(tokens))?,
+                None => self.decode(layout, &self.memory.layer_caches(&self.model), &mut buffers, Some(tokens))?,
             }
             Ok(wanted.download(scope, &buffers, layout.logit_rows)?)
         })?;
@@ -95,7 +95,7 @@ impl<B: Backend> ModelRunner<B> {
     fn decode(
         &self,
         layout: &StepLayout,
-        layers: &[KvLayer],
+        layers: &[LayerCache],
         buffers: &mut SamplingBuffers<'_>,
         tokens: Option<Tokens>,
     ) -> Result<(), KernelError> {

@@ -71,7 +71,7 @@ impl<B: Backend> ModelRunner<B> {
             return launched;
         }
         let (choosing, scores) = self.pass(|scope, cache| {
-            let layers = self.memory.kv.layers(self.rank());
+            let layers = self.memory.layer_caches(&self.model);
             let mut buffers = self.memory.sampling.buffers(self.rank());
             let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
             let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
@@ -112,7 +112,7 @@ impl<B: Backend> ModelRunner<B> {
         self.workspace.reset_high_water();
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.backend, &self.workspace, &counter);
-        let layers = self.memory.kv.layers(self.rank());
+        let layers = self.memory.layer_caches(&self.model);
         let mut buffers = self.memory.sampling.buffers(self.rank());
         self.with_cache(|cache| Ok(worst_cases::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: counter.total() })

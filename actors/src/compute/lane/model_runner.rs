@@ -47,7 +47,7 @@ impl<B: Backend> ModelRunner<B> {
         self.model.rank()
     }
 
-    /// Waits until the device has completed all work launched here. Returns at once if
+    /// Waits until the device has completed all work that this runner launched. Returns at once if
     /// the device is lost.
     pub(super) fn wait_for_device(&self) {
         drop(self.backend.wait_for_all());

@@ -1,4 +1,4 @@
-//! The kinds of events, each with everything known when it happens.
+//! Kinds of events. Each event carries everything that is known when it happens.
 
 use bursar_budgets::{Bytes, Class, Holding, Label, LeaseId, Refusal};
 use serde::{Serialize, Serializer};
@@ -84,8 +84,8 @@ pub enum Event {
         /// The phase: `load`, `probe`, `capture`, `back`, `validate` or `serve`.
         phase: &'static str,
     },
-    /// An actor has ended, and a successor follows. The actor died, or was a
-    /// failed attempt at sizing.
+    /// An actor has ended, and a successor follows. Either the actor died, or its sizing attempt
+    /// failed.
     Restart {
         /// `None` for the runtime's own actors.
         model: Option<Label>,
@@ -94,8 +94,8 @@ pub enum Event {
         /// The reason for the death, or the error.
         reason: String,
     },
-    /// The number of devices over which a model is sharded was chosen by plan. Reported
-    /// when the runtime starts.
+    /// The number of devices over which a model is sharded was chosen from its memory plan.
+    /// Reported when the runtime starts.
     RanksChosen {
         model: Label,
         /// The smallest number of devices on which the model fits.

@@ -14,9 +14,12 @@ use std::{
 };
 
 use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
-use bursar_model::flow::PrefixKey;
+use bursar_model::flow::{PrefixKey, StateSlots};
 
-use super::BlockEvent;
+use super::{
+    BlockEvent,
+    states::{StatePool, StateUse},
+};
 use crate::shared::host_slots::HostSlots;
 
 /// The id of a sequence. An engine never reuses an id.
@@ -134,6 +137,8 @@ pub struct KvCore {
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
     clock: u64,
+    /// Slots of recurrent states. If there are any, a prefix is shared only up to a snapshot.
+    states: StatePool,
     /// The host tier. If it has no slots, content is lost when its block is reused.
     host: HostSlots<PrefixKey>,
     /// Allocated blocks whose old content must be copied to the host before anything is written to
@@ -156,6 +161,7 @@ impl KvCore {
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
             clock: 0,
+            states: StatePool::default(),
             host: HostSlots::new(0),
             leaving: Vec::new(),
             coming: BTreeMap::new(),
@@ -168,6 +174,28 @@ impl KvCore {
     pub fn with_host(mut self, slots: usize) -> Self {
         self.host = HostSlots::new(slots);
         self
+    }
+
+    /// Adds slots for the recurrent states of sequences and for snapshots of them.
+    #[must_use]
+    pub fn with_states(mut self, slots: usize) -> Self {
+        self.states = StatePool::new(slots);
+        self
+    }
+
+    pub fn state_usage(&self) -> StateUse {
+        self.states.usage()
+    }
+
+    /// The slots for the state of a sequence in a step that runs its tokens from `first` to `end`,
+    /// of which `known` tokens are known. `None` for a model without recurrent states.
+    pub fn plan_states(&mut self, sequence: SequenceId, first: usize, end: usize, known: usize) -> Option<StateSlots> {
+        self.states.plan_step(sequence, first, end, known)
+    }
+
+    /// Records that a step with this sequence was submitted.
+    pub fn launched(&mut self, sequence: SequenceId) {
+        self.states.launched(sequence);
     }
 
     pub fn has_host(&self) -> bool {
@@ -194,14 +222,16 @@ impl KvCore {
     /// Number of blocks that a sequence with this prefix would share with the sequences that hold
     /// them now.
     pub fn held_prefix(&self, prefix: &[PrefixKey]) -> usize {
-        let found = prefix.iter().map_while(|key| self.named.get(key));
-        found.filter(|block| self.pool[**block as usize].references > 0).count()
+        let found: Vec<_> = prefix.iter().map_while(|key| self.named.get(key)).collect();
+        let resumable = self.states.resumable(prefix, found.len());
+        found[..resumable].iter().filter(|block| self.pool[***block as usize].references > 0).count()
     }
 
     /// Number of blocks that a sequence with this prefix would find on the device or in host
     /// memory, whether or not another sequence holds them.
     pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
-        prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count()
+        let known = prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count();
+        self.states.resumable(prefix, known)
     }
 
     /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
@@ -231,10 +261,14 @@ impl KvCore {
     /// Assigns blocks to a sequence, or returns how many blocks are missing.
     fn meet(&mut self, demand: &BlockRequest) -> Result<Table, usize> {
         let table = self.tables.get(&demand.sequence).cloned();
-        let shared: Vec<u32> = match table {
+        let is_new = table.is_none();
+        let mut shared: Vec<u32> = match table {
             Some(_) => Vec::new(),
             None => demand.prefix.iter().map_while(|key| self.named.get(key).copied()).collect(),
         };
+        let cached = shared.len();
+        shared.truncate(self.states.resumable(&demand.prefix, cached));
+        let resumes_from = shared.len().checked_sub(1).map(|last| &demand.prefix[last]);
         let held = demand.held.max(shared.len() * BLOCK_TOKENS);
         let places = (held + demand.more).min(demand.tokens).div_ceil(BLOCK_TOKENS);
         let mut blocks = table.unwrap_or_default();
@@ -244,6 +278,12 @@ impl KvCore {
         let available = self.free_blocks() - woken;
         if fresh > available {
             return Err(fresh - available);
+        }
+        if is_new && !self.states.has_room(resumes_from) {
+            return Err(1);
+        }
+        if is_new {
+            self.states.begin(demand.sequence, resumes_from, shared.len(), cached);
         }
         shared.iter().for_each(|block| self.hold(*block));
         blocks.extend(shared);
@@ -279,6 +319,7 @@ impl KvCore {
         let key = self.pool[block as usize].key.take().expect("an idle block has content");
         self.named.remove(&key);
         if !self.has_host() {
+            self.states.forget(&key);
             return self.events.push(BlockEvent::Removed(key));
         }
         self.clock += 1;
@@ -297,7 +338,9 @@ impl KvCore {
         let is_lost = |key: &PrefixKey| {
             !self.named.contains_key(key) && !self.host.holds(key) && !is_coming(key) && !is_leaving(key)
         };
-        self.events.extend(keys.into_iter().filter(is_lost).map(BlockEvent::Removed));
+        let lost: Vec<_> = keys.into_iter().filter(is_lost).collect();
+        lost.iter().for_each(|key| self.states.forget(key));
+        self.events.extend(lost.into_iter().map(BlockEvent::Removed));
     }
 
     /// Adds an event for a block that was just [named](Self::name).
@@ -347,9 +390,10 @@ impl KvCore {
         if !self.has_host() {
             return found;
         }
+        let known = prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count();
         // Free blocks that the sequence will share cannot be allocated to it as new blocks.
         let mut woken = 0;
-        for key in prefix {
+        for key in &prefix[..self.states.resumable(prefix, known)] {
             match self.named.get(key) {
                 Some(block) => {
                     found.resident += usize::from(found.missing == 0);
@@ -373,7 +417,8 @@ impl KvCore {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];
         let on_device: Vec<Option<u32>> = prefix.iter().map(|key| self.named.get(key).copied()).collect();
-        if found.missing == 0 || !found.has_room || self.tables.contains_key(&sequence) {
+        let has_state = prefix.last().is_none_or(|key| self.states.has_room(Some(key)));
+        if found.missing == 0 || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
             return None;
         }
         // The blocks on the device are held before any block is taken, so that none of them is
@@ -386,6 +431,8 @@ impl KvCore {
         let to_host = self.take_in(&kept);
         let slot = |key| self.host.slots(key).expect("it was kept")[0];
         let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
+        let last = prefix.len() - 1;
+        self.states.begin(sequence, Some(&prefix[last]), prefix.len(), prefix.len());
         self.coming.insert(sequence, coming);
         self.tables.insert(sequence, table);
         self.check();
@@ -412,6 +459,12 @@ impl KvCore {
         self.tables.contains_key(&sequence)
     }
 
+    /// Names the snapshots of a sequence's state within its first `end` tokens, whose whole blocks
+    /// have the names `keys`. Later sequences may resume from them.
+    pub fn name_snapshots(&mut self, sequence: SequenceId, end: usize, keys: &[PrefixKey]) {
+        self.states.name(sequence, end, keys);
+    }
+
     /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
     /// other sequences may share them. If another block already has a name, sequences keep sharing
     /// that other block. Unknown sequences are ignored. Returns the table indices of the blocks
@@ -435,6 +488,7 @@ impl KvCore {
     /// content for now. An unknown sequence is ignored.
     pub fn release(&mut self, sequence: SequenceId) {
         assert!(!self.coming.contains_key(&sequence), "a copy fills the blocks of {sequence}");
+        self.states.release(sequence);
         // The last block is released first, because the end of a sequence is
         // useless without its beginning.
         for block in self.tables.remove(&sequence).into_iter().flatten().rev() {

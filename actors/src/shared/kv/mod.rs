@@ -3,7 +3,9 @@
 
 mod block_log;
 mod core;
+mod states;
 
 pub(crate) use block_log::BlockReceiver;
 pub use block_log::{BlockEvent, BlockLog, StoredBlock};
 pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, SequenceId, Table};
+pub use states::{SNAPSHOT_TOKENS, StateUse};

@@ -31,7 +31,7 @@ pub struct Priority {
 impl Priority {
     /// The sort key of the request with this id, given the tenants' counters. Among requests of
     /// equal priority, the requests that were served before are first, because readers wait for the
-    /// rest of their replies. Their tenant's counter is ignored.
+    /// rest of their replies. For these requests, the tenant's counter is ignored.
     pub(super) fn place<I>(&self, tenants: &Tenants, id: I) -> QueuePosition<I> {
         let given = if self.had_turn { 0 } else { tenants.counter(&self.tenant) };
         QueuePosition { priority: self.priority, is_new: !self.had_turn, given, id }

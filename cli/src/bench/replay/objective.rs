@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::times::{Times, quantile};
 
-/// Limits on a request's times, as in vLLM's `--goodput` and DistServe (arXiv 2401.09670).
+/// Limits on a request's latencies, as in vLLM's `--goodput` and DistServe (arXiv 2401.09670).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Objective {
     /// Time to the first token.

@@ -2,7 +2,7 @@
 // running sum passes a target. Descent is used for rows with too many relevant tokens to list.
 //
 // A histogram repeatedly narrows the row to the keys of one bin, until the remaining candidates fit
-// the list. Sums are integers, so the result does not depend on the order of additions.
+// in the list. Sums are integers, so the result does not depend on the order of additions.
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,7 @@ struct DescentRow {
     const float* logits;
     uint32_t vocabulary;
     const RowPlan* plan;
-    bool raw;  // compare by signless keys, as log-probability reports do
+    bool raw;  // compare by keys for which -0 equals 0, as log-probability reports do
 };
 
 enum Amount : uint32_t { COUNTS, WEIGHTS };
@@ -187,8 +187,8 @@ __device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const Descen
                                                   float least_difference) {
     uint64_t weights = 0;
     const float largest = row.plan->largest;
-    // Skips the logits that min-p certainly forbids, with a margin for rounding. The
-    // exact test is below.
+    // Skips the logits that min-p certainly removes, with a margin for rounding. The exact test is
+    // below.
     const float bound = largest + least_difference;
     const float sure = bound - fabsf(bound) * 1e-6f - fabsf(largest) * 1e-6f;
     const uint32_t least = max(max(key_of(last), KEY_OF_LEAST), sure > -INFINITY ? order_key(sure) : 0);
@@ -220,7 +220,7 @@ enum Step : uint32_t { STEP_TOP_K, STEP_TOP_P, STEP_DRAW, STEP_REPORT, STEPS };
 
 struct Descents {
     bool draws;              // draw the token, most likely first, with top-k, top-p and min-p
-    bool reports;            // gather the first `reported` raw logits into the list, unsorted
+    bool reports;            // gather the `reported` largest raw logits into the list, unsorted
     bool binned;             // there is a histogram of the logits that are drawn from
     const float* drawn_from;
     const float* raw;
@@ -243,8 +243,8 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
             continue;
         }
         const DescentRow row = {report ? descents.raw : descents.drawn_from, descents.vocabulary, &plan, report};
-        // The candidates that min-p keeps are the first in this order, so a target below their sum
-        // never reaches a candidate that min-p removes.
+        // Candidates are ordered from most to least likely, so min-p keeps a prefix. A target below
+        // the sum of this prefix never reaches a candidate that min-p removes.
         if (step == STEP_TOP_P || (step == STEP_DRAW && !nucleus)) {
             // Without top-k and min-p, the sum is the total of the histogram's weights.
             weights = descents.binned && last == ~0ull && plan.least_difference == -INFINITY

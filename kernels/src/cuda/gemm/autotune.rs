@@ -36,16 +36,16 @@ use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, c
 const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, MEMORY_BOUND_ROWS];
 
 /// Row counts to measure for a GEMM that no pass has called with few rows. Such a GEMM belongs
-/// either to the vision tower, where only a batch of one very small picture has few rows, or to a
-/// prompt. A prompt's GEMM is also called with few rows when decoding is autotuned, and is then
+/// either to the vision tower, where only a batch of one very small picture has few rows, or to
+/// prefill. A GEMM of prefill is also called with few rows when decoding is autotuned, and is then
 /// measured at all row counts.
 const SELDOM_FEW: [usize; 2] = [64, MEMORY_BOUND_ROWS];
 
 /// If a trial cycles through this many bytes of weights, a weight is no longer in the L2 cache when
-/// it is read again: the cache has about half of this size.
+/// it is read again: the cache is about half this size.
 const COLD_BYTES: usize = 96 << 20;
 
-/// Bytes written before a trial that cycles through fewer than `COLD_BYTES`: more than fit
+/// Maximum bytes written before a trial that cycles through fewer than `COLD_BYTES`: more than fit
 /// in the L2 cache.
 const WRITTEN_MAX: usize = 192 << 20;
 
@@ -61,8 +61,8 @@ const READ_MAX: usize = 2 << 30;
 /// library's kernels, the driver takes 3 ms to load it, often most of a trial's time.
 /// `benches/h200.md` lists the skipped proposals.
 const GUESSES: usize = 2;
-/// How many times slower than this project's kernels the fastest of the first proposals may be for
-/// the remaining proposals to be tried.
+/// The remaining proposals are tried if the fastest of the first proposals takes at most this many
+/// times as long as the fastest of this project's kernels.
 const FAR_BEHIND: f32 = 1.15;
 
 /// Number of algorithms that reach the finals.
@@ -186,7 +186,7 @@ impl<'t> Trial<'t> {
             match problem.proposals(blas, scale_scratch::for_library(self.problem, self.operands(0))) {
                 Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
-                // The library has no algorithm for this size, which may never be needed.
+                // The library has no algorithm for this size. The size may never be needed.
                 Err(_) => {}
             }
         }
@@ -241,7 +241,8 @@ impl<'t> Trial<'t> {
         ours
     }
 
-    /// Tries each algorithm in `algorithms`. Returns the algorithms that run, with their milliseconds.
+    /// Tries each algorithm in `algorithms`. Returns the algorithms that run, with their
+    /// milliseconds.
     fn try_each(
         &self,
         described: Option<&Described>,

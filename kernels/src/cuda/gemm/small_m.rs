@@ -99,7 +99,7 @@ pub(super) unsafe fn launch_pieces(
             return Err(KernelError::NoKernel { op: "linear" });
         }
         // SAFETY: the caller guarantees that the operands match the whole GEMM, so the operands of
-        // these rows match these rows. The line above has checked that the kernel supports them.
+        // these rows match these rows. The check above ensures that the kernel supports them.
         unsafe { launch(cuda, piece, operands, Cut::DEFAULT)? };
     }
     Ok(())

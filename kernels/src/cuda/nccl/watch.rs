@@ -135,8 +135,8 @@ impl Shared {
     pub(super) fn watch(&self) {
         let period = self.patience / LOOKS;
         let began = Instant::now();
-        // For each rank, the number of collectives that it had launched and the time, both from the
-        // last check at which the rank had advanced or did not lag behind the leading rank.
+        // For each rank: its number of launched collectives and the time of the check, both from
+        // the last check in which the rank had advanced or was not behind the leading rank.
         let mut seen = vec![(0, began); self.ranks.len()];
         while !self.ends_after(period) {
             if let Some(error) = self.failure() {
@@ -190,8 +190,8 @@ impl Shared {
 
     /// Breaks the link because of the missing ranks, and returns `true`. If one of these ranks has
     /// advanced since the check, returns `false`. The missing ranks have no kernels that wait, so
-    /// their communicators are kept. The memory of all communicators is then freed together with
-    /// the last communicator in `give_back`, where it is subtracted from the devices' overhead. The
+    /// their communicators are kept. `give_back` then frees the memory of all communicators
+    /// together with the last one, and subtracts this memory from the devices' overhead. The
     /// communicators of missing ranks that do not return from the library are aborted as well.
     fn are_still(&self, missing: &[usize], came: &[u64]) -> bool {
         let gates: Vec<_> = missing.iter().map(|rank| (*rank, self.ranks[*rank].lock_soon())).collect();

@@ -1,6 +1,7 @@
 //! Components that several vision towers use: pictures packed for a launch, and the layout of
 //! pictures in a prompt and in the vision cache.
 
+mod deepstack_tower;
 mod embedding_layout;
 mod merger;
 mod packed_images;
@@ -15,7 +16,9 @@ mod tower_config;
 mod tower_input;
 mod tower_layer;
 pub mod tower_rope;
+pub mod video_text;
 
+pub use deepstack_tower::{DeepstackConfig, DeepstackTower};
 pub use embedding_layout::EmbeddingLayout;
 pub use merger::{Merger, MergerSizes, Normed};
 pub use packed_images::{PackedImages, PatchPlaces, stretches};
@@ -24,7 +27,7 @@ pub use picture_shares::{exchange_rows, most_of_a_rank, share_out};
 pub use placeholder::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out};
 pub use placeholder_tokens::PlaceholderTokens;
 pub use prefixes::Prefixes;
-pub use released_processor::released_processor;
+pub use released_processor::{released_processor, released_video_processors};
 pub use text_line::lay_out_in_line;
 pub use tower_config::TowerConfig;
 pub use tower_input::TowerInput;

@@ -15,16 +15,24 @@ pub struct PlaceholderTokens {
     pub video: Option<u32>,
 }
 
-// Default ids of Qwen's configuration classes.
-const IMAGE: u32 = 151_655;
-const VIDEO: u32 = 151_656;
+/// Default ids of pictures and videos in Qwen's configuration classes before Qwen3.5.
+const DEFAULTS: [u32; 2] = [151_655, 151_656];
 
 impl PlaceholderTokens {
     /// Reads `image_token_id` and `video_token_id`. Both must be less than `vocabulary`.
     pub fn read(config: &Map<String, Value>, vocabulary: usize) -> Result<Self, ConfigError> {
+        PlaceholderTokens::read_over(DEFAULTS, config, vocabulary)
+    }
+
+    /// Like [`read`](Self::read), with other default ids of pictures and videos.
+    pub fn read_over(
+        [image_default, video_default]: [u32; 2],
+        config: &Map<String, Value>,
+        vocabulary: usize,
+    ) -> Result<Self, ConfigError> {
         let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
-        let image = token("image_token_id")?.unwrap_or(IMAGE);
-        let default = Some(VIDEO).filter(|token| (*token as usize) < vocabulary);
+        let image = token("image_token_id")?.unwrap_or(image_default);
+        let default = Some(video_default).filter(|token| (*token as usize) < vocabulary);
         let video = token("video_token_id")?.or(default);
         for (field, token) in [("image_token_id", Some(image)), ("video_token_id", video)] {
             if let Some(token) = token.filter(|token| *token as usize >= vocabulary) {

@@ -1,5 +1,5 @@
-//! Prefixes of the weights of a vision tower and its decoder in checkpoints, before
-//! and since transformers 4.52.
+//! Prefixes of the weight names of a vision tower and its decoder. transformers 4.52 changed these
+//! prefixes, and checkpoints use the old or the new ones.
 
 use crate::weights::WeightMap;
 

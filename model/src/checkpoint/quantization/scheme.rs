@@ -18,9 +18,9 @@ pub enum ScaledBy {
 /// The parts of activations that have separate scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundedBy {
-    /// Each group of 128 columns of a row. The scale follows from the largest magnitude.
+    /// Each group of 128 columns of a row. The scale is computed from the largest magnitude.
     Group,
-    /// Each row. The scale follows from the largest magnitude.
+    /// Each row. The scale is computed from the largest magnitude.
     Row,
     /// All activations of a GEMM. The scale comes from the checkpoint.
     Fixed,
@@ -60,9 +60,10 @@ impl QuantizationScheme {
     pub const BLOCK: QuantizationScheme = QuantizationScheme::fp8(ScaledBy::Block, RoundedBy::Group);
     /// The scheme `FP8-dynamic` of compressed-tensors.
     pub const CHANNEL: QuantizationScheme = QuantizationScheme::fp8(ScaledBy::Row, RoundedBy::Row);
-    /// All schemes that checkpoints may have, for messages.
+    /// All schemes that checkpoints may have, for error messages.
     pub(super) const SUPPORTED: &str = "FP8 by blocks of 128 x 128, by channel or by tensor";
-    /// Number of rows, and of columns, of a checkpoint's block of weights that share a scale.
+    /// Number of rows, and number of columns, of a block of weights that shares a scale in a
+    /// checkpoint.
     pub const BLOCK_SIDE: usize = FP8_BLOCK;
 
     /// A scheme of FP8 elements.
@@ -104,9 +105,9 @@ pub(crate) fn needs_scales(elements: DType) -> bool {
     elements == DType::F8E4M3
 }
 
-/// The name of quantized weights that `target` has no kernels for; `None` if it has kernels for a
-/// weight of `shape` `[out_features, in_features]`. `block_rows` is the number of rows of a scale
-/// block, if the weight has blocks.
+/// Describes the quantized weights for which `target` has no kernels. `None` if it has kernels for
+/// an FP8 weight of `shape` `[out_features, in_features]`. `block_rows` is the number of rows of a
+/// scale block, if the weight has blocks.
 pub(crate) fn unserved_weight(target: &Target, shape: [usize; 2], block_rows: Option<usize>) -> Option<&'static str> {
     if target.has_fp8(shape, block_rows) {
         return None;

@@ -65,9 +65,7 @@ impl Rows {
     }
 }
 
-impl Tower for VisionTower {
-    type Config = Config;
-
+impl Tower<Config> for VisionTower {
     type Batch = PackedImages;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {

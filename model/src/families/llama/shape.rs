@@ -28,8 +28,8 @@ const TEXT: ShapeText = ShapeText {
 
 #[derive(Clone, Copy)]
 enum Maker {
-    /// Meta. The number is the factor of Llama 3.1's scaling of rotary frequencies, for an original
-    /// context of 8,192 tokens; 1 means no scaling.
+    /// Meta. The number is the factor of Llama 3.1's RoPE scaling, for an original context of 8,192
+    /// tokens; 1 means no scaling.
     Llama(u32),
     SmolLm,
     Mistral,
@@ -55,8 +55,8 @@ const fn released(name: &'static str, maker: Maker, sizes: [usize; 5], is_tied: 
     Shape { name, maker, decoder }
 }
 
-/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether
-/// the head is tied.
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; whether the output
+/// projection is tied to the embedding.
 pub const SHAPES: [Shape; 11] = [
     released("llama-3-8b", Maker::Llama(1), [4096, 14_336, 32, 32, 8], false),
     released("llama-3-70b", Maker::Llama(1), [8192, 28_672, 80, 64, 8], false),

@@ -52,9 +52,7 @@ impl AsRef<PackedImages> for WindowedBatch {
     }
 }
 
-impl Tower for VisionTower {
-    type Config = Config;
-
+impl Tower<Config> for VisionTower {
     type Batch = WindowedBatch;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {

@@ -29,9 +29,7 @@ pub struct VisionTower {
     rope: Rope<'static>,
 }
 
-impl Tower for VisionTower {
-    type Config = Config;
-
+impl Tower<Config> for VisionTower {
     type Batch = PackedImages;
 
     fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {

@@ -21,7 +21,7 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool) -> Shape
 /// uses 8 of them.
 const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
     let Shape { decoder, .. } = released(name, sizes, false);
-    let mixture = MixtureShape { experts: 128, top: 8, intermediate };
+    let mixture = MixtureShape { experts: 128, top: 8, intermediate, shared: None };
     Shape { name, decoder: DecoderShape { mixture: Some(mixture), ..decoder } }
 }
 
@@ -44,7 +44,7 @@ pub const SHAPES: [Shape; 9] = [
             vocabulary: 1024,
             head_dim: Some(32),
             is_tied: false,
-            mixture: Some(MixtureShape { experts: 8, top: 3, intermediate: 72 }),
+            mixture: Some(MixtureShape { experts: 8, top: 3, intermediate: 72, shared: None }),
             ..DecoderShape::small([128, 320, 3, 4, 2], 4096)
         },
     },

@@ -5,9 +5,8 @@
 
 mod config;
 mod shape;
-mod video_text;
-mod vision;
 
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 use serde_json::Value;
 
 pub use config::Config;
@@ -15,17 +14,23 @@ use shape::Shape;
 
 use super::{
     row::{Files, ReadText, Settings, VisionSettings},
-    vision_language_model::VisionLanguageModel,
+    vision_language_model::{Tower, VisionLanguageModel},
 };
 use crate::{
+    Depth,
     blocks::{
         ConfigError, DecoderConfig,
-        vision::{Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out},
+        decoder::Decoder,
+        vision::{
+            DeepstackTower, PackedImages, Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out,
+            released_video_processors, video_text,
+        },
     },
     checkpoint::Checkpoint,
-    flow::{LayoutError, MediaGrid, PromptLayout},
+    flow::{LayoutError, MediaGrid, PromptLayout, ResizedImage},
     processor::VideoProcessor,
     text::PlaceholderTexts,
+    weights::{WeightError, WeightMap},
     workload::Workload,
 };
 
@@ -76,8 +81,31 @@ impl Settings for Config {
 
     fn released_processors(config: &Value) -> Option<Files> {
         let is_ours = Self::ARCHITECTURES.iter().any(|(_, kind)| config["model_type"] == *kind);
-        is_ours.then(|| shape::processors(config))
+        is_ours.then(|| released_video_processors(config))
     }
 }
 
-pub type Model = VisionLanguageModel<vision::VisionTower>;
+impl Tower<Config> for DeepstackTower {
+    type Batch = PackedImages;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let tower = DeepstackTower::claim(config.vision, "model.visual", map)?;
+        Ok((tower, Decoder::claim(config.decoder, "model.language_model", map)?))
+    }
+
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedImages {
+        self.pack(pictures)
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedImages,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        self.encode(scope, batch, cache, depth)
+    }
+}
+
+pub type Model = VisionLanguageModel<DeepstackTower>;

@@ -7,7 +7,10 @@
 use serde_json::{Value, json};
 
 use super::config::{MIXED, MIXED_CLASS};
-use crate::blocks::decoder_shape::{DecoderShape, MixtureShape};
+use crate::blocks::{
+    decoder_shape::{DecoderShape, MixtureShape},
+    vision::released_video_processors,
+};
 use crate::families::{Files, ReleasedShape};
 
 /// Sizes of a model, without its weights.
@@ -42,7 +45,7 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool, vision: 
 /// uses 8 of them.
 const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
     let shape = released(name, sizes, false, LARGE_TOWER);
-    let mixture = MixtureShape { experts: 128, top: 8, intermediate };
+    let mixture = MixtureShape { experts: 128, top: 8, intermediate, shared: None };
     Shape { decoder: DecoderShape { mixture: Some(mixture), ..shape.decoder }, ..shape }
 }
 
@@ -56,7 +59,7 @@ pub const SHAPES: [Shape; 8] = [
     mixed("qwen3-vl-30b-a3b", [2048, 6144, 48, 32, 4], 768),
     mixed("qwen3-vl-235b-a22b", [4096, 12_288, 94, 64, 4], 1536),
     tiny("qwen3-vl-tiny", None),
-    tiny("qwen3-vl-moe-tiny", Some(MixtureShape { experts: 8, top: 3, intermediate: 72 })),
+    tiny("qwen3-vl-moe-tiny", Some(MixtureShape { experts: 8, top: 3, intermediate: 72, shared: None })),
 ];
 
 /// A model that was never released, small enough for a test on any machine.
@@ -88,7 +91,7 @@ impl ReleasedShape for Shape {
     fn files(&self) -> Files {
         let config = self.config();
         let mut files = vec![("config.json", config.to_string().into_bytes())];
-        files.extend(processors(&config));
+        files.extend(released_video_processors(&config));
         files
     }
 }
@@ -127,25 +130,4 @@ impl Shape {
             },
         })
     }
-}
-
-/// `preprocessor_config.json` and `video_preprocessor_config.json` of the released checkpoints,
-/// with the patch sizes of this `config.json`.
-pub fn processors(config: &Value) -> Files {
-    let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
-    let settings = |kind: &str, name: &str, shortest_edge: u64, longest_edge: u64| {
-        let settings = json!({
-            kind: name,
-            "size": { "shortest_edge": shortest_edge, "longest_edge": longest_edge },
-            "patch_size": of_tower("patch_size", 16),
-            "temporal_patch_size": of_tower("temporal_patch_size", 2),
-            "merge_size": of_tower("spatial_merge_size", 2),
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-        });
-        settings.to_string().into_bytes()
-    };
-    let pictures = settings("image_processor_type", "Qwen2VLImageProcessorFast", 65_536, 16_777_216);
-    let videos = settings("video_processor_type", "Qwen3VLVideoProcessor", 4096, 25_165_824);
-    vec![("preprocessor_config.json", pictures), ("video_preprocessor_config.json", videos)]
 }

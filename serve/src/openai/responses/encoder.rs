@@ -10,7 +10,7 @@ use crate::{
 };
 
 pub(super) struct ResponseEncoder {
-    /// The response as OpenAI shows it. Its output is filled at the end.
+    /// The response object in OpenAI's format. Its `output` is filled at the end.
     pub(super) response: Value,
     output: Vec<Value>,
     tools: Tools,
@@ -100,7 +100,8 @@ impl ResponseEncoder {
         ["response.created", "response.in_progress"].map(|kind| self.whole(kind)).into()
     }
 
-    /// Returns the events for one event of the reply, and `true` if the stream ends after them.
+    /// Converts one event of the reply to events of the stream. Returns `true` if the stream ends
+    /// after them.
     pub(super) fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
         let told = match heard {
             Ok(ChatEvent::Text(text)) => self.piece("msg_", Kind::Message, &text),

@@ -11,7 +11,7 @@ use super::{ActorParts, EngineState};
 use crate::{
     capture::recapture,
     compute::lane::{Job, RefusalSink},
-    compute::memory::{HostEncoderCache, HostKv, VisionCache},
+    compute::memory::{HostEncoderCache, HostKv, StateMemory, VisionCache},
     engine::{
         EngineMessage, Lanes, LanesPlace, Serving, WhichLane,
         core::{Input, SizedBy, Start},
@@ -55,6 +55,7 @@ impl EngineState {
         let pacing = self.pacing(&profiled);
         let tenant_weights = self.arguments.options.tenant_weights.clone();
         let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostKv::slot_count);
+        let state_slots = profiled.memory.states.as_ref().map_or(0, StateMemory::slots);
         let demand = self.demand.clone();
         let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
         let block_log = Arc::new(BlockLog::default());
@@ -67,6 +68,7 @@ impl EngineState {
             pacing,
             tenant_weights,
             host_slots,
+            state_slots,
             demand,
             kv_use,
             block_log: block_log.clone(),

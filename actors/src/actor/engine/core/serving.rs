@@ -68,7 +68,8 @@ pub enum ServingEnd {
 }
 
 impl<P: Parts> Serving<P> {
-    /// Begins to serve with the result of an attempt. `began` is the time when that attempt began.
+    /// Starts serving with the result of a sizing attempt. `began` is the time when that attempt
+    /// began.
     pub(super) fn begin(
         model: (Planned<P>, P::Loaded),
         sized: Sized<P>,
@@ -101,7 +102,7 @@ impl<P: Parts> Serving<P> {
         serving
     }
 
-    /// The serving actors that run. `None` while all of them are being replaced.
+    /// The serving actors that are running. `None` while all of them are being replaced.
     pub fn children(&self) -> Option<&P::Children> {
         match &self.actors {
             Actors::Up(children) | Actors::Restarting { kept: children, .. } => Some(children),
@@ -136,7 +137,7 @@ impl<P: Parts> Serving<P> {
             Input::Pool(input) => self.pool(input, step),
             Input::ChildDied { actor, first, reason } => return self.child_died(actor, first, &reason, step),
             Input::Restart { restart } => self.restart(restart, step),
-            // Late events of attempts before READY.
+            // Late events from sizing attempts that preceded READY.
             _ => {}
         }
         None
@@ -247,7 +248,7 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Stops the serving actors. After the KV cache has shrunk by five per cent, their successors
+    /// Stops the serving actors. After the KV cache has shrunk by five percent, their successors
     /// repeat the refused work. Weights, workspaces and graphs are kept. A pending restart is
     /// merged into the new restart.
     fn refused(&mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) {
@@ -269,7 +270,7 @@ impl<P: Parts> Serving<P> {
         }
         self.passed = AttemptState::default();
         let shrink = match step.rules.is_pinned {
-            // A size that the user fixed is kept, as at the start.
+            // If the user fixed the size of the KV cache, the size is kept, as during sizing.
             true => PoolInput::Pause,
             false => PoolInput::Cap(step.log.target()),
         };

@@ -37,11 +37,41 @@ impl<'q> Question<'q> {
     /// # Errors
     /// The errors of [`LoadOptions::lowered`], and [`StartError::Plan`].
     pub fn needs(&self) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
-        let inputs = self.options.lowered(&self.own())?;
-        let needs = MemoryRequirements::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
+        let mut inputs = self.options.lowered(&self.own())?;
+        let plan = |envelope: &Envelope| MemoryRequirements::plan(self.model, self.target, envelope, self.place.page);
+        let mut needs = plan(&inputs.envelope)?;
+        if let Some(sequences) = self.sequences_beside_kv(&inputs.envelope, &needs) {
+            inputs.envelope.sequences = sequences;
+            needs = plan(&inputs.envelope)?;
+        }
         Ok((inputs, needs.with_host(self.options.swap_space)))
     }
+
+    /// A lower number of sequences, for a model with recurrent states whose default number would
+    /// leave too little memory for keys and values. Each sequence then has memory for its state and
+    /// for [`EXPECTED_TOKENS`] tokens. `None` if the default fits, or if the user set the number.
+    fn sequences_beside_kv(&self, envelope: &Envelope, needs: &MemoryRequirements) -> Option<usize> {
+        let is_set = self.options.limits.sequences.is_some() || self.options.envelope.is_some();
+        let states = needs.states.filter(|_| !is_set)?;
+        let of_state = states.shape.sequence_bytes();
+        let spare = of_state * states.spare as u64;
+        let fixed = needs.memory_plan().total().saturating_sub(needs.state_bytes() + needs.probe());
+        let left = self.place.available().saturating_sub(fixed + spare);
+        let tokens = EXPECTED_TOKENS.min(envelope.context_tokens);
+        let fitting = (left / (of_state + needs.kv_shape.token_bytes() * tokens as u64)) as usize;
+        let rounded = if fitting < SEQUENCES_STEP { fitting.max(1) } else { fitting / SEQUENCES_STEP * SEQUENCES_STEP };
+        (rounded < envelope.sequences).then_some(rounded)
+    }
 }
+
+/// Tokens for which each sequence of a model with recurrent states has keys and values when all
+/// sequences run: a long chat. With shorter sequences, all states are in use and some blocks are
+/// free; with longer ones, fewer sequences run and their slots hold snapshots.
+const EXPECTED_TOKENS: usize = 8192;
+
+/// Lowered numbers of sequences are multiples of this number, so that a few more or fewer free
+/// bytes at a later start give the same number, and the recorded profile still applies.
+const SEQUENCES_STEP: usize = 8;
 
 /// The smallest number of KV cache blocks for a start: the size that the user fixed, but at least
 /// the blocks of the probe.

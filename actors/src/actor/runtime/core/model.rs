@@ -19,7 +19,7 @@ pub struct Model<W, S> {
     /// How often in a row the model was to make room and its requests did not end in time.
     pub stayed_busy: u32,
     life: Life,
-    /// Callers that wait for the end of the model. `Some` once the model was let go.
+    /// Callers that wait for the end of the model. `Some` once the model is unloading.
     forgotten: Option<Vec<W>>,
 }
 
@@ -34,7 +34,7 @@ enum Life {
 }
 
 pub struct Ended<W> {
-    /// Callers that wait for the end of the model, if it was let go.
+    /// Callers that wait for the end of the model, if it was unloading.
     pub forgotten: Option<Vec<W>>,
     /// Whether the model began to end after the runtime's shutdown was requested.
     pub of_shutdown: bool,
@@ -82,7 +82,7 @@ impl<W, S> Model<W, S> {
         self.forgotten.is_some()
     }
 
-    /// Marks the model as let go. `waiter` is answered when the model has ended.
+    /// Marks the model as unloading. `waiter` is answered when the model has ended.
     pub fn forgotten(&mut self, waiter: Option<W>) {
         self.forgotten.get_or_insert_default().extend(waiter);
     }

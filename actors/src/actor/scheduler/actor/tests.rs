@@ -103,6 +103,7 @@ impl Bed {
             pacing: Pacing::default(),
             tenant_weights: TenantWeights::default(),
             host_slots: 0,
+            state_slots: 0,
             demand: None,
             kv_use: watch::Sender::default(),
             block_log: Arc::default(),

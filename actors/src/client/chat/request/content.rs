@@ -9,7 +9,7 @@ use bursar_model::{
     processor::FrameSampling,
 };
 
-/// Maximum bytes read from a file before the model is known, as a bound against endless files.
+/// Maximum bytes read from a file before the model is known, as a guard against endless files.
 const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 
 /// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF,
@@ -69,14 +69,13 @@ impl Image {
     }
 }
 
-/// Limits of one picture, which replace the settings of the model's processor.
+/// Limits of a single picture, which override the settings of the model's processor.
 impl Image {
     /// Resizes the picture to at least `min` and at most `max` pixels, like `min_pixels` and
     /// `max_pixels` of transformers' Qwen processors and OpenAI's `detail`. If `min` is not set and
     /// the model's own minimum is above `max`, the minimum is lowered to `max`. For a model that
-    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit that
-    /// exceeds the model's envelope, or that the model cannot follow, is refused when the chat is
-    /// sent.
+    /// cuts pictures into tiles, `max` counts the pixels of all tiles. A limit that exceeds the
+    /// model's envelope, or that the model cannot apply, is refused when the chat is sent.
     ///
     /// ```
     /// use bursar_actors::chat::Image;
@@ -120,8 +119,8 @@ impl Video {
         Video(flow::Video::new(frames, frames_per_second))
     }
 
-    /// Decodes evenly spaced frames of an animated GIF or WebP. Nothing is decoded before the size
-    /// of all frames is known from the file's blocks.
+    /// Decodes evenly spaced frames of an animated GIF or WebP. No frame is decoded until the total
+    /// size of all frames has been read from the file's blocks.
     ///
     /// # Errors
     /// The file is neither GIF nor WebP, is damaged, exceeds `limits`, or has more pixels in all

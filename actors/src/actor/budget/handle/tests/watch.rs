@@ -9,7 +9,7 @@ use bursar_budgets::Fence;
 use super::*;
 use crate::budget::{Elastic, ResizeOrder};
 
-/// A KV cache that fills the device of 64 MiB, except for its canary of 4 MiB and 2 free MiB.
+/// A KV cache that fills a device of 64 MiB, except for a canary of 4 MiB and 2 MiB that stay free.
 struct Filled {
     bed: Bed,
     lease: Arc<Lease>,
@@ -34,7 +34,7 @@ impl Filled {
     }
 
     /// Advances time by this many seconds. Returns the orders received during that time, without
-    /// repetitions.
+    /// consecutive duplicates.
     async fn pass(&self, seconds: u64) -> Vec<ResizeOrder> {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
@@ -46,8 +46,8 @@ impl Filled {
 
     async fn pass_for(&self, time: Duration) {
         tokio::time::advance(time).await;
-        // All actors share this thread. Yielding lets the timer fire, so that the probe runs
-        // before the next question.
+        // All actors share this thread. Yielding lets the timer fire, so that the probe runs before
+        // the next call to the budget.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -177,7 +177,7 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
     assert_eq!(filled.pass(1).await, [give]);
     filled.bed.kill().await;
     filled.bed.succeed().await;
-    // The successor's clock starts here.
+    // This call starts the successor's probe timers before the test advances time.
     filled.bed.snapshot().await;
     assert_eq!(filled.pass(1).await, [give], "the lease was told of before, with its floor");
     filled.resize(MIB(55)).await;

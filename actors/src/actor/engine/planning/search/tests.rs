@@ -1,5 +1,5 @@
-//! Tests of suggestions: each suggested value fits if no other knob is changed, and
-//! no nearer value does.
+//! Tests of suggestions: a model fits if one knob gets its suggested value and no other knob
+//! changes. No value closer to the knob's current value makes it fit.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bo
     Forecast::of(&Question { options: &options, place, ..*question }).is_ok_and(|forecast| forecast.fits())
 }
 
-/// Checks every suggestion. Returns the knobs that have a value.
+/// Checks every suggestion. Returns the knobs for which a value was suggested.
 fn checked(question: &Question<'_>) -> Vec<&'static str> {
     let forecast = Forecast::of(question).expect("it can be planned");
     let unfit = forecast.unfit.unwrap_or_else(|| panic!("it fits: {}", forecast.plan));

@@ -1,4 +1,4 @@
-//! Tests of the promised token interval, and a simulation of arrivals on a device with given costs.
+//! Tests of the promised token interval, and a simulation of requests on a device with given costs.
 
 use std::{
     fmt::Write,
@@ -25,7 +25,7 @@ struct Device {
     patch: f64,
 }
 
-/// Approximate costs of a model of 7B's shape on an H200.
+/// Approximate costs of a 7B model on an H200.
 const LARGE: Device = Device { step: 3600, sequence: 22, token: 21, patch: 4.5 };
 
 impl Device {
@@ -150,7 +150,7 @@ fn slower_steps_beside_pictures_are_learned() {
     assert!(alone.abs_diff(beside) <= 64 && much * 2 < alone, "{alone}, {beside}, {much}");
 }
 
-/// A simulation of arrivals on a device: chats, long prompts and pictures.
+/// A simulation of arriving requests on one device: chats, long prompts and pictures.
 struct Arrivals {
     device: Device,
     core: SchedulerCore,
@@ -166,13 +166,13 @@ struct Arrivals {
     launches: VecDeque<usize>,
     launch_ends: u64,
     gathered_at: Option<u64>,
-    /// Patches, prompt tokens and reply tokens of requests that wait for their pictures.
+    /// Prompt tokens, patches and reply tokens of requests that wait for their pictures.
     seen: BTreeMap<u64, (usize, usize, usize)>,
     asked: BTreeMap<SequenceId, u64>,
     last: BTreeMap<SequenceId, u64>,
     /// Time to the first token of each request, in µs.
     firsts: BTreeMap<SequenceId, u64>,
-    /// All later token intervals, in µs.
+    /// All intervals between consecutive tokens of a request, in µs.
     intervals: Vec<u64>,
     ended: usize,
     trace: String,
@@ -206,7 +206,8 @@ impl Arrivals {
         }
     }
 
-    /// Returns a number below `limit`, from a hash of the seed and the count.
+    /// Returns a pseudorandom number below `limit`. Each call hashes the result of the previous
+    /// call, and the first call hashes the seed.
     fn below(&mut self, limit: u64) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.chance.hash(&mut hasher);
@@ -214,7 +215,8 @@ impl Arrivals {
         self.chance % limit
     }
 
-    /// Plays requests of `(arrival, prompt tokens, patches, reply tokens)` to their ends.
+    /// Simulates requests of `(arrival, prompt tokens, patches, reply tokens)` until all have
+    /// ended.
     fn play(mut self, requests: &[(u64, usize, usize, usize)]) -> Self {
         let mut arrivals = requests.iter().enumerate().peekable();
         for events in 0.. {
@@ -368,8 +370,8 @@ const PROMISE: u64 = 33_000;
 
 #[test]
 fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
-    // At 20 requests per second, pictures begin in the middle of many steps that were planned
-    // without them, so the interval is 33.2 ms.
+    // At 20 requests per second, encoder batches begin in the middle of many steps that were
+    // planned without them, so the 99th percentile of the intervals is 33.2 ms.
     for (seed, a_second, promise) in [(1, 12, PROMISE), (2, 16, PROMISE), (3, 20, PROMISE + PROMISE / 50)] {
         let requests = mix(seed, a_second);
         let [with, without] =

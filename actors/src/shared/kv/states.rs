@@ -1,0 +1,240 @@
+//! Pure: which sequence holds which slot of recurrent states, and the snapshots that later
+//! sequences can resume from.
+//!
+//! A model with recurrent layers cannot share the blocks of a prefix alone: it also needs the state
+//! at the end of the prefix. Snapshots are copies of a state at a multiple of [`SNAPSHOT_TOKENS`],
+//! named like the block that ends there. Live states and snapshots share one pool of slots. A
+//! snapshot is evicted when its slot is needed, the least recently used first. The idea is that of
+//! SGLang's hybrid radix cache (`mamba_radix_cache.py`), with exactly one live slot for each
+//! sequence.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bursar_kernels::{BLOCK_TOKENS, ops::gated_delta::SNAPSHOTS};
+use bursar_model::flow::{PrefixKey, StateSlots};
+
+use super::SequenceId;
+
+/// Snapshots are taken at multiples of this many tokens, the chunk of the prefill kernels, so that
+/// a kernel has the state there anyway.
+pub const SNAPSHOT_TOKENS: usize = 64;
+
+/// The last multiple of [`SNAPSHOT_TOKENS`] that is at most `tokens`.
+pub fn snapshot_before(tokens: usize) -> usize {
+    tokens / SNAPSHOT_TOKENS * SNAPSHOT_TOKENS
+}
+
+const _: () = assert!(SNAPSHOT_TOKENS.is_multiple_of(BLOCK_TOKENS), "a snapshot is at the end of a block");
+
+/// Usage of the slots of recurrent states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateUse {
+    pub slots: usize,
+    /// Slots of running sequences.
+    pub live: usize,
+    /// Slots of snapshots that a later sequence can resume from.
+    pub snapshots: usize,
+}
+
+/// The slots of a model's states. Empty for a model without recurrent layers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StatePool {
+    slots: usize,
+    free: BTreeSet<u32>,
+    live: BTreeMap<SequenceId, Live>,
+    snapshots: BTreeMap<PrefixKey, Snapshot>,
+    /// Snapshots by their last use.
+    by_use: BTreeMap<u64, PrefixKey>,
+    clock: u64,
+}
+
+/// The state of a running sequence.
+#[derive(Clone, Debug)]
+struct Live {
+    /// The slot of the state after the last step that was planned.
+    slot: u32,
+    /// The slot of the snapshot with which the sequence begins, until its first step is
+    /// [launched](StatePool::launched). Nothing else may be written to that slot before.
+    resumes_from: Option<u32>,
+    /// Tokens of a prefix whose blocks are cached but that has no snapshot. The sequence takes the
+    /// snapshot there, because another prompt that shares the prefix may follow.
+    junction: Option<usize>,
+    /// Snapshots that planned steps take: the tokens before each, and the slot.
+    taken: Vec<(usize, u32)>,
+}
+
+#[derive(Clone, Debug)]
+struct Snapshot {
+    slot: u32,
+    used: u64,
+}
+
+impl StatePool {
+    pub fn new(slots: usize) -> Self {
+        StatePool { slots, free: (0..slots as u32).collect(), ..StatePool::default() }
+    }
+
+    /// Whether the model has recurrent states.
+    pub fn is_there(&self) -> bool {
+        self.slots > 0
+    }
+
+    pub fn usage(&self) -> StateUse {
+        StateUse { slots: self.slots, live: self.live.len(), snapshots: self.snapshots.len() }
+    }
+
+    /// The number of blocks at the beginning of `prefix`, at most `blocks`, from which a sequence
+    /// can resume.
+    pub fn resumable(&self, prefix: &[PrefixKey], blocks: usize) -> usize {
+        if !self.is_there() {
+            return blocks;
+        }
+        (1..=blocks.min(prefix.len())).rev().find(|count| self.snapshots.contains_key(&prefix[count - 1])).unwrap_or(0)
+    }
+
+    /// Whether a new sequence can get a slot.
+    pub fn has_room(&self, resumes_from: Option<&PrefixKey>) -> bool {
+        !self.is_there() || !self.free.is_empty() || self.victim(None).is_some() || self.own(resumes_from).is_some()
+    }
+
+    /// Gives a new sequence a slot. The sequence begins with the snapshot `resumes_from`, if that is
+    /// given, otherwise with an empty state. `cached` blocks at its beginning are cached.
+    ///
+    /// # Panics
+    /// If there is no [room](Self::has_room), or if the sequence has a slot already.
+    pub fn begin(&mut self, sequence: SequenceId, resumes_from: Option<&PrefixKey>, resumed: usize, cached: usize) {
+        if !self.is_there() {
+            return;
+        }
+        let from = resumes_from.map(|key| {
+            self.touch(key);
+            self.snapshots[key].slot
+        });
+        // If all other slots are in use, the sequence takes over the slot of its snapshot.
+        let slot = self.take(resumes_from).or_else(|| {
+            let key = self.own(resumes_from)?;
+            self.forget(&key);
+            self.free.pop_first()
+        });
+        let slot = slot.expect("there is room for the state");
+        let junction = snapshot_before(cached * BLOCK_TOKENS);
+        let junction = (junction > resumed * BLOCK_TOKENS).then_some(junction);
+        let live = Live { slot, resumes_from: from, junction, taken: Vec::new() };
+        assert!(self.live.insert(sequence, live).is_none(), "{sequence} has a state already");
+        self.check();
+    }
+
+    /// The slots for a planned step that runs the tokens from `first` to `end` of a sequence. The
+    /// step takes a snapshot at the junction and before the last token of the `known` tokens, if
+    /// there are slots. Returns `None` for a model without recurrent states.
+    pub fn plan_step(&mut self, sequence: SequenceId, first: usize, end: usize, known: usize) -> Option<StateSlots> {
+        let live = self.live.get(&sequence)?;
+        let (write, read) = (live.slot, live.resumes_from.unwrap_or(live.slot));
+        let wanted = [live.junction, Some(snapshot_before(known - 1))];
+        let mut slots = StateSlots { read, write, snapshots: [None; SNAPSHOTS] };
+        for (tokens, to) in wanted.into_iter().flatten().zip(&mut slots.snapshots) {
+            let is_taken = self.live[&sequence].taken.iter().any(|(taken, _)| *taken == tokens);
+            if tokens <= first || tokens > end || is_taken {
+                continue;
+            }
+            let Some(slot) = self.take(None) else { break };
+            self.live.get_mut(&sequence).expect("found above").taken.push((tokens, slot));
+            *to = Some(((tokens - first) as u32, slot));
+        }
+        self.check();
+        Some(slots)
+    }
+
+    /// Records that all parts of a step with this sequence are planned. From now on the sequence
+    /// continues with its own slot, and its snapshot may be overwritten, because later steps run
+    /// after this one.
+    pub fn launched(&mut self, sequence: SequenceId) {
+        if let Some(live) = self.live.get_mut(&sequence) {
+            live.resumes_from = None;
+        }
+    }
+
+    /// Names the snapshots that a sequence has taken within its first `end` tokens, whose whole
+    /// blocks have the names `keys`.
+    pub fn name(&mut self, sequence: SequenceId, end: usize, keys: &[PrefixKey]) {
+        let Some(live) = self.live.get_mut(&sequence) else { return };
+        let (named, left) = std::mem::take(&mut live.taken).into_iter().partition(|(tokens, _)| *tokens <= end);
+        live.taken = left;
+        let named: Vec<(usize, u32)> = named;
+        for (tokens, slot) in named {
+            let key = keys[tokens / BLOCK_TOKENS - 1];
+            if self.snapshots.contains_key(&key) {
+                self.touch(&key);
+                self.free.insert(slot);
+            } else {
+                self.clock += 1;
+                self.by_use.insert(self.clock, key);
+                self.snapshots.insert(key, Snapshot { slot, used: self.clock });
+            }
+        }
+        self.check();
+    }
+
+    /// Frees the slots of a sequence that has ended or lost its blocks. Snapshots that are named
+    /// stay.
+    pub fn release(&mut self, sequence: SequenceId) {
+        if let Some(live) = self.live.remove(&sequence) {
+            self.free.insert(live.slot);
+            self.free.extend(live.taken.into_iter().map(|(_, slot)| slot));
+        }
+        self.check();
+    }
+
+    /// Drops the snapshot at the end of a block whose content is lost, because nothing can resume
+    /// there any more. A snapshot with which a sequence is about to begin keeps its slot until then.
+    pub fn forget(&mut self, key: &PrefixKey) {
+        if let Some(Snapshot { slot, used }) = self.snapshots.remove(key) {
+            self.by_use.remove(&used);
+            self.free.insert(slot);
+        }
+    }
+
+    fn touch(&mut self, key: &PrefixKey) {
+        self.clock += 1;
+        let snapshot = self.snapshots.get_mut(key).expect("the snapshot is known");
+        self.by_use.remove(&snapshot.used);
+        snapshot.used = self.clock;
+        self.by_use.insert(self.clock, *key);
+    }
+
+    /// A free slot, or the slot of the least recently used snapshot that may be evicted.
+    fn take(&mut self, kept: Option<&PrefixKey>) -> Option<u32> {
+        if self.free.is_empty() {
+            let victim = self.victim(kept)?;
+            self.forget(&victim);
+        }
+        self.free.pop_first()
+    }
+
+    /// The least recently used snapshot, other than `kept`, with which no sequence is about to
+    /// begin.
+    fn victim(&self, kept: Option<&PrefixKey>) -> Option<PrefixKey> {
+        self.by_use.values().find(|key| Some(*key) != kept && !self.is_about_to_be_read(key)).copied()
+    }
+
+    /// The snapshot `key`, if the sequence that resumes from it may overwrite it.
+    fn own(&self, key: Option<&PrefixKey>) -> Option<PrefixKey> {
+        key.filter(|key| !self.is_about_to_be_read(key)).copied()
+    }
+
+    fn is_about_to_be_read(&self, key: &PrefixKey) -> bool {
+        let slot = self.snapshots[key].slot;
+        self.live.values().any(|live| live.resumes_from == Some(slot))
+    }
+
+    /// Checks that each slot is free, live or a snapshot, exactly once.
+    fn check(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let of_live = self.live.values().flat_map(|live| live.taken.iter().map(|(_, slot)| *slot).chain([live.slot]));
+        let all: Vec<u32> = of_live.chain(self.snapshots.values().map(|it| it.slot)).chain(self.free.clone()).collect();
+        let distinct: BTreeSet<u32> = all.iter().copied().collect();
+        assert!(all.len() == self.slots && distinct.len() == all.len(), "state slots were lost or doubled: {self:?}");
+    }
+}

@@ -1,0 +1,232 @@
+//! One layer of a decoder: a mixer of tokens and an MLP, each with a norm and a residual.
+
+use bursar_kernels::{
+    ActivationFormat, ActivationScratch, Activations, Backend, KernelError, Scope, Tensor,
+    ops::{rms_norm::RmsNorm, rotary::Rope},
+};
+
+use super::{
+    decoder_config::DecoderConfig, decoder_share::DecoderShare, gated_delta_net::GatedDeltaNet, gated_mlp::GatedMlp,
+    layer_cache::LayerCache, mixed::Mixed, mixer::Mixer, mixture::Mixture, paged_attention::PagedAttention,
+    step_inputs::StepInputs,
+};
+use crate::weights::{WeightError, WeightMap};
+
+pub struct Layer {
+    input_norm: Tensor<'static>, // [hidden]
+    mixer: Mixer,
+    mlp_norm: Tensor<'static>, // [hidden]
+    mlp: Mlp,
+}
+
+enum Mlp {
+    Gated(GatedMlp),
+    Mixture(Mixture),
+}
+
+/// Values that one layer passes to the next.
+pub struct Stream<'s> {
+    pub hidden: Tensor<'s>,             // [tokens, hidden]
+    pub scratch: ActivationScratch<'s>, // space for one normalized copy of `hidden`
+    pub is_normed: bool,                // `scratch` already has the normalized input of the next layer
+}
+
+/// Arguments that are the same for all layers of a step.
+pub struct LayerPass<'a> {
+    pub config: &'a DecoderConfig,
+    pub rope: &'a Rope<'static>,
+    pub inputs: &'a StepInputs<'a>,
+}
+
+impl Layer {
+    pub fn claim(
+        config: &DecoderConfig,
+        share: &DecoderShare,
+        index: usize,
+        prefix: &str,
+        map: &mut WeightMap<'_>,
+        loads: &mut impl Iterator<Item = Tensor<'static>>,
+    ) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let (hidden, biases) = (config.hidden, config.biases);
+        let input_norm = map.tensor(&name("input_layernorm.weight"), [hidden])?;
+        let mixer = match &config.gated_delta {
+            Some(delta) if !config.has_attention(index) => {
+                let heads = share.delta.expect("the share has the heads of gated delta nets");
+                let (name, epsilon) = (name("linear_attn"), config.norm_epsilon);
+                Mixer::GatedDelta(GatedDeltaNet::claim(map, &name, hidden, delta, heads, epsilon)?)
+            }
+            _ => Mixer::Attention(PagedAttention::claim(map, &name("self_attn"), config, share)?),
+        };
+        Ok(Layer {
+            input_norm,
+            mixer,
+            mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
+            mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
+                Some(mixture) => {
+                    let loads = loads.next().expect("each layer with experts has a list");
+                    let held = share.mixture.expect("the share has experts");
+                    Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, held, loads)?)
+                }
+                None => Mlp::Gated(GatedMlp::claim(
+                    map,
+                    ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
+                    (hidden, share.intermediate),
+                    biases.mlp,
+                )?),
+            },
+        })
+    }
+
+    /// The formats of the two normalized inputs: of the mixer and of the MLP.
+    pub fn norm_formats(&self) -> [ActivationFormat; 2] {
+        let of_mlp = match &self.mlp {
+            Mlp::Gated(mlp) => mlp.reads(),
+            Mlp::Mixture(mixture) => mixture.reads(),
+        };
+        [self.mixer.reads(), of_mlp]
+    }
+
+    /// Runs the layer on all rows of `stream`, in place. `next` is the following layer, or `None`
+    /// if there is no such layer or if a DeepStack part is added to the rows first. If `next` is
+    /// given, this function may also compute the normalized input of `next`.
+    pub fn forward<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        cache: &LayerCache,
+        stream: &mut Stream<'_>,
+        next: Option<&Layer>,
+    ) -> Result<(), KernelError> {
+        {
+            let scope = scope.scope();
+            let normed = stream.normed(&scope, pass, self)?;
+            let mixed = self.mixer.mix(&scope, &normed, pass.rope, pass.inputs, cache)?;
+            self.add_mixed(&scope, pass, &mixed.rows, (&mut stream.hidden, &mut stream.scratch))?;
+        }
+        stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.scratch), next)?;
+        Ok(())
+    }
+
+    /// Like [`forward`](Layer::forward), but computes only the rows `rows` of `stream`, and writes
+    /// the result to `chosen` `[rows, hidden]`. The cache is still written for all rows.
+    pub fn forward_chosen<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        cache: &LayerCache,
+        stream: &mut Stream<'_>,
+        rows: &Tensor<'_>, // [rows] u32
+        chosen: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        {
+            let scope = scope.scope();
+            let normed = stream.normed(&scope, pass, self)?;
+            if rows.rows() == 0 {
+                return self.mixer.write(&scope, &normed, pass.rope, pass.inputs, cache);
+            }
+            let Mixed { rows: mixed, spare } = self.mixer.mix(&scope, &normed, pass.rope, pass.inputs, cache)?;
+            // The chosen rows overwrite memory of the mixer, so that they need no memory of their
+            // own.
+            let (all, wanted) = (spare.shape().elements(), [rows.rows(), mixed.columns()]);
+            let mut spare = spare.into_shape([1, all]);
+            let mut few = spare.column_range_mut(0..wanted[0] * wanted[1]).into_shape(wanted);
+            scope.gather_rows_into(&mixed, rows, &mut few)?;
+            scope.gather_rows_into(&stream.hidden, rows, chosen)?;
+            self.add_mixed(&scope, pass, &few, (chosen, &mut stream.scratch))?;
+        }
+        self.add_mlp(scope, pass, (chosen, &mut stream.scratch), None)?;
+        Ok(())
+    }
+
+    /// Projects `mixed` `[rows, width]`, the result of the mixer, and adds the result to `hidden`
+    /// `[rows, hidden]`. For a gated MLP, the normalized input of the MLP is left in `scratch`. If
+    /// the ranks' partial results are summed, the sum operation also computes the norm, because
+    /// that operation has complete rows. A mixture computes its own norm together with its routing.
+    fn add_mixed<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        mixed: &Tensor<'_>,
+        (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
+    ) -> Result<(), KernelError> {
+        let ([_, format], norm, out) = (self.norm_formats(), pass.norm(&self.mlp_norm), self.mixer.out());
+        if let Mlp::Mixture(_) = &self.mlp {
+            return out.forward_add(scope, mixed, hidden);
+        }
+        // Nothing reads the previous norm in `scratch` any more, so it is overwritten.
+        let mut normed = scratch.place(format, hidden.rows());
+        if out.is_partial {
+            return out.forward_add_normed(scope, mixed, hidden, norm, &mut normed);
+        }
+        out.forward_add(scope, mixed, hidden)?;
+        scope.rms_norm_into(hidden, norm, &mut normed)
+    }
+
+    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` must be as
+    /// [`add_mixed`](Layer::add_mixed) left it. Returns `true` if `scratch` contains the
+    /// normalized input of `next` afterwards. The operations that sum the experts or the ranks'
+    /// partial results also compute that input.
+    fn add_mlp<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        (hidden, scratch): (&mut Tensor<'_>, &mut ActivationScratch<'_>),
+        next: Option<&Layer>,
+    ) -> Result<bool, KernelError> {
+        let scope = scope.scope();
+        let ([_, format], rows) = (self.norm_formats(), hidden.rows());
+        let mut normed = scratch.place(format, rows);
+        match &self.mlp {
+            Mlp::Gated(mlp) => {
+                let gated = mlp.gate(&scope, &normed)?;
+                let Some(next) = next.filter(|_| mlp.down.is_partial) else {
+                    return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);
+                };
+                let mut normed = scratch.place(next.mixer.reads(), rows);
+                let norm = pass.norm(&next.input_norm);
+                mlp.down.forward_add_normed(&scope, &gated, hidden, norm, &mut normed)?;
+                Ok(true)
+            }
+            Mlp::Mixture(mixture) => {
+                // A step that runs its last layer on chosen rows is never captured in a CUDA graph.
+                // Such a layer has no padding rows, so the router does not need the slots to
+                // recognize them.
+                let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
+                let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
+                let Some(next) = next else {
+                    return mixture.add(&scope, &gated, hidden, None).map(|()| false);
+                };
+                // Nothing reads `scratch` after the experts' first half, so its content is
+                // overwritten.
+                let mut normed = scratch.place(next.mixer.reads(), rows);
+                let norm = pass.norm(&next.input_norm);
+                mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
+                Ok(true)
+            }
+        }
+    }
+}
+
+impl LayerPass<'_> {
+    fn norm<'n>(&self, weight: &'n Tensor<'static>) -> RmsNorm<'n> {
+        self.config.norm(weight)
+    }
+}
+
+impl Stream<'_> {
+    /// Returns the normalized input of `layer`. The input is computed here unless the previous
+    /// layer has already left it in `scratch`.
+    fn normed<B: Backend>(
+        &mut self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        layer: &Layer,
+    ) -> Result<Activations<'_>, KernelError> {
+        let mut normed = self.scratch.place(layer.mixer.reads(), self.hidden.rows());
+        if !std::mem::take(&mut self.is_normed) {
+            scope.rms_norm_into(&self.hidden, pass.norm(&layer.input_norm), &mut normed)?;
+        }
+        Ok(normed)
+    }
+}

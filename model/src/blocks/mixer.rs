@@ -1,0 +1,63 @@
+//! The part of a decoder layer in which tokens exchange information.
+
+use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, Scope, ops::rotary::Rope};
+
+use super::{
+    gated_delta_net::GatedDeltaNet, layer_cache::LayerCache, mixed::Mixed, paged_attention::PagedAttention,
+    step_inputs::StepInputs,
+};
+use crate::weights::Linear;
+
+pub enum Mixer {
+    Attention(PagedAttention),
+    GatedDelta(GatedDeltaNet),
+}
+
+impl Mixer {
+    /// The activation format that the input projections read directly.
+    pub fn reads(&self) -> ActivationFormat {
+        match self {
+            Mixer::Attention(attention) => attention.qkv.reads(),
+            Mixer::GatedDelta(net) => net.reads(),
+        }
+    }
+
+    /// The output projection, `[hidden, width]`.
+    pub fn out(&self) -> &Linear {
+        match self {
+            Mixer::Attention(attention) => &attention.out,
+            Mixer::GatedDelta(net) => net.out(),
+        }
+    }
+
+    /// Mixes the tokens of `normed` `[tokens, hidden]` with the earlier tokens of their sequences,
+    /// and writes to `cache` what later tokens need.
+    pub fn mix<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        normed: &Activations<'_>,
+        rope: &Rope<'_>,
+        step: &StepInputs<'_>,
+        cache: &LayerCache,
+    ) -> Result<Mixed<'s>, KernelError> {
+        match self {
+            Mixer::Attention(attention) => attention.mix(scope, normed, rope, step, cache.kv()),
+            Mixer::GatedDelta(net) => net.mix(scope, normed, step, cache.state()),
+        }
+    }
+
+    /// Writes to `cache` what later tokens need, without a result.
+    pub fn write<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        normed: &Activations<'_>,
+        rope: &Rope<'_>,
+        step: &StepInputs<'_>,
+        cache: &LayerCache,
+    ) -> Result<(), KernelError> {
+        match self {
+            Mixer::Attention(attention) => attention.project(scope, normed, rope, step, cache.kv()).map(drop),
+            Mixer::GatedDelta(net) => net.mix(scope, normed, step, cache.state()).map(drop),
+        }
+    }
+}

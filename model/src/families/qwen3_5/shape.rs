@@ -1,0 +1,166 @@
+//! Settings of this family's models, for checkpoints with random weights or without weights.
+//!
+//! The numbers are from `config.json` of Qwen/Qwen3.5-* on huggingface.co, as quoted by secondary
+//! sources. The processors are those of Qwen3-VL.
+
+use serde_json::{Value, json};
+
+use super::config::{MIXED, MIXED_CLASS};
+use crate::{
+    blocks::{
+        decoder_shape::{DecoderShape, DeltaShape, MixtureShape},
+        vision::released_video_processors,
+    },
+    families::{Files, ReleasedShape},
+};
+
+/// Sizes of a model, without its weights.
+pub struct Shape {
+    name: &'static str,
+    decoder: DecoderShape,
+    rope_sections: [usize; 3],
+    vision: VisionShape,
+}
+
+struct VisionShape {
+    depth: usize,
+    hidden: usize,
+    intermediate: usize,
+    heads: usize,
+    grid: usize,
+}
+
+/// Text tokens of the released vocabulary.
+const WORDS: usize = 248_044;
+
+const fn tower([depth, hidden, heads, intermediate]: [usize; 4]) -> VisionShape {
+    VisionShape { depth, hidden, intermediate, heads, grid: 48 }
+}
+
+const SMALLEST_TOWER: VisionShape = tower([12, 768, 12, 3072]);
+const SMALL_TOWER: VisionShape = tower([24, 1024, 16, 4096]);
+const LARGE_TOWER: VisionShape = tower([27, 1152, 16, 4304]);
+
+const fn released(
+    name: &'static str,
+    sizes: [usize; 5],
+    value_heads: usize,
+    is_tied: bool,
+    vision: VisionShape,
+) -> Shape {
+    let decoder = DecoderShape {
+        words: WORDS,
+        vocabulary: 248_320,
+        head_dim: Some(256),
+        rope_theta: 10_000_000.0,
+        is_tied,
+        delta: Some(DeltaShape { key_heads: 16, value_heads, head_dim: 128 }),
+        ..DecoderShape::small(sizes, 262_144)
+    };
+    Shape { name, decoder, rope_sections: [11, 11, 10], vision }
+}
+
+/// A model in which each layer has `experts` experts and a shared expert, all of width
+/// `intermediate`, and each token uses `top` of the experts.
+const fn mixed(
+    name: &'static str,
+    sizes: [usize; 5],
+    value_heads: usize,
+    [experts, top, intermediate]: [usize; 3],
+) -> Shape {
+    let shape = released(name, sizes, value_heads, false, LARGE_TOWER);
+    let mixture = MixtureShape { experts, top, intermediate, shared: Some(intermediate) };
+    Shape { decoder: DecoderShape { mixture: Some(mixture), ..shape.decoder }, ..shape }
+}
+
+/// Columns: hidden width, MLP width, layers, query heads, key and value heads; value heads of gated
+/// delta nets; whether the head is tied; vision tower.
+pub const SHAPES: [Shape; 10] = [
+    released("qwen3.5-0.8b", [1024, 3584, 24, 8, 2], 16, true, SMALLEST_TOWER),
+    released("qwen3.5-2b", [2048, 6144, 24, 8, 2], 16, true, SMALL_TOWER),
+    released("qwen3.5-4b", [2560, 9216, 32, 16, 4], 32, true, SMALL_TOWER),
+    released("qwen3.5-9b", [4096, 12_288, 32, 16, 4], 32, false, LARGE_TOWER),
+    released("qwen3.5-27b", [5120, 17_408, 64, 24, 4], 48, false, LARGE_TOWER),
+    mixed("qwen3.5-35b-a3b", [2048, 512, 40, 16, 2], 32, [256, 8, 512]),
+    mixed("qwen3.5-122b-a10b", [3072, 1024, 48, 32, 2], 64, [256, 8, 1024]),
+    mixed("qwen3.5-397b-a17b", [4096, 1024, 60, 32, 2], 64, [512, 10, 1024]),
+    tiny("qwen3.5-tiny", None),
+    tiny("qwen3.5-moe-tiny", Some(MixtureShape { experts: 8, top: 3, intermediate: 72, shared: Some(40) })),
+];
+
+/// Not a released model: small enough for a test on any machine.
+const fn tiny(name: &'static str, mixture: Option<MixtureShape>) -> Shape {
+    Shape {
+        name,
+        decoder: DecoderShape {
+            words: 1000,
+            vocabulary: 1024,
+            head_dim: Some(64),
+            rope_theta: 10_000_000.0,
+            is_tied: mixture.is_none(),
+            mixture,
+            delta: Some(DeltaShape { key_heads: 2, value_heads: 4, head_dim: 32 }),
+            ..DecoderShape::small([128, 320, 4, 4, 2], 4096)
+        },
+        rope_sections: [3, 3, 2],
+        vision: VisionShape { depth: 3, hidden: 64, intermediate: 176, heads: 2, grid: 8 },
+    }
+}
+
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn decoder(&self) -> &DecoderShape {
+        &self.decoder
+    }
+
+    fn files(&self) -> Files {
+        let config = self.config();
+        let mut files = vec![("config.json", config.to_string().into_bytes())];
+        files.extend(released_video_processors(&config));
+        files
+    }
+}
+
+impl Shape {
+    fn config(&self) -> Value {
+        let Shape { decoder, vision, .. } = self;
+        let mut text = decoder.config();
+        let (class, kind) = match decoder.mixture {
+            Some(_) => (MIXED_CLASS, MIXED),
+            None => ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        };
+        text["model_type"] = format!("{kind}_text").into();
+        text["rope_parameters"] = json!({
+            "rope_type": "default",
+            "rope_theta": decoder.rope_theta,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": true,
+            "mrope_section": self.rope_sections,
+        });
+        json!({
+            "architectures": [class],
+            "model_type": kind,
+            "image_token_id": decoder.id("<|image_pad|>"),
+            "video_token_id": decoder.id("<|video_pad|>"),
+            "tie_word_embeddings": decoder.is_tied,
+            "text_config": text,
+            "vision_config": {
+                "depth": vision.depth,
+                "hidden_act": "gelu_pytorch_tanh",
+                "hidden_size": vision.hidden,
+                "intermediate_size": vision.intermediate,
+                "num_heads": vision.heads,
+                "in_channels": 3,
+                "out_hidden_size": decoder.hidden,
+                "patch_size": 16,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+                "num_position_embeddings": vision.grid * vision.grid,
+                "deepstack_visual_indexes": [],
+            },
+        })
+    }
+}
