@@ -44,7 +44,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                                          uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank, uint32_t warpgroup) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
-    Pipeline::Ring ring;
+    LargeMRing ring;
     float sums[32][4];
     Consumer<Pipeline> consumer{barriers, ring, shared, warpgroup, thread};
 

@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     // True if scale blocks have fewer than 64 rows, or if up does not begin at a multiple of 64
     // rows.
     const bool is_low = scales.height < QUARTER || (KIND == Kind::GATED && arguments.columns % QUARTER != 0);
-    Pipeline::Ring ring;
+    LargeMRing ring;
     float sums[32][4];
     Consumer<Pipeline> consumer{barriers, ring, shared, warpgroup, thread};
 

@@ -102,7 +102,7 @@ struct StageRing {
 };
 
 struct Pipeline {
-    using Ring = StageRing;
+    using Ring = StageRing&;
     using Barriers = RingBarriers<STAGES_MAX>;
     static constexpr uint32_t X_BYTES = PART_BYTES;
     static constexpr uint32_t BLOCKS = ::BLOCKS, CONSUMERS = MULTIPLIERS;

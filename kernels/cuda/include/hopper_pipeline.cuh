@@ -8,7 +8,7 @@
 // The kernel supplies how a tile is found, what a step copies, what is done with the sums of a step,
 // and what the epilogue stores. It describes its pipeline by a struct with these members:
 //
-//   Ring       position in the ring: FixedRing, or a type with the same members
+//   Ring       position in the ring, or a reference to one: FixedRing, or a type with its members
 //   Barriers   the barriers of all stages in shared memory: RingBarriers
 //   X_BYTES    bytes of each consumer's rows of x, with which a stage begins
 //   BLOCKS     blocks of the cluster, which copy to each other's stages
@@ -18,9 +18,10 @@
 //              multiplies while the other writes out
 //   BEGIN      ID of the named barrier at which the second consumer starts
 //
-// Ring and barriers are passed by reference, roles are not passed as lambdas, and each kernel
-// initializes its barriers: otherwise the compiler orders the registers of the loops differently,
-// and the machine code changes.
+// These choices keep the machine code that was measured; others make the compiler order the
+// registers of the loops differently: whether Ring is a reference, that kernels initialize their
+// barriers and divide their warpgroups themselves, that no part is a lambda, and that add_steps calls
+// `lead` before the ring advances, but end_step after it.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +65,7 @@ __device__ __forceinline__ void end_roles() {
 
 template <typename Pipeline>
 struct Producer {
-    typename Pipeline::Ring& ring;
+    typename Pipeline::Ring ring;
     typename Pipeline::Barriers& barriers;
 
     // Waits until all consumers of the cluster have released the stage, and announces `bytes` bytes.
@@ -81,7 +82,7 @@ struct Producer {
 template <typename Pipeline>
 struct Consumer {
     typename Pipeline::Barriers& barriers;
-    typename Pipeline::Ring& ring;
+    typename Pipeline::Ring ring;
     const uint32_t shared, warpgroup, thread;
     bool staggers = true;  // in this tile, the second consumer starts LEAD steps after the first
 
@@ -108,12 +109,17 @@ struct Consumer {
         }
     }
 
-    // Ends step `step` of `steps`. After LEAD steps, the first consumer lets the second start.
-    __device__ __forceinline__ void end_step(uint32_t step, uint32_t steps) {
+    // After LEAD steps of a tile, the first consumer lets the second start.
+    __device__ __forceinline__ void lead(uint32_t step, uint32_t steps) const {
         if (staggers && warpgroup == 0 && step + 1 == min(Pipeline::LEAD, steps)) {
             part_arrive(Pipeline::BEGIN, Pipeline::CONSUMERS * WARPGROUP);
         }
+    }
+
+    // Ends step `step` of `steps`.
+    __device__ __forceinline__ void end_step(uint32_t step, uint32_t steps) {
         ring.advance();
+        lead(step, steps);
     }
 
     // Starts the products of the stage at address `stage`: this consumer's 64 rows of x with 8 *
@@ -158,7 +164,8 @@ struct Consumer {
                 release(before);
             }
             before = ring.stage;
-            end_step(step, steps);
+            lead(step, steps);
+            ring.advance();
         }
         products_wait<0>();
         hold(sums);

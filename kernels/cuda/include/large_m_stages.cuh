@@ -12,7 +12,7 @@ using contract::gemm_large_m::THREADS;
 using contract::gemm_large_m::TILE_ROWS;                      // rows of x in a tile
 using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight in a tile
 constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
-constexpr uint32_t HALF = TILE_WEIGHTS / 2;                   // rows of the weight that a block copies
+constexpr uint32_t HALF = TILE_WEIGHTS / 2;                   // rows of the weight that a block copies, and in one E4M3 product
 constexpr uint32_t X_BYTES = TILE_ROWS * STEP_ROW_BYTES;      // 16 KiB per step
 constexpr uint32_t HALF_BYTES = HALF * STEP_ROW_BYTES;        // 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
@@ -22,9 +22,12 @@ static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256,
 static_assert(THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
 static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
 
+// A position in the ring.
+using LargeMRing = FixedRing<STAGES, STAGE_BYTES, X_BYTES>;
+
 // The pipeline without LEAD, BEGIN and RELEASE, which each kernel adds.
 struct LargeMPipeline {
-    using Ring = FixedRing<STAGES, STAGE_BYTES, ::X_BYTES>;
+    using Ring = LargeMRing&;
     using Barriers = RingBarriers<STAGES>;
     static constexpr uint32_t X_BYTES = ::X_BYTES / MULTIPLIERS;
     static constexpr uint32_t BLOCKS = ::BLOCKS, CONSUMERS = MULTIPLIERS;

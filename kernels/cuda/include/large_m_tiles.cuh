@@ -189,7 +189,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     fetch_map(weight);
     fetch_map(out);
     wait_for_previous_kernel();
-    typename Pipeline::Ring ring;
+    LargeMRing ring;
     const Producer<Pipeline> producer{ring, barriers};
     // Each block copies one half of the weight's rows to both blocks: gate or up, or 128 columns.
     const uint32_t half = rank * (KIND == Kind::GATED ? arguments.columns : HALF);
