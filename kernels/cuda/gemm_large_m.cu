@@ -41,7 +41,8 @@ struct Pipeline : LargeMPipeline {
 // Processes all tiles of one multiplying warpgroup.
 template <Kind KIND, typename T>
 __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, const Arguments& arguments,
-                                         uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank, uint32_t warpgroup) {
+                                         uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank,
+                                         uint32_t warpgroup) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
     LargeMRing ring;

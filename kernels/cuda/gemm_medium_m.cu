@@ -168,19 +168,19 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     const Stages<WIDTH> stages(arguments.rows);
     StageRing ring(stages);
     Tiles tiles(arguments, stages, rank);
-    const auto full = [&]() { return shared_address(&barriers.full[ring.stage]); };
+    const Producer<Pipeline> producer{ring, barriers};
     // Each block copies one half of the weight's rows, gate or up, to both blocks.
     const auto copy_weight = [&](uint32_t step) {
         const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * stages.HALF_BYTES;
-        barrier_arrive_expecting(full(), bytes);
+        barrier_arrive_expecting(producer.full(), bytes);
         const uint32_t stage = shared + ring.stage * stages.bytes;
-        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * stages.HALF_BYTES, weight, full(), step * DEPTH,
-                         tiles.feature + rank * arguments.features);
+        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * stages.HALF_BYTES, weight, producer.full(),
+                         step * DEPTH, tiles.feature + rank * arguments.features);
     };
     const auto copy_x = [&](uint32_t step) {
         for (uint32_t part = 0; part < MULTIPLIERS && tiles.has(part); ++part) {
-            copy_box(shared + ring.stage * stages.bytes + part * PART_BYTES, x, full(), static_cast<int32_t>(step * DEPTH),
-                     static_cast<int32_t>(tiles.from(part)));
+            copy_box(shared + ring.stage * stages.bytes + part * PART_BYTES, x, producer.full(),
+                     static_cast<int32_t>(step * DEPTH), static_cast<int32_t>(tiles.from(part)));
         }
     };
     for (bool is_first = true; tiles.advance(); is_first = false) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
             }
         }
         for (; step < tiles.steps; ++step, ring.advance()) {
-            barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
+            producer.await_empty();
             copy_weight(step);
             copy_x(step);
         }

@@ -126,7 +126,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
     const bool is_first = warp_index() == 0 && is_elected();
     const uint32_t piece = threadIdx.x % 8, row = threadIdx.x / 8;
     const uint32_t steps = (arguments.in + DEPTH<Format> - 1) / DEPTH<Format>;
-    LargeMRing ring;
+    Producer<Pipeline> producer{{}, barriers};
+    LargeMRing& ring = producer.ring;
     uint32_t under_way = 0, landed = 0;  // number of stages with unfinished copies, and the first of them
     const auto say = [&] {
         publish_writes();
@@ -151,10 +152,10 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
         const uint32_t weight_row = items.tile.expert * (GATED ? 2 : 1) * arguments.features + half + items.column;
         const uint32_t second_row = weight_row + (GATED && items.is_split ? arguments.features : COPY_ROWS);
         for (uint32_t step = 0; step < steps; ++step) {
-            barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
+            producer.await_empty();
             const uint32_t stage = shared + ring.stage * STAGE_BYTES;
             if (is_first) {
-                const uint32_t full = shared_address(&barriers.full[ring.stage]);
+                const uint32_t full = producer.full();
                 const int32_t weight_column = static_cast<int32_t>(step * DEPTH<Format>);
                 barrier_arrive_expecting(full, (items.is_split ? 1 : 2) * HALF_BYTES);
 #pragma unroll

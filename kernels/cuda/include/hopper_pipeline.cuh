@@ -68,13 +68,20 @@ struct Producer {
     typename Pipeline::Ring ring;
     typename Pipeline::Barriers& barriers;
 
-    // Waits until all consumers of the cluster have released the stage, and announces `bytes` bytes.
-    // Returns the barrier that counts them.
-    __device__ __forceinline__ uint32_t begin(uint32_t bytes) const {
-        const uint32_t full = shared_address(&barriers.full[ring.stage]);
+    // The barrier that counts the bytes copied to the stage.
+    __device__ __forceinline__ uint32_t full() const { return shared_address(&barriers.full[ring.stage]); }
+
+    // Waits until all consumers of the cluster have released the stage.
+    __device__ __forceinline__ void await_empty() const {
         barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
-        barrier_arrive_expecting(full, bytes);
-        return full;
+    }
+
+    // Waits for the stage and announces `bytes` bytes. Returns the barrier that counts them.
+    __device__ __forceinline__ uint32_t begin(uint32_t bytes) const {
+        const uint32_t barrier = full();
+        await_empty();
+        barrier_arrive_expecting(barrier, bytes);
+        return barrier;
     }
 };
 
@@ -89,7 +96,9 @@ struct Consumer {
     // The address of the stage.
     __device__ __forceinline__ uint32_t address() const { return shared + ring.stage * ring.bytes; }
 
-    __device__ __forceinline__ void await_full() const { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); }
+    __device__ __forceinline__ void await_full() const {
+        barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
+    }
 
     // Releases a stage in all blocks of the cluster, because all of them copy to it.
     __device__ __forceinline__ void release(uint32_t stage) const {
@@ -132,9 +141,9 @@ struct Consumer {
         products_begin();
 #pragma unroll
         for (uint32_t k = 0; k < STEP_ROW_BYTES / PRODUCT_ROW_BYTES; ++k) {
-            Warpgroup<Operand>::multiply(sums, matrix_at(LAYOUT, stage + warpgroup * Pipeline::X_BYTES + k * PRODUCT_ROW_BYTES),
-                                         matrix_at(LAYOUT, stage + ring.weight_at + from + k * PRODUCT_ROW_BYTES),
-                                         k > 0 || adds);
+            Warpgroup<Operand>::multiply(
+                sums, matrix_at(LAYOUT, stage + warpgroup * Pipeline::X_BYTES + k * PRODUCT_ROW_BYTES),
+                matrix_at(LAYOUT, stage + ring.weight_at + from + k * PRODUCT_ROW_BYTES), k > 0 || adds);
         }
         products_end();
     }
@@ -142,7 +151,8 @@ struct Consumer {
     // Computes the products of one part of the stage at address `stage` (see start) separately. The
     // stage is released after its last part.
     template <typename Operand, uint32_t TILES>
-    __device__ __forceinline__ void multiply_part(float (&products)[TILES][4], uint32_t stage, uint32_t from, bool is_last) const {
+    __device__ __forceinline__ void multiply_part(float (&products)[TILES][4], uint32_t stage, uint32_t from,
+                                                  bool is_last) const {
         start<Operand>(products, stage, from, false);
         products_wait<0>();
         hold(products);

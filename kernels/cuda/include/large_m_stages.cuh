@@ -12,7 +12,8 @@ using contract::gemm_large_m::THREADS;
 using contract::gemm_large_m::TILE_ROWS;                      // rows of x in a tile
 using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight in a tile
 constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
-constexpr uint32_t HALF = TILE_WEIGHTS / 2;                   // rows of the weight that a block copies, and in one E4M3 product
+// Rows of the weight that a block copies, and in one E4M3 product.
+constexpr uint32_t HALF = TILE_WEIGHTS / 2;
 constexpr uint32_t X_BYTES = TILE_ROWS * STEP_ROW_BYTES;      // 16 KiB per step
 constexpr uint32_t HALF_BYTES = HALF * STEP_ROW_BYTES;        // 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
