@@ -44,21 +44,14 @@
 
 namespace {
 
-using contract::gemm_large_m::MULTIPLIERS;
-using contract::gemm_large_m::STAGES;
-constexpr uint32_t DEPTH = GROUP;                      // columns of a step: 128 bytes
-constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB per step
-constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // rows of the weight in one product
-constexpr uint32_t HALF_BYTES = HALF * DEPTH;          // 16 KiB
+constexpr uint32_t DEPTH = GROUP;  // columns of a step: 128 bytes
 constexpr uint32_t QUARTER = TILE_WEIGHTS / 4;
-constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
-constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes per multiplying warpgroup
-static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
-// Number of steps by which the first multiplying warpgroup is ahead of the second, so that one
-// warpgroup multiplies while the other writes out.
-constexpr uint32_t LEAD = 2;
+static_assert(DEPTH == STEP_ROW_BYTES, "one byte per column");
 
-using Barriers = RingBarriers<STAGES>;
+struct Pipeline : LargeMPipeline {
+    static constexpr Release RELEASE = Release::EACH_WARP;
+    static constexpr uint32_t LEAD = 2, BEGIN = ::BEGIN;
+};
 
 struct Scales {
     const float* weight;
@@ -69,50 +62,6 @@ struct Scales {
     float* out;
     float out_fixed;
 };
-
-// Copies all tiles' operands, step by step, into the ring. Called by one thread.
-template <Kind KIND>
-__device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const TensorMap& out,
-                                     const Arguments& arguments, uint32_t shared, Barriers& barriers, uint32_t rank) {
-    fetch_map(x);
-    fetch_map(weight);
-    fetch_map(out);
-    wait_for_previous_kernel();
-    Ring<STAGES> ring;
-    const auto begin = [&](uint32_t bytes) {
-        const uint32_t full = shared_address(&barriers.full[ring.stage]);
-        barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
-        barrier_arrive_expecting(full, bytes);
-        return full;
-    };
-    // Each block copies one half of the weight's rows to both blocks: gate or up, or 128 columns.
-    const uint32_t half = rank * (KIND == Kind::GATED ? arguments.columns : HALF);
-    Tiles<KIND, DEPTH> tiles(arguments);
-    while (tiles.advance(rank)) {
-        for (uint32_t step = 0; step < tiles.steps; ++step) {
-            const uint32_t full = begin(STAGE_BYTES);
-            const uint32_t stage = shared + ring.stage * STAGE_BYTES;
-            const int32_t depth = static_cast<int32_t>(step * DEPTH);
-            copy_box(stage, x, full, depth, static_cast<int32_t>(tiles.row));
-            copy_box_to((1 << BLOCKS) - 1, stage + X_BYTES + rank * HALF_BYTES, weight, full, depth,
-                        static_cast<int32_t>(tiles.column + half));
-            ring.advance();
-        }
-        if (KIND == Kind::ADDED) {
-            // Copies the previous contents of the tile, in two stages of 128 columns. They are
-            // copied last, because sums are scaled before the contents are added.
-            for (uint32_t part = 0; part < 2; ++part) {
-                const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
-                for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
-                    copy_box(shared + ring.stage * STAGE_BYTES + box * BOX_BYTES, out, full,
-                             static_cast<int32_t>(tiles.column + part * 128 + box % 2 * 64),
-                             static_cast<int32_t>(tiles.row + box / 2 * 64));
-                }
-                ring.advance();
-            }
-        }
-    }
-}
 
 // One half of a warpgroup's sums: 128 rows of the weight from `feature` on.
 using Sums = float[HALF / 8][4];
@@ -234,26 +183,21 @@ __device__ __forceinline__ void write_rounded(float (&sums)[32][4], const Tensor
 // Processes all tiles of one multiplying warpgroup.
 template <Kind KIND, bool BY_BLOCKS, bool ROUNDED, typename T>
 __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, const Arguments& arguments,
-                                         const Scales& scales, uint32_t shared, Barriers& barriers, uint32_t rank,
+                                         const Scales& scales, uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank,
                                          uint32_t warpgroup) {
-    constexpr uint64_t LAYOUT = matrix_layout<64>(16, 8 * DEPTH);
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
     const uint32_t features = KIND == Kind::GATED ? 2 * arguments.columns : arguments.columns;
     // True if scale blocks have fewer than 64 rows, or if up does not begin at a multiple of 64
     // rows.
     const bool is_low = scales.height < QUARTER || (KIND == Kind::GATED && arguments.columns % QUARTER != 0);
-    Ring<STAGES> ring;
+    LargeMRing ring;
     float sums[32][4];
-
-    const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };
-    // Both blocks copy into this stage, so each warp signals both of them.
-    const auto release = [&](uint32_t stage) { release_to_all<BLOCKS>(shared_address(&barriers.empty[stage])); };
+    Consumer<Pipeline> consumer{barriers, ring, shared, warpgroup, thread};
 
     wait_for_previous_kernel();
     Tiles<KIND, DEPTH> tiles(arguments);
     Biases<KIND, T> biases;
-    bool first_tile = true;
     while (tiles.advance(rank)) {
         if (bias != nullptr) {
             biases.load(bias, tiles.column, arguments.columns);
@@ -280,9 +224,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                 sums[tile][i] = 0.0f;
             }
         }
-        if (first_tile && warpgroup == 1) {
-            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
-        }
+        consumer.begin_steps();
         for (uint32_t step = 0; step < tiles.steps; ++step) {
             float of_x[2], of_weight[4];
             if constexpr (BY_BLOCKS) {
@@ -296,24 +238,12 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                     of_weight[quarter] = __ldg(scales.weight + of_quarters[quarter] + step);
                 }
             }
-            await();
-            const uint32_t stage = shared + ring.stage * STAGE_BYTES;
+            consumer.await_full();
+            const uint32_t stage = consumer.address();
 #pragma unroll
             for (uint32_t half = 0; half < 2; ++half) {
                 Sums part;
-                hold(part);
-                products_begin();
-#pragma unroll
-                for (uint32_t k = 0; k < DEPTH / 32; ++k) {
-                    Warpgroup<E4m3>::multiply(part, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
-                                              matrix_at(LAYOUT, stage + X_BYTES + half * HALF_BYTES + k * 32), k > 0);
-                }
-                products_end();
-                products_wait<0>();
-                hold(part);
-                if (half == 1) {
-                    release(ring.stage);
-                }
+                consumer.template multiply_part<E4m3>(part, stage, half * HALF_BYTES, half == 1);
                 if constexpr (!BY_BLOCKS) {
                     promote_plain(sums, half * 16, part);
                 } else if (!is_low) {
@@ -322,12 +252,9 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                     promote_low(sums, half * 16, part, of_x, scales, feature_of(half), features, step);
                 }
             }
-            ring.advance();
-            if (first_tile && warpgroup == 0 && step + 1 == min(LEAD, tiles.steps)) {
-                part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
-            }
+            consumer.end_step(step, tiles.steps);
         }
-        first_tile = false;
+        consumer.staggers = false;
         if constexpr (!BY_BLOCKS) {
             const auto of_row = [&](uint32_t row) { return scales.x == nullptr ? scales.fixed : scales.x[min(row, last_row)]; };
             const float both[2] = {of_row(own), of_row(own + 8)};
@@ -337,23 +264,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             biases.add(sums);
         }
         if (KIND == Kind::ADDED) {
-#pragma unroll
-            for (uint32_t part = 0; part < 2; ++part) {
-                await();
-                const uint32_t boxes = shared + ring.stage * STAGE_BYTES + warpgroup * 2 * BOX_BYTES;
-#pragma unroll
-                for (uint32_t tile = 0; tile < 16; ++tile) {
-#pragma unroll
-                    for (uint32_t half = 0; half < 2; ++half) {
-                        const float2 held = held_pair<T>(boxes, tile, half);
-                        sums[part * 16 + tile][2 * half] += held.x;
-                        sums[part * 16 + tile][2 * half + 1] += held.y;
-                    }
-                }
-                part_sync(ALONE + warpgroup, WARPGROUP);
-                release(ring.stage);
-                ring.advance();
-            }
+            take_held<T>(consumer, sums, [](float& sum, float held) { sum += held; });
         }
         if constexpr (ROUNDED) {
             write_rounded(sums, out, staging, scales, arguments, tiles.row + warpgroup * 64, tiles.column, warpgroup);
@@ -370,38 +281,36 @@ template <Kind KIND, bool BY_BLOCKS, bool ROUNDED, typename T>
 __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weight, const TensorMap& out, const T* bias,
                                        const Arguments& arguments, const Scales& scales) {
     extern __shared__ __align__(1024) uint8_t tiles_of_shared[];
-    __shared__ Barriers barriers;
+    __shared__ Pipeline::Barriers barriers;
     const uint32_t shared = shared_address(tiles_of_shared);
     const uint32_t rank = cluster_rank();
     let_next_kernel_start();
     if (threadIdx.x == 0) {
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
             barrier_init(shared_address(&barriers.full[stage]), 1);
-            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS * WARPGROUP / 32);
+            barrier_init(shared_address(&barriers.empty[stage]), RELEASES<Pipeline>);
         }
         barrier_init_done();
     }
-    // From here until the cluster_sync at the end, the other block may copy
-    // into this block's memory.
+    // From here until end_roles, the other block may copy into this block's memory.
     cluster_sync();
-    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    const uint32_t warpgroup = warpgroup_index();
     if (warpgroup == 0) {
         give_registers<40>();
-        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && is_elected()) {
-            copy<KIND>(x, weight, out, arguments, shared, barriers, rank);
+        if (warp_index() == 0 && is_elected()) {
+            copy<Pipeline, KIND, DEPTH, false>(x, weight, out, arguments, shared, barriers, rank);
         }
     } else {
         take_registers<232>();
         multiply<KIND, BY_BLOCKS, ROUNDED, T>(out, bias, arguments, scales, shared, barriers, rank, warpgroup - 1);
     }
-    __syncwarp();
-    cluster_sync();
+    end_roles();
 }
 
 }  // namespace
 
 #define GEMM_LARGE_M_E4M3(NAME, KIND, BY_BLOCKS, ROUNDED, TYPE)                                                             \
-    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)     \
+    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)                         \
         NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,                           \
              const __grid_constant__ TensorMap out, const TYPE* bias, uint32_t rows, uint32_t columns,                \
              uint32_t in_features, uint32_t group, const float* weight_scales, const float* x_scales, float fixed,    \

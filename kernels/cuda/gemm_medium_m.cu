@@ -37,31 +37,24 @@
 
 #include "contract.cuh"
 #include "element.cuh"
-#include "hopper_cluster.cuh"
+#include "hopper_pipeline.cuh"
+#include "hopper_store.cuh"
 #include "kernel_order.cuh"
-#include "tensor_core.cuh"
 #include "weight_copy.cuh"
-#include "wgmma.cuh"
 
 namespace {
 
 using contract::gemm_medium_m::BLOCK_ROWS;
 using contract::gemm_medium_m::MULTIPLIERS;  // warpgroups that multiply
 using contract::gemm_medium_m::PART_ROWS;    // rows of x per warpgroup
-constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BLOCKS = contract::gemm_medium_m::CLUSTER;      // blocks in a cluster, along the rows
 constexpr uint32_t DEPTH = contract::gemm_medium_m::STEP_COLUMNS;  // columns of a step: 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB per step
 constexpr uint32_t STAGES_MAX = contract::gemm_medium_m::STAGES_MAX;
 static_assert(contract::gemm_medium_m::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
-// Number of steps by which the first multiplying warpgroup is ahead of the second, so that one
-// warpgroup multiplies while the other writes out.
-constexpr uint32_t LEAD = 3;
-constexpr uint32_t BEGIN = 1;  // ID of the barrier at which the second warpgroup starts
-
+static_assert(DEPTH * 2 == STEP_ROW_BYTES, "two bytes per column");
+constexpr uint32_t LEAD = 3;  // see hopper_pipeline.cuh
 constexpr uint16_t ALL_BLOCKS = (1 << BLOCKS) - 1;  // of the cluster, one bit each
-
-using Barriers = RingBarriers<STAGES_MAX>;
 
 // The number of stages of `bytes` bytes that fit into shared memory, up to STAGES_MAX.
 __host__ __device__ constexpr uint32_t stages_of(uint32_t bytes) {
@@ -91,11 +84,13 @@ struct Stages {
 // A position in the ring of stages, like Ring of hopper_copy.cuh, but with a number of stages that
 // is not known at compile time.
 struct StageRing {
-    const uint32_t count;
+    const uint32_t count, bytes, weight_at;
     uint32_t stage = 0;
     uint32_t parity = 0;
 
-    __device__ __forceinline__ explicit StageRing(uint32_t count) : count(count) {}
+    template <uint32_t WIDTH>
+    __device__ __forceinline__ explicit StageRing(const Stages<WIDTH>& stages)
+        : count(stages.count), bytes(stages.bytes), weight_at(stages.weights_at) {}
 
     __device__ __forceinline__ void advance() {
         stage += 1;
@@ -104,6 +99,15 @@ struct StageRing {
             parity ^= 1;
         }
     }
+};
+
+struct Pipeline {
+    using Ring = StageRing&;
+    using Barriers = RingBarriers<STAGES_MAX>;
+    static constexpr uint32_t X_BYTES = PART_BYTES;
+    static constexpr uint32_t BLOCKS = ::BLOCKS, CONSUMERS = MULTIPLIERS;
+    static constexpr Release RELEASE = Release::ONCE;
+    static constexpr uint32_t LEAD = ::LEAD, BEGIN = 1;
 };
 
 template <typename T>
@@ -160,23 +164,23 @@ struct Tiles {
 // Copies all tiles' operands, step by step, into the ring. Called by one thread.
 template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments,
-                                     uint32_t shared, Barriers& barriers, uint32_t rank) {
+                                     uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank) {
     const Stages<WIDTH> stages(arguments.rows);
-    StageRing ring(stages.count);
+    StageRing ring(stages);
     Tiles tiles(arguments, stages, rank);
-    const auto full = [&]() { return shared_address(&barriers.full[ring.stage]); };
+    const Producer<Pipeline> producer{ring, barriers};
     // Each block copies one half of the weight's rows, gate or up, to both blocks.
     const auto copy_weight = [&](uint32_t step) {
         const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * stages.HALF_BYTES;
-        barrier_arrive_expecting(full(), bytes);
+        barrier_arrive_expecting(producer.full(), bytes);
         const uint32_t stage = shared + ring.stage * stages.bytes;
-        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * stages.HALF_BYTES, weight, full(), step * DEPTH,
-                         tiles.feature + rank * arguments.features);
+        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * stages.HALF_BYTES, weight, producer.full(),
+                         step * DEPTH, tiles.feature + rank * arguments.features);
     };
     const auto copy_x = [&](uint32_t step) {
         for (uint32_t part = 0; part < MULTIPLIERS && tiles.has(part); ++part) {
-            copy_box(shared + ring.stage * stages.bytes + part * PART_BYTES, x, full(), static_cast<int32_t>(step * DEPTH),
-                     static_cast<int32_t>(tiles.from(part)));
+            copy_box(shared + ring.stage * stages.bytes + part * PART_BYTES, x, producer.full(),
+                     static_cast<int32_t>(step * DEPTH), static_cast<int32_t>(tiles.from(part)));
         }
     };
     for (bool is_first = true; tiles.advance(); is_first = false) {
@@ -193,16 +197,11 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
             }
         }
         for (; step < tiles.steps; ++step, ring.advance()) {
-            barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
+            producer.await_empty();
             copy_weight(step);
             copy_x(step);
         }
     }
-}
-
-__device__ __forceinline__ float gated(float gate, float up) {
-    // For a very negative gate, exp overflows to infinity and the quotient is zero.
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
 // Writes a warp's 16 rows of a tile, which start at `from`, except rows before `first_row`.
@@ -256,60 +255,28 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
 
 // Processes all tiles of one multiplying warpgroup.
 template <typename T, uint32_t WIDTH>
-__device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t shared, Barriers& barriers,
+__device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t shared, Pipeline::Barriers& barriers,
                                          uint32_t rank, uint32_t warpgroup) {
     constexpr uint32_t GROUPS = WIDTH / 8;  // groups of eight columns
-    constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const Stages<WIDTH> stages(arguments.rows);
-    StageRing ring(stages.count);
+    StageRing ring(stages);
     float sums[2 * GROUPS][4];
-
-    // Both blocks copy into this stage, so one warp signals each of the two blocks.
-    const auto release = [&](uint32_t stage) {
-        if (thread % 32 == 0 && thread / 32 < BLOCKS) {
-            barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
-        }
-    };
+    Consumer<Pipeline> consumer{barriers, ring, shared, warpgroup, thread};
 
     wait_for_previous_kernel();
     Tiles tiles(arguments, stages, rank);
     for (bool is_first = true; tiles.advance(); is_first = false) {
         if (!tiles.has(warpgroup)) {
             for (uint32_t step = 0; step < tiles.steps; ++step, ring.advance()) {
-                barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
-                release(ring.stage);
+                consumer.await_full();
+                consumer.release(ring.stage);
             }
             continue;
         }
-        const bool staggers = is_first && tiles.has(MULTIPLIERS - 1);
-        if (staggers && warpgroup == 1) {
-            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
-        }
-        uint32_t before = 0;  // the stage of the previous step
-        for (uint32_t step = 0; step < tiles.steps; ++step, ring.advance()) {
-            barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
-            const uint32_t stage = shared + ring.stage * stages.bytes;
-            hold(sums);
-            products_begin();
-#pragma unroll
-            for (uint32_t k = 0; k < DEPTH / 16; ++k) {
-                Warpgroup<T>::multiply(sums, matrix_at(LAYOUT, stage + warpgroup * PART_BYTES + k * 32),
-                        matrix_at(LAYOUT, stage + stages.weights_at + k * 32), k > 0 || step > 0);
-            }
-            products_end();
-            if (step > 0) {
-                products_wait<1>();
-                release(before);
-            }
-            before = ring.stage;
-            if (staggers && warpgroup == 0 && step + 1 == min(LEAD, tiles.steps)) {
-                part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
-            }
-        }
-        products_wait<0>();
-        hold(sums);
-        release(before);
+        consumer.staggers = is_first && tiles.has(MULTIPLIERS - 1);
+        consumer.begin_steps();
+        consumer.template add_steps<T, false>(sums, tiles.steps);
         write_out<T, GROUPS>(sums, arguments, tiles.from(warpgroup) + thread / 32 * 16, tiles.first(warpgroup), tiles.feature);
     }
 }
@@ -317,7 +284,7 @@ __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t
 template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments) {
     extern __shared__ __align__(1024) uint8_t stages[];
-    __shared__ Barriers barriers;
+    __shared__ Pipeline::Barriers barriers;
     const uint32_t shared = shared_address(stages);
     const uint32_t rank = cluster_rank();
     let_next_kernel_start();
@@ -326,25 +293,23 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
         fetch_map(weight);
         for (uint32_t stage = 0; stage < STAGES_MAX; ++stage) {
             barrier_init(shared_address(&barriers.full[stage]), 1);
-            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS);
+            barrier_init(shared_address(&barriers.empty[stage]), RELEASES<Pipeline>);
         }
         barrier_init_done();
     }
-    // From here until the cluster_sync at the end, the other block may copy
-    // into this block's memory.
+    // From here until end_roles, the other block may copy into this block's memory.
     cluster_sync();
-    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    const uint32_t warpgroup = warpgroup_index();
     if (warpgroup == 0) {
         give_registers<40>();
-        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && is_elected()) {
+        if (warp_index() == 0 && is_elected()) {
             copy<T, WIDTH>(x, weight, arguments, shared, barriers, rank);
         }
     } else {
         take_registers<232>();
         multiply<T, WIDTH>(arguments, shared, barriers, rank, warpgroup - 1);
     }
-    __syncwarp();
-    cluster_sync();
+    end_roles();
 }
 
 }  // namespace

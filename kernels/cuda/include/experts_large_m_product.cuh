@@ -26,44 +26,29 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "expert_list.cuh"
-#include "small_m_formats.cuh"
 #include "hopper_store.cuh"
-#include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
-#include "tensor_core.cuh"
-#include "wgmma.cuh"
+#include "large_m_stages.cuh"
+#include "small_m_formats.cuh"
 
 namespace {
 
-using contract::gemm_large_m::BOX;
-using contract::gemm_large_m::MULTIPLIERS;
-using contract::gemm_large_m::STAGES;
-using contract::gemm_large_m::TILE_ROWS;     // rows of x
-using contract::gemm_large_m::TILE_WEIGHTS;  // rows of the weight
-constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;
-constexpr uint32_t ROW_BYTES = 2 * contract::gemm_large_m::STEP_COLUMNS;  // bytes of one row in a step
-constexpr uint32_t X_BYTES = TILE_ROWS * ROW_BYTES;
-constexpr uint32_t HALF = TILE_WEIGHTS / 2;
-constexpr uint32_t HALF_BYTES = HALF * ROW_BYTES;
 constexpr uint32_t COPY_ROWS = TILE_WEIGHTS / 4;  // rows of the weight in one copy
 constexpr uint32_t COPY_BYTES = HALF_BYTES / 2;
-constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
-constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
-constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;
 constexpr uint32_t TILE_PLACES = BLOCKS * TILE_ROWS;  // places of a cluster's tile
-constexpr uint32_t LEAD = 2;     // steps that the first multiplying warpgroup is ahead of the second
 constexpr uint32_t LANDING = 2;  // largest number of stages with unfinished copies of x
 constexpr uint32_t BEGIN = 2;    // IDs of named barriers; 1 is for counting tiles
 constexpr uint32_t ALONE = 3;
-static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
-static_assert(LEAD + LANDING <= STAGES, "or no stage that the second waits for would ever be said to be full");
-static_assert(contract::gemm_large_m::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
 
-using Barriers = RingBarriers<STAGES>;
+struct Pipeline : LargeMPipeline {
+    using Ring = LargeMRing;
+    static constexpr Release RELEASE = Release::EACH_WARP;
+    static constexpr uint32_t LEAD = 2, BEGIN = ::BEGIN;
+};
+static_assert(Pipeline::LEAD + LANDING <= STAGES, "or no stage that the second waits for would ever be said to be full");
 
 template <typename Format>
-constexpr uint32_t DEPTH = ROW_BYTES / sizeof(typename Format::Operand);  // columns of a step
+constexpr uint32_t DEPTH = STEP_ROW_BYTES / sizeof(typename Format::Operand);  // columns of a step
 
 template <typename Format>
 struct Arguments {
@@ -136,12 +121,13 @@ __device__ __forceinline__ void copies_wait() {
 // copies the same piece of eight rows of x, and one thread also copies the weights.
 template <bool GATED, typename Format>
 __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Format>& arguments, const Tiles& tiles,
-                                     uint32_t shared, Barriers& barriers, uint32_t rank) {
+                                     uint32_t shared, Pipeline::Barriers& barriers, uint32_t rank) {
     constexpr uint32_t ROWS = TILE_ROWS / (WARPGROUP / 8);  // per thread
-    const bool is_first = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && is_elected();
+    const bool is_first = warp_index() == 0 && is_elected();
     const uint32_t piece = threadIdx.x % 8, row = threadIdx.x / 8;
     const uint32_t steps = (arguments.in + DEPTH<Format> - 1) / DEPTH<Format>;
-    Ring<STAGES> ring;
+    Producer<Pipeline> producer{{}, barriers};
+    LargeMRing& ring = producer.ring;
     uint32_t under_way = 0, landed = 0;  // number of stages with unfinished copies, and the first of them
     const auto say = [&] {
         publish_writes();
@@ -166,10 +152,10 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<Fo
         const uint32_t weight_row = items.tile.expert * (GATED ? 2 : 1) * arguments.features + half + items.column;
         const uint32_t second_row = weight_row + (GATED && items.is_split ? arguments.features : COPY_ROWS);
         for (uint32_t step = 0; step < steps; ++step) {
-            barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
+            producer.await_empty();
             const uint32_t stage = shared + ring.stage * STAGE_BYTES;
             if (is_first) {
-                const uint32_t full = shared_address(&barriers.full[ring.stage]);
+                const uint32_t full = producer.full();
                 const int32_t weight_column = static_cast<int32_t>(step * DEPTH<Format>);
                 barrier_arrive_expecting(full, (items.is_split ? 1 : 2) * HALF_BYTES);
 #pragma unroll
@@ -350,47 +336,25 @@ struct ManyScales {
     }
 };
 
-// A multiplying warpgroup, and its position in the ring.
+// A multiplying warpgroup.
 template <bool GATED, typename Format>
-struct Multiplier {
+struct Multiplier : Consumer<Pipeline> {
     const Arguments<Format>& arguments;
-    Barriers& barriers;
-    const uint32_t shared, warpgroup;
-    Ring<STAGES> ring;
-    bool is_first_tile = true;
-
-    // Each warp arrives at the barriers of both blocks, because both copy into this stage.
-    __device__ __forceinline__ void release(uint32_t stage) {
-        release_to_all<BLOCKS>(shared_address(&barriers.empty[stage]));
-    }
-
-    // The second warpgroup begins its first tile some steps after the first warpgroup.
-    __device__ __forceinline__ void follow() {
-        if (is_first_tile && warpgroup == 1) {
-            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
-        }
-    }
-    __device__ __forceinline__ void lead(uint32_t step, uint32_t steps) {
-        if (is_first_tile && warpgroup == 0 && step + 1 == min(LEAD, steps)) {
-            part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
-        }
-    }
 
     // Skips an item in which this warpgroup has no places.
     __device__ __forceinline__ void pass(uint32_t steps) {
-        follow();
+        this->begin_steps();
         for (uint32_t step = 0; step < steps; ++step) {
-            barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
-            release(ring.stage);
-            ring.advance();
-            lead(step, steps);
+            this->await_full();
+            this->release(this->ring.stage);
+            this->end_step(step, steps);
         }
     }
 
     // Processes an item of WIDTH columns.
     template <uint32_t WIDTH>
     __device__ __forceinline__ void multiply(const Items<GATED>& items, uint32_t steps) {
-        const uint32_t thread = threadIdx.x % WARPGROUP, first_place = items.tile.first + warpgroup * 64;
+        const uint32_t thread = threadIdx.x % WARPGROUP, first_place = items.tile.first + this->warpgroup * 64;
         float sums[WIDTH * (GATED ? 2 : 1) / 8][4];
         float by[2] = {1.0f, 1.0f};
         if (!GATED) {
@@ -400,9 +364,9 @@ struct Multiplier {
                 by[i] = place < items.tile.end ? arguments.weights[arguments.choices[place]] : 0.0f;
             }
         }
-        follow();
+        this->begin_steps();
         if constexpr (Format::IS_PLAIN) {
-            add_plain(sums, steps);
+            this->template add_steps<typename Format::Operand, false>(sums, steps);
         } else {
             const uint32_t own = first_place + thread / 32 * 16 + thread % 32 / 4;
             if (Format::BY_BLOCKS && (arguments.scales.height % 64 != 0 || arguments.features % 64 != 0)) {
@@ -411,44 +375,8 @@ struct Multiplier {
                 add_groups<WIDTH, false>(sums, items, own, steps);
             }
         }
-        const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
-        write_out<GATED, WIDTH>(sums, arguments, staging, first_place, items.tile.end, items.column, by, warpgroup);
-    }
-
-    // Starts the products of a step with 8 * TILES rows of the weight, which begin at byte `from`
-    // of the stage's weight.
-    template <uint32_t TILES>
-    __device__ __forceinline__ void start(float (&sums)[TILES][4], uint32_t from, bool adds) {
-        constexpr uint64_t LAYOUT = matrix_layout<64>(16, 8 * ROW_BYTES);
-        const uint32_t stage = shared + ring.stage * STAGE_BYTES;
-        hold(sums);
-        products_begin();
-#pragma unroll
-        for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
-            Warpgroup<typename Format::Operand>::multiply(sums, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
-                                                          matrix_at(LAYOUT, stage + X_BYTES + from + k * 32), k > 0 || adds);
-        }
-        products_end();
-    }
-
-    // Adds the products of all steps. Each step is started while the previous one is in progress.
-    template <uint32_t TILES>
-    __device__ __forceinline__ void add_plain(float (&sums)[TILES][4], uint32_t steps) {
-        uint32_t before = 0;  // stage of the previous step
-        for (uint32_t step = 0; step < steps; ++step) {
-            barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
-            start(sums, 0, step > 0);
-            if (step > 0) {
-                products_wait<1>();
-                release(before);
-            }
-            before = ring.stage;
-            ring.advance();
-            lead(step, steps);
-        }
-        products_wait<0>();
-        hold(sums);
-        release(before);
+        const uint32_t staging = this->shared + STAGING_AT + this->warpgroup * 2 * BOX_BYTES;
+        write_out<GATED, WIDTH>(sums, arguments, staging, first_place, items.tile.end, items.column, by, this->warpgroup);
     }
 
     // Adds the products of all steps in E4M3. Each step is a group of columns, whose sums are
@@ -471,20 +399,15 @@ struct Multiplier {
                 // The scales are loaded while products are computed.
                 scales.fetch(step);
             }
-            barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
+            this->await_full();
 #pragma unroll
             for (uint32_t half = 0; half < TILES / (HALF / 8); ++half) {
                 float part[HALF / 8][4];
-                start(part, half * HALF_BYTES, false);
-                products_wait<0>();
-                hold(part);
-                if (half + 1 == TILES / (HALF / 8)) {
-                    release(ring.stage);
-                }
+                this->template multiply_part<typename Format::Operand>(part, this->address(), half * HALF_BYTES,
+                                                                       half + 1 == TILES / (HALF / 8));
                 scales.add(sums, half * (HALF / 8), part, step);
             }
-            ring.advance();
-            lead(step, steps);
+            this->end_step(step, steps);
         }
         if constexpr (!Format::BY_BLOCKS) {
             scales.scale_rows(sums);
@@ -495,14 +418,14 @@ struct Multiplier {
         const uint32_t steps = (arguments.in + DEPTH<Format> - 1) / DEPTH<Format>;
         Items<GATED> items(tiles, arguments);
         while (items.advance(rank)) {
-            if (items.tile.first + warpgroup * 64 >= items.tile.end) {
+            if (items.tile.first + this->warpgroup * 64 >= items.tile.end) {
                 pass(steps);
             } else if (items.is_split) {
                 multiply<Items<GATED>::COLUMNS / 2>(items, steps);
             } else {
                 multiply<Items<GATED>::COLUMNS>(items, steps);
             }
-            is_first_tile = false;
+            this->staggers = false;
         }
     }
 };
@@ -510,7 +433,7 @@ struct Multiplier {
 template <bool GATED, typename Format>
 __device__ __forceinline__ void large_m(const TensorMap& weight, const Arguments<Format>& arguments) {
     extern __shared__ __align__(1024) uint8_t tiles_of_shared[];
-    __shared__ Barriers barriers;
+    __shared__ Pipeline::Barriers barriers;
     __shared__ Tiles tiles;
     const uint32_t shared = shared_address(tiles_of_shared);
     const uint32_t rank = cluster_rank();
@@ -520,12 +443,12 @@ __device__ __forceinline__ void large_m(const TensorMap& weight, const Arguments
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
             // Arrivals of each thread that copies x, and of the thread that expects the weights.
             barrier_init(shared_address(&barriers.full[stage]), WARPGROUP + 1);
-            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS * WARPGROUP / 32);
+            barrier_init(shared_address(&barriers.empty[stage]), RELEASES<Pipeline>);
         }
         barrier_init_done();
     }
     wait_for_previous_kernel();
-    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    const uint32_t warpgroup = warpgroup_index();
     if (warpgroup == 0) {
         tiles.count<TILE_PLACES>(arguments.starts, arguments.experts);
     }
@@ -537,15 +460,15 @@ __device__ __forceinline__ void large_m(const TensorMap& weight, const Arguments
         copy<GATED>(weight, arguments, tiles, shared, barriers, rank);
     } else {
         take_registers<224>();
-        Multiplier<GATED, Format>{arguments, barriers, shared, warpgroup - 1}.multiply_all(tiles, rank);
+        Multiplier<GATED, Format>{{barriers, {}, shared, warpgroup - 1, threadIdx.x % WARPGROUP}, arguments}
+            .multiply_all(tiles, rank);
     }
-    __syncwarp();
-    cluster_sync();
+    end_roles();
 }
 
 }  // namespace
 
-#define IN_CLUSTERS __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)
+#define IN_CLUSTERS __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1)
 
 // Launch: persistent; block THREADS and dynamic shared memory SHARED_BYTES of
 // contract::gemm_large_m, grid x = 2 * min(multiprocessors / 2, largest possible number of items).

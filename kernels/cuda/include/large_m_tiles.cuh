@@ -1,21 +1,12 @@
-// Tiles of GEMMs with many rows on Hopper, and their biases. Shared
-// by gemm_large_m.cu and gemm_large_m_e4m3.cu.
+// Tiles of GEMMs with many rows on Hopper: their copies, biases, previous contents and output.
+// Shared by gemm_large_m.cu and gemm_large_m_e4m3.cu.
 #pragma once
 
-#include "contract.cuh"
 #include "element.cuh"
-#include "hopper_cluster.cuh"
 #include "hopper_store.cuh"
-#include "tensor_core.cuh"
-#include "wgmma.cuh"
+#include "kernel_order.cuh"
+#include "large_m_stages.cuh"
 
-using contract::gemm_large_m::BOX;                            // rows and columns of an out box
-using contract::gemm_large_m::TILE_ROWS;                      // rows of x in a tile
-using contract::gemm_large_m::TILE_WEIGHTS;                   // rows of the weight in a tile
-constexpr uint32_t BLOCKS = contract::gemm_large_m::CLUSTER;  // blocks per cluster, stacked along the rows
-constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
-static_assert(TILE_ROWS == 128 && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
 // IDs of named barriers: BEGIN for the start of the second multiplying warpgroup, ALONE + w for the
 // threads of warpgroup w only.
 constexpr uint32_t BEGIN = 1;
@@ -148,4 +139,76 @@ __device__ __forceinline__ float2 held_pair(uint32_t boxes, uint32_t tile, uint3
                  : "r"(boxes + tile / 8 * BOX_BYTES + Swizzle<64>::place(row, tile % 8) + thread % 4 * 4)
                  : "memory");
     return pair_to_floats<T>(pair);
+}
+
+// Calls `take(sum, held)` for each of this thread's sums, where `held` is the previous contents of
+// the output. They are in two stages of 128 columns each.
+template <typename T, typename Pipeline, typename Take>
+__device__ __forceinline__ void take_held(const Consumer<Pipeline>& consumer, float (&sums)[32][4], const Take& take) {
+#pragma unroll
+    for (uint32_t part = 0; part < 2; ++part) {
+        consumer.await_full();
+        const uint32_t boxes = consumer.address() + consumer.warpgroup * 2 * BOX_BYTES;
+#pragma unroll
+        for (uint32_t tile = 0; tile < 16; ++tile) {
+#pragma unroll
+            for (uint32_t half = 0; half < 2; ++half) {
+                const float2 held = held_pair<T>(boxes, tile, half);
+                take(sums[part * 16 + tile][2 * half], held.x);
+                take(sums[part * 16 + tile][2 * half + 1], held.y);
+            }
+        }
+        part_sync(ALONE + consumer.warpgroup, WARPGROUP);
+        consumer.release(consumer.ring.stage);
+        consumer.ring.advance();
+    }
+}
+
+// Copies the previous contents of a tile, in two stages of 128 columns.
+template <typename Pipeline>
+__device__ __forceinline__ void copy_held(const Producer<Pipeline>& producer, const TensorMap& out, uint32_t shared,
+                                          uint32_t row, uint32_t column) {
+    for (uint32_t part = 0; part < 2; ++part) {
+        const uint32_t full = producer.begin(2 * MULTIPLIERS * BOX_BYTES);
+        for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
+            copy_box(shared + producer.ring.stage * STAGE_BYTES + box * BOX_BYTES, out, full,
+                     static_cast<int32_t>(column + part * 128 + box % 2 * 64), static_cast<int32_t>(row + box / 2 * 64));
+        }
+        producer.ring.advance();
+    }
+}
+
+// Copies all tiles' operands, step by step, into the ring. Called by one thread. The previous
+// contents of a tile come before its steps with HELD_FIRST, otherwise after them. E4M3 tiles have
+// them last, because their sums are scaled before the contents are added.
+template <typename Pipeline, Kind KIND, uint32_t DEPTH, bool HELD_FIRST>
+__device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const TensorMap& out,
+                                     const Arguments& arguments, uint32_t shared,
+                                     typename Pipeline::Barriers& barriers, uint32_t rank) {
+    fetch_map(x);
+    fetch_map(weight);
+    fetch_map(out);
+    wait_for_previous_kernel();
+    LargeMRing ring;
+    const Producer<Pipeline> producer{ring, barriers};
+    // Each block copies one half of the weight's rows to both blocks: gate or up, or 128 columns.
+    const uint32_t half = rank * (KIND == Kind::GATED ? arguments.columns : HALF);
+    Tiles<KIND, DEPTH> tiles(arguments);
+    while (tiles.advance(rank)) {
+        if (KIND == Kind::ADDED && HELD_FIRST) {
+            copy_held(producer, out, shared, tiles.row, tiles.column);
+        }
+        for (uint32_t step = 0; step < tiles.steps; ++step) {
+            const uint32_t full = producer.begin(STAGE_BYTES);
+            const uint32_t stage = shared + ring.stage * STAGE_BYTES;
+            const int32_t depth = static_cast<int32_t>(step * DEPTH);
+            copy_box(stage, x, full, depth, static_cast<int32_t>(tiles.row));
+            copy_box_to((1 << BLOCKS) - 1, stage + X_BYTES + rank * HALF_BYTES, weight, full, depth,
+                        static_cast<int32_t>(tiles.column + half));
+            ring.advance();
+        }
+        if (KIND == Kind::ADDED && !HELD_FIRST) {
+            copy_held(producer, out, shared, tiles.row, tiles.column);
+        }
+    }
 }
