@@ -136,6 +136,7 @@ impl Stage {
         let sampling = SamplingShape { sequences: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling, device.page());
         let memory = Arc::new(EngineMemory::new(EngineParts {
+            states: None,
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling),
             vision_workspace: None,
@@ -146,7 +147,7 @@ impl Stage {
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, shape.bytes(device.page())), shape)),
         }));
-        assert_eq!(model.config().decoder().rope_axes.count(), shape.axes);
+        assert_eq!(model.config().decoder().step_format(), shape.format);
         let runner = ModelRunner::new(backend, workspace, Arc::new(model), memory.clone());
         let lane = Lane::start("gpu", runner, device.timeline());
         Some(Stage { lane, device: cuda, memory, vocabulary, shape, _turn: turn })

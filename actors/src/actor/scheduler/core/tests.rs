@@ -21,6 +21,7 @@ mod pictures;
 mod pool;
 mod queue;
 mod sequences;
+mod states;
 
 const STOP: u32 = 0;
 

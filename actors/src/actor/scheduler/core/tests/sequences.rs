@@ -41,6 +41,7 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
     let plan = scheduler.plan(
         &[SequenceTokens { sequence: SequenceId(1), tokens: 16 }],
         &[Table { sequence: SequenceId(1), blocks: vec![0, 1], held: 4 }],
+        &[None],
     );
     assert_eq!(plan.scored[0].first, 8, "the first seven have scored the tokens 1 to 7");
     assert_eq!(plan.scored[0].tokens, (1008..1020).collect::<Vec<_>>());

@@ -1,0 +1,320 @@
+//! Tests of recurrent states, on a device that keeps, in place of each state, the tokens that the
+//! state has seen. A step that resumes from a wrong state, or writes a slot that another part of
+//! the step reads, is found at once.
+
+use std::collections::BTreeSet;
+
+use bursar_kernels::ops::gated_delta::{NO_STATE, SNAPSHOTS};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    kv::{SNAPSHOT_TOKENS, StateUse},
+    pace::CopyCosts,
+};
+
+const STEP_TOKENS: usize = 300;
+
+/// A scheduler and the device that runs its steps.
+struct Story {
+    bed: Bed,
+    /// The tokens that the state in each slot has seen.
+    slots: Vec<Option<Vec<u32>>>,
+    /// The tokens that the latest step chose.
+    chosen: Vec<u32>,
+    /// All tokens of each sequence.
+    tokens: BTreeMap<SequenceId, Vec<u32>>,
+    /// The cached tokens with which each sequence began.
+    found: BTreeMap<SequenceId, usize>,
+}
+
+impl Story {
+    fn new(scheduler: SchedulerCore, slots: usize, running_max: usize) -> Self {
+        let mut bed = Bed::of(scheduler.with_states(slots), running_max);
+        bed.hears_all = true;
+        Story { bed, slots: vec![None; slots], chosen: Vec::new(), tokens: BTreeMap::new(), found: BTreeMap::new() }
+    }
+
+    /// A pool of `blocks` blocks and `slots` states for at most `sequences` sequences, without
+    /// look-ahead.
+    fn one_at_a_time(sequences: usize, blocks: usize, slots: usize) -> Self {
+        Story::new(SchedulerCore::new(limits(sequences, STEP_TOKENS, blocks)).without_look_ahead(), slots, 1)
+    }
+
+    fn admit(&mut self, id: u64, prompt: &[u32], tokens_max: usize) {
+        let spec = NewSequence {
+            positions: (0..prompt.len() as u32).map(|at| [at; 3]).collect(),
+            tokens: prompt.to_vec(),
+            ..sequence(id, prompt.len(), tokens_max)
+        };
+        self.tokens.insert(spec.id, prompt.to_vec());
+        self.bed.admit(spec);
+        self.note();
+    }
+
+    /// Records what the sequences found.
+    fn note(&mut self) {
+        for effect in self.bed.heard() {
+            if let Effect::Found(id, tokens) = effect {
+                self.found.insert(id, tokens);
+            }
+        }
+    }
+
+    /// Runs the oldest submitted step.
+    fn run(&mut self) {
+        let plan = self.bed.running.front().expect("a step is under way").clone();
+        let batch = &plan.batch;
+        let (mut written, mut read) = (Vec::new(), Vec::new());
+        for (part, id) in plan.parts.iter().enumerate() {
+            let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
+            let (end, count) = (batch.context_lengths[part] as usize, rows.len());
+            let mut seen = Vec::new();
+            if end > count {
+                let slot = batch.state_reads[part];
+                read.push((part, slot));
+                seen = self.slots[slot as usize].clone().expect("a step has written the state");
+            }
+            assert_eq!(seen.len(), end - count, "{id} resumes where its blocks end");
+            let snapshots = part * SNAPSHOTS..(part + 1) * SNAPSHOTS;
+            let snapshots: BTreeMap<u32, u32> = snapshots
+                .filter(|at| batch.snapshot_slots[*at] != NO_STATE)
+                .map(|at| (batch.snapshot_rows[at], batch.snapshot_slots[at]))
+                .collect();
+            for (row, token) in batch.tokens[rows].iter().enumerate() {
+                seen.push(match token {
+                    InputToken::Known(token) => *token,
+                    InputToken::Unseen(unseen) => self.chosen[unseen.row as usize],
+                });
+                if let Some(slot) = snapshots.get(&(row as u32 + 1)) {
+                    assert!(seen.len().is_multiple_of(SNAPSHOT_TOKENS), "{id} takes a snapshot at {}", seen.len());
+                    written.push((part, *slot, seen.clone()));
+                }
+            }
+            assert!(seen == self.tokens[id][..end], "{id} has seen other tokens than its own");
+            written.push((part, batch.state_writes[part], seen));
+        }
+        let slots: BTreeSet<u32> = written.iter().map(|(_, slot, _)| *slot).collect();
+        assert_eq!(slots.len(), written.len(), "two states are written to one slot");
+        for (part, slot) in read {
+            let is_overwritten = |(other, to, _): &(usize, u32, Vec<u32>)| *to == slot && *other != part;
+            assert!(!written.iter().any(is_overwritten), "a part overwrites the state that another part reads");
+        }
+        written.into_iter().for_each(|(_, slot, seen)| self.slots[slot as usize] = Some(seen));
+        // A token that depends on everything before it.
+        let choose = |id: &SequenceId| self.tokens[id].iter().fold(7, |sum: u32, token| sum.wrapping_mul(31) ^ token);
+        self.chosen = plan.rows.iter().map(|row| choose(&row.sequence) % 50 + 1).collect();
+        for (row, token) in plan.rows.iter().zip(&self.chosen) {
+            self.tokens.get_mut(&row.sequence).expect("an admitted sequence").push(*token);
+        }
+        self.bed.running.pop_front();
+        self.bed.give(Input::Stepped(self.chosen.iter().map(|token| Some(*token)).collect()));
+        self.note();
+    }
+
+    fn run_all(&mut self) {
+        while !self.bed.running.is_empty() {
+            self.run();
+        }
+    }
+
+    /// Admits one sequence that produces one token, and runs it to its end. Returns the number of
+    /// its tokens that were found cached.
+    fn ask(&mut self, id: u64, prompt: &[u32]) -> usize {
+        self.admit(id, prompt, 1);
+        self.run_all();
+        self.found[&SequenceId(id)]
+    }
+
+    fn usage(&self) -> StateUse {
+        self.bed.scheduler.kv().state_usage()
+    }
+}
+
+/// A prompt of `tokens` tokens. Prompts of different names differ in every token.
+fn prompt(name: u32, tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|at| name * 10_000 + at).collect()
+}
+
+/// A prompt that begins with `shared`.
+fn after(shared: &[u32], name: u32, tokens: usize) -> Vec<u32> {
+    [shared, &prompt(name, tokens)].concat()
+}
+
+#[test]
+fn the_same_prompt_resumes_at_its_last_snapshot() {
+    let mut story = Story::one_at_a_time(4, 64, 8);
+    for (name, tokens, resumed) in [(1, 200, 192), (2, 193, 192), (3, 192, 128), (4, 65, 64), (5, 64, 0), (6, 1, 0)] {
+        let prompt = prompt(name, tokens);
+        assert_eq!(story.ask(u64::from(name) * 10, &prompt), 0, "the first prompt of {tokens} tokens");
+        // A snapshot at the very end would be useless, because the last token's logits are needed.
+        assert_eq!(story.ask(u64::from(name) * 10 + 1, &prompt), resumed, "the second prompt of {tokens} tokens");
+    }
+}
+
+#[test]
+fn a_conversation_resumes_at_the_end_of_its_last_prompt() {
+    let mut story = Story::one_at_a_time(4, 128, 8);
+    let mut chat = prompt(1, 150);
+    let mut resumed = Vec::new();
+    for turn in 0..4 {
+        resumed.push(story.ask(turn + 1, &chat));
+        chat = after(&chat, 20 + turn as u32, 70);
+    }
+    assert_eq!(resumed, [0, 128, 192, 256]);
+}
+
+#[test]
+fn a_common_beginning_is_resumed_from_the_third_prompt_on() {
+    let mut story = Story::one_at_a_time(4, 256, 8);
+    let system = prompt(1, 140);
+    let ask = |story: &mut Story, id: u32| story.ask(u64::from(id), &after(&system, 100 + id, 200));
+    assert_eq!(ask(&mut story, 1), 0);
+    // The second prompt diverges from the first after 140 tokens. It takes the snapshot there.
+    assert_eq!(ask(&mut story, 2), 0);
+    assert_eq!((ask(&mut story, 3), ask(&mut story, 4)), (128, 128));
+}
+
+#[test]
+fn prompts_in_chunks_take_their_snapshots_wherever_the_chunks_end() {
+    for step_tokens in [17, 64, 70, 100] {
+        let scheduler = SchedulerCore::new(limits(2, step_tokens, 64)).without_look_ahead();
+        let mut story = Story::new(scheduler, 6, 1);
+        assert_eq!(story.ask(1, &prompt(1, 333)), 0);
+        assert_eq!(story.ask(2, &prompt(1, 333)), 320, "steps of {step_tokens} tokens");
+    }
+}
+
+#[test]
+fn a_full_pool_evicts_the_snapshot_that_was_unused_longest() {
+    let mut story = Story::one_at_a_time(2, 256, 4);
+    for name in 1..=3 {
+        story.ask(u64::from(name), &prompt(name, 100));
+    }
+    assert_eq!(story.usage(), StateUse { slots: 4, live: 0, snapshots: 3 });
+    assert_eq!(story.ask(11, &prompt(1, 100)), 64, "this use is the latest");
+    // Two more snapshots need one more slot than is free.
+    story.ask(4, &prompt(4, 100));
+    story.ask(5, &prompt(5, 100));
+    assert_eq!(story.ask(12, &prompt(1, 100)), 64);
+    assert_eq!(story.ask(13, &prompt(2, 100)), 0, "the second was unused longest");
+}
+
+#[test]
+fn sequences_take_every_slot_when_all_of_them_run() {
+    // As many slots as sequences, so that no snapshot is left while all of them run.
+    let mut story = Story::one_at_a_time(3, 256, 3);
+    story.ask(1, &prompt(1, 100));
+    (2..=4).for_each(|id| story.admit(id, &prompt(1, 100), 5));
+    story.run();
+    story.run();
+    assert_eq!(story.usage().live, 3, "the last of them took over the slot of the snapshot");
+    story.run_all();
+    assert_eq!(story.usage().live, 0);
+}
+
+#[test]
+fn a_snapshot_goes_when_its_block_goes() {
+    let mut story = Story::one_at_a_time(2, 20, 6);
+    assert_eq!(story.ask(1, &prompt(1, 200)), 0);
+    assert_eq!(story.usage().snapshots, 1);
+    assert_eq!(story.ask(2, &prompt(2, 300)), 0);
+    assert_eq!(story.ask(3, &prompt(1, 200)), 0, "its blocks were needed");
+    assert!(story.usage().snapshots <= 2, "{:?}", story.usage());
+}
+
+#[test]
+fn a_preempted_sequence_resumes_from_a_snapshot() {
+    let mut story = Story::one_at_a_time(2, 40, 6);
+    (1..=2).for_each(|id| story.admit(id, &prompt(id as u32, 150), 60));
+    (0..10).for_each(|_| story.run());
+    let before = story.bed.running.front().expect("a step").batch.token_count();
+    assert_eq!(before, 2, "both sequences decode");
+    story.bed.give(Input::Resize(14));
+    story.run();
+    assert_eq!(story.bed.scheduler.preemptions().by_shrinks, 1);
+    // The prompt of the preempted sequence and its reply so far are 161 tokens. It resumes from the
+    // snapshot after 128 tokens once the other sequence has ended.
+    let mut resumed = None;
+    while !story.bed.running.is_empty() {
+        let batch = &story.bed.running.front().expect("a step").batch;
+        if batch.token_count() > 1 {
+            resumed = Some((batch.context_lengths[0], batch.token_count()));
+        }
+        story.run();
+    }
+    assert_eq!(resumed, Some((161, 33)));
+    assert!(story.tokens.values().all(|tokens| tokens.len() == 210));
+    story.bed.assert_all_home();
+}
+
+/// An event of a random history.
+#[derive(Clone, Debug)]
+enum Event {
+    /// A prompt that begins with some tokens of a common beginning.
+    Admit {
+        shared: usize,
+        more: usize,
+        reply: usize,
+    },
+    Cancel(usize),
+    Run,
+    Resize(usize),
+    Copied,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        4 => (0usize..3, 0usize..200, 1usize..200, 1usize..30).prop_map(|(name, shared, more, reply)| {
+            Event::Admit { shared: name * 1000 + shared, more, reply }
+        }),
+        1 => (0usize..40).prop_map(Event::Cancel),
+        12 => Just(Event::Run),
+        1 => (24usize..64).prop_map(Event::Resize),
+        6 => Just(Event::Copied),
+    ];
+    prop::collection::vec(event, 1..120)
+}
+
+/// Plays a random history and then lets everything end.
+fn play(events: &[Event], scheduler: SchedulerCore, slots: usize, running_max: usize) {
+    let mut story = Story::new(scheduler, slots, running_max);
+    let mut ids = 0;
+    for event in events {
+        match event {
+            Event::Admit { shared, more, reply } => {
+                ids += 1;
+                let common = prompt(900 + (shared / 1000) as u32, shared % 1000);
+                story.admit(ids, &after(&common, ids as u32, *more), *reply);
+            }
+            Event::Cancel(id) => drop(story.bed.cancel(*id as u64)),
+            Event::Run if !story.bed.running.is_empty() => story.run(),
+            Event::Run => {}
+            Event::Resize(blocks) => drop(story.bed.give(Input::Resize(*blocks))),
+            Event::Copied if story.bed.scheduler.is_copying() => drop(story.bed.give(Input::Copied(10))),
+            Event::Copied => {}
+        }
+        story.note();
+    }
+    while story.bed.scheduler.counts() != (0, 0) {
+        if story.bed.scheduler.is_copying() {
+            story.bed.give(Input::Copied(10));
+        } else {
+            story.run();
+        }
+        story.note();
+    }
+    assert_eq!(story.usage().live, 0, "no sequence is left, so no slot is live");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_step_resumes_from_the_state_of_its_own_tokens(events in events(), spare in 0usize..6) {
+        let scheduler = || SchedulerCore::new(limits(4, 150, 64));
+        play(&events, scheduler().without_look_ahead(), 4 + spare, 1);
+        play(&events, scheduler(), 4 + spare, 2);
+        play(&events, scheduler().with_host(40, CopyCosts::default()), 4 + spare, 2);
+    }
+}
