@@ -104,7 +104,7 @@ impl Stage {
         let usual = BlasSearch::usual();
         let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
         let target = CudaTarget::of(&cuda).expect("it says what it is");
-        if cache == CacheFormat::Fp8 && !Target::Cuda(target).has_fp8_cache() {
+        if cache == CacheFormat::Fp8 && !Target::Cuda(target).has_quantized_cache() {
             assert_ne!(target.capability, (9, 0), "Hopper has them");
             println!("skipped, there are no kernels for FP8 keys and values on {}", Target::Cuda(target).name());
             return None;

@@ -386,7 +386,7 @@ impl Bench {
         let roofline = floor.map(|floor| Roofline { bound: figure(floor), share: floor / seconds });
         let work = PlannedWork {
             flops: passes.iter().map(|work| work.flops).sum(),
-            e4m3_flops: passes.iter().map(|work| work.e4m3_flops).sum(),
+            rounded_flops: passes.iter().map(|work| work.rounded_flops).sum(),
             bytes: passes.iter().map(|work| work.bytes).sum(),
         };
         let value = figure(seconds);

@@ -1,5 +1,5 @@
 //! Activations, the input rows of a matrix product: unquantized (`plain`), quantized
-//! to E4M3, or both.
+//! ([`Quantization::ELEMENTS`]), or both.
 
 use std::ops::Range;
 
@@ -49,9 +49,9 @@ pub struct Activations<'s> {
     pub rounded: Option<Rounded<'s>>,
 }
 
-/// Rows in E4M3 and their scales.
+/// Quantized rows and their scales.
 pub struct Rounded<'s> {
-    /// `[rows, columns]` E4M3, contiguous.
+    /// `[rows, columns]` [`Quantization::ELEMENTS`], contiguous.
     pub data: Tensor<'s>,
     /// `[rows, row_scales]` f32, contiguous; see [`Quantization::row_scales`].
     pub scales: Tensor<'s>,
@@ -125,7 +125,7 @@ impl<'s> Activations<'s> {
 pub struct ActivationScratch<'s> {
     /// `[rows, columns]`
     pub(crate) plain: Option<Tensor<'s>>,
-    /// `[rows, columns]` E4M3
+    /// `[rows, columns]` [`Quantization::ELEMENTS`]
     pub(crate) data: Option<Tensor<'s>>,
     /// `[rows, most scales of a row]` f32
     pub(crate) scales: Option<Tensor<'s>>,

@@ -179,7 +179,7 @@ pub trait Backend {
     fn sigmoid_mul(&self, call: calls::SigmoidMul<'_>) -> Result<(), KernelError>;
     /// Multiplies the SiLU of one half of the columns by the other half.
     fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError>;
-    /// Quantizes rows to E4M3.
+    /// Quantizes rows to [`Quantization::ELEMENTS`](crate::Quantization::ELEMENTS).
     fn quantize(&self, call: calls::Quantize<'_>) -> Result<(), KernelError>;
     /// Applies the Gaussian error linear unit in place.
     fn gelu(&self, call: calls::ApplyGelu<'_>) -> Result<(), KernelError>;

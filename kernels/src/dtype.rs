@@ -3,9 +3,10 @@
 use std::fmt;
 
 use bursar_budgets::Bytes;
+use serde::{Deserialize, Serialize};
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DType {
     /// IEEE single precision, 32 bits.
     F32,
@@ -23,23 +24,28 @@ pub enum DType {
 }
 
 impl DType {
+    /// Returns the bits per element.
+    pub const fn bits(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 32,
+            DType::F16 | DType::BF16 => 16,
+            DType::U8 | DType::F8E4M3 => 8,
+        }
+    }
+
     /// Returns the bytes per element.
     pub const fn size(self) -> usize {
-        match self {
-            DType::F32 | DType::U32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::U8 | DType::F8E4M3 => 1,
-        }
+        self.bits() / 8
     }
 
     /// Returns the bytes of `elements` elements of this type.
     pub fn bytes(self, elements: usize) -> Bytes {
-        Bytes((elements * self.size()) as u64)
+        Bytes((elements * self.bits()).div_ceil(8) as u64)
     }
 
     /// Returns the number of whole elements of this type that fit into `bytes`.
     pub fn elements(self, bytes: Bytes) -> usize {
-        bytes.as_usize() / self.size()
+        bytes.as_usize() * 8 / self.bits()
     }
 
     /// Returns the name in tables and metrics, such as `bf16`.
@@ -56,7 +62,13 @@ impl DType {
 
     /// Returns `true` for the floating-point types whose numbers need no scales.
     pub const fn is_float(self) -> bool {
-        !matches!(self, DType::U32 | DType::U8 | DType::F8E4M3)
+        !matches!(self, DType::U32 | DType::U8) && !self.needs_scales()
+    }
+
+    /// Returns `true` if numbers of this type are quantized, so that they have a meaning only
+    /// together with their scales.
+    pub const fn needs_scales(self) -> bool {
+        matches!(self, DType::F8E4M3)
     }
 }
 

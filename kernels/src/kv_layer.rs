@@ -16,7 +16,8 @@ pub struct KvShape {
     /// Heads of keys and values. Query heads share them in groups.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Element type of the cache: the type of activations, or E4M3 with separate scales.
+    /// Element type of the cache: the type of activations, or a quantized type with separate
+    /// scales.
     pub dtype: DType,
 }
 
@@ -73,7 +74,8 @@ impl KvLayer {
         self.address.offset(self.shape.block_bytes() * u64::from(block))
     }
 
-    /// Returns this layer as an argument for operations, with `scales` if the elements are E4M3.
+    /// Returns this layer as an argument for operations, with `scales` if the elements are
+    /// quantized.
     pub fn scaled<'a>(&'a self, scales: Option<&'a Tensor<'a>>) -> ScaledLayer<'a> {
         ScaledLayer { layer: self, scales }
     }
@@ -136,8 +138,8 @@ impl HostRows {
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLayer<'a> {
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32, above zero, for a layer of E4M3 elements: the scales of each head's
-    /// keys, then the scales of each head's values.
+    /// `[2, kv_heads]` f32, above zero, for a layer of quantized elements: the scales of each
+    /// head's keys, then the scales of each head's values.
     pub scales: Option<&'a Tensor<'a>>,
 }
 

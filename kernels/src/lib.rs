@@ -52,7 +52,7 @@ pub use host_link::HostLink;
 pub use input_token::{InputToken, UnseenToken};
 pub use kv_layer::{BLOCK_TOKENS, HostBlocks, HostRows, KvLayer, KvShape, ScaledLayer};
 pub use plan::Plan;
-pub use quantization::{FP8_BLOCK, Quantization};
+pub use quantization::{Quantization, QuantizationScheme, SCALE_BLOCK, ScaledBy};
 pub use rank::{Rank, RankShard};
 pub use scope::Scope;
 pub use shape::Shape;

@@ -1,27 +1,172 @@
-//! Quantization of numbers to E4M3.
+//! Quantization schemes: the elements of a weight, the parts of it that have separate scales, and
+//! the rounding of the activations that it is multiplied by.
 
-/// Rows and columns of a block of a weight, and columns of a group of activations. Each block and
-/// each group has one scale.
-pub const FP8_BLOCK: usize = 128;
+use std::fmt;
 
-/// How activations are quantized to E4M3. Each scale is the largest magnitude of the numbers that
-/// it covers, divided by 448.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Quantization {
-    /// Each group of [`FP8_BLOCK`] columns of a row has a scale.
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, Shape};
+
+/// Columns of a group of activations. The blocks of a weight have as many columns, and in
+/// checkpoints as many rows. Each group and each block has one scale.
+pub const SCALE_BLOCK: usize = 128;
+
+/// How activations are quantized to [`Quantization::ELEMENTS`]. Each scale is the largest magnitude
+/// of the numbers that it covers, divided by 448. `Scale` is `()` in a scheme, because a fixed
+/// scale has another value for each weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Quantization<Scale = f32> {
+    /// Each group of [`SCALE_BLOCK`] columns of a row has a scale.
     Groups,
     Rows,
     /// All numbers share this scale. Magnitudes above 448 after scaling are clamped to 448.
-    Fixed(f32),
+    Fixed(Scale),
 }
 
 impl Quantization {
+    /// The type of quantized activations.
+    pub const ELEMENTS: DType = DType::F8E4M3;
+}
+
+impl<Scale> Quantization<Scale> {
     /// Returns the number of scales that are stored for each row of `columns` numbers.
     pub fn row_scales(self, columns: usize) -> usize {
         match self {
-            Quantization::Groups => columns.div_ceil(FP8_BLOCK),
+            Quantization::Groups => columns.div_ceil(SCALE_BLOCK),
             Quantization::Rows => 1,
             Quantization::Fixed(_) => 0,
         }
+    }
+
+    /// Replaces the fixed scale, if there is one, by `value(scale)`.
+    pub fn map<Value>(self, value: impl FnOnce(Scale) -> Value) -> Quantization<Value> {
+        match self {
+            Quantization::Groups => Quantization::Groups,
+            Quantization::Rows => Quantization::Rows,
+            Quantization::Fixed(scale) => Quantization::Fixed(value(scale)),
+        }
+    }
+}
+
+/// The parts of a weight that have separate scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ScaledBy {
+    /// Each block of this many rows and columns. A block of one row is a group of columns.
+    Block { rows: usize, columns: usize },
+    /// Each output channel, which is a row.
+    Row,
+    /// The whole weight. In memory, its scale is stored once for each row.
+    Tensor,
+}
+
+impl ScaledBy {
+    /// Returns the number of rows of a block, or `None` if the scales are not by blocks.
+    pub fn block_rows(self) -> Option<usize> {
+        if let ScaledBy::Block { rows, .. } = self { Some(rows) } else { None }
+    }
+
+    /// Returns the number of adjacent columns that share a scale, in a weight with `columns`
+    /// columns.
+    pub fn group_columns(self, columns: usize) -> usize {
+        if let ScaledBy::Block { columns, .. } = self { columns } else { columns }
+    }
+
+    /// Returns the number of scales of a row of `columns` columns.
+    pub fn scales_of_row(self, columns: usize) -> usize {
+        if let ScaledBy::Block { columns: width, .. } = self { columns.div_ceil(width) } else { 1 }
+    }
+
+    /// Returns the shape in memory of the scales of a weight `[rows, columns]`.
+    pub fn shape(self, [rows, columns]: [usize; 2]) -> Shape {
+        match self {
+            ScaledBy::Block { rows: height, .. } => [rows.div_ceil(height), self.scales_of_row(columns)].into(),
+            ScaledBy::Row | ScaledBy::Tensor => [rows].into(),
+        }
+    }
+}
+
+/// How a quantized weight is stored and how its activations are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct QuantizationScheme {
+    /// The type of the weight's elements.
+    pub elements: DType,
+    /// The parts of the weight that have separate scales.
+    pub weights: ScaledBy,
+    /// The parts of activations that have separate scales. If `None`, activations are not rounded.
+    pub activations: Option<Quantization<()>>,
+}
+
+impl QuantizationScheme {
+    /// The scheme of Qwen's and DeepSeek's releases.
+    pub const BLOCK: QuantizationScheme =
+        QuantizationScheme::fp8(ScaledBy::Block { rows: SCALE_BLOCK, columns: SCALE_BLOCK }, Quantization::Groups);
+    /// The scheme `FP8-dynamic` of compressed-tensors.
+    pub const ROW: QuantizationScheme = QuantizationScheme::fp8(ScaledBy::Row, Quantization::Rows);
+
+    /// Returns a scheme of FP8 elements.
+    pub const fn fp8(weights: ScaledBy, activations: Quantization<()>) -> Self {
+        QuantizationScheme { elements: DType::F8E4M3, weights, activations: Some(activations) }
+    }
+
+    /// Returns the type of activations that are multiplied by the weight, if unrounded activations
+    /// are of type `activation`.
+    pub fn operand(self, activation: DType) -> DType {
+        self.activations.map_or(activation, |_| Quantization::ELEMENTS)
+    }
+
+    /// Returns the scheme in memory, where each scale covers whole rows or a block of `block_rows`
+    /// rows.
+    pub fn in_memory(self, block_rows: usize) -> Self {
+        let weights = match self.weights {
+            ScaledBy::Block { columns, .. } => ScaledBy::Block { rows: block_rows, columns },
+            ScaledBy::Row | ScaledBy::Tensor => ScaledBy::Row,
+        };
+        QuantizationScheme { weights, ..self }
+    }
+
+    /// Returns the number of rows of a scale block in a fused weight, or 1 if the scheme has no
+    /// blocks. `parts` has the number of rows of each part of the weight. Each part must begin with
+    /// a new block, so the result is the largest power of two that divides the start of every part,
+    /// up to the height of a checkpoint's block. Usually the result is this height, because all
+    /// parts have whole blocks.
+    pub fn fused_block_rows(self, parts: impl Iterator<Item = usize>) -> usize {
+        let Some(most) = self.weights.block_rows() else { return 1 };
+        let parts: Vec<usize> = parts.collect();
+        let begun = parts.len().saturating_sub(1);
+        let starts = parts[..begun].iter().scan(0, |start, rows| {
+            *start += rows;
+            Some(*start)
+        });
+        starts.fold(most, |height, start| height.min(1 << start.trailing_zeros().min(most.ilog2())))
+    }
+}
+
+impl fmt::Display for QuantizationScheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.weights {
+            ScaledBy::Block { .. } => "FP8 with a scale for each block of 128 x 128",
+            ScaledBy::Row => "FP8 with a scale for each output",
+            ScaledBy::Tensor => "FP8 with a scale for each matrix",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_as_high_as_the_places_where_parts_begin_allow() {
+        for (parts, expected) in [
+            (&[300][..], 128),
+            (&[512, 128, 128], 128),
+            (&[256, 320, 77], 64),
+            (&[64, 16, 16], 16),
+            (&[9, 9], 1),
+            (&[768; 200], 128),
+        ] {
+            assert_eq!(QuantizationScheme::BLOCK.fused_block_rows(parts.iter().copied()), expected, "{parts:?}");
+        }
+        assert_eq!(QuantizationScheme::ROW.fused_block_rows([256, 256].into_iter()), 1);
     }
 }

@@ -3,8 +3,8 @@
 use bursar_budgets::{Bytes, Frame, Workspace};
 
 use crate::{
-    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, Rank, Rounded, Shape, Target,
-    Tensor, Work, WorkCounter,
+    ActivationFormat, ActivationScratch, Activations, Backend, DType, KernelError, Quantization, Rank, Rounded, Shape,
+    Target, Tensor, Work, WorkCounter,
 };
 
 /// The frame from which a pass allocates its temporaries, and the backend that runs its operations.
@@ -105,7 +105,7 @@ impl<'w, B: Backend> Scope<'w, B> {
         let (is_unquantized, scales) = of_all;
         Ok(ActivationScratch {
             plain: is_unquantized.then(|| self.empty([rows, columns])).transpose()?,
-            data: scales.map(|_| self.take([rows, columns], DType::F8E4M3)).transpose()?,
+            data: scales.map(|_| self.take([rows, columns], Quantization::ELEMENTS)).transpose()?,
             scales: scales.map(|of_row| self.empty_f32([rows, of_row])).transpose()?,
         })
     }
@@ -120,7 +120,7 @@ impl<'w, B: Backend> Scope<'w, B> {
         let plain = if format.is_unquantized { Some(self.empty([rows, columns])?) } else { None };
         let rounded = match format.quantization {
             Some(quantization) => Some(Rounded {
-                data: self.take([rows, columns], DType::F8E4M3)?,
+                data: self.take([rows, columns], Quantization::ELEMENTS)?,
                 scales: self.empty_f32([rows, quantization.row_scales(columns)])?,
                 quantization,
             }),
@@ -147,7 +147,7 @@ impl<'w, B: Backend> Scope<'w, B> {
 
     /// Counts the work of a product whose activations are `x`.
     pub(crate) fn count_product(&self, x: &Activations<'_>, work: Work) {
-        let is_e4m3 = x.rounded.is_some() && self.target().multiplies_e4m3();
-        self.count(Work { e4m3_flops: if is_e4m3 { work.flops } else { 0 }, ..work });
+        let is_rounded = x.rounded.is_some() && self.target().multiplies_rounded();
+        self.count(Work { rounded_flops: if is_rounded { work.flops } else { 0 }, ..work });
     }
 }

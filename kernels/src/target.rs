@@ -4,7 +4,7 @@
 use bursar_budgets::Bytes;
 
 use crate::{
-    CudaTarget, DType, KvShape,
+    CudaTarget, DType, KvShape, QuantizationScheme,
     cuda::{
         CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
     },
@@ -37,12 +37,12 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
 pub(crate) const CPU_EXPERT_ROWS: usize = 64;
 
 /// Returns the elements of scratch that one thread needs for a product: a panel of widened weight
-/// rows and, for an E4M3 weight, one widened row of its E4M3 activations.
+/// rows and, for a quantized weight, one widened row of its quantized activations.
 pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     match weight {
         DType::F32 => 0,
-        DType::F8E4M3 => (panel + 1) * in_features,
+        _ if weight.needs_scales() => (panel + 1) * in_features,
         _ => panel * in_features,
     }
 }
@@ -172,7 +172,7 @@ impl Target {
         }
     }
 
-    /// Scratch for `[rows, features]` outputs of experts' gates before they are quantized to E4M3.
+    /// Scratch for `[rows, features]` outputs of experts' gates before they are quantized.
     /// The CPU quantizes whole rows. On CUDA a tile of a product covers only some columns of a row.
     pub fn gated_rows_scratch(&self, rows: usize, features: usize) -> Bytes {
         match self {
@@ -181,40 +181,40 @@ impl Target {
         }
     }
 
-    /// Returns `true` if there are kernels for FP8 weights `[out_features, in_features]` with one
-    /// scale per block of `block_rows` rows, or per row if `block_rows` is `None`. A plan can be
-    /// made in either case.
-    pub fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
+    /// Returns `true` if there are kernels for weights `[out_features, in_features]` that are in
+    /// `scheme` in memory. A plan can be made in either case.
+    pub fn has_quantized(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         match self {
             Target::Cpu { .. } => true,
-            Target::Cuda(cuda) => cuda.has_fp8([out_features, in_features], block_rows),
+            Target::Cuda(cuda) => cuda.has_quantized(scheme, shape),
         }
     }
 
-    /// Returns `true` if there are kernels for experts' FP8 weights, `[out_features, in_features]`
-    /// each, with scales as for [`has_fp8`](Self::has_fp8).
-    pub fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
+    /// Returns `true` if there are kernels for experts' weights, `[out_features, in_features]`
+    /// each, that are in `scheme` in memory.
+    pub fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         match self {
             Target::Cpu { .. } => true,
-            Target::Cuda(cuda) => cuda.has_fp8_experts([out_features, in_features], block_rows),
+            Target::Cuda(cuda) => cuda.has_quantized_experts(scheme, shape),
         }
     }
 
-    /// Returns `true` if the target has instructions that multiply E4M3 numbers. Other targets
-    /// widen the numbers first.
-    pub fn multiplies_e4m3(&self) -> bool {
+    /// Returns `true` if the target has instructions that multiply numbers of type
+    /// [`Quantization::ELEMENTS`](crate::Quantization::ELEMENTS). Other targets widen the numbers
+    /// first.
+    pub fn multiplies_rounded(&self) -> bool {
         match self {
             Target::Cpu { .. } => false,
             Target::Cuda(cuda) => cuda.capability >= (8, 9),
         }
     }
 
-    /// Returns `true` if there are kernels for keys and values in E4M3. A plan can be
+    /// Returns `true` if there are kernels for quantized keys and values. A plan can be
     /// made in either case.
-    pub fn has_fp8_cache(&self) -> bool {
+    pub fn has_quantized_cache(&self) -> bool {
         match self {
             Target::Cpu { .. } => true,
-            Target::Cuda(cuda) => cuda.has_fp8_cache(),
+            Target::Cuda(cuda) => cuda.has_quantized_cache(),
         }
     }
 

@@ -1,55 +1,47 @@
-//! Weights of GEMMs: the numbers and, for FP8, their scales.
+//! Weights of GEMMs: the numbers and, if they are quantized, their scales.
 
 use bursar_budgets::Bytes;
 
-use crate::{DType, Quantization, Tensor};
+use crate::{DType, Quantization, QuantizationScheme, SCALE_BLOCK, ScaledBy, Tensor};
 
 /// A weight `[out_features, in_features]` and its scales.
 pub struct Weight<'m> {
-    /// The numbers of the weight, contiguous. They are E4M3 if there are scales.
+    /// The numbers of the weight, contiguous. They are quantized if there are scales.
     pub data: Tensor<'m>,
-    /// Factors by which the E4M3 numbers are multiplied.
-    pub scales: WeightScales<'m>,
+    /// `None` if the weight is unquantized.
+    pub scales: Option<WeightScales<'m>>,
 }
 
-/// The scales of a weight. Their kind also determines how activations are quantized before the
-/// GEMM.
-pub enum WeightScales<'m> {
-    /// The weight is unquantized and has no scales.
-    Unquantized,
-    /// One scale for each block. Activations are quantized in groups of
-    /// [`FP8_BLOCK`](crate::FP8_BLOCK) columns.
-    Blocks {
-        /// `[ceil(out_features / height), ceil(in_features / FP8_BLOCK)]` f32.
-        scales: Tensor<'m>,
-        /// Rows of a block: [`FP8_BLOCK`](crate::FP8_BLOCK), or fewer if the weight combines
-        /// several projections that do not all start at a multiple of
-        /// [`FP8_BLOCK`](crate::FP8_BLOCK) rows.
-        height: usize,
-    },
-    /// One scale for each row.
-    Rows {
-        /// `[out_features]` f32.
-        scales: Tensor<'m>,
-        /// The scale of all activations. If `None`, each row of activations has a separate scale.
-        activations: Option<f32>,
-    },
+/// The scales of a weight, and the quantization of the activations that it is multiplied by.
+pub struct WeightScales<'m> {
+    /// Factors by which the numbers are multiplied, f32, in the shape [`ScaledBy::shape`].
+    pub factors: Tensor<'m>,
+    /// Blocks have [`SCALE_BLOCK`] columns. They have as many rows, or fewer if the weight combines
+    /// several projections that do not all start at a multiple of [`SCALE_BLOCK`] rows.
+    pub by: ScaledBy,
+    /// If `None`, the weight is multiplied by unquantized activations.
+    pub activations: Option<Quantization>,
 }
 
 impl<'m> Weight<'m> {
     pub fn plain(data: Tensor<'m>) -> Self {
-        Weight { data, scales: WeightScales::Unquantized }
+        Weight { data, scales: None }
+    }
+
+    /// Returns how the weight is stored and how its activations are rounded, or `None` if the
+    /// weight is unquantized.
+    pub fn scheme(&self) -> Option<QuantizationScheme> {
+        self.scales.as_ref().map(|scales| QuantizationScheme {
+            elements: self.dtype(),
+            weights: scales.by,
+            activations: scales.activations.map(|rounded| rounded.map(drop)),
+        })
     }
 
     /// Returns the quantization of the activations that this weight is multiplied by, or
     /// `None` for unquantized activations.
     pub fn wants(&self) -> Option<Quantization> {
-        match self.scales {
-            WeightScales::Unquantized => None,
-            WeightScales::Blocks { .. } => Some(Quantization::Groups),
-            WeightScales::Rows { activations: None, .. } => Some(Quantization::Rows),
-            WeightScales::Rows { activations: Some(scale), .. } => Some(Quantization::Fixed(scale)),
-        }
+        self.scales.as_ref()?.activations
     }
 
     /// Returns the number of output features, `out_features`.
@@ -68,28 +60,31 @@ impl<'m> Weight<'m> {
 
     /// Returns the bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
-        self.data.bytes() + self.scales.tensor().map_or(Bytes::ZERO, Tensor::bytes)
+        self.data.bytes() + self.scales.as_ref().map_or(Bytes::ZERO, |scales| scales.factors.bytes())
     }
 
     pub(crate) fn view(&self) -> Weight<'_> {
-        let scales = match &self.scales {
-            WeightScales::Unquantized => WeightScales::Unquantized,
-            WeightScales::Blocks { scales, height } => WeightScales::Blocks { scales: scales.view(), height: *height },
-            WeightScales::Rows { scales, activations } => {
-                WeightScales::Rows { scales: scales.view(), activations: *activations }
-            }
-        };
-        Weight { data: self.data.view(), scales }
+        Weight { data: self.data.view(), scales: self.scales.as_ref().map(WeightScales::view) }
     }
 }
 
 impl<'m> WeightScales<'m> {
-    /// Returns the tensor of scales, or `None` if the weight is unquantized.
-    pub fn tensor(&self) -> Option<&Tensor<'m>> {
-        match self {
-            WeightScales::Unquantized => None,
-            WeightScales::Blocks { scales, .. } | WeightScales::Rows { scales, .. } => Some(scales),
-        }
+    /// Returns scales `[out_features]`, one for each row. `activations` is the scale of all
+    /// activations. If `None`, each row of activations has a separate scale.
+    pub fn rows(factors: Tensor<'m>, activations: Option<f32>) -> Self {
+        let activations = activations.map_or(Quantization::Rows, Quantization::Fixed);
+        WeightScales { factors, by: ScaledBy::Row, activations: Some(activations) }
+    }
+
+    /// Returns scales `[ceil(out_features / height), ceil(in_features / SCALE_BLOCK)]`, one for
+    /// each block of `height` rows.
+    pub fn blocks(factors: Tensor<'m>, height: usize) -> Self {
+        let by = ScaledBy::Block { rows: height, columns: SCALE_BLOCK };
+        WeightScales { factors, by, activations: Some(Quantization::Groups) }
+    }
+
+    fn view(&self) -> WeightScales<'_> {
+        WeightScales { factors: self.factors.view(), by: self.by, activations: self.activations }
     }
 }
 

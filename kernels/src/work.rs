@@ -13,9 +13,9 @@ use crate::Tensor;
 pub struct Work {
     /// Floating-point operations. A multiply-add counts as two.
     pub flops: u64,
-    /// The number of these operations in products that the target multiplies in E4M3, which is
-    /// twice as fast as in 16 bits.
-    pub e4m3_flops: u64,
+    /// The number of these operations in products that the target multiplies in a quantized type,
+    /// which is twice as fast as in 16 bits.
+    pub rounded_flops: u64,
     /// Bytes read and written.
     pub bytes: Bytes,
 }
@@ -30,7 +30,7 @@ impl Work {
 impl AddAssign for Work {
     fn add_assign(&mut self, other: Work) {
         self.flops += other.flops;
-        self.e4m3_flops += other.e4m3_flops;
+        self.rounded_flops += other.rounded_flops;
         self.bytes += other.bytes;
     }
 }

@@ -126,8 +126,8 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
-        Pass::PagedFp8 { head_dim, .. } => target.has_fp8_cache() && is_among(head_dim, target.paged_head_dims()),
-        Pass::Turned(turned) => target.has_fp8_cache() || !turned.is_fp8,
+        Pass::PagedFp8 { head_dim, .. } => target.has_quantized_cache() && is_among(head_dim, target.paged_head_dims()),
+        Pass::Turned(turned) => target.has_quantized_cache() || !turned.is_fp8,
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
         Pass::Routed(routed) => routed.dtype == target.activation(),
         Pass::Fp8(fp8) => fp8.is_served(target),
@@ -474,7 +474,9 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
 #[test]
 fn products_by_blocks_are_right_whichever_way_autotuning_takes() {
     let Some((_turn, gpu)) = gpu() else { return };
-    for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([640, 1024], Some(128))) {
+    for kernels in
+        gpu.kernels.iter().filter(|kernels| kernels.target().has_quantized(QuantizationScheme::BLOCK, [640, 1024]))
+    {
         let kernels = &gpu.load(target_of(kernels));
         let activation = kernels.target().activation();
         let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(256)));

@@ -5,7 +5,7 @@
 mod bench;
 
 use bench::{Bench, Case, Gpu, Room, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
-use bursar_kernels::{Backend, Cuda, DType, Target};
+use bursar_kernels::{Backend, Cuda, DType, QuantizationScheme, Target};
 use bursar_model::flow::CacheFormat;
 
 /// A recorded checkpoint with the names of its cases.
@@ -252,7 +252,7 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
     let Some((_turn, gpu)) = gpu() else { return };
     for recorded in RECORDED.iter().filter(|recorded| OVER_FP8.contains(&recorded.folder)) {
         for kernels in &gpu.kernels {
-            if !kernels.target().has_fp8_cache() {
+            if !kernels.target().has_quantized_cache() {
                 println!("{} has no FP8 cache", kernels.target().name());
                 continue;
             }
@@ -291,10 +291,11 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
     {
         let has_experts = folder.contains("moe");
         let target = kernels.target();
+        let block = QuantizationScheme::BLOCK;
         let is_served = if has_experts {
-            target.has_fp8_experts([256, 256], Some(128))
+            target.has_quantized_experts(block, [256, 256])
         } else {
-            target.has_fp8([256, 256], Some(64))
+            target.has_quantized(block.in_memory(64), [256, 256])
         };
         if !is_served {
             println!("{} has no kernels for {folder}", target.name());

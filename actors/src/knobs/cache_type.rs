@@ -84,7 +84,7 @@ impl KvCacheType {
     /// [`KvCacheTypeError::Unserved`].
     pub fn check_served(self, target: &Target) -> Result<(), KvCacheTypeError> {
         match self {
-            KvCacheType::Fp8 if !target.has_fp8_cache() => {
+            KvCacheType::Fp8 if !target.has_quantized_cache() => {
                 Err(KvCacheTypeError::Unserved { asked: self, device: target.name() })
             }
             _ => Ok(()),

@@ -61,7 +61,7 @@ pub struct LoadOptions {
     pub swap_space: Bytes,
     /// The type of weights and activations. A type that the device does not compute in is refused.
     pub dtype: Precision,
-    /// Rounds the decoder's projections to FP8 while they load. Default: weights stay
+    /// Quantizes the decoder's projections while they load. Default: weights stay
     /// as in the checkpoint.
     pub quantization: Option<WeightQuantization>,
     /// The element type of the KV cache. Default: the type of activations.

@@ -11,7 +11,8 @@ use serde::Serialize;
 /// The rates of a device.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rates {
-    /// Operations per second on 16-bit operands. The rate on E4M3 operands is twice this value.
+    /// Operations per second on 16-bit operands. The rate on quantized operands is twice this
+    /// value.
     pub flops_per_second: f64,
     /// Bytes per second that are read from and written to device memory.
     pub bytes_per_second: f64,
@@ -39,7 +40,7 @@ impl Rates {
     /// limited by arithmetic or by memory, whichever takes longer.
     pub fn floor_seconds(&self, passes: &[Work]) -> f64 {
         let seconds = passes.iter().map(|work| {
-            let computing = (work.flops - work.e4m3_flops / 2) as f64 / self.flops_per_second;
+            let computing = (work.flops - work.rounded_flops / 2) as f64 / self.flops_per_second;
             computing.max(work.bytes.0 as f64 / self.bytes_per_second)
         });
         seconds.sum()
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_weights_halve_the_floor_where_the_device_multiplies_e4m3() {
+    fn quantized_weights_halve_the_floor_where_the_device_multiplies_them() {
         let rates = Rates::of("NVIDIA H200").expect("its rates are known");
         let prefill = |capability, quantization| {
             let planner = planner_of("qwen2.5-vl-7b", capability, quantization);
@@ -223,7 +224,7 @@ mod tests {
         let rates = Rates::new(10.0, 2.0, "a story");
         let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes), ..Work::default() };
         assert_eq!(rates.floor_seconds(&[work(100, 4), work(10, 6)]), 10.0 + 3.0);
-        assert_eq!(rates.floor_seconds(&[Work { e4m3_flops: 80, ..work(100, 4) }]), 6.0);
+        assert_eq!(rates.floor_seconds(&[Work { rounded_flops: 80, ..work(100, 4) }]), 6.0);
         assert!(Rates::of("host").is_none());
     }
 }

@@ -21,13 +21,13 @@ pub struct Report {
     /// Number of GPUs that share the model. All other fields describe one of these GPUs.
     ranks: usize,
     device: DeviceReport,
-    /// The method that rounds weights to FP8 at load, or that quantized the checkpoint. `None` if
+    /// The method that quantizes weights at load, or that quantized the checkpoint. `None` if
     /// all weights are unquantized.
     quantization: Option<&'static str>,
     /// Data type of the KV cache.
     kv_cache_dtype: &'static str,
-    /// The plan without FP8, for comparison. `None` if neither the KV cache is FP8 nor weights are
-    /// rounded to FP8 at load.
+    /// The plan without quantization, for comparison. `None` if neither the KV cache nor weights
+    /// are quantized at load.
     unquantized: Option<Unquantized>,
     /// Whether the model would become READY.
     pub fits: bool,
@@ -77,7 +77,7 @@ struct SuggestionLine {
 struct DeviceReport {
     name: String,
     target: &'static str,
-    /// Data type of activations and, on a GPU, of weights that are not FP8.
+    /// Data type of activations and, on a GPU, of unquantized weights.
     dtype: String,
     /// Whether the device is in this machine. Otherwise, `overhead` is an estimate.
     is_here: bool,

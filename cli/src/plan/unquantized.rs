@@ -1,4 +1,4 @@
-//! The same plan without FP8, to show what FP8 saves.
+//! The same plan without quantization, to show what quantization saves.
 
 use bursar::{Bytes, Forecast, LoadOptions};
 use bursar_actors::{engine::Question, profile::MemoryState};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// The plan of the same model without the FP8 weights and KV cache that the user asked for.
+/// The plan of the same model without the quantized weights and KV cache that the user asked for.
 #[derive(Serialize)]
 pub struct Unquantized {
     weight_bytes: Bytes,
@@ -17,8 +17,8 @@ pub struct Unquantized {
 }
 
 impl Unquantized {
-    /// Plans `checkpoint` without rounding weights at load and without an FP8 KV cache. Returns
-    /// `None` if neither was asked for.
+    /// Plans `checkpoint` without rounding weights at load and without a quantized KV cache.
+    /// Returns `None` if neither was asked for.
     pub fn of(
         checkpoint: Checkpoint,
         ranks: usize,
@@ -37,15 +37,16 @@ impl Unquantized {
         Ok(Some(Unquantized { weight_bytes: model.weight_bytes(), kv_tokens }))
     }
 
-    /// Returns a sentence on what `model`, which uses FP8, saves compared with
-    /// this plan, if anything.
+    /// Returns a sentence on what `model`, which is quantized, saves compared with this plan, if
+    /// anything.
     pub fn note(&self, model: &Model, target: &Target, forecast: &Forecast) -> Option<String> {
         let plain = match target {
             Target::Cpu { .. } => "unquantized".to_owned(),
             Target::Cuda(_) => format!("in {}", target.activation().name()),
         };
         let (weights, before) = (model.weight_bytes(), self.weight_bytes);
-        // Scales of an FP8 KV cache are weights too, so the weights may be larger than without FP8.
+        // Scales of a quantized KV cache are weights too, so the weights may be larger than
+        // without.
         let weights = (weights < before).then(|| format!("weights take {weights} in FP8 instead of {before} {plain}"));
         let kept = match model.cache() {
             CacheFormat::Fp8 => " in FP8",

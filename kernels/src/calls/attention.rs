@@ -104,9 +104,9 @@ pub struct RotaryKvWrite<'a> {
     /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
     pub slots: Tensor<'a>,
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3 elements. The keys and values of a head are divided
-    /// by their scales and rounded once, to the nearest. Magnitudes above 448 after the division
-    /// are clamped to 448, and NaN stays NaN.
+    /// `[2, kv_heads]` f32 for a layer of quantized elements. The keys and values of a head are
+    /// divided by their scales and rounded once, to the nearest. Magnitudes above 448 after the
+    /// division are clamped to 448, and NaN stays NaN.
     pub scales: Option<Tensor<'a>>,
 }
 
@@ -146,8 +146,8 @@ pub struct AttentionPaged<'a> {
     /// has one row, the tokens before that row may be read before the preceding operation has
     /// ended, because they were written before this step.
     pub layer: &'a KvLayer,
-    /// `[2, kv_heads]` f32 for a layer of E4M3 elements: the scales of each head's keys, then the
-    /// scales of each head's values.
+    /// `[2, kv_heads]` f32 for a layer of quantized elements: the scales of each head's keys, then
+    /// the scales of each head's values.
     pub scales: Option<Tensor<'a>>,
     pub sequences: &'a PagedSequences<'a>,
     /// Scratch declared with [`Target::paged_scratch`](crate::Target::paged_scratch).

@@ -5,7 +5,7 @@ use crate::{Activations, Rounded, Tensor, Weight};
 /// Computes `out = x @ weight^T + bias`, or adds the result to `out` if `accumulate` is set. Sums
 /// are computed in `f32`.
 ///
-/// With an FP8 weight and quantized activations, products of E4M3 numbers are summed in
+/// With a quantized weight and quantized activations, products of quantized numbers are summed in
 /// f32 within each group of columns that has a scale, and each sum is multiplied by the
 /// scales of both operands.
 #[non_exhaustive]
@@ -112,7 +112,7 @@ pub struct LayerNorm<'a> {
 pub struct Quantize<'a> {
     /// `[rows, columns]` activations. A gap between rows is allowed.
     pub x: Tensor<'a>,
-    /// `[rows, columns]` E4M3 and its scales.
+    /// Quantized rows `[rows, columns]` and their scales.
     pub out: Rounded<'a>,
 }
 

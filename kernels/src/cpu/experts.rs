@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, exp, multiply},
-    fp8::{RoundedRows, WeightRows},
     memory::{Output, Rows, Scratch, indices, widen},
     quantize::round_rows,
+    quantized::{RoundedRows, WeightRows},
     threads::Threads,
 };
 use crate::{
@@ -181,7 +181,8 @@ impl Panels<'_> {
                 }
                 let width = self.parts * columns.len();
                 if let Operand::Rounded(x) = &self.x {
-                    let of_weight = WeightRows::of(self.weight);
+                    let of_weight =
+                        WeightRows::of(self.weight).expect("activations are rounded for a quantized weight");
                     for (at, products) in products.chunks_exact_mut(width).take(count).enumerate() {
                         let (wide, scales) =
                             (&side_by_side[at * in_features..][..in_features], x.scales(row(place + at)));
@@ -211,9 +212,9 @@ impl Panels<'_> {
 
     #[inline(always)]
     fn widen(&self, row: usize, out: &mut [f32]) {
-        match self.weight.dtype() {
-            DType::F8E4M3 => WeightRows::of(self.weight).widen(row, out),
-            _ => widen(&self.weight.data, row, out),
+        match WeightRows::of(self.weight) {
+            Some(weight) => weight.widen(row, out),
+            None => widen(&self.weight.data, row, out),
         }
     }
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, dot, multiply},
-    fp8,
     memory::{Output, Rows, Scratch, start_of, widen, widened},
+    quantized,
     threads::Threads,
 };
 use crate::{
@@ -19,8 +19,8 @@ use crate::{
 const SMALL_M_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
-    if call.weight.dtype() == DType::F8E4M3 {
-        return fp8::linear(threads, call);
+    if call.weight.scales.is_some() {
+        return quantized::linear(threads, call);
     }
     let (features, in_features) = (call.weight.rows(), call.weight.columns());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));

@@ -201,9 +201,7 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
                 *out = f32::from_bits(u32::from(half.to_bits()) << 16);
             }
         }
-        DType::U32 | DType::U8 | DType::F8E4M3 => {
-            unreachable!("the front of each operation checks for floating-point weights")
-        }
+        _ => unreachable!("the front of each operation checks for floating-point weights"),
     }
 }
 
@@ -219,9 +217,7 @@ pub(super) fn add_widened(tensor: &Tensor<'_>, row: usize, weight: f32, out: &mu
         DType::BF16 => {
             out.iter_mut().zip(Rows::<bf16>::of(tensor).row(row).iter().map(|half| half.to_f32())).for_each(add)
         }
-        DType::U32 | DType::U8 | DType::F8E4M3 => {
-            unreachable!("the front of each operation checks for floating-point weights")
-        }
+        _ => unreachable!("the front of each operation checks for floating-point weights"),
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     memory::{Output, Rows},
     threads::Threads,
 };
-use crate::{Activations, E4m3, FP8_BLOCK, Quantization, Rounded, calls::Quantize, e4m3_scale, largest_magnitude};
+use crate::{Activations, E4m3, Quantization, Rounded, SCALE_BLOCK, calls::Quantize, e4m3_scale, largest_magnitude};
 
 pub(super) fn quantize(threads: &Threads, call: Quantize<'_>) {
     let x = Rows::<f32>::of(&call.x);
@@ -71,7 +71,7 @@ impl<'a> RoundedOutput<'a> {
     /// No other thread writes this row.
     #[inline(always)]
     unsafe fn write(&self, row: usize, numbers: impl Fn(usize, &mut [f32])) {
-        let mut room = [0.0; FP8_BLOCK];
+        let mut room = [0.0; SCALE_BLOCK];
         // SAFETY: the caller guarantees that no other thread writes this row.
         let (data, scales) = unsafe {
             let scales = self.quantization.row_scales(self.columns);
@@ -82,8 +82,8 @@ impl<'a> RoundedOutput<'a> {
             Quantization::Fixed(scale) => Some(scale),
             Quantization::Rows => {
                 let mut largest = 0.0f32;
-                for first in (0..self.columns).step_by(FP8_BLOCK) {
-                    let part = &mut room[..FP8_BLOCK.min(self.columns - first)];
+                for first in (0..self.columns).step_by(SCALE_BLOCK) {
+                    let part = &mut room[..SCALE_BLOCK.min(self.columns - first)];
                     numbers(first, part);
                     largest = largest.max(largest_magnitude(part));
                 }
@@ -91,9 +91,9 @@ impl<'a> RoundedOutput<'a> {
                 Some(scales[0])
             }
         };
-        for (group, data) in data.chunks_mut(FP8_BLOCK).enumerate() {
+        for (group, data) in data.chunks_mut(SCALE_BLOCK).enumerate() {
             let part = &mut room[..data.len()];
-            numbers(group * FP8_BLOCK, part);
+            numbers(group * SCALE_BLOCK, part);
             let scale = of_row.unwrap_or_else(|| {
                 scales[group] = e4m3_scale(largest_magnitude(part));
                 scales[group]

@@ -7,9 +7,9 @@ use super::{
         self, HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill,
     },
     decode_launch::DecodeLaunch,
-    e4m3_cache::{e4m3_cache, scales_address},
     functions::Function,
     lane::Cuda,
+    quantized_cache::{quantized_cache, scales_address},
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
@@ -17,10 +17,10 @@ use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
 /// Returns the extent of the Hopper kernel for attention over the KV cache. The kernel is
 /// persistent: it has at most as many thread blocks as the device runs at once, and each thread
 /// block processes one job after another.
-fn paged_extent(is_e4m3: bool, jobs: usize, sms: usize) -> Extent {
+fn paged_extent(is_quantized: bool, jobs: usize, sms: usize) -> Extent {
     use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
     let (threads, shared) =
-        if is_e4m3 { (PAGED_E4M3_THREADS, PAGED_E4M3_SHARED_BYTES) } else { (PAGED_THREADS, PAGED_SHARED_BYTES) };
+        if is_quantized { (PAGED_E4M3_THREADS, PAGED_E4M3_SHARED_BYTES) } else { (PAGED_THREADS, PAGED_SHARED_BYTES) };
     Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
@@ -101,8 +101,8 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
         call.out.address(),
     ];
     let extent = Extent { grid: [launch.workers, 1, 1], block: [32 * launch.warps, 1], shared: launch.warps * ring };
-    let kernels = match e4m3_cache(cuda, "attention_paged", call.layer)? {
-        Some(e4m3) => &e4m3.attention_decode,
+    let kernels = match quantized_cache(cuda, "attention_paged", call.layer)? {
+        Some(quantized) => &quantized.attention_decode,
         None => &cuda.entry_points().attention_decode,
     };
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
@@ -126,19 +126,19 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
     let splits = (sms / jobs).min(keys / attention_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
-    let e4m3 = e4m3_cache(cuda, "attention_paged", call.layer)?;
+    let quantized = quantized_cache(cuda, "attention_paged", call.layer)?;
     let (arguments, kernel, extent) = if let Some(hopper) = hopper {
         let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];
-        let (whole_kernel, split_kernel) = match e4m3 {
-            Some(e4m3) => (e4m3.attention_paged_hopper, e4m3.attention_paged_hopper_split),
+        let (whole_kernel, split_kernel) = match quantized {
+            Some(quantized) => (quantized.attention_paged_hopper, quantized.attention_paged_hopper_split),
             None => (hopper.attention_paged, hopper.attention_paged_split),
         };
         let (kernel, jobs) = if split.is_some() { (split_kernel, jobs * splits) } else { (whole_kernel, jobs) };
-        (arguments, kernel, paged_extent(e4m3.is_some(), jobs, sms))
+        (arguments, kernel, paged_extent(quantized.is_some(), jobs, sms))
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
         let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
-        let kernels = e4m3.map_or(&cuda.entry_points().attention_paged, |e4m3| &e4m3.attention_paged);
+        let kernels = quantized.map_or(&cuda.entry_points().attention_paged, |quantized| &quantized.attention_paged);
         (arguments, kernels[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
     let mut arguments = arguments
@@ -207,7 +207,7 @@ fn combine(
 fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
-    let layout = if shape.dtype == DType::F8E4M3 {
+    let layout = if shape.dtype.needs_scales() {
         // Dimensions: columns of a head, tokens, pieces.
         Layout {
             dimensions: &[128, BLOCK_TOKENS as u64, pieces],

@@ -33,7 +33,7 @@ pub(super) fn fill_random(cuda: &Cuda, call: calls::FillRandom<'_>) -> Result<()
     let kernels = cuda.entry_points();
     let kernel = match call.out.dtype() {
         DType::F32 => kernels.fill_random_f32,
-        DType::F8E4M3 => kernels.fill_random_e4m3,
+        dtype if dtype.needs_scales() => kernels.fill_random_quantized,
         _ => kernels.fill_random,
     };
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked that the

@@ -10,13 +10,13 @@ use super::{
     },
     elementwise,
     functions::Function,
-    gemm::{self, GemmBackend, Operands, QuantScheme},
+    gemm::{self, GemmBackend, Operands},
     lane::Cuda,
     quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{
-    DType, FP8_BLOCK, KernelError, Tensor,
+    DType, KernelError, Tensor,
     calls::{self, Routing},
 };
 
@@ -252,7 +252,7 @@ impl ExpertGemm<'_> {
             let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
             return unsafe { cuda.launch(kernel, extent, operands) };
         }
-        if !self.of.scheme.is_unquantized() {
+        if self.of.scheme.is_some() {
             return Err(KernelError::NoKernel { op: self.op });
         }
         let (kernel, tile) = if self.is_gated {
@@ -273,20 +273,14 @@ impl ExpertGemm<'_> {
 
     fn hopper<'c>(&self, cuda: &'c Cuda) -> Option<&'c Experts<Function>> {
         let hopper = cuda.entry_points().hopper.as_ref()?;
-        Some(match self.of.scheme {
-            QuantScheme::Unquantized => &hopper.experts,
-            QuantScheme::E4m3Blocks { .. } => &hopper.experts_e4m3_blocks,
-            QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &hopper.experts_e4m3_rows,
-        })
+        Some(self.of.scheme.map_or(&hopper.experts, |scheme| hopper.experts_quantized.of(scheme)))
     }
 
-    /// Returns the last arguments of Hopper's kernels: the scales of E4M3 operands.
+    /// Returns the last arguments of Hopper's kernels: the scales of quantized operands.
     fn scales(&self) -> Arguments {
-        let (groups, height) = match self.of.scheme {
-            QuantScheme::Unquantized => return arguments![],
-            QuantScheme::E4m3Blocks { height } => (self.of.weight.columns().div_ceil(FP8_BLOCK), height),
-            QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => (1, 1),
-        };
+        let Some(scheme) = self.of.scheme else { return arguments![] };
+        let groups = scheme.weights.scales_of_row(self.of.weight.columns());
+        let height = scheme.weights.block_rows().unwrap_or(1);
         arguments![self.of.weight_scales, self.of.x_scales, self.of.x_scale, count(groups), count(height)]
     }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | lanes and their operations | `lane`, `backend`, `graph` |
 //! | launches of operations | `attention`, `elementwise`, `experts`, `gemm`, `quantize`, `rotary`, `sample` |
-//! | launch parameters | `arguments`, `decode_launch`, `e4m3_cache`, `sample_scratch`, `tensor_map` |
+//! | launch parameters | `arguments`, `decode_launch`, `quantized_cache`, `sample_scratch`, `tensor_map` |
 //! | device code and its contract with the host | `contract`, `functions`, `kernels`, `module_images` |
 //! | copies between host and device | `copy_blocks`, `download_staging`, `pipelined_fill`, `upload_staging` |
 //! | links between ranks | `link`, `copy_link`, `nccl`, `rank_link`; `collectives` launches on them |
@@ -20,7 +20,6 @@ mod copy_blocks;
 mod copy_link;
 mod decode_launch;
 mod download_staging;
-mod e4m3_cache;
 mod elementwise;
 mod error;
 mod experts;
@@ -34,6 +33,7 @@ mod module_images;
 mod nccl;
 mod pipelined_fill;
 mod quantize;
+mod quantized_cache;
 mod rank_link;
 mod rotary;
 mod sample;

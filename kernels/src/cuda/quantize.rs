@@ -1,5 +1,5 @@
-//! Launches of the kernels that round activations to E4M3: unchanged rows, norms
-//! and gates (`kernels/cuda/quantize.cu`, `quantize_large_m.cu`).
+//! Launches of the kernels that quantize activations: unchanged rows, norms and gates
+//! (`kernels/cuda/quantize.cu`, `quantize_large_m.cu`).
 
 use bursar_budgets::Address;
 
@@ -7,7 +7,7 @@ use super::{
     arguments::{Arguments, Extent, arguments, count},
     contract::{
         HopperEntryPoints,
-        fp8::{
+        quantize::{
             BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, LONG_HELD, LONG_THREADS_MAX, LONGER_THREADS_MAX, THREADS_MAX,
             VECTOR,
         },

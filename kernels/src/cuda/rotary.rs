@@ -3,8 +3,8 @@
 use super::{
     arguments::{Argument, Extent, arguments, count},
     contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
-    e4m3_cache::{e4m3_cache, scales_address},
     lane::Cuda,
+    quantized_cache::{quantized_cache, scales_address},
 };
 use crate::{
     KernelError,
@@ -75,8 +75,8 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
         scales_address(&call.scales),
         count(call.layer.blocks),
     ];
-    let (plain, normed) = match e4m3_cache(cuda, "rotary_kv_write", call.layer)? {
-        Some(e4m3) => (e4m3.rotary_kv_write, e4m3.rotary_kv_write_normed),
+    let (plain, normed) = match quantized_cache(cuda, "rotary_kv_write", call.layer)? {
+        Some(quantized) => (quantized.rotary_kv_write, quantized.rotary_kv_write_normed),
         None => (cuda.entry_points().rotary_kv_write, cuda.entry_points().rotary_kv_write_normed),
     };
     let (entry_point, arguments) = match call.norms {

@@ -4,10 +4,10 @@ use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::{
-    contract::{self, HeadDim, attention_hopper},
+    contract::{self, HeadDim, attention_hopper, quantize},
     decode_launch::DecodeLaunch,
 };
-use crate::{DType, KvShape};
+use crate::{DType, KvShape, QuantizationScheme};
 
 /// cuBLASLt's workspace for a GEMM. GEMMs of few rows split their sums over the inner dimension and
 /// need the workspace; NVIDIA recommends 32 MiB from Hopper on.
@@ -67,26 +67,24 @@ impl CudaTarget {
         DType::F32.bytes(decoding.max(split))
     }
 
-    /// Returns `true` if FP8 weights of this shape can be used. Every supported generation has E4M3
-    /// kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
+    /// Returns `true` if weights of this scheme and shape can be used. Every supported generation
+    /// has kernels. Hopper's TMA copies require rows that are a multiple of 16 bytes and write 8
     /// columns at a time. Kernels of other generations read 16 bytes at once and otherwise have the
     /// same requirements as Hopper's kernels.
-    pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
-        let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
-        self.capability >= (7, 5) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
+    pub(crate) fn has_quantized(&self, scheme: QuantizationScheme, [rows, columns]: [usize; 2]) -> bool {
+        let has_tall_blocks = scheme.weights.block_rows().is_none_or(|height| height >= quantize::BLOCK_ROWS_MIN);
+        self.capability >= (7, 5) && columns.is_multiple_of(16) && rows.is_multiple_of(8) && has_tall_blocks
     }
 
-    /// Returns `true` if FP8 experts of this shape can be used. Only Hopper has kernels for experts
-    /// in E4M3. Rows of their output must be a multiple of 16 bytes. A gate halves the row, so
-    /// `out_features` must be a multiple of 16.
-    pub(crate) fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
-        self.capability == (9, 0)
-            && self.has_fp8([out_features, in_features], block_rows)
-            && out_features.is_multiple_of(16)
+    /// Returns `true` if experts of this scheme and shape can be used. Only Hopper has kernels for
+    /// quantized experts. Rows of their output must be a multiple of 16 bytes. A gate halves the
+    /// row, so the rows of the weight must be a multiple of 16.
+    pub(crate) fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
+        self.capability == (9, 0) && self.has_quantized(scheme, shape) && shape[0].is_multiple_of(16)
     }
 
-    /// Returns `true` if the KV cache may be E4M3. Only Hopper has kernels for E4M3 caches.
-    pub(crate) fn has_fp8_cache(&self) -> bool {
+    /// Returns `true` if the KV cache may be quantized. Only Hopper has kernels for such caches.
+    pub(crate) fn has_quantized_cache(&self) -> bool {
         self.capability == (9, 0)
     }
 

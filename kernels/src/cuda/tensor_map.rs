@@ -67,8 +67,8 @@ impl TensorMap {
         let rank = layout.dimensions.len();
         assert!(layout.strides.len() + 1 == rank && layout.cube.len() == rank, "a number for each dimension");
         let element = match dtype {
-            DType::F8E4M3 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            dtype if dtype.needs_scales() => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
         let pattern = match layout.swizzle {

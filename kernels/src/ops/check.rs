@@ -143,19 +143,19 @@ pub(super) fn index_list(op: &'static str, what: &'static str, found: &Tensor<'_
     shape(op, what, found, [found.rows()])
 }
 
-/// Checks that a layer of the cache has the activation type, or E4M3 with a scale for the keys and
-/// a scale for the values of each head.
+/// Checks that a layer of the cache has the activation type, or is quantized with a scale for the
+/// keys and a scale for the values of each head.
 pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType) -> Result<(), KernelError> {
     let found = cache.layer.shape;
     match (found.dtype, cache.scales) {
-        (DType::F8E4M3, Some(scales)) => {
+        (dtype, Some(scales)) if dtype.needs_scales() => {
             f32(op, "scales", scales)?;
             shape(op, "scales", scales, [2, found.kv_heads])?;
             holds(scales.is_contiguous(), op, "scales", scales, "contiguous rows")
         }
         (dtype, None) if dtype == activation => Ok(()),
         (dtype, _) => {
-            let expected = "the target's activations without scales, or E4M3 with scales";
+            let expected = "the target's activations without scales, or quantized elements with scales";
             Err(KernelError::Type { op, what: "layer", expected, found: dtype })
         }
     }

@@ -24,7 +24,7 @@
 //! the square root of `4 * (65536^2 - 1) / 12`.
 
 use crate::{
-    Backend, DType, KernelError, Tensor,
+    Backend, KernelError, Tensor,
     calls::{self, STEP},
 };
 
@@ -74,7 +74,7 @@ pub fn fill_random_part<B: Backend>(
 ) -> Result<(), KernelError> {
     const OP: &str = "fill_random";
     check::writable(OP, "out", out);
-    if out.dtype() != DType::F8E4M3 {
+    if !out.dtype().needs_scales() {
         check::weight(OP, "out", out, backend.target())?;
     }
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;

@@ -3,30 +3,33 @@
 
 use super::check;
 use crate::{
-    ActivationFormat, Activations, Backend, DType, FP8_BLOCK, KernelError, Scope, Target, Tensor, Weight, WeightScales,
+    ActivationFormat, Activations, Backend, KernelError, Quantization, SCALE_BLOCK, ScaledBy, Scope, Target, Tensor,
+    Weight, WeightScales,
 };
 
-/// Checks that `weight` has the type in which the target stores weights, or is E4M3 with scales
-/// that fit its shape.
+/// Checks that `weight` has the type in which the target stores weights, or is quantized with
+/// scales that fit its shape.
 pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Target) -> Result<(), KernelError> {
     let data = &weight.data;
     check::holds(data.is_contiguous() && data.columns() > 0, op, "weight", data, "contiguous rows")?;
     let (rows, columns) = (data.rows(), data.columns());
-    match &weight.scales {
-        WeightScales::Unquantized => return check::weight(op, "weight", data, target),
-        WeightScales::Blocks { scales, height } => {
-            let is_even = (1..=FP8_BLOCK).contains(height) && FP8_BLOCK.is_multiple_of(*height);
-            check::holds(is_even, op, "scales", scales, "blocks of a height that divides 128")?;
-            check::shape(op, "scales", scales, [rows.div_ceil(*height), columns.div_ceil(FP8_BLOCK)])?;
-        }
-        WeightScales::Rows { scales, .. } => check::shape(op, "scales", scales, [rows])?,
-    }
-    let scales = weight.scales.tensor().expect("a plain weight has returned");
-    check::f32(op, "scales", scales)?;
-    check::holds(scales.is_contiguous(), op, "scales", scales, "contiguous rows")?;
+    let Some(WeightScales { factors, by, activations }) = &weight.scales else {
+        return check::weight(op, "weight", data, target);
+    };
+    let is_rounded_alike = if let ScaledBy::Block { rows: height, columns: width } = *by {
+        let is_even = width == SCALE_BLOCK && width.is_multiple_of(height);
+        check::holds(is_even, op, "scales", factors, "blocks of a height that divides 128")?;
+        *activations == Some(Quantization::Groups)
+    } else {
+        matches!(activations, Some(Quantization::Rows | Quantization::Fixed(_)))
+    };
+    check::holds(is_rounded_alike, op, "scales", factors, "groups of activations for blocks, and rows for rows")?;
+    check::shape(op, "scales", factors, by.shape([rows, columns]))?;
+    check::f32(op, "scales", factors)?;
+    check::holds(factors.is_contiguous(), op, "scales", factors, "contiguous rows")?;
     match data.dtype() {
-        DType::F8E4M3 => Ok(()),
-        found => Err(KernelError::Type { op, what: "weight", expected: "f8e4m3, as it has scales", found }),
+        dtype if dtype.needs_scales() => Ok(()),
+        found => Err(KernelError::Type { op, what: "weight", expected: "quantized elements, as it has scales", found }),
     }
 }
 

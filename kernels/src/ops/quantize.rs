@@ -1,6 +1,6 @@
-//! Quantization of activations to E4M3, for activations that were not quantized by the operation
+//! Quantization of activations, for activations that were not quantized by the operation
 //! that computed them: the output of attention, and unquantized activations that are multiplied
-//! by an FP8 weight.
+//! by a quantized weight.
 
 use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Scope, Tensor, Work, calls};
 

@@ -119,13 +119,16 @@ impl Fp8 {
 
     /// Whether the target has kernels for this case.
     pub fn is_served(&self, target: &Target) -> bool {
-        let block_rows = if let Scaled::Blocks(height) = self.scaled { Some(height) } else { None };
+        let scheme = match self.scaled {
+            Scaled::Blocks(height) => QuantizationScheme::BLOCK.in_memory(height),
+            _ => QuantizationScheme::ROW,
+        };
         match self.product {
             Product::GatedExperts { .. } | Product::AddExperts { .. } => {
-                target.has_fp8_experts([self.out_features, self.in_features], block_rows)
+                target.has_quantized_experts(scheme, [self.out_features, self.in_features])
             }
-            Product::Quantize => target.has_fp8([8, self.in_features], None),
-            _ => target.has_fp8([self.out_features, self.in_features], block_rows),
+            Product::Quantize => target.has_quantized(QuantizationScheme::ROW, [8, self.in_features]),
+            _ => target.has_quantized(scheme, [self.out_features, self.in_features]),
         }
     }
 
@@ -173,14 +176,12 @@ impl Fp8 {
         let scales = match self.scaled {
             Scaled::Blocks(height) => {
                 let shape = [rows.div_ceil(height), self.in_features.div_ceil(128)];
-                WeightScales::Blocks { scales: scope.upload(shape, &scales)?, height }
+                WeightScales::blocks(scope.upload(shape, &scales)?, height)
             }
-            Scaled::Rows => WeightScales::Rows { scales: scope.upload([rows], &scales)?, activations: None },
-            Scaled::Fixed(scale) => {
-                WeightScales::Rows { scales: scope.upload([rows], &scales)?, activations: Some(scale) }
-            }
+            Scaled::Rows => WeightScales::rows(scope.upload([rows], &scales)?, None),
+            Scaled::Fixed(scale) => WeightScales::rows(scope.upload([rows], &scales)?, Some(scale)),
         };
-        Ok(Weight { data, scales })
+        Ok(Weight { data, scales: Some(scales) })
     }
 
     fn logits(&self, random: &mut Random) -> Vec<f32> {
@@ -226,13 +227,11 @@ impl Fp8 {
                 let mut place = sum.column_range_mut(before..before + self.out_features);
                 match &weight.scales {
                     // The experts of two ranks, one rank after the other.
-                    WeightScales::Rows { scales, activations } => {
+                    Some(WeightScales { factors, by: by @ ScaledBy::Row, activations }) => {
                         for held in shares(experts) {
                             let rows = held.times(self.out_features).range();
-                            let scales = WeightScales::Rows {
-                                scales: scales.row_range(rows.clone()),
-                                activations: *activations,
-                            };
+                            let factors = factors.row_range(rows.clone());
+                            let scales = Some(WeightScales { factors, by: *by, activations: *activations });
                             let weight = Weight { data: weight.data.row_range(rows), scales };
                             let routing = scope.route(&logits, top, true, &loads)?.held(held);
                             scope.add_experts(&x, &weight, &routing, &mut place)?;

@@ -83,10 +83,7 @@ fn ones<'s, B: Backend>(scope: &'s Scope<'_, B>, rows: usize, columns: usize) ->
     let (down, across) = (rows.div_ceil(128), columns.div_ceil(128));
     Ok(Weight {
         data: scope.upload([rows, columns], &vec![E4m3::from_f32(1.0); rows * columns])?,
-        scales: WeightScales::Blocks {
-            scales: scope.upload([down, across], &vec![1.0f32; down * across])?,
-            height: 128,
-        },
+        scales: Some(WeightScales::blocks(scope.upload([down, across], &vec![1.0f32; down * across])?, 128)),
     })
 }
 
@@ -132,21 +129,26 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
     let found = [
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
-            let scales = WeightScales::Blocks { scales: scope.empty_f32([1, 2])?, height: 128 };
+            let scales = Some(WeightScales::blocks(scope.empty_f32([1, 2])?, 128));
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
-            let scales = WeightScales::Blocks { scales: scope.empty_f32([2, 2])?, height: 100 };
+            let scales = Some(WeightScales::blocks(scope.empty_f32([2, 2])?, 100));
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
-            let scales = WeightScales::Rows { scales: scope.empty_f32([129])?, activations: None };
+            let scales = Some(WeightScales::rows(scope.empty_f32([129])?, None));
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
         text(|scope| {
-            let scales = WeightScales::Rows { scales: scope.empty_f32([7])?, activations: None };
+            let Weight { data, .. } = ones(scope, 130, 130)?;
+            let scales = WeightScales { activations: None, ..WeightScales::rows(scope.empty_f32([130])?, None) };
+            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales: Some(scales) }, None).map(drop)
+        }),
+        text(|scope| {
+            let scales = Some(WeightScales::rows(scope.empty_f32([7])?, None));
             let data = scope.empty([7, 130])?;
             scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
         }),
@@ -160,7 +162,8 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
         "linear: scales is [1, 2]; expected [2, 2]\n\
          linear: scales is [2, 2]; expected blocks of a height that divides 128\n\
          linear: scales is [129]; expected [130]\n\
-         linear: weight holds f32; expected f8e4m3, as it has scales\n\
+         linear: scales is [130]; expected groups of activations for blocks, and rows for rows\n\
+         linear: weight holds f32; expected quantized elements, as it has scales\n\
          linear: weight holds f8e4m3; expected floating-point numbers"
     );
 }

@@ -128,8 +128,8 @@ fn a_cache_whose_scales_do_not_fit_it_is_refused_in_words() {
     ];
     let layer = |found| {
         format!(
-            "attention_paged: layer holds {found}; expected the target's activations without scales, or E4M3 with \
-             scales"
+            "attention_paged: layer holds {found}; expected the target's activations without scales, or quantized \
+             elements with scales"
         )
     };
     let expected =

@@ -264,7 +264,7 @@ fn weight<'s>(
     }
     let codes: Vec<E4m3> = numbers.iter().map(|number| E4m3::from_f32(*number)).collect();
     let scales = scope.upload([shape[0]], &vec![0.5f32; shape[0]])?;
-    Ok(Weight { data: scope.upload(shape, &codes)?, scales: WeightScales::Rows { scales, activations: None } })
+    Ok(Weight { data: scope.upload(shape, &codes)?, scales: Some(WeightScales::rows(scales, None)) })
 }
 
 #[test]

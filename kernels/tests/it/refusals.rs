@@ -259,7 +259,7 @@ linear: sum is [4, 7]; expected [3, 7]
 rotary: frequencies is [4]; expected as many pairs as have an axis
 rotary: frequencies holds u32; expected f32
 rotary_kv_write: qkv is [3, 39]; expected [3, 40]
-rotary_kv_write: layer holds bf16; expected the target's activations without scales, or E4M3 with scales
+rotary_kv_write: layer holds bf16; expected the target's activations without scales, or quantized elements with scales
 attention_paged: block_tables is [3, 2]; expected one row per sequence
 attention_packed: qkv is [5, 32]; expected queries, keys and values with equally many whole heads
 silu_mul: gate_up is [5, 3]; expected an even number of columns

@@ -15,8 +15,9 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         let target = kernels.target();
-        for case in
-            NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None))
+        for case in NORMED_SUMS
+            .into_iter()
+            .filter(|case| case.2.quantization.is_none() || target.has_quantized(QuantizationScheme::ROW, [8, 128]))
         {
             let of = |by_one| {
                 gpu.compute(kernels, Bytes::mib(64), GemmBackend::Ours, |scope| normed_sum(scope, case, by_one))
@@ -47,7 +48,9 @@ fn rounded_rows(
 #[test]
 fn many_rows_are_rounded_to_the_bits_of_few() {
     let Some((_turn, gpu)) = gpu() else { return };
-    for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([8, 128], None)) {
+    for kernels in
+        gpu.kernels.iter().filter(|kernels| kernels.target().has_quantized(QuantizationScheme::ROW, [8, 128]))
+    {
         let CudaTarget { activation, sms, .. } = target_of(kernels);
         // Rows of one or two vectors per thread, and long rows, with two blocks or one block per
         // multiprocessor.

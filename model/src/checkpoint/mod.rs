@@ -28,10 +28,7 @@ pub use gguf::{GgufArchitecture, GgufFile};
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::CheckpointOrigin;
-pub use quantization::{
-    QuantizationError, QuantizationMethod, QuantizationScheme, RoundedBy, ScaledBy, StoredQuantization, WeightFormats,
-    WeightQuantization,
-};
+pub use quantization::{QuantizationError, QuantizationMethod, StoredQuantization, WeightFormats, WeightQuantization};
 pub use random_tensor::RandomTensor;
 pub use stored::{BlockType, Stored, TensorType};
 pub use tensor_index::TensorIndex;

@@ -22,7 +22,7 @@ impl CacheFormat {
     /// The name of this format for an error, if `target` has no kernels for the format; `None` if
     /// `target` has kernels.
     pub(crate) fn unserved(self, target: &Target) -> Option<&'static str> {
-        (self.is_quantized() && !target.has_fp8_cache()).then_some("FP8 keys and values")
+        (self.is_quantized() && !target.has_quantized_cache()).then_some("FP8 keys and values")
     }
 
     /// The element type on `target`.

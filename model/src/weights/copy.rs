@@ -1,11 +1,11 @@
 //! Copies into a weight segment: the source, the destination and the conversion of each copy.
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::DType;
+use bursar_kernels::{DType, ScaledBy};
 
 use super::RoutingSkew;
 use super::cut::Cut;
-use crate::checkpoint::{RandomTensor, ScaledBy};
+use crate::checkpoint::RandomTensor;
 
 /// A copy to one address of the segment.
 #[derive(Clone, Debug)]

@@ -46,7 +46,7 @@ pub enum WeightError {
         what: &'static str,
         target: &'static str,
     },
-    /// A tensor's type contradicts the checkpoint's configuration of FP8.
+    /// A tensor's type contradicts the checkpoint's `quantization_config`.
     #[error("tensor {name} holds {found}, but {expected}")]
     Format {
         name: String,
@@ -55,7 +55,7 @@ pub enum WeightError {
         /// The type in the file.
         found: DType,
     },
-    /// A tensor is FP8, but this tensor is supported only without quantization,
+    /// A tensor is quantized, but this tensor is supported only without quantization,
     /// regardless of the configuration.
     #[error("tensor {name} holds {found}, but embeddings, lm_head, norms and routers must not be quantized")]
     AlwaysPlain {
@@ -63,15 +63,15 @@ pub enum WeightError {
         /// The type in the file.
         found: DType,
     },
-    /// A projection is FP8, but another projection that is computed together with it is not.
+    /// A projection is quantized, but another projection that is computed together with it is not.
     #[error("the checkpoint's quantization_config has {name} in FP8 and {other} not, but they are computed as one")]
     PartlyQuantized {
-        /// A projection that is FP8.
+        /// A projection that is quantized.
         name: String,
-        /// A projection that is not FP8.
+        /// A projection that is not quantized.
         other: String,
     },
-    /// A scale of FP8 numbers has a value that is not valid.
+    /// A scale of quantized numbers has a value that is not valid.
     #[error("{name} holds the scale {value}; expected {expected}")]
     Scale {
         name: String,
@@ -79,7 +79,7 @@ pub enum WeightError {
         /// The requirement for a scale, in words.
         expected: &'static str,
     },
-    /// The number of scales does not match the FP8 numbers.
+    /// The number of scales does not match the quantized numbers.
     #[error("the scales {name} have shape {found:?}, but quantization_config asks for {expected:?}")]
     ScaleShape {
         name: String,
@@ -88,17 +88,17 @@ pub enum WeightError {
         /// The shape in the file.
         found: Vec<usize>,
     },
-    /// A layer is FP8 and its outputs are scaled, as in InternVL's vision tower.
+    /// A layer is quantized and its outputs are scaled, as in InternVL's vision tower.
     #[error(
         "{name} is FP8 and its outputs are multiplied by {scale}; this is supported only for weights that are not \
          quantized"
     )]
-    ScaledFp8 {
+    ScaledOutputs {
         name: String,
         /// The name of the tensor that its outputs are multiplied by.
         scale: String,
     },
-    /// The checkpoint has a scale for FP8 queries or FP8 attention probabilities.
+    /// The checkpoint has a scale for quantized queries or attention probabilities.
     #[error("{name} is a scale of FP8 queries or probabilities, but attention computes these in a wider type")]
     AttentionScale { name: String },
     /// Tensors that are fused have different element types.
@@ -159,7 +159,7 @@ impl Hint for WeightError {
                  release"
                     .to_owned()
             }
-            WeightError::ScaledFp8 { .. } | WeightError::AlwaysPlain { .. } => {
+            WeightError::ScaledOutputs { .. } | WeightError::AlwaysPlain { .. } => {
                 "load a release in which it is not quantized, or one in bf16 with quantization set to fp8".to_owned()
             }
             WeightError::ScaleShape { .. } => {

@@ -1,6 +1,6 @@
 //! Claims of the experts of a mixture.
 
-use bursar_kernels::{RankShard, Weight, WeightScales};
+use bursar_kernels::{RankShard, Weight};
 
 use super::{
     WeightCopy, WeightError, WeightMap, WeightSource, cut::Cut, map::WeightLayout, quantized_weight::Matrices,
@@ -92,13 +92,9 @@ impl WeightMap<'_> {
     /// kernels, unless the map is only for a plan.
     fn served_experts(&self, experts: usize, both: [Weight<'static>; 2]) -> Result<[Weight<'static>; 2], WeightError> {
         for weight in &both {
-            let block_rows = match &weight.scales {
-                WeightScales::Unquantized => continue,
-                WeightScales::Blocks { height, .. } => Some(*height),
-                WeightScales::Rows { .. } => None,
-            };
+            let Some(scheme) = weight.scheme() else { continue };
             let shape = [weight.rows() / experts, weight.columns()];
-            self.refuse_unserved(unserved_experts(&self.target, shape, block_rows))?;
+            self.refuse_unserved(unserved_experts(&self.target, scheme, shape))?;
         }
         Ok(both)
     }

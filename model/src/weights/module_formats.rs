@@ -1,11 +1,9 @@
 //! The quantization of each module: its scheme, and whether its scales are in the checkpoint.
 
-use bursar_kernels::DType;
+use bursar_kernels::{DType, QuantizationScheme};
 
 use super::WeightError;
-use crate::checkpoint::{
-    Checkpoint, QuantizationMethod, QuantizationScheme, StoredQuantization, WeightFormats, quantization::needs_scales,
-};
+use crate::checkpoint::{Checkpoint, QuantizationMethod, StoredQuantization, WeightFormats};
 
 /// The format in which a quantized weight is claimed.
 #[derive(Clone, Copy)]
@@ -79,8 +77,8 @@ impl<'c> ModuleFormats<'c> {
         if tensors.random(&weight, 0).is_some() {
             return self.is_tower_plain || stored.method == QuantizationMethod::ModelOpt;
         }
-        let is_wide =
-            tensors.contains(&weight) && self.checkpoint.tensor(&weight).is_ok_and(|it| !needs_scales(it.dtype.into()));
+        let is_wide = tensors.contains(&weight)
+            && self.checkpoint.tensor(&weight).is_ok_and(|it| !DType::from(it.dtype).needs_scales());
         is_wide && !tensors.contains(&format!("{module}.{}", stored.scale))
     }
 
@@ -90,7 +88,7 @@ impl<'c> ModuleFormats<'c> {
     /// # Errors
     /// [`WeightError::Format`] and [`WeightError::AlwaysPlain`].
     pub fn check(&self, name: &str, found: DType, is_stored: bool) -> Result<(), WeightError> {
-        if needs_scales(found) == is_stored {
+        if found.needs_scales() == is_stored {
             return Ok(());
         }
         let module = name.strip_suffix(".weight").unwrap_or(name);

@@ -58,7 +58,7 @@ impl WeightMap<'_> {
         self.names.fold(scale, out_features);
         let first = self.copies().len();
         if self.formats.of([name])?.is_some() {
-            return Err(WeightError::ScaledFp8 { name: name.to_owned(), scale: scale.to_owned() });
+            return Err(WeightError::ScaledOutputs { name: name.to_owned(), scale: scale.to_owned() });
         }
         let place = WeightLayout { kept: Some(self.target.activation()), ..WeightLayout::default() };
         let linear = self.padded_linear(&[(name, out_features.into())], in_features.into(), true, place)?;

@@ -1,14 +1,14 @@
 //! Quantized numbers of weights, in E4M3: quantization while weights are read, valid
 //! scales, and random weights.
 
-use bursar_kernels::{DType, E4m3, e4m3_scale, largest_magnitude, ops::fill_random::LARGEST_DEVIATIONS};
+use bursar_kernels::{DType, E4m3, ScaledBy, e4m3_scale, largest_magnitude, ops::fill_random::LARGEST_DEVIATIONS};
 use rayon::prelude::*;
 
 use super::{
     MadeScales, WeightError,
     rounding::{buffer_for, widen_all},
 };
-use crate::checkpoint::{ScaledBy, random_tensor::DEVIATION};
+use crate::checkpoint::random_tensor::DEVIATION;
 
 /// Number of elements that are quantized at a time, as far as the size of blocks allows.
 const AT_ONCE: usize = 1 << 22;
@@ -29,11 +29,11 @@ pub(super) fn quantized_parts<E>(
     let row = columns * found.size();
     let unit = match made.by {
         ScaledBy::Row => 1,
-        ScaledBy::Block | ScaledBy::Tensor => made.height,
+        ScaledBy::Block { .. } | ScaledBy::Tensor => made.height,
     };
     let units = match made.by {
         ScaledBy::Tensor => 1,
-        ScaledBy::Row | ScaledBy::Block => (AT_ONCE / columns / unit).max(1),
+        ScaledBy::Row | ScaledBy::Block { .. } => (AT_ONCE / columns / unit).max(1),
     };
     rows.chunks(units * unit * row).try_for_each(|rows| {
         let codes = buffer_for(buffer, rows.len() / found.size());
@@ -44,7 +44,7 @@ pub(super) fn quantized_parts<E>(
                 places.for_each(|(codes, row)| encode(row, found, scale, codes));
                 vec![scale; rows.len() / row]
             }
-            ScaledBy::Row | ScaledBy::Block => {
+            ScaledBy::Row | ScaledBy::Block { .. } => {
                 let width = made.by.group_columns(columns);
                 let mut scales = vec![0.0; rows.len().div_ceil(unit * row) * columns.div_ceil(width)];
                 let places = codes.par_chunks_mut(unit * columns).zip(rows.par_chunks(unit * row));
@@ -125,7 +125,7 @@ pub(super) fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), Wei
 /// Standard deviation of random elements of type `kept`. E4M3 numbers are drawn over the full range
 /// of the type, and [`RANDOM_SCALE`] brings the weights to the deviation of unquantized weights.
 pub(super) fn random_deviation(kept: DType) -> f32 {
-    if kept == DType::F8E4M3 { E4m3::MAX / LARGEST_DEVIATIONS } else { DEVIATION }
+    if kept.needs_scales() { E4m3::MAX / LARGEST_DEVIATIONS } else { DEVIATION }
 }
 
 /// The scale of random E4M3 weights.
@@ -134,7 +134,7 @@ pub(super) const RANDOM_SCALE: f32 = DEVIATION * LARGEST_DEVIATIONS / E4m3::MAX;
 #[cfg(test)]
 mod tests {
     use bursar_budgets::Address;
-    use bursar_kernels::FP8_BLOCK;
+    use bursar_kernels::QuantizationScheme;
 
     use super::*;
 
@@ -150,7 +150,9 @@ mod tests {
         })
         .expect("nothing fails");
         let scale = |at: usize| match by {
-            ScaledBy::Block => scales[at / columns / height * columns.div_ceil(FP8_BLOCK) + at % columns / FP8_BLOCK],
+            ScaledBy::Block { columns: width, .. } => {
+                scales[at / columns / height * columns.div_ceil(width) + at % columns / width]
+            }
             ScaledBy::Row | ScaledBy::Tensor => scales[at / columns],
         };
         (codes.iter().enumerate().map(|(at, code)| E4m3(*code).to_f32() * scale(at)).collect(), scales)
@@ -166,13 +168,13 @@ mod tests {
             ((at * 7919 % 4001) as f32 / 2000.0 - 1.0) * size * if column < 128 { 100.0 } else { 1.0 }
         };
         let numbers: Vec<f32> = (0..rows * columns).map(number).collect();
-        for (by, height, count) in [(ScaledBy::Row, 1, rows), (ScaledBy::Tensor, 150, rows), (ScaledBy::Block, 128, 60)]
-        {
+        let block = QuantizationScheme::BLOCK.weights;
+        for (by, height, count) in [(ScaledBy::Row, 1, rows), (ScaledBy::Tensor, 150, rows), (block, 128, 60)] {
             let (back, scales) = there_and_back(&numbers, columns, by, height);
             assert_eq!((back.len(), scales.len()), (numbers.len(), count), "{by:?}");
             for (at, (back, number)) in back.iter().zip(&numbers).enumerate() {
                 let scale = match by {
-                    ScaledBy::Block => scales[at / columns / 128 * 20 + at % columns / 128],
+                    ScaledBy::Block { .. } => scales[at / columns / 128 * 20 + at % columns / 128],
                     _ => scales[at / columns],
                 };
                 let allowed = (number.abs() / 16.0).max(scale / 1024.0) * 1.001;

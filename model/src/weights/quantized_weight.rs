@@ -2,7 +2,7 @@
 //! computed while the weights are read.
 
 use bursar_budgets::Address;
-use bursar_kernels::{DType, RankShard, Tensor, Weight, WeightScales};
+use bursar_kernels::{DType, Quantization, RankShard, ScaledBy, Tensor, Weight, WeightScales};
 
 use super::{
     MadeScales, SpreadScales, WeightCopy, WeightError, WeightMap, WeightSource,
@@ -12,10 +12,7 @@ use super::{
     quantized_numbers::{RANDOM_SCALE, ScaleOf, check_scale},
     scaling::numbers,
 };
-use crate::checkpoint::{
-    QuantizationScheme, RoundedBy, ScaledBy, TensorInfo,
-    quantization::{needs_scales, unserved_weight},
-};
+use crate::checkpoint::{TensorInfo, quantization::unserved_weight};
 
 /// The scale of activations for a checkpoint without weights, which has no scales either.
 const UNKNOWN_SCALE: f32 = 1.0;
@@ -53,7 +50,7 @@ impl WeightMap<'_> {
         let place =
             WeightLayout { kept: Some(scheme.elements), is_stored_quantized: quantized.stored.is_some(), ..place };
         let data = self.stacked(&parts, shape.into(), in_features, place)?;
-        let height = scheme.block_rows(modules.iter().map(|(_, rows)| rows.count + place.rows));
+        let height = scheme.fused_block_rows(modules.iter().map(|(_, rows)| rows.count + place.rows));
         let across = scheme.weights.scales_of_row(data.columns());
         self.segment.align();
         let start = self.segment.end();
@@ -91,7 +88,7 @@ impl WeightMap<'_> {
         let Some(quantized) = quantized else { return Ok(Weight::plain(data)) };
         let copy = self.copies().len() - 1;
         let (count, of_each) = (matrices.count.count, matrices.rows.count);
-        let height = quantized.scheme.block_rows((0..count).map(|_| of_each));
+        let height = quantized.scheme.fused_block_rows((0..count).map(|_| of_each));
         let across = quantized.scheme.weights.scales_of_row(data.columns());
         self.segment.align();
         let start = self.segment.end();
@@ -118,22 +115,13 @@ impl WeightMap<'_> {
         height: usize,
         input_scales: Vec<String>,
     ) -> Result<Weight<'static>, WeightError> {
-        let block_rows = (quantized.scheme.weights == ScaledBy::Block).then_some(height);
-        self.refuse_unserved(unserved_weight(&self.target, [data.rows(), data.columns()], block_rows))?;
-        let scales = match quantized.scheme.weights {
-            ScaledBy::Block => {
-                let shape = [data.rows().div_ceil(height), quantized.scheme.weights.scales_of_row(data.columns())];
-                WeightScales::Blocks { scales: self.segment.tensor(start, shape, DType::F32), height }
-            }
-            ScaledBy::Row | ScaledBy::Tensor => WeightScales::Rows {
-                scales: self.segment.tensor(start, [data.rows()], DType::F32),
-                activations: match quantized.scheme.activations {
-                    RoundedBy::Fixed => Some(self.input_scale(input_scales)?),
-                    RoundedBy::Group | RoundedBy::Row => None,
-                },
-            },
-        };
-        Ok(Weight { data, scales })
+        let (scheme, shape) = (quantized.scheme.in_memory(height), [data.rows(), data.columns()]);
+        self.refuse_unserved(unserved_weight(&self.target, scheme, shape))?;
+        let factors = self.segment.tensor(start, scheme.weights.shape(shape), DType::F32);
+        let is_fixed = scheme.activations == Some(Quantization::Fixed(()));
+        let input_scale = if is_fixed { self.input_scale(input_scales)? } else { UNKNOWN_SCALE };
+        let activations = scheme.activations.map(|rounded| rounded.map(|()| input_scale));
+        Ok(Weight { data, scales: Some(WeightScales { factors, by: scheme.weights, activations }) })
     }
 
     /// Claims scales `[rows, columns]` with values from `source`, of which `cut` is read.
@@ -160,19 +148,20 @@ impl WeightMap<'_> {
     ) -> Result<(), WeightError> {
         let found = self.checkpoint.tensor(name)?;
         let (down, across, times, rows) = match quantized.scheme.weights {
-            ScaledBy::Block => {
-                let block = (QuantizationScheme::BLOCK_SIDE, "blocks with one scale");
-                let (down, across) = (whole_units(name, of.rows, block)?, whole_units(name, of.columns, block)?);
-                (down, across, QuantizationScheme::BLOCK_SIDE / height, of.rows.count.div_ceil(height))
+            ScaledBy::Block { rows, columns } => {
+                let units = |of, extent| whole_units(name, of, (extent, "blocks with one scale"));
+                let (down, across) = (units(of.rows, rows)?, units(of.columns, columns)?);
+                (down, across, rows / height, of.rows.count.div_ceil(height))
             }
             ScaledBy::Row => (of.rows, 1.into(), 1, of.rows.count),
             ScaledBy::Tensor => (1.into(), 1.into(), of.rows.count, of.rows.count),
         };
-        let swapped = of.swapped && quantized.scheme.weights == ScaledBy::Block;
+        let swapped = of.swapped && quantized.scheme.weights.block_rows().is_some();
         let [one, other] = if swapped { [across, down] } else { [down, across] };
         check_shape(name, &found, of.count.whole, [one.whole, other.whole])?;
-        if needs_scales(found.dtype.into()) {
-            let (name, expected, found) = (name.to_owned(), "it holds scales", found.dtype.into());
+        let dtype = DType::from(found.dtype);
+        if dtype.needs_scales() {
+            let (name, expected, found) = (name.to_owned(), "it holds scales", dtype);
             return Err(WeightError::Format { name, expected, found });
         }
         let is_above_zero = quantized.scheme.weights == ScaledBy::Tensor;

@@ -233,7 +233,7 @@ fn what_is_always_plain_here_says_so() {
     // module should be FP8.
     let module = "vision_tower.encoder.layer.0.attention.projection_layer";
     let error = copy.add(FILE, &format!("{module}.weight_scale")).error();
-    assert!(matches!(&error, LoadError::Weights(WeightError::ScaledFp8 { name, .. }) if name == module), "{error}");
+    assert!(matches!(&error, LoadError::Weights(WeightError::ScaledOutputs { name, .. }) if name == module), "{error}");
 }
 
 #[test]
@@ -580,13 +580,11 @@ fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
     let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136.into()), false).expect("they are there");
     // 136 rows are padded to 192, so up begins at a multiple of 64.
     assert_eq!(gate_up.weight.data.shape(), [384, 256].into());
-    let WeightScales::Blocks { scales, height: 64 } = &gate_up.weight.scales else { panic!("blocks of 64 rows") };
-    assert_eq!(scales.shape(), [6, 2].into());
+    let WeightScales { factors: scales, by, .. } = gate_up.weight.scales.as_ref().expect("it is quantized");
+    assert_eq!((scales.shape(), by.block_rows()), ([6, 2].into(), Some(64)));
     assert_eq!(down.weight.data.shape(), [256, 192].into());
-    let WeightScales::Blocks { scales: of_down, height: 128 } = &down.weight.scales else {
-        panic!("blocks of 128 rows")
-    };
-    assert_eq!(of_down.shape(), [2, 2].into());
+    let WeightScales { factors: of_down, by, .. } = down.weight.scales.as_ref().expect("it is quantized");
+    assert_eq!((of_down.shape(), by.block_rows()), ([2, 2].into(), Some(128)));
     // The rows of the file's two blocks, 128 and 8 rows high, become three blocks of 64 rows.
     let copies: Vec<_> = map.copies().iter().filter(|copy| copy.kept == DType::F32).collect();
     let WeightSource::WeightScales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct MemoryRequirements {
     pub weights: Bytes,
-    /// Name of the scheme that rounded the weights to FP8. `None` if they are not quantized.
+    /// Name of the scheme that quantized the weights. `None` if they are not quantized.
     pub quantization: Option<&'static str>,
     /// Bytes of the temporaries of the largest step.
     pub step_workspace: Bytes,
@@ -257,7 +257,7 @@ impl MemoryRequirements {
     }
 
     fn blocks_in_words(&self, blocks: usize) -> String {
-        let format = if self.kv_shape.dtype == DType::F8E4M3 { ", FP8" } else { "" };
+        let format = if self.kv_shape.dtype.needs_scales() { ", FP8" } else { "" };
         let blocks = grouped(blocks as u64);
         format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers{format}", self.kv_shape.layers)
     }

@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::{Difference, ProfileKey, RecordedProfile};
 
 /// The version of the file format. Files of other versions are rejected.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// Number of profiles that a file keeps, latest first. Four are enough for the configurations
 /// between which a user alternates, such as chat and benchmark.

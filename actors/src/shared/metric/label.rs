@@ -224,7 +224,7 @@ given! {
     Architecture = "architecture";
     /// The element type that a model computes in.
     Dtype = "dtype";
-    /// The format in which a model's weights are rounded to FP8, by Bursar or in the checkpoint.
+    /// The format in which a model's weights are rounded, by Bursar or in the checkpoint.
     /// `none` if they are not rounded.
     Quantization = "quantization";
     /// The element type of the KV cache.

@@ -5,7 +5,7 @@ use super::numbers::attention_hopper::PAGED_HEAD_DIM;
 use super::sizes::{
     ByHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim, SmallMRows, TILED_ROWS,
 };
-use crate::DType;
+use crate::{DType, QuantizationScheme};
 
 /// A source file in `kernels/cuda`.
 #[derive(Clone, Copy)]
@@ -74,7 +74,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub embed: F,
     pub experts: F,
     pub fill_random: F,
-    pub fill_random_e4m3: F,
+    pub fill_random_quantized: F,
     pub fill_random_f32: F,
     pub gated_experts: F,
     pub gather_rows: F,
@@ -83,7 +83,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gelu_quick: F,
     pub layer_norm: F,
     /// `None` if Hopper's kernels replace these kernels.
-    pub gemm_tiled_e4m3: Option<TiledE4m3<F>>,
+    pub gemm_tiled: Option<Tiled<F>>,
     pub patchify: F,
     pub position_grid: F,
     pub quantize: F,
@@ -120,7 +120,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub all_reduce_two_shot: F,
     pub all_reduce_rms_norm: SumAndNorm<F>,
     pub all_reduce_rms_norm_rounded: SumAndNorm<F>,
-    /// Kernel for more than four ranks, without rounding to E4M3.
+    /// Kernel for more than four ranks, without quantization.
     pub all_reduce_rms_norm_shares_8: F,
     // The three `attention_paged` kernels are for heads of `PAGED_HEAD_DIM` elements.
     pub attention_paged: F,
@@ -129,27 +129,18 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_packed: ByPackedHeadDim<F>,
     pub best_of_ranks: F,
     pub part_from_ranks: F,
-    pub e4m3_cache: E4m3Cache<F>,
+    pub quantized_cache: QuantizedCache<F>,
     pub experts: Experts<F>,
-    /// Kernels for weights with a scale per block.
-    pub experts_e4m3_blocks: Experts<F>,
-    /// Kernels for weights with a scale per row.
-    pub experts_e4m3_rows: Experts<F>,
+    pub experts_quantized: ByScales<Experts<F>>,
     pub gemm_small_m_gated: BySmallMRows<F>,
     /// Indexed like [`GATED_WIDTHS`].
     pub gemm_medium_m: [F; GATED_WIDTHS.len()],
     pub gemm_small_m: BySmallMRows<F>,
-    /// Kernels for weights with a scale per block.
-    pub gemm_small_m_e4m3_blocks: BySmallMRows<F>,
-    /// Kernels for weights with a scale per row.
-    pub gemm_small_m_e4m3_rows: BySmallMRows<F>,
+    pub gemm_small_m_quantized: ByScales<BySmallMRows<F>>,
     pub gemm_large_m: F,
     pub gemm_large_m_add: F,
     pub gemm_large_m_gated: F,
-    /// Kernels for weights with a scale per block.
-    pub gemm_large_m_e4m3_blocks: LargeME4m3<F>,
-    /// Kernels for weights with a scale per row.
-    pub gemm_large_m_e4m3_rows: LargeME4m3<F>,
+    pub gemm_large_m_quantized: ByScales<LargeMQuantized<F>>,
     pub route_normed: F,
     pub silu_mul_rounded_small_m: F,
     /// Kernels with at most 640 and with at most 1024 threads per thread block.
@@ -163,6 +154,22 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub transpose_scales: F,
 }
 
+/// Kernels for quantized weights, with a scale per block or per row.
+pub(in crate::cuda) struct ByScales<K> {
+    blocks: K,
+    rows: K,
+}
+
+impl<K> ByScales<K> {
+    fn find<E>(mut find: impl FnMut(&str) -> Result<K, E>) -> Result<Self, E> {
+        Ok(ByScales { blocks: find("blocks")?, rows: find("rows")? })
+    }
+
+    pub(in crate::cuda) fn of(&self, scheme: QuantizationScheme) -> &K {
+        if scheme.weights.block_rows().is_some() { &self.blocks } else { &self.rows }
+    }
+}
+
 /// GEMMs with experts' weights.
 pub(in crate::cuda) struct Experts<F> {
     /// Indexed like [`PLACES`].
@@ -174,7 +181,7 @@ pub(in crate::cuda) struct Experts<F> {
 }
 
 /// Variants of the all-reduce that is fused with an RMS norm, whose output is unquantized
-/// or rounded to E4M3.
+/// or quantized.
 pub(in crate::cuda) struct SumAndNorm<F> {
     pub read: F,
     /// Kernels for pieces of two and of four rows.
@@ -185,9 +192,9 @@ pub(in crate::cuda) struct SumAndNorm<F> {
     pub shares_4: F,
 }
 
-/// Kernels that read and write keys and values in E4M3. Each kernel has the same parameters as the
-/// entry point of the same name for a cache in the activation type.
-pub(in crate::cuda) struct E4m3Cache<F> {
+/// Kernels that read and write quantized keys and values. Each kernel has the same parameters as
+/// the entry point of the same name for a cache in the activation type.
+pub(in crate::cuda) struct QuantizedCache<F> {
     pub attention_decode: ByHeadDim<F>,
     pub attention_paged: ByHeadDim<F>,
     // The two Hopper kernels are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
@@ -197,19 +204,19 @@ pub(in crate::cuda) struct E4m3Cache<F> {
     pub rotary_kv_write_normed: F,
 }
 
-/// GEMMs with E4M3 weights on GPU generations other than Hopper.
-pub(in crate::cuda) struct TiledE4m3<F> {
+/// GEMMs with quantized weights on GPU generations other than Hopper.
+pub(in crate::cuda) struct Tiled<F> {
     /// Indexed like [`TILED_ROWS`].
     pub small_m: [F; TILED_ROWS.len()],
     pub large_m: F,
 }
 
-/// GEMMs of many rows with E4M3 weights.
-pub(in crate::cuda) struct LargeME4m3<F> {
+/// GEMMs of many rows with quantized weights.
+pub(in crate::cuda) struct LargeMQuantized<F> {
     pub plain: F,
     pub add: F,
     pub gated: F,
-    /// The gated GEMM with its output rounded to E4M3.
+    /// The gated GEMM with its output quantized.
     pub gated_rounded: F,
 }
 
@@ -238,7 +245,7 @@ impl<F> EntryPoints<F> {
             embed: all.typed(waiting("embed"), "embed")?,
             experts: all.typed(EXPERTS, "experts")?,
             fill_random: all.typed(in_order("fill_random"), "fill_random")?,
-            fill_random_e4m3: all.named(in_order("fill_random"), "fill_random_e4m3")?,
+            fill_random_quantized: all.named(in_order("fill_random"), "fill_random_e4m3")?,
             fill_random_f32: all.named(in_order("fill_random"), "fill_random_f32")?,
             gated_experts: all.typed(EXPERTS, "gated_experts")?,
             gather_rows: all.named(waiting("gather_rows"), "gather_rows")?,
@@ -246,7 +253,7 @@ impl<F> EntryPoints<F> {
             gelu_tanh: all.typed(GELU, "gelu_tanh")?,
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
-            gemm_tiled_e4m3: if hopper { None } else { Some(TiledE4m3::find(&mut all)?) },
+            gemm_tiled: if hopper { None } else { Some(Tiled::find(&mut all)?) },
             patchify: all.typed(in_order("patchify"), "patchify")?,
             position_grid: all.typed(waiting("position_grid"), "position_grid")?,
             quantize: all.typed(QUANTIZE, "quantize")?,
@@ -296,20 +303,21 @@ impl<F> HopperEntryPoints<F> {
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
             best_of_ranks: all.named(ALL_REDUCE, "best_of_ranks")?,
             part_from_ranks: all.named(ALL_REDUCE, "part_from_ranks")?,
-            e4m3_cache: E4m3Cache::find(all)?,
+            quantized_cache: QuantizedCache::find(all)?,
             experts: Experts::find(all, EXPERTS_SMALL_M, EXPERTS_LARGE_M, "")?,
-            experts_e4m3_blocks: Experts::find(all, EXPERTS_SMALL_M_E4M3, EXPERTS_LARGE_M_E4M3, "_e4m3_blocks")?,
-            experts_e4m3_rows: Experts::find(all, EXPERTS_SMALL_M_E4M3, EXPERTS_LARGE_M_E4M3, "_e4m3_rows")?,
+            experts_quantized: ByScales::find(|scales| {
+                Experts::find(all, EXPERTS_SMALL_M_E4M3, EXPERTS_LARGE_M_E4M3, &format!("_e4m3_{scales}"))
+            })?,
             gemm_small_m_gated: all.by_small_m_rows(GEMM_SMALL_M, "gemm_small_m_gated")?,
             gemm_medium_m: all.by_gated_widths(waiting("gemm_medium_m"), "gemm_medium_m")?,
             gemm_small_m: all.by_small_m_rows(GEMM_SMALL_M, "gemm_small_m")?,
-            gemm_small_m_e4m3_blocks: all.by_small_m_rows(GEMM_SMALL_M_E4M3, "gemm_small_m_e4m3_blocks")?,
-            gemm_small_m_e4m3_rows: all.by_small_m_rows(GEMM_SMALL_M_E4M3, "gemm_small_m_e4m3_rows")?,
+            gemm_small_m_quantized: ByScales::find(|scales| {
+                all.by_small_m_rows(GEMM_SMALL_M_E4M3, &format!("gemm_small_m_e4m3_{scales}"))
+            })?,
             gemm_large_m: all.typed(GEMM_LARGE_M, "gemm_large_m")?,
             gemm_large_m_add: all.typed(GEMM_LARGE_M, "gemm_large_m_add")?,
             gemm_large_m_gated: all.typed(GEMM_LARGE_M, "gemm_large_m_gated")?,
-            gemm_large_m_e4m3_blocks: LargeME4m3::find(all, "blocks")?,
-            gemm_large_m_e4m3_rows: LargeME4m3::find(all, "rows")?,
+            gemm_large_m_quantized: ByScales::find(|scales| LargeMQuantized::find(all, scales))?,
             route_normed: all.typed(waiting("route_normed"), "route_normed")?,
             silu_mul_rounded_small_m: all.typed(QUANTIZE, "silu_mul_rounded_small_m")?,
             quantize_long: [
@@ -361,10 +369,10 @@ impl<F> Experts<F> {
     }
 }
 
-impl<F> E4m3Cache<F> {
+impl<F> QuantizedCache<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         let mut hopper = |operation| all.sized(ATTENTION_PREFILL_HOPPER, operation, 'd', PAGED_HEAD_DIM);
-        Ok(E4m3Cache {
+        Ok(QuantizedCache {
             attention_paged_hopper: hopper("attention_paged_hopper_e4m3")?,
             attention_paged_hopper_split: hopper("attention_paged_hopper_split_e4m3")?,
             attention_decode: all.by_head_dim(waiting("attention_decode_e4m3"), "attention_decode_e4m3")?,
@@ -375,21 +383,21 @@ impl<F> E4m3Cache<F> {
     }
 }
 
-impl<F> TiledE4m3<F> {
+impl<F> Tiled<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         let [a, b, c] = TILED_ROWS;
         let mut small_m = |rows| all.named(GEMM_TILED_E4M3, &format!("gemm_tiled_e4m3_small_m_r{rows}"));
-        Ok(TiledE4m3 {
+        Ok(Tiled {
             small_m: [small_m(a)?, small_m(b)?, small_m(c)?],
             large_m: all.named(GEMM_TILED_E4M3, "gemm_tiled_e4m3_large_m")?,
         })
     }
 }
 
-impl<F> LargeME4m3<F> {
+impl<F> LargeMQuantized<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, scales: &str) -> Result<Self, E> {
         let mut of = |operation: &str| all.typed(GEMM_LARGE_M_E4M3, &format!("{operation}_e4m3_{scales}"));
-        Ok(LargeME4m3 {
+        Ok(LargeMQuantized {
             plain: of("gemm_large_m")?,
             add: of("gemm_large_m_add")?,
             gated: of("gemm_large_m_gated")?,

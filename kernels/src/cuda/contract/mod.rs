@@ -12,7 +12,7 @@ mod header;
 mod numbers;
 mod sizes;
 
-pub(super) use entry_points::{E4m3Cache, EntryPoint, EntryPoints, Experts, HopperEntryPoints, LargeME4m3};
-pub(super) use numbers::*;
+pub(super) use entry_points::{EntryPoint, EntryPoints, Experts, HopperEntryPoints, QuantizedCache};
+pub(super) use numbers::{fp8 as quantize, *};
 pub(super) use sizes::{GATED_WIDTHS, PLACES, SmallMRows, TILED_ROWS};
 pub(crate) use sizes::{HeadDim, PackedHeadDim};

@@ -401,7 +401,7 @@ contract! {
     /// quantize.cu, and the FP8 constants that the FP8 GEMMs share with it.
     mod fp8 {
         /// Columns that share a scale, in a row of activations and in a block of a weight.
-        const GROUP: usize = crate::FP8_BLOCK;
+        const GROUP: usize = crate::SCALE_BLOCK;
         /// Minimum number of rows in a block of a weight.
         const BLOCK_ROWS_MIN: usize = 8;
         /// Numbers that a thread rounds at once (one vector).
@@ -451,7 +451,7 @@ contract! {
         const LARGE_M_THREADS: usize = 256;
         /// Bytes of dynamic shared memory of the kernel for many rows: two stages, each with the
         /// columns of one group.
-        const LARGE_M_SHARED_BYTES: usize = 2 * (LARGE_M_FEATURES + LARGE_M_ROWS) * crate::FP8_BLOCK;
+        const LARGE_M_SHARED_BYTES: usize = 2 * (LARGE_M_FEATURES + LARGE_M_ROWS) * crate::SCALE_BLOCK;
         /// Bit of `flags`: there is a scale for each block of the weight and each group of x,
         /// instead of each row.
         const BY_BLOCKS: u32 = 1;

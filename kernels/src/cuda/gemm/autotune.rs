@@ -22,13 +22,13 @@ use super::{
     linear::linear,
     met::{LayerWeight, MetGemms},
     plan::{GemmBackend, GemmPlan, library_supports},
-    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
+    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
     scale_scratch,
     table::Kernel,
     tiles::Cut,
     transposed_scales,
 };
-use crate::{Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, calls};
+use crate::{Activations, DType, KernelError, SCALE_BLOCK, Shape, Tensor, Weight, calls};
 
 /// Row counts to measure. Up to 64, these are 1 and the row counts that this project's kernels are
 /// compiled for. A row count in between runs the kernel of the next larger count and takes equally
@@ -157,7 +157,7 @@ impl<'t> Trial<'t> {
         let activation = cuda.kernels.target.activation;
         let scratch = take(CUDA_LINEAR_SCRATCH.as_usize());
         let x = take(activation.bytes(problem.rows * problem.x_pitch).as_usize());
-        let x_scales = take(DType::F32.bytes(problem.rows * problem.in_features.div_ceil(FP8_BLOCK)).as_usize());
+        let x_scales = take(DType::F32.bytes(problem.rows * problem.in_features.div_ceil(SCALE_BLOCK)).as_usize());
         let out_type = if problem.out_is_f32 { DType::F32 } else { activation };
         let out = take(out_type.bytes(problem.rows * problem.out_pitch).as_usize());
         let between = if problem.gates { problem.rows * problem.out_features } else { 0 };
@@ -173,8 +173,8 @@ impl<'t> Trial<'t> {
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
-        if self.problem.gates && !self.problem.scheme.is_unquantized() {
-            // There is no kernel for gated E4M3 GEMMs of few rows.
+        if self.problem.gates && !self.problem.is_unquantized() {
+            // There is no kernel for gated quantized GEMMs of few rows.
             return Ok(Some(GemmAlgorithm::Unfused));
         }
         if !library_supports(&self.cuda.gemm.gpu, activation, self.problem, self.operands(0)) {
@@ -235,7 +235,7 @@ impl<'t> Trial<'t> {
         if supports(Kernel::MediumM) {
             ours.push(GemmAlgorithm::MediumM);
         }
-        if !self.problem.gates && !self.problem.scheme.is_unquantized() && supports(Kernel::LargeM) {
+        if !self.problem.gates && !self.problem.is_unquantized() && supports(Kernel::LargeM) {
             ours.push(GemmAlgorithm::LargeM);
         }
         ours
@@ -264,7 +264,8 @@ impl<'t> Trial<'t> {
     /// Returns the mean milliseconds of the GEMM over at most `turns` runs, with weights that are
     /// not in the L2 cache. For `gemm_small_m.cu`, `HEAD_START` is subtracted.
     fn time(&self, described: Option<&Described>, algorithm: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
-        let weight_bytes = self.problem.scheme.size() * self.problem.out_features * self.problem.in_features;
+        let elements = self.problem.out_features * self.problem.in_features;
+        let weight_bytes = self.problem.weight_type(self.cuda.kernels.target.activation).bytes(elements).as_usize();
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
@@ -350,10 +351,10 @@ impl<'t> Trial<'t> {
             x: self.x,
             bias,
             weight_scales: scales,
-            x_scales: if self.problem.scheme == QuantScheme::E4m3Fixed { 0 } else { self.x_scales },
+            x_scales: if self.problem.x_scales() == 0 { 0 } else { self.x_scales },
             x_scale,
             out: self.out,
-            out_is_e4m3: false,
+            out_is_rounded: false,
             workspace: self.scratch,
             workspace_bytes: CUDA_LINEAR_SCRATCH.as_usize(),
         }

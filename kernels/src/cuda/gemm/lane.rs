@@ -41,7 +41,7 @@ impl GemmLane {
         let gpu = Gpu {
             is_hopper: entry_points.hopper.is_some(),
             has_counters: counters.is_some(),
-            has_tiled: entry_points.gemm_tiled_e4m3.is_some(),
+            has_tiled: entry_points.gemm_tiled.is_some(),
             sms: kernels.target.sms,
             library_version: kernels.blas.version(),
         };

@@ -1,25 +1,21 @@
-//! GEMMs of more than 256 rows, or of more than 64 rows with FP8 weights, by this project's kernels
-//! for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). In a gated MLP the gate and
-//! up products stay on chip; only `silu(gate) * up` is written.
+//! GEMMs of more than 256 rows, or of more than 64 rows with quantized weights, by this project's
+//! kernels for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). In a gated MLP the
+//! gate and up products stay on chip; only `silu(gate) * up` is written.
 
 use bursar_budgets::Address;
 
 use super::{
     super::{
         arguments::{Extent, arguments, count},
-        contract::{
-            LargeME4m3,
-            gemm_large_m::{BOX, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
-        },
-        functions::Function,
+        contract::gemm_large_m::{BOX, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
         lane::Cuda,
         tensor_map::{Rows, TensorMap},
     },
-    problem::{GemmOperands, GemmProblem, QuantScheme},
+    problem::{GemmOperands, GemmProblem},
     scale_arguments::with_scales,
     tiles::large_m_blocks,
 };
-use crate::{DType, FP8_BLOCK, KernelError};
+use crate::{KernelError, Quantization, SCALE_BLOCK};
 
 /// Pairs of row tiles that all thread blocks process before they move to the next columns.
 const GROUP: u32 = 16;
@@ -27,8 +23,8 @@ const GROUP: u32 = 16;
 /// Format of the output, and an action that follows the launch.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
-    /// Address of the scales of an E4M3 output, one for each 128 columns of a row. If `None`, the
-    /// whole output has the scale `scale`.
+    /// Address of the scales of a quantized output, one for each 128 columns of a row. If `None`,
+    /// the whole output has the scale `scale`.
     scales: Option<Address>,
     scale: f32,
     /// Called after the kernel is launched.
@@ -36,7 +32,7 @@ pub(super) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// An output that is not quantized, or an E4M3 output with the scale 1.
+    /// An output that is not quantized, or a quantized output with the scale 1.
     pub(super) const PLAIN: Output<'static> = Output { scales: None, scale: 1.0, then: None };
 
     /// Returns an output in the activation type. `then` is called after the launch
@@ -66,17 +62,16 @@ pub(super) unsafe fn launch(
     output: Output<'_>,
 ) -> Result<(), KernelError> {
     let activation = cuda.kernels.target.activation;
-    let is_unquantized = problem.scheme.is_unquantized();
-    let operand = problem.scheme.operand(activation);
-    let step = if is_unquantized { STEP_COLUMNS } else { FP8_BLOCK };
-    let map = |address: u64, of: Rows, tall: usize| TensorMap::of_rows(address, operand, of, [tall, step]);
+    let is_unquantized = problem.is_unquantized();
+    let step = if is_unquantized { STEP_COLUMNS } else { SCALE_BLOCK };
+    let (x_type, weight_type) = (problem.x_type(activation), problem.weight_type(activation));
     let GemmProblem { rows, in_features, .. } = problem;
     let columns = problem.features();
     let out = Rows { rows, columns, pitch: problem.out_pitch };
-    let (out_type, wide) = if operands.out_is_e4m3 { (DType::F8E4M3, 2 * BOX) } else { (activation, BOX) };
+    let (out_type, wide) = if operands.out_is_rounded { (Quantization::ELEMENTS, 2 * BOX) } else { (activation, BOX) };
     let mut arguments = arguments![
-        map(operands.x, problem.x(), TILE_ROWS)?,
-        map(operands.weight, problem.weight(), TILE_WEIGHTS / 2)?,
+        TensorMap::of_rows(operands.x, x_type, problem.x(), [TILE_ROWS, step])?,
+        TensorMap::of_rows(operands.weight, weight_type, problem.weight(), [TILE_WEIGHTS / 2, step])?,
         TensorMap::of_rows(operands.out, out_type, out, [BOX, wide])?,
         Address(operands.bias.unwrap_or(0)),
         count(rows),
@@ -89,18 +84,15 @@ pub(super) unsafe fn launch(
         arguments = with_scales(arguments, problem, operands).with(scales).with(output.scale);
     }
     let kernels = cuda.entry_points().hopper.as_ref().expect("the kernel supports the GEMM");
-    let e4m3 = |kernels: &LargeME4m3<Function>| match (problem.gates, problem.accumulates) {
-        (true, _) if operands.out_is_e4m3 => kernels.gated_rounded,
-        (true, _) => kernels.gated,
-        (false, true) => kernels.add,
-        (false, false) => kernels.plain,
-    };
-    let kernel = match problem.scheme {
-        QuantScheme::Unquantized if problem.gates => kernels.gemm_large_m_gated,
-        QuantScheme::Unquantized if problem.accumulates => kernels.gemm_large_m_add,
-        QuantScheme::Unquantized => kernels.gemm_large_m,
-        QuantScheme::E4m3Blocks { .. } => e4m3(&kernels.gemm_large_m_e4m3_blocks),
-        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => e4m3(&kernels.gemm_large_m_e4m3_rows),
+    let quantized = problem.scheme.map(|scheme| kernels.gemm_large_m_quantized.of(scheme));
+    let kernel = match (quantized, problem.gates, problem.accumulates) {
+        (Some(quantized), true, _) if operands.out_is_rounded => quantized.gated_rounded,
+        (Some(quantized), true, _) => quantized.gated,
+        (Some(quantized), false, true) => quantized.add,
+        (Some(quantized), false, false) => quantized.plain,
+        (None, true, _) => kernels.gemm_large_m_gated,
+        (None, false, true) => kernels.gemm_large_m_add,
+        (None, false, false) => kernels.gemm_large_m,
     };
     let blocks = large_m_blocks(problem, cuda.kernels.target.sms);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };

@@ -7,7 +7,7 @@ use super::{
     plan::GemmPlan,
     planning::blas_lane,
     problem::{GemmOperands, GemmProblem},
-    small_m, tiled_e4m3,
+    small_m, tiled,
     tiles::Cut,
     transposed_scales,
 };
@@ -35,7 +35,7 @@ pub(super) unsafe fn launch(
             GemmPlan::SmallMPieces => small_m::launch_pieces(cuda, problem, operands),
             GemmPlan::MediumM => medium_m::launch(cuda, problem, operands),
             GemmPlan::LargeM => large_m::launch(cuda, problem, operands, output),
-            GemmPlan::TiledE4m3 => tiled_e4m3::launch(cuda, problem, operands),
+            GemmPlan::Tiled => tiled::launch(cuda, problem, operands),
             GemmPlan::Library { rest } => library(cuda, problem, operands, rest),
         }
     }

@@ -41,7 +41,7 @@ pub(in super::super) fn gated_linear(cuda: &Cuda, call: calls::GatedLinear<'_>) 
     };
     match (&call.out.plain, &call.out.rounded) {
         (Some(plain), None) => compute(plain, Output::PLAIN),
-        (None, Some(rounded)) if !operands.scheme.is_unquantized() => match rounded.quantization {
+        (None, Some(rounded)) if operands.scheme.is_some() => match rounded.quantization {
             Quantization::Groups => compute(&rounded.data, Output::groups(rounded.scales.address())),
             Quantization::Fixed(scale) => compute(&rounded.data, Output::fixed(scale)),
             // The scale of a row is known only when all tiles of the row are

@@ -1,13 +1,13 @@
 //! GEMMs: by cuBLASLt, or by this project's kernels for small m (up to 64 rows), medium m (up to
 //! 256 rows, gated) or large m, where they were measured to be faster. Each GPU generation has
-//! separate kernels for FP8 weights.
+//! separate kernels for quantized weights.
 //!
 //! | part | files |
 //! |---|---|
 //! | description of a GEMM | `problem`, `operands` |
 //! | choice of a kernel | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
 //! | autotuning and its results | `algorithm`, `tuned`, `tuning`, `met`, `autotune`, `compare` |
-//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled_e4m3`, `transposed_scales`, `blas` |
+//! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled`, `transposed_scales`, `blas` |
 
 mod algorithm;
 mod autotune;
@@ -28,7 +28,7 @@ mod scale_arguments;
 mod scale_scratch;
 mod small_m;
 mod table;
-mod tiled_e4m3;
+mod tiled;
 mod tiles;
 mod transposed_scales;
 mod tuned;
@@ -41,6 +41,5 @@ pub(super) use lane::GemmLane;
 pub(super) use linear::{gated_linear, linear};
 pub(super) use operands::Operands;
 pub use plan::GemmBackend;
-pub(super) use problem::QuantScheme;
 pub(super) use tuned::{Agreement, Tuned};
 pub use tuning::Tuning;

@@ -3,14 +3,14 @@
 use bursar_budgets::Address;
 
 use super::{
-    super::contract::fp8::BLOCK_ROWS_MIN,
-    problem::{GemmOperands, GemmProblem, QuantScheme},
+    super::contract::quantize::BLOCK_ROWS_MIN,
+    problem::{GemmOperands, GemmProblem},
 };
-use crate::{Activations, DType, Quantization, Tensor, Weight, WeightScales};
+use crate::{Activations, DType, Quantization, QuantizationScheme, Tensor, Weight};
 
 /// The input operands of a GEMM, with their scales.
 pub(in super::super) struct Operands<'a> {
-    pub scheme: QuantScheme,
+    pub scheme: Option<QuantizationScheme>,
     pub x: &'a Tensor<'a>,
     pub weight: &'a Tensor<'a>,
     pub weight_scales: Address,
@@ -23,33 +23,22 @@ impl<'a> Operands<'a> {
     /// Creates the operands. Returns `None` if `x` is not quantized as the weight requires, or if
     /// the weight's blocks have fewer rows than the kernels support.
     pub(in super::super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
-        let Some(scales) = weight.scales.tensor() else {
-            let (scheme, none) = (QuantScheme::Unquantized, Address(0));
-            let x = x.lone_plain()?;
-            return Some(Operands {
-                scheme,
-                x,
-                weight: &weight.data,
-                weight_scales: none,
-                x_scales: none,
-                x_scale: 1.0,
-            });
+        let scheme = weight.scheme();
+        if scheme.and_then(|scheme| scheme.weights.block_rows()).is_some_and(|height| height < BLOCK_ROWS_MIN) {
+            return None;
+        }
+        let (x, x_scales, x_scale) = match weight.wants() {
+            None => (x.lone_plain()?, Address(0), 1.0),
+            Some(wanted) => {
+                let rounded = x.rounded.as_ref().filter(|rounded| rounded.quantization == wanted)?;
+                match wanted {
+                    Quantization::Fixed(scale) => (&rounded.data, Address(0), scale),
+                    Quantization::Groups | Quantization::Rows => (&rounded.data, rounded.scales.address(), 1.0),
+                }
+            }
         };
-        let rounded = x.rounded.as_ref().filter(|rounded| Some(rounded.quantization) == weight.wants())?;
-        let (scheme, x_scale) = match (&weight.scales, rounded.quantization) {
-            (WeightScales::Blocks { height, .. }, _) if *height < BLOCK_ROWS_MIN => return None,
-            (WeightScales::Blocks { height, .. }, _) => (QuantScheme::E4m3Blocks { height: *height }, 1.0),
-            (_, Quantization::Fixed(scale)) => (QuantScheme::E4m3Fixed, scale),
-            _ => (QuantScheme::E4m3Rows, 1.0),
-        };
-        Some(Operands {
-            scheme,
-            x: &rounded.data,
-            weight: &weight.data,
-            weight_scales: scales.address(),
-            x_scales: if scheme == QuantScheme::E4m3Fixed { Address(0) } else { rounded.scales.address() },
-            x_scale,
-        })
+        let weight_scales = weight.scales.as_ref().map_or(Address(0), |scales| scales.factors.address());
+        Some(Operands { scheme, x, weight: &weight.data, weight_scales, x_scales, x_scale })
     }
 
     /// Returns the shape of the GEMM, without a gate or accumulation.
@@ -78,7 +67,7 @@ impl<'a> Operands<'a> {
             x_scales: self.x_scales.0,
             x_scale: self.x_scale,
             out: out.address().0,
-            out_is_e4m3: out.dtype() == DType::F8E4M3,
+            out_is_rounded: out.dtype().needs_scales(),
             workspace: scratch.address().0,
             workspace_bytes: scratch.bytes().as_usize(),
         }
@@ -94,24 +83,24 @@ fn pitch(tensor: &Tensor<'_>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Rounded;
+    use crate::{Rounded, WeightScales};
 
     #[test]
     fn blocks_of_fewer_rows_than_kernels_take_for_one_are_refused() {
         let over = |shape: [usize; 2], dtype| Tensor::over(Address(4096), shape.into(), dtype);
         let scheme = |height: usize| {
-            let scales = WeightScales::Blocks { scales: over([64usize.div_ceil(height), 2], DType::F32), height };
-            let weight = Weight { data: over([64, 256], DType::F8E4M3), scales };
+            let scales = WeightScales::blocks(over([64usize.div_ceil(height), 2], DType::F32), height);
+            let weight = Weight { data: over([64, 256], Quantization::ELEMENTS), scales: Some(scales) };
             let rounded = Rounded {
-                data: over([3, 256], DType::F8E4M3),
+                data: over([3, 256], Quantization::ELEMENTS),
                 scales: over([3, 2], DType::F32),
                 quantization: Quantization::Groups,
             };
             let x = Activations { plain: None, rounded: Some(rounded) };
-            Operands::of(&x, &weight).map(|operands| operands.scheme)
+            Operands::of(&x, &weight).and_then(|operands| operands.scheme)
         };
         for height in [8, 16, 48, 128] {
-            assert_eq!(scheme(height), Some(QuantScheme::E4m3Blocks { height }));
+            assert_eq!(scheme(height), Some(QuantizationScheme::BLOCK.in_memory(height)));
         }
         assert_eq!([1, 2, 4].map(scheme), [None; 3]);
     }

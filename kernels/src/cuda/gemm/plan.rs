@@ -6,7 +6,7 @@
 use super::{
     super::contract::gemm_small_m::ROWS_MAX as SMALL_M_ROWS,
     algorithm::GemmAlgorithm,
-    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
+    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
     scale_scratch,
     table::{Gpu, Kernel},
     tiles::Cut,
@@ -36,12 +36,12 @@ pub enum GemmBackend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GemmPlan {
     SmallM(Cut),
-    /// The small-m kernel, with up to 64 rows per launch. This is the fallback for E4M3 GEMMs whose
-    /// output is not aligned for any other kernel, and, without the library, for f32 outputs.
+    /// The small-m kernel, with up to 64 rows per launch. This is the fallback for quantized GEMMs
+    /// whose output is not aligned for any other kernel, and, without the library, for f32 outputs.
     SmallMPieces,
     MediumM,
     LargeM,
-    TiledE4m3,
+    Tiled,
     /// cuBLASLt, except for the last `rest` rows, which the small-m kernel computes.
     Library {
         rest: usize,
@@ -97,8 +97,8 @@ impl<M: Measurements> Planner<'_, M> {
         if problem.gates {
             return Ok(None);
         }
-        if self.gpu.supports(Kernel::TiledE4m3, problem, operands) {
-            return Ok(Some(GemmPlan::TiledE4m3));
+        if self.gpu.supports(Kernel::Tiled, problem, operands) {
+            return Ok(Some(GemmPlan::Tiled));
         }
         // When cuBLASLt loads one of its kernels, it waits for running kernels. Ranks that share a
         // GPU must avoid this wait, so with the `Ours` backend the small-m kernel computes the GEMM
@@ -126,7 +126,7 @@ impl<M: Measurements> Planner<'_, M> {
             GemmBackend::Ours => Some(Cut::DEFAULT),
             GemmBackend::Measured => match self.measurements.fastest(problem) {
                 Some(GemmAlgorithm::SmallM(cut)) => Some(cut),
-                None if !problem.scheme.is_unquantized() => Some(Cut::DEFAULT),
+                None if !problem.is_unquantized() => Some(Cut::DEFAULT),
                 _ => None,
             },
         })
@@ -145,15 +145,15 @@ impl<M: Measurements> Planner<'_, M> {
         if !self.gpu.supports(Kernel::LargeM, problem, operands) {
             return Ok(false);
         }
-        let is_unquantized = problem.scheme.is_unquantized();
+        let is_unquantized = problem.is_unquantized();
         // The large-m kernel's tall tiles are slow for so few rows, and cuBLASLt supports every
         // unquantized GEMM.
         if is_unquantized && problem.rows <= MEMORY_BOUND_ROWS && self.backend != GemmBackend::Ours {
             return Ok(false);
         }
         match self.backend {
-            // cuBLASLt does not support E4M3 GEMMs with a fixed scale, and supports other E4M3 GEMMs
-            // only in some versions.
+            // cuBLASLt does not support quantized GEMMs with a fixed scale, and supports other
+            // quantized GEMMs only in some versions.
             GemmBackend::Library => return Ok(!is_unquantized && !self.library_has(problem, operands)?),
             GemmBackend::Ours => return Ok(true),
             GemmBackend::Measured => {}
@@ -162,8 +162,7 @@ impl<M: Measurements> Planner<'_, M> {
         if problem.gates {
             // At the measured size, the fastest implementation may be the library's ungated GEMM
             // followed by the gate, but the library may not support the size of this GEMM.
-            let is_odd = matches!(problem.scheme, QuantScheme::E4m3Blocks { .. })
-                && !problem.rows.is_multiple_of(scale_scratch::ROWS);
+            let is_odd = problem.block_rows().is_some() && !problem.rows.is_multiple_of(scale_scratch::ROWS);
             let lacks_library = is_odd
                 && problem.rows > MEMORY_BOUND_ROWS
                 && !library_supports(&self.gpu, self.activation, problem, operands);
@@ -202,7 +201,7 @@ impl<M: Measurements> Planner<'_, M> {
         if !library_supports(&self.gpu, self.activation, problem, operands) {
             return Ok(false);
         }
-        if problem.scheme.is_unquantized() || problem.gates {
+        if problem.is_unquantized() || problem.gates {
             return Ok(true);
         }
         let whole = GemmProblem { rows: problem.rows - rest_of(problem), ..problem };
@@ -213,16 +212,13 @@ impl<M: Measurements> Planner<'_, M> {
 /// Returns the number of last rows that cuBLASLt does not compute. With scales by blocks, cuBLASLt
 /// requires a multiple of four rows.
 fn rest_of(problem: GemmProblem) -> usize {
-    match problem.scheme {
-        QuantScheme::E4m3Blocks { .. } if problem.rows >= SPLIT_FROM => problem.rows % scale_scratch::ROWS,
-        _ => 0,
-    }
+    if problem.block_rows().is_some() && problem.rows >= SPLIT_FROM { problem.rows % scale_scratch::ROWS } else { 0 }
 }
 
 /// Returns `true` if the library may be asked for the GEMM, or for all of its rows except the last
 /// [`rest_of`] rows. For a gated GEMM, the result applies to the ungated GEMM before the gate.
 pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProblem, operands: GemmOperands) -> bool {
-    if problem.scheme.is_unquantized() {
+    if problem.is_unquantized() {
         return true;
     }
     let rest = rest_of(problem);
@@ -231,7 +227,7 @@ pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProble
         let (last, operands) = problem.rows_of(operands, activation, whole.rows, rest);
         gpu.supports(Kernel::SmallM, last, operands)
     };
-    gpu.supports(Kernel::Library, whole, GemmOperands { out_is_e4m3: false, ..operands })
+    gpu.supports(Kernel::Library, whole, GemmOperands { out_is_rounded: false, ..operands })
         && (problem.gates || rest == 0 || is_rest_served())
 }
 
@@ -241,11 +237,12 @@ mod tests {
 
     use super::{
         super::{
-            problem::testing::{gated, operands, problem},
+            problem::testing::{FIXED, gated, operands, problem, quantized},
             table::testing::{ADA, HOPPER},
         },
         *,
     };
+    use crate::QuantizationScheme;
 
     /// Measurements that are the same for all GEMMs.
     #[derive(Default)]
@@ -287,11 +284,7 @@ mod tests {
         Found { fastest: Some(algorithm), ..Found::default() }
     }
 
-    fn e4m3(scheme: QuantScheme, rows: usize) -> GemmProblem {
-        GemmProblem { scheme, ..problem(rows, 4608, 3584) }
-    }
-
-    const BLOCKS: QuantScheme = QuantScheme::E4m3Blocks { height: 128 };
+    const BLOCKS: QuantizationScheme = QuantizationScheme::BLOCK;
 
     #[test]
     fn without_measurements_the_library_computes_what_is_not_quantized() {
@@ -300,11 +293,11 @@ mod tests {
             assert_eq!(unmeasured(problem(rows, 4608, 3584)), WHOLE, "{rows} rows");
             assert_eq!(unmeasured(gated(rows, 18_944, 3584)), None, "{rows} rows: unfused");
         }
-        assert_eq!(unmeasured(e4m3(BLOCKS, 64)), SMALL_M);
-        assert_eq!(unmeasured(e4m3(BLOCKS, 68)), Some(GemmPlan::LargeM));
-        let gated = GemmProblem { scheme: BLOCKS, ..gated(300, 18_944, 3584) };
+        assert_eq!(unmeasured(quantized(BLOCKS, 64)), SMALL_M);
+        assert_eq!(unmeasured(quantized(BLOCKS, 68)), Some(GemmPlan::LargeM));
+        let gated = GemmProblem { scheme: Some(BLOCKS), ..gated(300, 18_944, 3584) };
         assert_eq!(unmeasured(gated), Some(GemmPlan::LargeM));
-        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated E4M3 kernel has so few rows");
+        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated quantized kernel has so few rows");
     }
 
     #[test]
@@ -328,7 +321,7 @@ mod tests {
             (problem(8, 4608, 3584), SMALL_M),
             (problem(100, 4608, 3584), Some(GemmPlan::LargeM)),
             (problem(300, 4608, 3584), Some(GemmPlan::LargeM)),
-            (e4m3(QuantScheme::E4m3Rows, 300), Some(GemmPlan::LargeM)),
+            (quantized(QuantizationScheme::ROW, 300), Some(GemmPlan::LargeM)),
         ] {
             assert_eq!(by(GemmBackend::Ours, problem), ours, "{problem:?}");
             assert_eq!(by(GemmBackend::Library, problem), WHOLE, "{problem:?}");
@@ -338,8 +331,8 @@ mod tests {
         assert_eq!(by(GemmBackend::Measured, logits), WHOLE);
         assert_eq!(by(GemmBackend::Ours, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
         assert_eq!(by(GemmBackend::Library, gated(256, 18_944, 3584)), None);
-        assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 8)), SMALL_M, "the library has none");
-        assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 300)), Some(GemmPlan::LargeM));
+        assert_eq!(by(GemmBackend::Library, quantized(FIXED, 8)), SMALL_M, "the library has none");
+        assert_eq!(by(GemmBackend::Library, quantized(FIXED, 300)), Some(GemmPlan::LargeM));
     }
 
     #[test]
@@ -347,28 +340,31 @@ mod tests {
         for (rows, rest) in [(2048, 0), (2049, 1), (8191, 3)] {
             let mut found = Found::default();
             let mut planner = planner(HOPPER, GemmBackend::Library, &mut found);
-            let plan = planner.plan(e4m3(BLOCKS, rows), operands(32 << 20)).expect("the device answers");
+            let plan = planner.plan(quantized(BLOCKS, rows), operands(32 << 20)).expect("the device answers");
             assert_eq!(plan, Some(GemmPlan::Library { rest }));
             assert_eq!(found.asked_rows.get(), rows - rest);
         }
-        assert_eq!(plan(GemmBackend::Library, Found::default(), e4m3(BLOCKS, 2047)), Some(GemmPlan::LargeM));
+        assert_eq!(plan(GemmBackend::Library, Found::default(), quantized(BLOCKS, 2047)), Some(GemmPlan::LargeM));
     }
 
     #[test]
-    fn an_unaligned_e4m3_output_is_computed_in_pieces() {
-        let unaligned = GemmProblem { out_pitch: 4609, ..e4m3(QuantScheme::E4m3Rows, 300) };
+    fn an_unaligned_quantized_output_is_computed_in_pieces() {
+        let unaligned = GemmProblem { out_pitch: 4609, ..quantized(QuantizationScheme::ROW, 300) };
         assert_eq!(plan(GemmBackend::Measured, Found::default(), unaligned), Some(GemmPlan::SmallMPieces));
         let refused = Found { library_refuses: true, ..Found::default() };
-        assert_eq!(plan(GemmBackend::Library, refused, e4m3(QuantScheme::E4m3Rows, 300)), Some(GemmPlan::LargeM));
+        assert_eq!(
+            plan(GemmBackend::Library, refused, quantized(QuantizationScheme::ROW, 300)),
+            Some(GemmPlan::LargeM)
+        );
     }
 
     #[test]
-    fn other_gpus_have_tiled_kernels_for_e4m3_and_the_library_for_the_rest() {
+    fn other_gpus_have_tiled_kernels_for_quantized_gemms_and_the_library_for_the_rest() {
         let mut found = Found::default();
         let mut planner = planner(ADA, GemmBackend::Measured, &mut found);
         let mut plan = |problem| planner.plan(problem, operands(32 << 20)).expect("the device answers");
         for rows in [1, 65, 8192] {
-            assert_eq!(plan(e4m3(BLOCKS, rows)), Some(GemmPlan::TiledE4m3));
+            assert_eq!(plan(quantized(BLOCKS, rows)), Some(GemmPlan::Tiled));
             assert_eq!(plan(problem(rows, 4608, 3584)), WHOLE);
             assert_eq!(plan(gated(rows, 18_944, 3584)), None);
         }
@@ -381,10 +377,10 @@ mod tests {
             let mut planner = planner(HOPPER, GemmBackend::Measured, &mut found);
             planner.can_compare_large_m(problem, operands(32 << 20)).expect("the device answers")
         };
-        assert!(can(problem(257, 4608, 3584)) && can(gated(257, 18_944, 3584)) && can(e4m3(BLOCKS, 2048)));
+        assert!(can(problem(257, 4608, 3584)) && can(gated(257, 18_944, 3584)) && can(quantized(BLOCKS, 2048)));
         assert!(!can(problem(256, 4608, 3584)), "autotuning measures few rows separately");
-        assert!(!can(e4m3(BLOCKS, 2049)), "split");
-        assert!(!can(e4m3(QuantScheme::E4m3Fixed, 300)), "the library has none");
+        assert!(!can(quantized(BLOCKS, 2049)), "split");
+        assert!(!can(quantized(FIXED, 300)), "the library has none");
         let mut planner = planner(HOPPER, GemmBackend::Ours, &mut found);
         assert!(!planner.can_compare_large_m(problem(257, 4608, 3584), operands(0)).expect("the device answers"));
     }

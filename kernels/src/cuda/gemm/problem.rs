@@ -5,7 +5,7 @@ use bursar_budgets::{Address, Bytes};
 use serde::{Deserialize, Serialize};
 
 use super::super::tensor_map::Rows;
-use crate::{DType, FP8_BLOCK};
+use crate::{DType, QuantizationScheme};
 
 /// The largest number of rows for which the time of a GEMM is bound by reading the weight.
 pub(in super::super) const MEMORY_BOUND_ROWS: usize = 256;
@@ -15,7 +15,8 @@ pub(in super::super) const MEMORY_BOUND_ROWS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct GemmProblem {
-    pub scheme: QuantScheme,
+    /// How weight and x are quantized. If `None`, both have the activation type.
+    pub scheme: Option<QuantizationScheme>,
     /// `true` if half of the features are gates for the other half. Only half as many
     /// features are then written.
     pub gates: bool,
@@ -45,6 +46,32 @@ impl GemmProblem {
         Rows { rows: self.out_features, columns: self.in_features, pitch: self.in_features }
     }
 
+    pub(in super::super) fn is_unquantized(&self) -> bool {
+        self.scheme.is_none()
+    }
+
+    /// Returns the type of the elements of the weight.
+    pub(super) fn weight_type(&self, activation: DType) -> DType {
+        self.scheme.map_or(activation, |scheme| scheme.elements)
+    }
+
+    /// Returns the type of the elements of x.
+    pub(super) fn x_type(&self, activation: DType) -> DType {
+        self.scheme.map_or(activation, |scheme| scheme.operand(activation))
+    }
+
+    /// Returns the number of rows of a block of the weight with one scale, or `None` if the scales
+    /// are not by blocks.
+    pub(super) fn block_rows(&self) -> Option<usize> {
+        self.scheme?.weights.block_rows()
+    }
+
+    /// Returns the number of scales that each row of x has in memory.
+    pub(super) fn x_scales(&self) -> usize {
+        let rounded = self.scheme.and_then(|scheme| scheme.activations);
+        rounded.map_or(0, |rounded| rounded.row_scales(self.in_features))
+    }
+
     /// Returns the pitch of x for tensor maps and alignment checks. A single row may have any
     /// pitch, but TMA requires a multiple of 16 bytes even if it reads no second row.
     pub(super) fn tma_x_pitch(&self) -> usize {
@@ -61,54 +88,15 @@ impl GemmProblem {
         rows: usize,
     ) -> (GemmProblem, GemmOperands) {
         let out = if self.out_is_f32 { DType::F32 } else { activation };
-        let x_row_bytes = (self.x_pitch * self.scheme.size()) as u64;
+        let x_row_bytes = self.x_type(activation).bytes(self.x_pitch).0;
         let offset = |address: u64, bytes: Bytes| Address(address).offset(bytes).0;
         let operands = GemmOperands {
             x: offset(operands.x, Bytes(first as u64 * x_row_bytes)),
-            x_scales: offset(operands.x_scales, DType::F32.bytes(first * self.scheme.x_scales(self.in_features))),
+            x_scales: offset(operands.x_scales, DType::F32.bytes(first * self.x_scales())),
             out: offset(operands.out, out.bytes(first * self.out_pitch)),
             ..operands
         };
         (GemmProblem { rows, ..self }, operands)
-    }
-}
-
-/// Number format and scales of a weight and of the activations that it is multiplied with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(in super::super) enum QuantScheme {
-    /// Weight and activations have the activation type.
-    Unquantized,
-    /// E4M3, with a scale for each row of the weight and each row of x.
-    E4m3Rows,
-    /// E4M3, with a scale for each row of the weight and one scale for all of x.
-    E4m3Fixed,
-    /// E4M3, with a scale for each block of the weight (`height` rows by `FP8_BLOCK` columns) and
-    /// for each group of columns of x.
-    E4m3Blocks { height: usize },
-}
-
-impl QuantScheme {
-    pub(in super::super) fn is_unquantized(self) -> bool {
-        self == QuantScheme::Unquantized
-    }
-
-    /// Returns the bytes per element of x and of the weight.
-    pub(in super::super) fn size(self) -> usize {
-        if self.is_unquantized() { DType::F16.size() } else { DType::F8E4M3.size() }
-    }
-
-    /// Returns the type of the elements of x and of the weight.
-    pub(super) fn operand(self, activation: DType) -> DType {
-        if self.is_unquantized() { activation } else { DType::F8E4M3 }
-    }
-
-    /// Returns the number of scales that each row of x has in memory.
-    fn x_scales(self, in_features: usize) -> usize {
-        match self {
-            QuantScheme::E4m3Blocks { .. } => in_features.div_ceil(FP8_BLOCK),
-            QuantScheme::Unquantized | QuantScheme::E4m3Rows => 1,
-            QuantScheme::E4m3Fixed => 0,
-        }
     }
 }
 
@@ -125,8 +113,9 @@ pub(in super::super) struct GemmOperands {
     /// The scale of x, if one scale applies to all of x.
     pub x_scale: f32,
     pub out: u64,
-    /// `true` if the output is E4M3. Only the kernels for gated GEMMs of many rows support this.
-    pub out_is_e4m3: bool,
+    /// `true` if the output is quantized. Only the kernels for gated GEMMs of many rows support
+    /// this.
+    pub out_is_rounded: bool,
     pub workspace: u64,
     pub workspace_bytes: usize,
 }
@@ -134,11 +123,21 @@ pub(in super::super) struct GemmOperands {
 #[cfg(test)]
 pub(super) mod testing {
     use super::*;
+    use crate::{Quantization, ScaledBy};
+
+    /// A scale for each row of the weight and one scale for all of x.
+    pub(in super::super) const FIXED: QuantizationScheme =
+        QuantizationScheme::fp8(ScaledBy::Row, Quantization::Fixed(()));
+
+    /// A GEMM with a quantized weight.
+    pub(in super::super) fn quantized(scheme: QuantizationScheme, rows: usize) -> GemmProblem {
+        GemmProblem { scheme: Some(scheme), ..problem(rows, 4608, 3584) }
+    }
 
     /// An ungated, unquantized GEMM without a bias whose rows have no gaps.
     pub(in super::super) fn problem(rows: usize, out_features: usize, in_features: usize) -> GemmProblem {
         GemmProblem {
-            scheme: QuantScheme::Unquantized,
+            scheme: None,
             gates: false,
             out_features,
             in_features,
@@ -166,7 +165,7 @@ pub(super) mod testing {
             x_scales: 4096,
             x_scale: 1.0,
             out: 8192,
-            out_is_e4m3: false,
+            out_is_rounded: false,
             workspace: 1 << 20,
             workspace_bytes,
         }

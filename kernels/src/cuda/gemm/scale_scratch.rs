@@ -8,9 +8,9 @@ use bursar_budgets::Bytes;
 
 use super::{
     super::contract::transpose_scales::PADDED,
-    problem::{GemmOperands, GemmProblem, QuantScheme},
+    problem::{GemmOperands, GemmProblem},
 };
-use crate::{DType, FP8_BLOCK};
+use crate::{DType, QuantizationScheme, SCALE_BLOCK};
 
 /// Alignment of addresses in the workspace, in bytes.
 const ALIGNMENT: u64 = 256;
@@ -37,9 +37,9 @@ impl Scratch {
     /// Places the converted scales in the workspace. Returns `None` if the library does not support
     /// such a GEMM, or if the converted scales would need more than half of the workspace.
     pub(super) fn within(problem: GemmProblem, operands: GemmOperands) -> Option<Scratch> {
-        let has_layout = problem.scheme == QuantScheme::E4m3Blocks { height: FP8_BLOCK }
+        let has_layout = problem.scheme == Some(QuantizationScheme::BLOCK)
             && problem.rows.is_multiple_of(ROWS)
-            && problem.in_features.is_multiple_of(FP8_BLOCK)
+            && problem.in_features.is_multiple_of(SCALE_BLOCK)
             && problem.in_features > 0;
         if !has_layout {
             return None;
@@ -62,7 +62,7 @@ impl Scratch {
 
 /// Returns the number of groups of columns with one scale each.
 pub(super) fn groups(problem: GemmProblem) -> usize {
-    problem.in_features.div_ceil(FP8_BLOCK)
+    problem.in_features.div_ceil(SCALE_BLOCK)
 }
 
 /// Returns the bytes of a weight's padded scales.
@@ -72,7 +72,7 @@ fn weight_scales_bytes(problem: GemmProblem) -> Bytes {
 
 /// Returns the number of rows of weight blocks.
 pub(super) fn blocks(problem: GemmProblem) -> usize {
-    problem.out_features.div_ceil(FP8_BLOCK)
+    problem.out_features.div_ceil(SCALE_BLOCK)
 }
 
 /// Returns `true` if the library supports the GEMM's scales, and they fit in the workspace.
@@ -86,7 +86,7 @@ pub(super) fn fit(problem: GemmProblem, operands: GemmOperands) -> bool {
 /// # Panics
 /// If the scales of a GEMM with scales by blocks do not [`fit`].
 pub(super) fn for_library(problem: GemmProblem, operands: GemmOperands) -> GemmOperands {
-    if !matches!(problem.scheme, QuantScheme::E4m3Blocks { .. }) {
+    if problem.block_rows().is_none() {
         return operands;
     }
     let scratch = Scratch::within(problem, operands).expect("the library was asked for it");
@@ -106,7 +106,7 @@ mod tests {
     };
 
     fn blocks_of(rows: usize, in_features: usize, height: usize) -> GemmProblem {
-        GemmProblem { scheme: QuantScheme::E4m3Blocks { height }, ..problem(rows, 384, in_features) }
+        GemmProblem { scheme: Some(QuantizationScheme::BLOCK.in_memory(height)), ..problem(rows, 384, in_features) }
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
         for other in [blocks_of(5, 128, 128), blocks_of(4, 144, 128), blocks_of(4, 128, 64), blocks_of(4, 0, 128)] {
             assert!(!fit(other, operands(1 << 20)), "{other:?}");
         }
-        let plain = GemmProblem { scheme: QuantScheme::E4m3Rows, ..blocks_of(4, 128, 128) };
+        let plain = GemmProblem { scheme: Some(QuantizationScheme::ROW), ..blocks_of(4, 128, 128) };
         assert!(!fit(plain, operands(1 << 20)));
         assert!(!fit(blocks_of(4096, 4096, 128), operands(1 << 19)), "half a mebibyte of scales");
         assert!(!fit(blocks_of(4, 128, 128), operands(0)), "no scratch");

@@ -13,12 +13,12 @@ use super::{
         lane::Cuda,
         tensor_map::{Layout, Rows, Swizzle, TensorMap},
     },
-    problem::{GemmOperands, GemmProblem, QuantScheme},
+    problem::{GemmOperands, GemmProblem},
     scale_arguments::with_scales,
     table::Kernel,
     tiles::{Cut, SmallMTiles},
 };
-use crate::{DType, FP8_BLOCK, KernelError};
+use crate::{DType, KernelError, SCALE_BLOCK};
 
 /// Launches the kernel.
 ///
@@ -39,13 +39,13 @@ pub(super) unsafe fn launch(
     let counters = cuda.gemm.counters.as_ref().expect("the kernel supports the GEMM");
     let activation = cuda.kernels.target.activation;
     let rows = Rows { pitch: problem.tma_x_pitch(), ..problem.x() };
-    let operand = problem.scheme.operand(activation);
-    let chunk = if problem.scheme.is_unquantized() { CHUNK_COLUMNS } else { FP8_BLOCK };
-    let x = TensorMap::of_rows(operands.x, operand, rows, [kernel_rows.rows(), chunk])?;
+    let chunk = if problem.is_unquantized() { CHUNK_COLUMNS } else { SCALE_BLOCK };
+    let x = TensorMap::of_rows(operands.x, problem.x_type(activation), rows, [kernel_rows.rows(), chunk])?;
     let weight = if problem.gates {
         gated_map(problem, operands, &tiles, activation)?
     } else {
-        TensorMap::of_rows(operands.weight, operand, problem.weight(), [tiles.tile_rows, chunk])?
+        let elements = problem.weight_type(activation);
+        TensorMap::of_rows(operands.weight, elements, problem.weight(), [tiles.tile_rows, chunk])?
     };
     let mut arguments = arguments![weight, x, Address(operands.out)];
     if !problem.gates {
@@ -65,12 +65,11 @@ pub(super) unsafe fn launch(
         arguments = arguments.with(flags);
     }
     let of_rows = match problem.scheme {
-        QuantScheme::Unquantized if problem.gates => &kernels.gemm_small_m_gated,
-        QuantScheme::Unquantized => &kernels.gemm_small_m,
-        QuantScheme::E4m3Blocks { .. } => &kernels.gemm_small_m_e4m3_blocks,
-        QuantScheme::E4m3Rows | QuantScheme::E4m3Fixed => &kernels.gemm_small_m_e4m3_rows,
+        Some(scheme) => kernels.gemm_small_m_quantized.of(scheme),
+        None if problem.gates => &kernels.gemm_small_m_gated,
+        None => &kernels.gemm_small_m,
     };
-    if !problem.scheme.is_unquantized() {
+    if !problem.is_unquantized() {
         arguments = with_scales(arguments, problem, operands);
     }
     let extent = Extent { grid: [tiles.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };

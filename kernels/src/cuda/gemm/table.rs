@@ -4,11 +4,11 @@ use std::ops::RangeInclusive;
 
 use super::{
     super::contract::gemm_small_m::{GATE_ROWS, ROWS_MAX as SMALL_M_ROWS},
-    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
+    problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
     scale_scratch,
     tiles::SmallMTiles,
 };
-use crate::DType;
+use crate::{DType, Quantization, QuantizationScheme};
 
 /// A family of kernels that compute GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub(super) enum Kernel {
     MediumM,
     /// Tall tiles (`gemm_large_m.cu`, `gemm_large_m_e4m3.cu`).
     LargeM,
-    /// E4M3 on GPU generations other than Hopper (`gemm_tiled_e4m3.cu`).
-    TiledE4m3,
+    /// Quantized GEMMs on GPU generations other than Hopper (`gemm_tiled_e4m3.cu`).
+    Tiled,
     /// cuBLASLt, loaded at run time.
     Library,
 }
@@ -32,7 +32,7 @@ pub(super) struct Gpu {
     pub is_hopper: bool,
     /// `true` if this lane has counters for [`Kernel::SmallM`].
     pub has_counters: bool,
-    /// `true` if the kernels of [`Kernel::TiledE4m3`] are loaded.
+    /// `true` if the kernels of [`Kernel::Tiled`] are loaded.
     pub has_tiled: bool,
     pub sms: usize,
     /// Version of cuBLASLt, such as 130,002 for 13.0.2.
@@ -44,19 +44,19 @@ pub(super) struct Gpu {
 enum Schemes {
     All,
     Unquantized,
-    E4m3,
-    E4m3Rows,
-    E4m3Blocks,
+    Quantized,
+    ByRows,
+    ByBlocks,
 }
 
 impl Schemes {
-    fn contain(self, scheme: QuantScheme) -> bool {
+    fn contain(self, problem: GemmProblem) -> bool {
         match self {
             Schemes::All => true,
-            Schemes::Unquantized => scheme.is_unquantized(),
-            Schemes::E4m3 => !scheme.is_unquantized(),
-            Schemes::E4m3Rows => scheme == QuantScheme::E4m3Rows,
-            Schemes::E4m3Blocks => matches!(scheme, QuantScheme::E4m3Blocks { .. }),
+            Schemes::Unquantized => problem.is_unquantized(),
+            Schemes::Quantized => !problem.is_unquantized(),
+            Schemes::ByRows => problem.scheme == Some(QuantizationScheme::ROW),
+            Schemes::ByBlocks => problem.block_rows().is_some(),
         }
     }
 }
@@ -116,7 +116,7 @@ const LARGE_M: Capability = Capability {
 };
 
 /// cuBLASLt with scales by rows or blocks. cuBLASLt supports these scales since version 12.9.
-const LIBRARY_E4M3: Capability =
+const LIBRARY_QUANTIZED: Capability =
     Capability { can_write_f32: false, out_alignment: TMA, library_version: 120_900, ..ANY };
 
 const CAPABILITIES: [Capability; 11] = [
@@ -144,31 +144,33 @@ const CAPABILITIES: [Capability; 11] = [
     },
     LARGE_M,
     Capability { gates: true, can_accumulate: false, ..LARGE_M },
-    Capability { schemes: Schemes::E4m3, ..LARGE_M },
-    Capability { schemes: Schemes::E4m3, gates: true, can_accumulate: false, ..LARGE_M },
-    Capability { kernel: Kernel::TiledE4m3, schemes: Schemes::E4m3, input_alignment: TMA, ..ANY },
+    Capability { schemes: Schemes::Quantized, ..LARGE_M },
+    Capability { schemes: Schemes::Quantized, gates: true, can_accumulate: false, ..LARGE_M },
+    Capability { kernel: Kernel::Tiled, schemes: Schemes::Quantized, input_alignment: TMA, ..ANY },
     ANY,
-    Capability { schemes: Schemes::E4m3Rows, ..LIBRARY_E4M3 },
-    Capability { schemes: Schemes::E4m3Blocks, ..LIBRARY_E4M3 },
+    Capability { schemes: Schemes::ByRows, ..LIBRARY_QUANTIZED },
+    Capability { schemes: Schemes::ByBlocks, ..LIBRARY_QUANTIZED },
 ];
 
 impl Capability {
     fn covers(&self, problem: GemmProblem, operands: GemmOperands) -> bool {
         let is_aligned =
             |bytes: [usize; 2], alignment: usize| bytes.iter().all(|bytes| bytes.is_multiple_of(alignment));
-        let size = problem.scheme.size();
-        let out = if operands.out_is_e4m3 { DType::F8E4M3 } else { DType::F16 };
-        self.schemes.contain(problem.scheme)
+        // All activation types of CUDA have the size of f16.
+        let x_bytes = problem.x_type(DType::F16).bytes(problem.tma_x_pitch()).as_usize();
+        let weight_bytes = problem.weight_type(DType::F16).bytes(problem.in_features).as_usize();
+        let out = if operands.out_is_rounded { Quantization::ELEMENTS } else { DType::F16 };
+        self.schemes.contain(problem)
             && self.gates == problem.gates
             && self.rows.contains(&problem.rows)
             && (self.can_accumulate || !problem.accumulates)
             && (self.can_write_f32 || !problem.out_is_f32)
             && (self.can_add_bias || !problem.has_bias)
-            && (!operands.out_is_e4m3 || self.kernel == Kernel::LargeM)
+            && (!operands.out_is_rounded || self.kernel == Kernel::LargeM)
             && problem.in_features > 0
             && problem.features().is_multiple_of(self.features_multiple)
             && is_aligned([operands.weight as usize, operands.x as usize], self.input_alignment)
-            && is_aligned([problem.in_features * size, problem.tma_x_pitch() * size], self.input_alignment)
+            && is_aligned([weight_bytes, x_bytes], self.input_alignment)
             && is_aligned([operands.out as usize, out.bytes(problem.out_pitch).as_usize()], self.out_alignment)
             && operands.bias.is_none_or(|bias| (bias as usize).is_multiple_of(self.bias_alignment))
     }
@@ -184,20 +186,17 @@ impl Gpu {
                     self.has_counters && SmallMTiles::all_fit(problem, self.sms, operands.workspace_bytes)
                 }
                 Kernel::MediumM | Kernel::LargeM => self.is_hopper,
-                Kernel::TiledE4m3 => self.has_tiled,
-                // For E4M3, kernels of Hopper's machine code convert the scales and compute the
-                // rows that the library does not support.
+                Kernel::Tiled => self.has_tiled,
+                // For quantized GEMMs, kernels of Hopper's machine code convert the scales and
+                // compute the rows that the library does not support.
                 Kernel::Library => {
-                    problem.scheme.is_unquantized() || self.is_hopper && self.library_version >= row.library_version
+                    problem.is_unquantized() || self.is_hopper && self.library_version >= row.library_version
                 }
             }
         };
-        let has_scratch = || match (kernel, problem.scheme) {
-            (Kernel::Library, QuantScheme::E4m3Blocks { .. }) => scale_scratch::fit(problem, operands),
-            _ => true,
-        };
+        let needs_scratch = kernel == Kernel::Library && problem.block_rows().is_some();
         CAPABILITIES.iter().any(|row| row.kernel == kernel && row.covers(problem, operands) && is_usable(row))
-            && has_scratch()
+            && (!needs_scratch || scale_scratch::fit(problem, operands))
     }
 }
 
@@ -216,7 +215,7 @@ pub(super) mod testing {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::problem::testing::{gated, operands, problem},
+        super::problem::testing::{FIXED, gated, operands, problem, quantized},
         testing::{ADA, HOPPER},
         *,
     };
@@ -225,8 +224,8 @@ mod tests {
 
     /// The kernels that support a GEMM on an H200.
     fn kernels(problem: GemmProblem, operands: GemmOperands) -> Vec<Kernel> {
-        use Kernel::{LargeM, Library, MediumM, SmallM, TiledE4m3};
-        let all = [SmallM, MediumM, LargeM, TiledE4m3, Library];
+        use Kernel::{LargeM, Library, MediumM, SmallM, Tiled};
+        let all = [SmallM, MediumM, LargeM, Tiled, Library];
         all.into_iter().filter(|kernel| HOPPER.supports(*kernel, problem, operands)).collect()
     }
 
@@ -252,23 +251,22 @@ mod tests {
     }
 
     #[test]
-    fn e4m3_has_large_m_kernels_from_65_rows_on_and_the_library_by_its_version() {
-        use Kernel::{LargeM, Library, SmallM, TiledE4m3};
-        let rows_of = |scheme, rows| GemmProblem { scheme, ..problem(rows, 4608, 3584) };
-        let blocks = QuantScheme::E4m3Blocks { height: 128 };
-        for scheme in [QuantScheme::E4m3Rows, blocks] {
-            assert_eq!(aligned(rows_of(scheme, 64)), [SmallM, Library]);
-            assert_eq!(aligned(rows_of(scheme, 68)), [LargeM, Library]);
+    fn quantized_gemms_have_large_m_kernels_from_65_rows_on_and_the_library_by_its_version() {
+        use Kernel::{LargeM, Library, SmallM, Tiled};
+        let blocks = QuantizationScheme::BLOCK;
+        for scheme in [QuantizationScheme::ROW, blocks] {
+            assert_eq!(aligned(quantized(scheme, 64)), [SmallM, Library]);
+            assert_eq!(aligned(quantized(scheme, 68)), [LargeM, Library]);
             let old = Gpu { library_version: 120_800, ..HOPPER };
-            assert!(!old.supports(Library, rows_of(scheme, 68), operands(WORKSPACE)));
+            assert!(!old.supports(Library, quantized(scheme, 68), operands(WORKSPACE)));
         }
-        assert_eq!(aligned(rows_of(blocks, 69)), [LargeM], "the library takes multiples of four rows");
-        assert_eq!(aligned(rows_of(QuantScheme::E4m3Blocks { height: 64 }, 68)), [LargeM]);
-        assert_eq!(aligned(rows_of(QuantScheme::E4m3Fixed, 64)), [SmallM]);
-        assert_eq!(aligned(rows_of(QuantScheme::E4m3Fixed, 65)), [LargeM]);
+        assert_eq!(aligned(quantized(blocks, 69)), [LargeM], "the library takes multiples of four rows");
+        assert_eq!(aligned(quantized(blocks.in_memory(64), 68)), [LargeM]);
+        assert_eq!(aligned(quantized(FIXED, 64)), [SmallM]);
+        assert_eq!(aligned(quantized(FIXED, 65)), [LargeM]);
         for rows in [1, 65, 8192] {
-            let problem = rows_of(blocks, rows);
-            assert!(ADA.supports(TiledE4m3, problem, operands(WORKSPACE)));
+            let problem = quantized(blocks, rows);
+            assert!(ADA.supports(Tiled, problem, operands(WORKSPACE)));
             assert!(![SmallM, LargeM, Library].iter().any(|kernel| ADA.supports(
                 *kernel,
                 problem,
@@ -310,10 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn only_large_m_kernels_write_e4m3() {
-        let rounded = GemmOperands { out_is_e4m3: true, ..operands(WORKSPACE) };
+    fn only_large_m_kernels_write_quantized_rows() {
+        let rounded = GemmOperands { out_is_rounded: true, ..operands(WORKSPACE) };
         for rows in [8, 68, 300] {
-            let problem = GemmProblem { scheme: QuantScheme::E4m3Rows, ..gated(rows, 4608, 3584) };
+            let problem = GemmProblem { scheme: Some(QuantizationScheme::ROW), ..gated(rows, 4608, 3584) };
             let expected = if rows > SMALL_M_ROWS { vec![Kernel::LargeM] } else { vec![] };
             assert_eq!(kernels(problem, rounded), expected, "{rows} rows");
         }

@@ -38,7 +38,8 @@ pub(super) struct SmallMTiles {
 
 impl SmallMTiles {
     pub(super) fn of(problem: GemmProblem, cut: Cut, sms: usize) -> Self {
-        let steps = problem.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / problem.scheme.size());
+        let steps =
+            problem.in_features.div_ceil(STEP_COLUMNS * DType::F16.bits() / problem.weight_type(DType::F16).bits());
         // Tiles are cut between features. In a gated GEMM, tiles are cut between groups of eight
         // features with their gates.
         let (groups, most, rows) = if problem.gates {

@@ -9,7 +9,7 @@ use super::{
         contract::transpose_scales::{PADDED, THREADS, TILE},
         lane::Cuda,
     },
-    problem::{GemmOperands, GemmProblem, QuantScheme},
+    problem::{GemmOperands, GemmProblem},
     scale_scratch::{self, Scratch},
 };
 use crate::KernelError;
@@ -28,7 +28,7 @@ pub(super) unsafe fn transpose(
     problem: GemmProblem,
     operands: GemmOperands,
 ) -> Result<GemmOperands, KernelError> {
-    if !matches!(problem.scheme, QuantScheme::E4m3Blocks { .. }) {
+    if problem.block_rows().is_none() {
         return Ok(operands);
     }
     let scratch = Scratch::within(problem, operands).expect("the library was asked for it");

@@ -61,7 +61,7 @@ impl CudaKernels {
     /// Returns `true` if `algorithm` can compute `problem`. Alignment and workspace size are
     /// checked again at each call.
     fn runs(&self, problem: GemmProblem, algorithm: GemmAlgorithm) -> bool {
-        let (is_gated, is_unquantized) = (problem.gates, problem.scheme.is_unquantized());
+        let (is_gated, is_unquantized) = (problem.gates, problem.is_unquantized());
         match algorithm {
             GemmAlgorithm::SmallM(cut) => Cut::ALL.contains(&cut),
             GemmAlgorithm::Library(algorithm) if !is_gated => {

@@ -2,9 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy};
 use serde::{Serialize, Serializer};
-
-use super::scheme::{QuantizationScheme, RoundedBy, ScaledBy};
 
 /// The quantization that a user asks for: how to quantize an unquantized checkpoint while it loads,
 /// or the name of the checkpoint's own format.
@@ -53,9 +52,9 @@ impl WeightQuantization {
     /// names the checkpoint's format.
     pub(super) fn scheme(self) -> Option<QuantizationScheme> {
         match self {
-            WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(QuantizationScheme::CHANNEL),
+            WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(QuantizationScheme::ROW),
             WeightQuantization::Fp8PerBlock => Some(QuantizationScheme::BLOCK),
-            WeightQuantization::Fp8PerTensor => Some(QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Row)),
+            WeightQuantization::Fp8PerTensor => Some(QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Rows)),
             WeightQuantization::CompressedTensors | WeightQuantization::ModelOpt => None,
         }
     }

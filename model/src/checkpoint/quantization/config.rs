@@ -1,13 +1,13 @@
 //! `quantization_config` of `config.json`, and `hf_quant_config.json`: the FP8 formats of
 //! transformers, compressed-tensors and ModelOpt. Unknown settings are refused by name.
 
+use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy};
 use serde_json::{Map, Value, json};
 
 use super::choice::QuantizationMethod;
 use super::error::QuantizationError;
 use super::formats::StoredQuantization;
 use super::modules::Modules;
-use super::scheme::{QuantizationScheme, RoundedBy, ScaledBy};
 
 /// Maximum number of characters of a value in an error message.
 const SHOWN: usize = 60;
@@ -129,10 +129,10 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
     weights.among("dynamic", &[json!(false), Value::Null], "false")?;
     let is_dynamic = activations.fields.get("dynamic") == Some(&json!(true));
     let scheme = match (weights.text("strategy"), activations.text("strategy"), is_dynamic) {
-        (Some("channel"), Some("token"), true) => QuantizationScheme::CHANNEL,
-        (Some("tensor"), Some("token"), true) => QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Row),
-        (Some("channel"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Row, RoundedBy::Fixed),
-        (Some("tensor"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed),
+        (Some("channel"), Some("token"), true) => QuantizationScheme::ROW,
+        (Some("tensor"), Some("token"), true) => QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Rows),
+        (Some("channel"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Row, Quantization::Fixed(())),
+        (Some("tensor"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Fixed(())),
         (Some("block"), Some("group"), true) => {
             weights.among("block_structure", &[json!([128, 128])], "[128, 128]")?;
             activations.among("group_size", &[json!(128)], "128")?;
@@ -188,9 +188,9 @@ fn tensor(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
         "producer",
     ])?;
     let scheme = if is_by_channel {
-        QuantizationScheme::CHANNEL
+        QuantizationScheme::ROW
     } else {
-        QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed)
+        QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Fixed(()))
     };
     let (method, plain) = (QuantizationMethod::ModelOpt, part.modules(&["ignore", "exclude_modules"])?);
     Ok(StoredQuantization { method, scheme, scale: "weight_scale", plain })
@@ -358,10 +358,10 @@ mod tests {
         let [channel, tensor] = ["channel", "tensor"].map(|strategy| json!({ "strategy": strategy, "dynamic": false }));
         let scheme = QuantizationScheme::fp8;
         for (weights, activations, expected) in [
-            (&channel, &token, QuantizationScheme::CHANNEL),
-            (&tensor, &token, scheme(ScaledBy::Tensor, RoundedBy::Row)),
-            (&channel, &fixed, scheme(ScaledBy::Row, RoundedBy::Fixed)),
-            (&tensor, &fixed, scheme(ScaledBy::Tensor, RoundedBy::Fixed)),
+            (&channel, &token, QuantizationScheme::ROW),
+            (&tensor, &token, scheme(ScaledBy::Tensor, Quantization::Rows)),
+            (&channel, &fixed, scheme(ScaledBy::Row, Quantization::Fixed(()))),
+            (&tensor, &fixed, scheme(ScaledBy::Tensor, Quantization::Fixed(()))),
             (&blocks, &groups, QuantizationScheme::BLOCK),
         ] {
             let found = read(settings(weights.clone(), activations.clone()), None);
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn modelopts_settings_stand_in_either_file() {
-        let fixed = QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed);
+        let fixed = QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Fixed(()));
         let of_all = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
         let part = json!({
             "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": { "name": "modelopt" },
@@ -399,7 +399,7 @@ mod tests {
             "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"],
             "config_groups": { "group_0": { "weights": of_weights, "input_activations": of_all } },
         });
-        assert_eq!(in_config(by_channel.clone()).scheme, QuantizationScheme::CHANNEL);
+        assert_eq!(in_config(by_channel.clone()).scheme, QuantizationScheme::ROW);
         by_channel["quant_algo"] = json!("FP8");
         let config = json!({ "quantization_config": by_channel });
         stored_formats((config.as_object().expect("an object"), SETTINGS), None).expect_err("its groups say otherwise");
@@ -418,6 +418,6 @@ mod tests {
             "ignore": ["lm_head"], "config_groups": { "group_0": group },
         });
         let found = read(json!({ "quantization_config": settings }), None);
-        assert_eq!(found.scheme, QuantizationScheme::fp8(ScaledBy::Tensor, RoundedBy::Fixed));
+        assert_eq!(found.scheme, QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Fixed(())));
     }
 }

@@ -4,7 +4,7 @@ use bursar_budgets::Hint;
 use thiserror::Error;
 
 use super::choice::WeightQuantization;
-use super::scheme::QuantizationScheme;
+use super::served::SUPPORTED;
 
 /// The quantization of a checkpoint is not supported.
 #[derive(Debug, Error)]
@@ -59,7 +59,7 @@ impl Hint for QuantizationError {
                 "load the model's release in bf16 (with quantization set to {}, its weights are rounded while they \
                  load), or one in {}",
                 WeightQuantization::default(),
-                QuantizationScheme::SUPPORTED
+                SUPPORTED
             ),
         }
     }

@@ -1,10 +1,11 @@
 //! The formats of a model's weights: unquantized, quantized in the checkpoint, or quantized while
 //! they load.
 
+use bursar_kernels::QuantizationScheme;
+
 use super::choice::{QuantizationMethod, WeightQuantization};
 use super::error::QuantizationError;
 use super::modules::Modules;
-use super::scheme::QuantizationScheme;
 
 /// The format of quantized weights in a checkpoint.
 #[derive(Clone, Debug)]

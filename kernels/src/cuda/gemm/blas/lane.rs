@@ -19,12 +19,12 @@ use super::{
     super::{
         super::stream::{Clock, Stream},
         algorithm::GemmAlgorithm,
-        problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS, QuantScheme},
+        problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
         tuned::Tuned,
     },
     library::{Algorithm, Blas, Memory, Object, Operands, number},
 };
-use crate::{DType, FP8_BLOCK};
+use crate::{DType, QuantizationScheme};
 
 /// Number of proposals that autotuning measures.
 const PROPOSALS: usize = 12;
@@ -281,44 +281,38 @@ impl Described {
     /// column of cuBLASLt, which computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in,
     /// rows]`.
     pub(in crate::cuda) fn of(blas: &Blas, activation: DType, problem: GemmProblem) -> Result<Described, DeviceError> {
-        let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
-        let out_kind = if problem.out_is_f32 { number::R_32F } else { activation };
         let desc = blas.desc()?;
         blas.set(&desc, number::DESC_TRANSA, number::OP_TRANSPOSED)?;
         if problem.has_bias {
             blas.set(&desc, number::DESC_EPILOGUE, number::EPILOGUE_BIAS)?;
         }
-        let kind = match problem.scheme {
-            QuantScheme::Unquantized => activation,
-            QuantScheme::E4m3Rows => {
-                blas.set(&desc, number::DESC_A_SCALE_MODE, number::SCALE_EACH_ROW)?;
-                blas.set(&desc, number::DESC_B_SCALE_MODE, number::SCALE_EACH_ROW)?;
-                if problem.has_bias {
-                    blas.set(&desc, number::DESC_BIAS_TYPE, activation)?;
-                }
-                number::R_8F_E4M3
+        if let Some(scheme) = problem.scheme {
+            let [weight, x] = match scheme {
+                QuantizationScheme::ROW => [number::SCALE_EACH_ROW; 2],
+                QuantizationScheme::BLOCK => [number::SCALE_EACH_BLOCK, number::SCALE_EACH_128],
+                _ => return Err(no_algorithm(problem)),
+            };
+            blas.set(&desc, number::DESC_A_SCALE_MODE, weight)?;
+            blas.set(&desc, number::DESC_B_SCALE_MODE, x)?;
+            if problem.has_bias {
+                blas.set(&desc, number::DESC_BIAS_TYPE, number::of(activation))?;
             }
-            QuantScheme::E4m3Blocks { height: FP8_BLOCK } => {
-                blas.set(&desc, number::DESC_A_SCALE_MODE, number::SCALE_EACH_BLOCK)?;
-                blas.set(&desc, number::DESC_B_SCALE_MODE, number::SCALE_EACH_128)?;
-                if problem.has_bias {
-                    blas.set(&desc, number::DESC_BIAS_TYPE, activation)?;
-                }
+            if scheme == QuantizationScheme::BLOCK {
                 // An algorithm may be checked before the scales have an address. This
                 // placeholder is not read.
                 for pointer in [number::DESC_A_SCALE_POINTER, number::DESC_B_SCALE_POINTER] {
                     blas.set(&desc, pointer, SOME_ADDRESS)?;
                 }
-                number::R_8F_E4M3
             }
-            QuantScheme::E4m3Fixed | QuantScheme::E4m3Blocks { .. } => return Err(no_algorithm(problem)),
-        };
+        }
+        let (weight, x) = (problem.weight_type(activation), problem.x_type(activation));
+        let out = if problem.out_is_f32 { DType::F32 } else { activation };
         Ok(Described {
             problem,
             desc,
-            weight: blas.layout(kind, problem.in_features, problem.out_features, problem.in_features)?,
-            x: blas.layout(kind, problem.in_features, problem.rows, problem.x_pitch)?,
-            out: blas.layout(out_kind, problem.out_features, problem.rows, problem.out_pitch)?,
+            weight: blas.layout(number::of(weight), problem.in_features, problem.out_features, problem.in_features)?,
+            x: blas.layout(number::of(x), problem.in_features, problem.rows, problem.x_pitch)?,
+            out: blas.layout(number::of(out), problem.out_features, problem.rows, problem.out_pitch)?,
         })
     }
 
@@ -346,7 +340,7 @@ impl Described {
     }
 
     fn point_at(&self, blas: &Blas, operands: GemmOperands) -> Result<(), DeviceError> {
-        if !self.problem.scheme.is_unquantized() {
+        if !self.problem.is_unquantized() {
             blas.set(&self.desc, number::DESC_A_SCALE_POINTER, operands.weight_scales)?;
             blas.set(&self.desc, number::DESC_B_SCALE_POINTER, operands.x_scales)?;
         }

@@ -40,10 +40,6 @@ impl Proposal {
 /// Constants from `cublasLt.h`.
 pub(super) mod number {
     pub const SUCCESS: i32 = 0;
-    pub const R_32F: i32 = 0;
-    pub const R_16F: i32 = 2;
-    pub const R_16BF: i32 = 14;
-    pub const R_8F_E4M3: i32 = 28;
     pub const COMPUTE_32F: i32 = 68;
     pub const DESC_TRANSA: i32 = 3;
     pub const DESC_EPILOGUE: i32 = 7;
@@ -67,6 +63,16 @@ pub(super) mod number {
     pub const PREFERENCE_REDUCTION: i32 = 3;
     /// Partial sums are added in f32. Other schemes round each partial sum to the output's type.
     pub const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
+
+    /// Returns the `cudaDataType` of elements of type `dtype`.
+    pub fn of(dtype: crate::DType) -> i32 {
+        match dtype {
+            crate::DType::F32 => 0,
+            crate::DType::BF16 => 14,
+            crate::DType::F8E4M3 => 28,
+            _ => 2,
+        }
+    }
 }
 
 macro_rules! calls {
@@ -188,7 +194,7 @@ impl Blas {
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` is a local variable, so the new handle may be written to it.
-        let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::R_32F) };
+        let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::of(crate::DType::F32)) };
         said("cublasLtMatmulDescCreate", made)?;
         Ok(self.object(raw, self.calls.desc_destroy))
     }

@@ -1,5 +1,5 @@
-//! Products of E4M3 numbers: dot products within each group of columns that has a scale. Results do
-//! not depend on the number of rows.
+//! Products of quantized numbers: dot products within each group of columns that has a scale.
+//! Results do not depend on the number of rows.
 
 use super::{
     arithmetic::dot,
@@ -7,13 +7,14 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    Activations, E4m3, FP8_BLOCK, Quantization, Tensor, Weight, WeightScales,
+    Activations, E4m3, Quantization, Weight, WeightScales,
     calls::Linear,
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
-    let (x, weight) = (RoundedRows::of(&call.x), WeightRows::of(&call.weight));
+    let x = RoundedRows::of(&call.x);
+    let weight = WeightRows::of(&call.weight).expect("a plain weight has another product");
     let (features, in_features, rows) = (call.weight.rows(), call.weight.columns(), call.x.rows());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
     let (bias, out) = (call.bias.as_ref().map(widened), Output::of(&call.out));
@@ -53,7 +54,7 @@ enum RowScales<'a> {
 
 impl<'a> RoundedRows<'a> {
     pub(super) fn of(x: &'a Activations<'_>) -> Self {
-        let rounded = x.rounded.as_ref().expect("the front rounds activations for a weight in FP8");
+        let rounded = x.rounded.as_ref().expect("the front rounds activations for a quantized weight");
         let scales = match rounded.quantization {
             Quantization::Groups | Quantization::Rows => RowScales::Stored(Rows::of(&rounded.scales)),
             Quantization::Fixed(scale) => RowScales::Fixed(scale),
@@ -75,7 +76,7 @@ impl<'a> RoundedRows<'a> {
     }
 }
 
-/// Read access to the rows of an FP8 weight.
+/// Read access to the rows of a quantized weight.
 pub(super) struct WeightRows<'a> {
     data: Rows<'a, E4m3>,
     scales: &'a WeightScales<'a>,
@@ -83,12 +84,11 @@ pub(super) struct WeightRows<'a> {
 }
 
 impl<'a> WeightRows<'a> {
-    pub(super) fn of(weight: &'a Weight<'a>) -> Self {
-        let group = match weight.scales {
-            WeightScales::Blocks { .. } => FP8_BLOCK,
-            WeightScales::Rows { .. } | WeightScales::Unquantized => weight.columns(),
-        };
-        WeightRows { data: Rows::of(&weight.data), scales: &weight.scales, group }
+    /// Returns `None` if the weight is unquantized.
+    pub(super) fn of(weight: &'a Weight<'a>) -> Option<Self> {
+        let scales = weight.scales.as_ref()?;
+        let group = scales.by.group_columns(weight.columns());
+        Some(WeightRows { data: Rows::of(&weight.data), scales, group })
     }
 
     #[inline(always)]
@@ -100,17 +100,12 @@ impl<'a> WeightRows<'a> {
     /// and a widened row `x` of activations with the scales `x_scales`.
     #[inline(always)]
     pub(super) fn product(&self, feature: usize, wide: &[f32], x: &[f32], x_scales: &[f32]) -> f32 {
-        let scales = match self.scales {
-            WeightScales::Blocks { scales, height } => row(scales, feature / height),
-            WeightScales::Rows { scales, .. } => &Rows::<f32>::of(scales).all()[feature..=feature],
-            WeightScales::Unquantized => unreachable!("a plain weight has another product"),
+        let factors = Rows::<f32>::of(&self.scales.factors);
+        let scales = match self.scales.by.block_rows() {
+            Some(height) => factors.row(feature / height),
+            None => &factors.all()[feature..=feature],
         };
         let groups = wide.chunks(self.group).zip(x.chunks(self.group)).zip(scales.iter().zip(x_scales));
         groups.map(|((wide, x), (scale, of_x))| dot(wide, x) * (scale * of_x)).sum()
     }
-}
-
-#[inline(always)]
-fn row<'a>(scales: &'a Tensor<'_>, at: usize) -> &'a [f32] {
-    Rows::<f32>::of(scales).row(at)
 }

@@ -1,4 +1,5 @@
-//! GEMMs of FP8 weights on GPU generations other than Hopper (`kernels/cuda/gemm_tiled_e4m3.cu`).
+//! GEMMs of quantized weights on GPU generations other than Hopper
+//! (`kernels/cuda/gemm_tiled_e4m3.cu`).
 
 use bursar_budgets::Address;
 
@@ -14,7 +15,7 @@ use super::{
         },
         lane::Cuda,
     },
-    problem::{GemmOperands, GemmProblem, QuantScheme},
+    problem::{GemmOperands, GemmProblem},
 };
 use crate::{DType, KernelError};
 
@@ -22,13 +23,10 @@ use crate::{DType, KernelError};
 ///
 /// # Safety
 /// `operands` must match `problem`, which must have at least one row and one feature, and the
-/// kernel must support the GEMM ([`Kernel::TiledE4m3`](super::table::Kernel)).
+/// kernel must support the GEMM ([`Kernel::Tiled`](super::table::Kernel)).
 pub(super) unsafe fn launch(cuda: &Cuda, problem: GemmProblem, operands: GemmOperands) -> Result<(), KernelError> {
-    let kernels = cuda.entry_points().gemm_tiled_e4m3.as_ref().expect("the kernel supports the GEMM");
-    let (height, by_blocks) = match problem.scheme {
-        QuantScheme::E4m3Blocks { height } => (height, BY_BLOCKS),
-        _ => (1, 0),
-    };
+    let kernels = cuda.entry_points().gemm_tiled.as_ref().expect("the kernel supports the GEMM");
+    let (height, by_blocks) = problem.block_rows().map_or((1, 0), |height| (height, BY_BLOCKS));
     let is = |holds: bool, flag: u32| u32::from(holds) * flag;
     let flags = by_blocks
         | is(problem.accumulates, ADD_TO_OUT)

@@ -1,0 +1,29 @@
+//! The names of quantized weights for which a target has no kernels.
+
+use bursar_kernels::{QuantizationScheme, SCALE_BLOCK, Target};
+
+/// All schemes that checkpoints may have, for messages.
+pub(super) const SUPPORTED: &str = "FP8 by blocks of 128 x 128, by channel or by tensor";
+
+/// Number of rows and of columns of a weight for which a target has kernels if there are kernels for
+/// quantized weights of any shape.
+const USUAL: [usize; 2] = [SCALE_BLOCK; 2];
+
+/// The name of quantized weights that `target` has no kernels for; `None` if it has kernels for a
+/// weight of `shape` `[out_features, in_features]` that is in `scheme` in memory.
+pub(crate) fn unserved_weight(target: &Target, scheme: QuantizationScheme, shape: [usize; 2]) -> Option<&'static str> {
+    if target.has_quantized(scheme, shape) {
+        return None;
+    }
+    let has_any = target.has_quantized(QuantizationScheme::ROW, USUAL);
+    Some(if has_any { "FP8 weights of this shape" } else { "FP8 weights" })
+}
+
+/// Like [`unserved_weight`], for the weight of one of several experts.
+pub(crate) fn unserved_experts(target: &Target, scheme: QuantizationScheme, shape: [usize; 2]) -> Option<&'static str> {
+    if target.has_quantized_experts(scheme, shape) {
+        return None;
+    }
+    let has_any = target.has_quantized_experts(QuantizationScheme::ROW, USUAL);
+    Some(if has_any { "FP8 weights of experts of this shape" } else { "FP8 weights of experts" })
+}
