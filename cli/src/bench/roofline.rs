@@ -5,7 +5,11 @@
 use std::iter;
 
 use bursar_kernels::{KernelError, Target, Work};
-use bursar_model::{Model, flow::Grid, flow::SequencePart, flow::StepBatch, worst_cases, worst_cases::Pass};
+use bursar_model::{
+    Model,
+    flow::{Grid, SequencePart, StateSlots, StepBatch},
+    worst_cases::{self, Pass},
+};
 use serde::Serialize;
 
 /// The rates of a device.
@@ -116,7 +120,8 @@ impl Planner {
         let context = shares.iter().map(|share| share.cached + share.run).max().unwrap_or(0);
         // A plan depends only on the number of tokens, not on their values.
         let (tokens, positions, blocks) = (vec![0; longest], vec![[0; 3]; longest], vec![0; context]);
-        let part = |share: &SequenceTokens| SequencePart {
+        let has_states = self.model.config().decoder().step_format().has_states;
+        let part = |(slot, share): (usize, &SequenceTokens)| SequencePart {
             tokens: &tokens[..share.run],
             unseen: None,
             positions: &positions[..share.run],
@@ -125,9 +130,9 @@ impl Planner {
             pictures: &[],
             wants_logits: share.chooses,
             scored: 0..0,
-            state: None,
+            state: has_states.then(|| StateSlots::in_place(slot as u32)),
         };
-        self.work(&Pass::Step(StepBatch::pack(&shares.iter().map(part).collect::<Vec<_>>())))
+        self.work(&Pass::Step(StepBatch::pack(&shares.iter().enumerate().map(part).collect::<Vec<_>>())))
     }
 
     fn work(&self, pass: &Pass) -> Result<Work, KernelError> {

@@ -10,7 +10,7 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     RequestCost,
-    flow::{Grid, SequencePart, StepBatch},
+    flow::{Grid, SequencePart, StateSlots, StepBatch},
     sampling::{Sampler, SamplingParams},
     worst_cases,
 };
@@ -105,8 +105,8 @@ impl Sample {
     }
 
     /// Returns the sample as a step. All sequences use the same KV blocks, because no block has
-    /// content yet.
-    fn batch(&self, blocks: usize, vocabulary: usize) -> StepBatch {
+    /// content yet. With recurrent states, each sequence writes a separate state.
+    fn batch(&self, blocks: usize, vocabulary: usize, has_states: bool) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();
         let longest = parts.iter().map(|(tokens, cached)| tokens + cached).max().unwrap_or(1);
@@ -114,15 +114,16 @@ impl Sample {
         // Varied tokens, so that a mixture of experts distributes them over its experts.
         let ids: Vec<u32> = (0..longest).map(|token| (token * 7919 % vocabulary) as u32).collect();
         let positions: Vec<_> = (0..longest).map(|position| [position as u32; 3]).collect();
-        let part = |(tokens, cached): &(usize, usize)| SequencePart {
+        let part = |(slot, (tokens, cached)): (usize, &(usize, usize))| SequencePart {
             tokens: &ids[*cached..cached + tokens],
             positions: &positions[*cached..cached + tokens],
             cached_tokens: *cached,
             blocks: &table[..(tokens + cached).div_ceil(BLOCK_TOKENS)],
             wants_logits: true,
+            state: has_states.then(|| StateSlots::in_place(slot as u32)),
             ..SequencePart::default()
         };
-        StepBatch::pack(&parts.iter().map(part).collect::<Vec<_>>())
+        StepBatch::pack(&parts.iter().enumerate().map(part).collect::<Vec<_>>())
     }
 }
 
@@ -194,7 +195,8 @@ impl Attempt {
         let envelope = &self.envelope;
         let (sequences, step_tokens) = (envelope.sequences, envelope.step_tokens);
         let sizes = Sizes { sequences, step_tokens, context_tokens: envelope.context_tokens };
-        let vocabulary = self.model.config().decoder().vocabulary;
+        let decoder = self.model.config().decoder();
+        let vocabulary = decoder.vocabulary;
         let sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("the likeliest token needs nothing");
         let (mut clock, sampler, mut steps) = (Clock::start(allowed), Arc::new(sampler), Vec::new());
         for (place, sample) in sizes.samples().into_iter().enumerate() {
@@ -202,7 +204,7 @@ impl Attempt {
             if place >= 2 && !clock.has_time_for(size) {
                 continue;
             }
-            let batch = sample.batch(blocks, vocabulary);
+            let batch = sample.batch(blocks, vocabulary, decoder.step_format().has_states);
             let run = || async {
                 let choice = Choice { sampler: sampler.clone(), position: 0, past: None };
                 let choices = vec![choice; batch.logit_rows.len()];
@@ -280,7 +282,7 @@ mod tests {
             let samples = sizes.samples();
             assert!(samples[0].prompt == 0 && samples[1].prompt > 0 && samples[1].decoding > 0, "{sizes:?}");
             for sample in samples {
-                let batch = sample.batch(7, 100);
+                let batch = sample.batch(7, 100, false);
                 assert!(batch.token_count() <= step_tokens && batch.sequence_count() <= sequences, "{sample:?}");
                 assert!(batch.context_lengths.iter().all(|tokens| *tokens as usize <= context_tokens), "{sample:?}");
                 let work = sample.work();

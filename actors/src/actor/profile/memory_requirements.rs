@@ -281,7 +281,8 @@ impl MemoryRequirements {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
             // Each captured size has two graphs: one for greedy sampling, one for any sampling.
-            let (graphs, layers) = (2 * shape.buckets().len(), self.kv_shape.layers);
+            let layers = self.kv_shape.layers + self.states.map_or(0, |states| states.shape.layers);
+            let graphs = 2 * shape.buckets().len();
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
             plan.push(Class::Graphs, "captured steps, in the driver", driver, how);
