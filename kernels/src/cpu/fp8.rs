@@ -53,7 +53,7 @@ enum RowScales<'a> {
 
 impl<'a> RoundedRows<'a> {
     pub(super) fn of(x: &'a Activations<'_>) -> Self {
-        let rounded = x.rounded.as_ref().expect("the front rounds activations for a weight in FP8");
+        let rounded = x.rounded.as_ref().expect("activations are rounded for an FP8 weight before the kernel runs");
         let scales = match rounded.quantization {
             Quantization::Groups | Quantization::Rows => RowScales::Stored(Rows::of(&rounded.scales)),
             Quantization::Fixed(scale) => RowScales::Fixed(scale),
@@ -103,7 +103,7 @@ impl<'a> WeightRows<'a> {
         let scales = match self.scales {
             WeightScales::Blocks { scales, height } => row(scales, feature / height),
             WeightScales::Rows { scales, .. } => &Rows::<f32>::of(scales).all()[feature..=feature],
-            WeightScales::Unquantized => unreachable!("a plain weight has another product"),
+            WeightScales::Unquantized => unreachable!("a plain weight uses another product"),
         };
         let groups = wide.chunks(self.group).zip(x.chunks(self.group)).zip(scales.iter().zip(x_scales));
         groups.map(|((wide, x), (scale, of_x))| dot(wide, x) * (scale * of_x)).sum()

@@ -21,7 +21,7 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
         }
         WeightScales::Rows { scales, .. } => check::shape(op, "scales", scales, [rows])?,
     }
-    let scales = weight.scales.tensor().expect("a plain weight has returned");
+    let scales = weight.scales.tensor().expect("plain weights returned earlier");
     check::f32(op, "scales", scales)?;
     check::holds(scales.is_contiguous(), op, "scales", scales, "contiguous rows")?;
     match data.dtype() {
@@ -84,7 +84,7 @@ impl<B: Backend> Scope<'_, B> {
         quant_scratch: &'a QuantScratch<'_>,
     ) -> Result<Activations<'a>, KernelError> {
         let Some(quant_scratch) = &quant_scratch.0 else {
-            return Ok(x.only(weight.wants()).expect("room was not needed"));
+            return Ok(x.only(weight.wants()).expect("input in the format of the weight needs no scratch"));
         };
         self.round(x.plain(), quant_scratch)?;
         Ok(quant_scratch.view())

@@ -148,7 +148,7 @@ mod tests {
             scales.extend_from_slice(of_some);
             Ok::<_, ()>(())
         })
-        .expect("nothing fails");
+        .expect("rounding reports no error");
         let scale = |at: usize| match by {
             ScaledBy::Block => scales[at / columns / height * columns.div_ceil(FP8_BLOCK) + at % columns / FP8_BLOCK],
             ScaledBy::Row | ScaledBy::Tensor => scales[at / columns],
@@ -177,7 +177,7 @@ mod tests {
                 };
                 let allowed = (number.abs() / 16.0).max(scale / 1024.0) * 1.001;
                 assert!((back - number).abs() <= allowed, "{by:?}: {back} for {number} at {at}");
-                assert!(number.abs() <= scale * 448.0 * 1.001, "{by:?}: nothing is cut off");
+                assert!(number.abs() <= scale * 448.0 * 1.001, "{by:?}: no number is clipped");
             }
             if by == ScaledBy::Tensor {
                 assert!(

@@ -195,7 +195,7 @@ impl Attempt {
         let (sequences, step_tokens) = (envelope.sequences, envelope.step_tokens);
         let sizes = Sizes { sequences, step_tokens, context_tokens: envelope.context_tokens };
         let vocabulary = self.model.config().decoder().vocabulary;
-        let sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("the likeliest token needs nothing");
+        let sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("greedy sampling needs no parameters");
         let (mut clock, sampler, mut steps) = (Clock::start(allowed), Arc::new(sampler), Vec::new());
         for (place, sample) in sizes.samples().into_iter().enumerate() {
             let size = sample.prompt + sample.decoding;

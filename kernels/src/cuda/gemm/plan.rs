@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(unmeasured(e4m3(BLOCKS, 68)), Some(GemmPlan::LargeM));
         let gated = GemmProblem { scheme: BLOCKS, ..gated(300, 18_944, 3584) };
         assert_eq!(unmeasured(gated), Some(GemmPlan::LargeM));
-        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated E4M3 kernel has so few rows");
+        assert_eq!(unmeasured(GemmProblem { rows: 64, ..gated }), None, "no gated E4M3 kernel takes 64 rows");
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(by(GemmBackend::Measured, logits), WHOLE);
         assert_eq!(by(GemmBackend::Ours, gated(256, 18_944, 3584)), Some(GemmPlan::MediumM));
         assert_eq!(by(GemmBackend::Library, gated(256, 18_944, 3584)), None);
-        assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 8)), SMALL_M, "the library has none");
+        assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 8)), SMALL_M, "the library has no kernel for this scheme");
         assert_eq!(by(GemmBackend::Library, e4m3(QuantScheme::E4m3Fixed, 300)), Some(GemmPlan::LargeM));
     }
 
@@ -383,8 +383,8 @@ mod tests {
         };
         assert!(can(problem(257, 4608, 3584)) && can(gated(257, 18_944, 3584)) && can(e4m3(BLOCKS, 2048)));
         assert!(!can(problem(256, 4608, 3584)), "autotuning measures few rows separately");
-        assert!(!can(e4m3(BLOCKS, 2049)), "split");
-        assert!(!can(e4m3(QuantScheme::E4m3Fixed, 300)), "the library has none");
+        assert!(!can(e4m3(BLOCKS, 2049)), "a split GEMM cannot be compared");
+        assert!(!can(e4m3(QuantScheme::E4m3Fixed, 300)), "the library has no kernel for this scheme");
         let mut planner = planner(HOPPER, GemmBackend::Ours, &mut found);
         assert!(!planner.can_compare_large_m(problem(257, 4608, 3584), operands(0)).expect("the device answers"));
     }

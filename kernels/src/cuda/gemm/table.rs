@@ -262,7 +262,7 @@ mod tests {
             let old = Gpu { library_version: 120_800, ..HOPPER };
             assert!(!old.supports(Library, rows_of(scheme, 68), operands(WORKSPACE)));
         }
-        assert_eq!(aligned(rows_of(blocks, 69)), [LargeM], "the library takes multiples of four rows");
+        assert_eq!(aligned(rows_of(blocks, 69)), [LargeM], "the library takes row counts that are multiples of four");
         assert_eq!(aligned(rows_of(QuantScheme::E4m3Blocks { height: 64 }, 68)), [LargeM]);
         assert_eq!(aligned(rows_of(QuantScheme::E4m3Fixed, 64)), [SmallM]);
         assert_eq!(aligned(rows_of(QuantScheme::E4m3Fixed, 65)), [LargeM]);
