@@ -15,7 +15,7 @@ struct Notes(Mutex<Vec<ReleaseNote>>);
 
 impl ReleaseNotes for Notes {
     fn post(&self, note: ReleaseNote) {
-        self.0.lock().expect("nothing panics while it holds this").push(note);
+        self.0.lock().expect("no holder panicked").push(note);
     }
 }
 

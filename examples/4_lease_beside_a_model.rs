@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // While too little memory is free, `try_lease` refuses at once and `lease` waits.
     let free = budget.snapshot().await?.free;
     let error =
-        budget.try_lease(Class::external("cache"), free + Bytes::mib(16)).await.expect_err("some of it is taken");
+        budget.try_lease(Class::external("cache"), free + Bytes::mib(16)).await.expect_err("some memory is in use");
     println!("{} more than is free: {error}\n", Bytes::mib(16));
     let waiting = tokio::spawn({
         let budget = budget.clone();

@@ -137,7 +137,7 @@ async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
     let whole = Answer::to(port, "question=Hello&max_tokens=0", b"").await?.whole().await?;
     println!("{whole}\n");
     expect(
-        "the chat is at fault",
+        "the server refuses the chat",
         whole.contains("400 Bad Request") && whole.contains("`max_tokens` is 0; expected at least 1"),
     )?;
 
@@ -148,7 +148,7 @@ async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
     }
     let whole = Answer::to(port, "question=Hello", b"").await?.whole().await?;
     println!("{whole}\n");
-    expect("the moment is at fault", whole.contains("503 Service Unavailable") && whole.contains("retry-after"))?;
+    expect("the server is overloaded", whole.contains("503 Service Unavailable") && whole.contains("retry-after"))?;
 
     println!("{} chats are under way. Their connections are dropped.", model.requests().0);
     drop(long);

@@ -26,8 +26,8 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     let mut folders = vec![root.join(folder)];
     let mut files: Vec<PathBuf> = Vec::new();
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder of this repository") {
-            let path = entry.expect("an entry of it").path();
+        for entry in fs::read_dir(&folder).expect("a folder of this repository can be listed") {
+            let path = entry.expect("a folder entry").path();
             match path.is_dir() {
                 true => folders.push(path),
                 false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
@@ -38,7 +38,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     files.sort();
     let name = |path: &Path| path.strip_prefix(root).expect("below the root").display().to_string().replace('\\', "/");
     let sources: Vec<_> =
-        files.iter().map(|path| (name(path), fs::read_to_string(path).expect("a readable source"))).collect();
+        files.iter().map(|path| (name(path), fs::read_to_string(path).expect("a readable source file"))).collect();
     assert!(!sources.is_empty(), "there are sources in {folder}");
     sources
 }
@@ -238,8 +238,8 @@ fn features_that_need_host_memory_ask_for_it() {
         .filter(|(_, text)| text.contains("RuntimeConfig::default()") && needs.iter().any(|need| text.contains(need)))
         .filter(|(_, text)| !text.contains("DeviceChoice::Host"));
     assert_none(offenders.map(|(name, _)| name).collect(), "host memory is DeviceChoice::Host");
-    let pages = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("it is there");
-    assert!(!pages.contains(needs[2]), "the default is a GPU where there is one");
+    let pages = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the file is there");
+    assert!(!pages.contains(needs[2]), "the pages say that a GPU is the default device");
 }
 
 #[test]
@@ -263,9 +263,9 @@ fn only_one_file_writes_to_standard_error() {
 fn every_file_opens_with_its_purpose_and_stays_short() {
     for folder in CRATES.into_iter().chain(["src", "tests", "examples", "benches"]) {
         for (name, text) in sources(folder) {
-            assert!(text.starts_with("//!"), "{name} opens with what it is");
+            assert!(text.starts_with("//!"), "{name} opens with a `");
             let lines = text.lines().count();
-            assert!(lines <= 600, "{name} has {lines} lines: a hub wants splitting while it is small");
+            assert!(lines <= 600, "{name} has {lines} lines; split a hub above 600");
         }
     }
 }
@@ -287,7 +287,7 @@ fn examples_are_numbered_documented_and_run() {
         let opening: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
         let is_told = opening.contains(&format!("cargo run --example {name}"))
             || opening.contains(&format!("cargo run --release --example {name}"));
-        assert!(is_told, "{path} says how it is run in its first lines");
+        assert!(is_told, "{path} shows its command in its first lines");
         let is_run = script.lines().any(|line| line.split(' ').take(2).eq(["example", &name]));
         assert!(is_run, ".ci/run runs {path}");
         assert!(page.contains(&format!("`{name}`")), "docs/embedding.md says what {path} shows");
@@ -313,9 +313,9 @@ fn rule_9_no_source_makes_an_unbounded_queue() {
     for folder in SOURCES {
         assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
     }
-    let bans = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("clippy.toml")).expect("it is there");
+    let bans = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("clippy.toml")).expect("the file");
     for banned in ["tokio::sync::mpsc::unbounded_channel", "std::sync::mpsc::channel"] {
-        assert!(bans.contains(banned), "clippy would not mind {banned}");
+        assert!(bans.contains(banned), "clippy.toml does not ban {banned}");
     }
 }
 
@@ -339,9 +339,9 @@ fn each_test_and_file_in_the_table_of_rules_exists() {
         let mut has_named_test = false;
         for word in row.split('`').skip(1).step_by(2) {
             if word.contains('/') {
-                assert!(root.join(word).exists(), "rule {number} names {word}, which is not there");
+                assert!(root.join(word).exists(), "rule {number} names {word}, which does not exist");
             } else {
-                assert!(is_there(word), "rule {number} names the test {word}, which is not there");
+                assert!(is_there(word), "rule {number} names the test {word}, which does not exist");
                 has_named_test |= word.starts_with(&format!("rule_{number}_"));
             }
         }
@@ -350,6 +350,6 @@ fn each_test_and_file_in_the_table_of_rules_exists() {
         }
     }
     for rule in ["1", "4", "7", "9", "11", "12", "13", "15"] {
-        assert!(rules.iter().any(|named| named == rule), "rule {rule} has a test of its name in the table");
+        assert!(rules.iter().any(|named| named == rule), "a test of rule {rule} is listed in the table");
     }
 }

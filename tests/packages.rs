@@ -33,7 +33,7 @@ fn an_embedder_builds_no_command_line_dependency() {
     };
     assert_eq!(found("bursar", "hub,prometheus"), Vec::<&str>::new());
     assert_eq!(found("bursar-serve", ""), Vec::<&str>::new());
-    assert_eq!(found("bursar-cli", ""), of_the_command_line, "the program is made of them");
+    assert_eq!(found("bursar-cli", ""), of_the_command_line, "the listed crates make up the program");
 }
 
 #[test]
@@ -61,15 +61,15 @@ fn no_dependency_needs_a_newer_rust_than_promised() {
         Some(version)
     };
     let packages = metadata["packages"].as_array().expect("packages");
-    let ours = packages.iter().find(|package| package["name"] == "bursar").expect("ours is among them");
-    let promised = rust(ours).expect("it says which Rust it wants");
+    let ours = packages.iter().find(|package| package["name"] == "bursar").expect("the package is listed");
+    let promised = rust(ours).expect("the package names its Rust version");
     let newer: Vec<_> =
         packages.iter().filter(|package| rust(package).is_some_and(|wanted| wanted > promised)).collect();
     let names: Vec<_> =
         newer.iter().map(|package| format!("{} {}", package["name"], package["rust_version"])).collect();
-    assert!(names.is_empty(), "newer than {promised:?}: {names:?}");
+    assert!(names.is_empty(), "packages that need a newer Rust than {promised:?}: {names:?}");
 
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
-    let told = format!("Rust {} or later", ours["rust_version"].as_str().expect("said above"));
-    assert!(readme.contains(&told), "README.md says: {told}");
+    let told = format!("Rust {} or later", ours["rust_version"].as_str().expect("the version was read above"));
+    assert!(readme.contains(&told), "README.md does not say: {told}");
 }

@@ -118,7 +118,7 @@ impl Soak {
         let readings = async { Some(self.troubled_readings(Troubled::begin(seed).await, seed, Duration::MAX).await) };
         let ends = self.alone(readings).expect("a host device is always there");
         assert!(ends.compared > self.requests / 5, "{ends:?}");
-        assert_eq!(ends.differing, 0, "whatever befalls a chat, its reply is the same: {ends:?}");
+        assert_eq!(ends.differing, 0, "replies are the same despite faults: {ends:?}");
     }
 
     /// Runs for at most `within`.
@@ -148,7 +148,7 @@ impl Soak {
 
     fn run(&self) {
         let ends = self.alone(async { Some(self.readings().await) }).expect("a host device is always there");
-        assert!(ends.cancelled > self.requests / 10, "cancels are met: {ends:?}");
+        assert!(ends.cancelled > self.requests / 10, "cancelled requests end as cancelled: {ends:?}");
     }
 
     /// Runs a soak while no other soak runs, and compares its readings.
@@ -164,7 +164,7 @@ impl Soak {
         let (readings, ends) = threads.block_on(soak)?;
         println!("{ends:?}");
         let requests = readings.len() * self.between_readings;
-        assert!(ends.finished > requests / 4, "most chats that are not cancelled end by themselves: {ends:?}");
+        assert!(ends.finished > requests / 4, "most chats that are not cancelled are completed: {ends:?}");
         self.compare(&readings[self.warm_up..]);
         Some(ends)
     }
@@ -203,7 +203,7 @@ impl Soak {
         let grown = |of: fn(&Reading) -> u64| least(last, of).saturating_sub(least(first, of));
         let (heap, process) = (grown(|reading| reading.heap_bytes), grown(|reading| reading.resident_bytes));
         println!("grown by {heap} bytes of heap, {process} bytes of the process");
-        assert!(heap <= self.heap_growth, "the heap has {heap} bytes more: {readings:#?}");
-        assert!(process <= self.process_growth, "the process has {process} bytes more: {readings:#?}");
+        assert!(heap <= self.heap_growth, "the heap grew by {heap} bytes: {readings:#?}");
+        assert!(process <= self.process_growth, "the process grew by {process} bytes: {readings:#?}");
     }
 }

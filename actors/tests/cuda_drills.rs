@@ -63,7 +63,7 @@ impl Started {
         let ends = self.phases.iter().skip(1).map(|(_, at)| *at).chain([self.ready]);
         let mut told = format!("ready after {:.2} s:", (self.ready - self.begun).as_secs_f64());
         for ((phase, at), end) in self.phases.iter().zip(ends) {
-            write!(told, " {phase} {:.3} s", (end - *at).as_secs_f64()).expect("into memory");
+            write!(told, " {phase} {:.3} s", (end - *at).as_secs_f64()).expect("a String takes every write");
         }
         told
     }
@@ -80,20 +80,20 @@ async fn start(
     let (listening, begun) = (heard.clone(), Instant::now());
     let listen = move |progress| match progress {
         Progress::Phase(phase) => {
-            listening.lock().expect("nobody panics with it").0.push((phase, Instant::now()));
+            listening.lock().expect("the lock is not poisoned").0.push((phase, Instant::now()));
             at(phase);
         }
-        Progress::Attempt(report) => listening.lock().expect("nobody panics with it").1.push(report),
+        Progress::Attempt(report) => listening.lock().expect("the lock is not poisoned").1.push(report),
         _ => {}
     };
     let model = started(stage.runtime.load_with(source, options, listen).await)?;
-    let (phases, attempts) = std::mem::take(&mut *heard.lock().expect("nobody panics with it"));
+    let (phases, attempts) = std::mem::take(&mut *heard.lock().expect("the lock is not poisoned"));
     Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
 }
 
 /// The size of the KV cache, in tokens.
 async fn kv_tokens(model: &ModelHandle) -> usize {
-    model.serving().await.expect("it serves").kv_tokens
+    model.serving().await.expect("the model serves").kv_tokens
 }
 
 /// Pseudorandom bytes, for pictures and token ids.
@@ -122,7 +122,7 @@ fn fresh() -> u32 {
 /// A question about a new picture, with a reply of this many tokens.
 fn shown((wide, high): (u32, u32), reply: usize) -> Chat {
     let (bytes, first) = (3 * wide as usize * high as usize, 997 * fresh() as usize % (4 << 20));
-    let image = Image::from_rgb(wide, high, &noise()[first..first + bytes]).expect("as many bytes as pixels");
+    let image = Image::from_rgb(wide, high, &noise()[first..first + bytes]).expect("the byte count matches the size");
     greedy(Chat::new().user("Describe.").image(image), reply)
 }
 
@@ -142,13 +142,13 @@ fn greedy(chat: Chat, reply: usize) -> Chat {
 
 /// Sends a chat. Checks that the reply and its scores have the requested lengths.
 async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>) {
-    let mut events = model.chat(chat).await.expect("it is accepted");
+    let mut events = model.chat(chat).await.expect("the chat is accepted");
     let mut scored = 0;
     while let Some(event) = events.next().await {
         match event.expect("no request fails") {
             ChatEvent::Prompt(prompt) => {
                 scored += prompt.len();
-                prompt[1..].iter().for_each(|score| is_of_a_distribution(score.as_ref().expect("logits are numbers")));
+                prompt[1..].iter().for_each(|score| is_of_a_distribution(score.as_ref().expect("the logits are numbers")));
             }
             ChatEvent::Token(score) => {
                 assert!(!score.top.is_empty());
@@ -156,7 +156,7 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
             }
             ChatEvent::Done { usage, .. } => {
                 assert_eq!(usage.completion_tokens, reply);
-                return assert!(scores.contains(&scored), "{scored} scores");
+                return assert!(scores.contains(&scored), "{scored} scores were reported");
             }
             _ => {}
         }
@@ -249,14 +249,14 @@ fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
         loop {
             tokio::select! {
                 biased;
-                event = events.next() => heard.push(event.expect("the runtime lives").expect("nothing is missed")),
+                event = events.next() => heard.push(event.expect("the runtime runs").expect("no event is missed")),
                 _ = &mut is_over => return heard,
             }
         }
     });
     async move || {
         drop(over);
-        listener.await.expect("no panic")
+        listener.await.expect("the listener does not panic")
     }
 }
 
@@ -276,12 +276,12 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
         let (mut sizes, mut kept) = (Vec::new(), Vec::new());
         for is_warm in [false, true] {
             let options = LoadOptions { profiles: Some(folder.clone()), ..full() };
-            let started = start(&stage, options, |_| {}).await.expect("it starts");
-            let serving = started.model.serving().await.expect("it serves");
+            let started = start(&stage, options, |_| {}).await.expect("the model starts");
+            let serving = started.model.serving().await.expect("the model serves");
             assert_eq!(serving.is_warm, is_warm);
             println!("{}, {} tokens of keys and values", started.told(), serving.kv_tokens);
             sizes.push(serving.kv_tokens);
-            let (now, free) = (stage.measured().await, stage.device.memory().expect("it says").free);
+            let (now, free) = (stage.measured().await, stage.device.memory().expect("the device reports its memory").free);
             println!("{now}\nfree by the driver {free}");
             for (worst_case, peak) in &serving.record.peaks {
                 println!("{peak:>12} planned and measured: {worst_case}");
@@ -290,16 +290,16 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             sources.iter().for_each(|(source, bytes)| println!("{bytes:>12} of overhead: {source}"));
             let beside = now.overhead - sources.iter().map(|(_, bytes)| *bytes).sum();
             println!("{beside:>12} of overhead: loaded at first use, or kept by the driver");
-            assert!(beside <= Bytes::mib(128), "each part of it has a name");
+            assert!(beside <= Bytes::mib(128), "almost all memory of the model is in a named class");
             let (reserve, rounding) = (RESERVE_MAX.min(Bytes(now.total.0 / 64)), Bytes::mib(2 * LAYERS));
-            assert!((reserve..=reserve + rounding).contains(&now.free), "{} are free beside the canary", now.free);
+            assert!((reserve..=reserve + rounding).contains(&now.free), "{} are free in addition to the canary", now.free);
             assert_eq!(now.canary, now.canary_wanted);
             let by_ledger = now.free + now.canary;
-            assert_eq!(free, by_ledger, "what the ledger calls free is free");
+            assert_eq!(free, by_ledger, "the driver and the ledger report the same free memory");
             // Memory that was foreign before the model was loaded belongs to the driver, so only an
             // increase would be memory without a lease.
             println!("{} more are foreign than before", now.foreign.saturating_sub(before.foreign));
-            assert!(now.foreign <= before.foreign + Bytes::mib(2), "some is in no lease");
+            assert!(now.foreign <= before.foreign + Bytes::mib(2), "all memory of the model is leased");
             let drift = async || {
                 let Some(ours) = stage.device.process_bytes() else {
                     println!("drift is not looked at: this driver does not tell processes apart");
@@ -308,25 +308,25 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
                 let now = stage.snapshot().await;
                 ours.saturating_sub(now.granted + now.overhead)
             };
-            assert_eq!(drift().await, Bytes::ZERO, "some is in no lease");
+            assert_eq!(drift().await, Bytes::ZERO, "all memory of the model is leased");
             ask_all(&started.model, (0..8).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
             let later = stage.measured().await;
-            assert_eq!((later.granted, later.overhead), (now.granted, now.overhead), "nothing was taken for requests");
-            assert_eq!(drift().await, Bytes::ZERO, "nor beside the ledger");
-            stage.runtime.unload(NAME).await.expect("it unloads");
+            assert_eq!((later.granted, later.overhead), (now.granted, now.overhead), "requests took no memory from the ledger");
+            assert_eq!(drift().await, Bytes::ZERO, "requests took no memory outside the ledger");
+            stage.runtime.unload(NAME).await.expect("the model unloads");
             all_is_home(&stage, &before).await;
             kept.push(stage.measured().await.overhead);
         }
         assert_eq!(sizes[0], sizes[1]);
-        assert!(kept[1] <= kept[0] + Bytes::mib(4), "no start leaves more than the first: {kept:?}");
-        std::fs::remove_dir_all(folder).expect("it was made");
+        assert!(kept[1] <= kept[0] + Bytes::mib(4), "no later start leaves more memory than the first: {kept:?}");
+        std::fs::remove_dir_all(folder).expect("the folder exists");
     });
 }
 
 #[test]
 fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
     story(async |stage| {
-        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let started = start(&stage, full(), |_| {}).await.expect("the model starts");
         let model = &started.model;
         let before = stage.measured().await;
         let kv = async || stage.snapshot().await.of_class(&Class::Kv);
@@ -363,14 +363,14 @@ fn another_process_gets_1_8_and_40_gib_beside_64_chats() {
             println!("given up in {} changes; {answered} answers", yields.len());
         }
         drop(other_process);
-        stage.runtime.unload(NAME).await.expect("it unloads");
+        stage.runtime.unload(NAME).await.expect("the model unloads");
     });
 }
 
 #[test]
 fn loads_that_killed_another_server_lose_nothing_here() {
     story(async |stage| {
-        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let started = start(&stage, full(), |_| {}).await.expect("the model starts");
         let (model, heard) = (&started.model, listen(&stage));
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let wanted = Bytes::mib(7680);
@@ -388,7 +388,7 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         ];
         for (what, chats, reply, scores) in loads {
             let took = ask_all(model, chats, reply, scores).await;
-            let free = stage.device.memory().expect("it says").free;
+            let free = stage.device.memory().expect("the device reports its memory").free;
             println!("{what}: {:.2} s, {free} free", took.as_secs_f64());
         }
         nothing_broke(&heard().await);
@@ -396,7 +396,7 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         println!("{now}");
         assert!(now.deficit.is_zero() && now.foreign >= wanted, "{now}");
         drop(other_process);
-        stage.runtime.unload(NAME).await.expect("it unloads");
+        stage.runtime.unload(NAME).await.expect("the model unloads");
     });
 }
 
@@ -414,26 +414,26 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
         for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
             let (_, error) = too_little(&stage, &mut other_process, enough - Bytes::mib(200)).await;
             let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
-            let suggestion = named.expect("the same are named");
+            let suggestion = named.expect("the error suggests the same knobs");
             let Some(changed) = suggestion.over(&full()) else { continue };
             let (name, from) = (&suggestion.name, suggestion.from);
-            let value = suggestion.to.expect("it was applied");
+            let value = suggestion.to.expect("the suggestion has a value");
             let started = start(&stage, changed, |_| {}).await;
             let started = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
             println!("{name} {value} instead of {from}: {}", started.told());
             ask_all(&started.model, (0..4).map(|_| told(100, 8)).collect(), 8, NONE).await;
-            stage.runtime.unload(NAME).await.expect("it unloads");
+            stage.runtime.unload(NAME).await.expect("the model unloads");
             all_is_home(&stage, &before).await;
             applied += 1;
         }
-        assert!(applied >= 2, "some of them alone would fit");
+        assert!(applied >= 2, "at least two suggestions fit by themselves");
         let left = other_process.leave(enough + Bytes::gib(2));
-        let started = start(&stage, full(), |_| {}).await.expect("there is room");
+        let started = start(&stage, full(), |_| {}).await.expect("the model fits");
         println!("{left} are left: {}, {} tokens", started.told(), kv_tokens(&started.model).await);
         println!("{}", stage.measured().await);
         ask_all(&started.model, (0..16).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
         drop(other_process);
-        stage.runtime.unload(NAME).await.expect("it unloads");
+        stage.runtime.unload(NAME).await.expect("the model unloads");
         all_is_home(&stage, &before).await;
     });
 }
@@ -441,7 +441,7 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
 /// Tries a start with `left` bytes free. Returns the bytes that were actually free, and the error.
 async fn too_little(stage: &Stage, other_process: &mut OtherProcess, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = other_process.leave(left);
-    let error = start(stage, full(), |_| {}).await.map(drop).expect_err("there is too little");
+    let error = start(stage, full(), |_| {}).await.map(drop).expect_err("memory is short");
     println!("{left} are left: {error}; {}", error.hint());
     let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
     (left, error.clone())
@@ -457,7 +457,7 @@ fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
             let at = {
                 let (other_process, is_ready, taking) = (other_process.clone(), is_ready.clone(), taking.clone());
                 move |begun: Phase| {
-                    let mut taking = taking.lock().expect("nobody panics with it");
+                    let mut taking = taking.lock().expect("the lock is not poisoned");
                     if begun == phase && taking.is_none() {
                         let (other_process, is_ready) = (other_process.clone(), is_ready.clone());
                         // A separate thread takes the memory, so that the start is not delayed.
@@ -467,10 +467,10 @@ fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
             };
             let started = start(&stage, full(), at).await.unwrap_or_else(|error| panic!("{phase}: {error}"));
             is_ready.store(true, SeqCst);
-            let taking = taking.lock().expect("nobody panics with it").take().expect("the phase has begun");
-            let held = block_in_place(|| taking.join().expect("the other process goes on"));
+            let taking = taking.lock().expect("the lock is not poisoned").take().expect("the phase has begun");
+            let held = block_in_place(|| taking.join().expect("the other process continues"));
             let tokens = kv_tokens(&started.model).await;
-            assert!(held >= Bytes::gib(1), "{phase}: another process came");
+            assert!(held >= Bytes::gib(1), "{phase}: the other process took memory");
             println!("{phase}: another process has {held}; {}, {tokens} tokens", started.told());
             for AttemptReport { attempt, target_tokens, phase, outcome } in &started.attempts {
                 println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
@@ -478,8 +478,8 @@ fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
             ask_all(&started.model, (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
             eventually("all is made room for", async || stage.is_quiet().await).await;
             drop(started);
-            stage.runtime.unload(NAME).await.expect("it unloads");
-            drop(other_process.lock().expect("nobody panics with it").take());
+            stage.runtime.unload(NAME).await.expect("the model unloads");
+            drop(other_process.lock().expect("the lock is not poisoned").take());
             all_is_home(&stage, &before).await;
         }
     });
@@ -488,8 +488,8 @@ fn another_process_arriving_in_any_phase_costs_tokens_not_the_start() {
 /// Takes 1, 8 and 40 GiB, or what is available, until the model is ready. Returns the bytes that
 /// the process then holds.
 fn take_in_steps(other_process: &Mutex<Option<OtherProcess>>, is_ready: &AtomicBool) -> Bytes {
-    let mut other_process = other_process.lock().expect("nobody panics with it");
-    let other_process = other_process.as_mut().expect("it is there");
+    let mut other_process = other_process.lock().expect("the lock is not poisoned");
+    let other_process = other_process.as_mut().expect("the other process was started");
     let mut held = Bytes::ZERO;
     for wanted in [1, 8, 40].map(Bytes::gib) {
         while held < wanted && !is_ready.load(SeqCst) {
@@ -503,7 +503,7 @@ fn take_in_steps(other_process: &Mutex<Option<OtherProcess>>, is_ready: &AtomicB
 #[test]
 fn prompt_scores_add_little_time_and_delay_no_other_request() {
     story(async |stage| {
-        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let started = start(&stage, full(), |_| {}).await.expect("the model starts");
         let model = &started.model;
         let mut plain = None;
         for top in [None, Some(0), Some(20)] {
@@ -517,17 +517,17 @@ fn prompt_scores_add_little_time_and_delay_no_other_request() {
                 waits.push(another.await.expect("no request fails"));
             }
             println!("8,000 tokens, scored {top:?}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
-            let fastest = [alone, waits].map(|times| times.into_iter().min().expect("three of each"));
+            let fastest = [alone, waits].map(|times| times.into_iter().min().expect("three measurements each"));
             let [least, wait] = *plain.get_or_insert(fastest);
-            assert!(fastest[0] < least * 4 && fastest[1] < wait * 2, "{fastest:?} against {least:?} and {wait:?}");
+            assert!(fastest[0] < least * 4 && fastest[1] < wait * 2, "fastest {fastest:?}, compared with {least:?} and {wait:?}");
         }
-        stage.runtime.unload(NAME).await.expect("it unloads");
+        stage.runtime.unload(NAME).await.expect("the model unloads");
     });
 }
 
 /// The longest time between two tokens of a reply.
 async fn longest_wait(model: ModelHandle, chat: Chat) -> Duration {
-    let mut events = model.chat(chat.log_probabilities(0)).await.expect("it is accepted");
+    let mut events = model.chat(chat.log_probabilities(0)).await.expect("the chat is accepted");
     let (mut last, mut longest) = (None, Duration::ZERO);
     while let Some(event) = events.next().await {
         if let ChatEvent::Token(_) = event.expect("no request fails") {

@@ -53,7 +53,7 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
         let chat = |number: u32| question("Describe the picture.", 60).image(picture(number % 8));
         let mut expected = Vec::new();
         for number in 0..8 {
-            expected.push(answer(&model, chat(number)).await.expect("it answers"));
+            expected.push(answer(&model, chat(number)).await.expect("the chat is answered"));
         }
         let (expected, enough) = (Arc::new(expected), Arc::<AtomicBool>::default());
         let asked = Arc::<AtomicUsize>::default();
@@ -106,6 +106,6 @@ fn another_process_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
         let asked = asked.load(Relaxed);
         println!("{asked} answers, {differ} of which differ from those alone");
         assert!(asked >= 64);
-        stage.runtime.unload("demo").await.expect("it unloads");
+        stage.runtime.unload("demo").await.expect("the model unloads");
     });
 }

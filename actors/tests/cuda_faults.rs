@@ -54,14 +54,14 @@ fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
         // When the GPU fills up, the weights have been leased and backed, and are being copied.
         let fill = move |progress| {
             if matches!(progress, Progress::Loading { .. }) && !has_filled.swap(true, Ordering::SeqCst) {
-                let mut other_process = moving.lock().expect("nobody panics with it");
-                let left = other_process.as_mut().expect("it is there").leave(Bytes::mib(16));
+                let mut other_process = moving.lock().expect("the lock is not poisoned");
+                let left = other_process.as_mut().expect("the other process was started").leave(Bytes::mib(16));
                 println!("{left} are left while weights are copied");
             }
         };
         let options = LoadOptions { envelope: Some(large()), ..options() };
         let refused = stage.runtime.load_with(ModelSource::demo(), options.clone(), fill).await;
-        let error = refused.map(drop).expect_err("there is no room");
+        let error = refused.map(drop).expect_err("the model does not fit");
         let RuntimeError::Start(error) = error else { panic!("{error}") };
         println!("{error}; {}", error.hint());
         let StartError::Profile { source, .. } = &*error else { panic!("{error}") };
@@ -69,13 +69,13 @@ fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
         assert!(source.is_out_of_memory() && !error.hint().is_empty());
         all_is_home(&stage, &before).await;
         let full = stage.measured().await;
-        assert!(full.foreign * 2 > full.total, "the ledger knows who has it: {full}");
+        assert!(full.foreign * 2 > full.total, "the ledger counts the memory as foreign: {full}");
         // The other process ends, and the same load is tried again.
-        drop(other_process.lock().expect("no holder panicked").take());
-        let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("there is room now");
+        drop(other_process.lock().expect("the lock is not poisoned").take());
+        let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("the model fits now");
         let chat = question("Describe the picture.", 20).image(picture(1));
-        assert!(!answer(&model, chat).await.expect("it answers").is_empty());
-        stage.runtime.unload("demo").await.expect("it unloads");
+        assert!(!answer(&model, chat).await.expect("the chat is answered").is_empty());
+        stage.runtime.unload("demo").await.expect("the model unloads");
         all_is_home(&stage, &before).await;
     });
 }
@@ -96,25 +96,25 @@ fn the_suggestion_for_a_small_card_starts_when_applied() {
             // Ask again each time, because the driver keeps some memory of an unloaded model.
             let (_, error) = too_little(&stage, &mut other_process, left).await;
             let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
-            let suggestion = named.expect("the same are named");
+            let suggestion = named.expect("the error suggests the same knobs");
             let Some(changed) = suggestion.over(&wanted) else { continue };
-            let (name, value) = (&suggestion.name, suggestion.to.expect("it was applied"));
+            let (name, value) = (&suggestion.name, suggestion.to.expect("the suggestion has a value"));
             assert!(error.hint().contains(&format!("`{name}` to {value} instead of")));
             let speaks = changed.limits.context_tokens.is_none_or(|tokens| tokens >= 64);
             let started = load(&stage, changed).await;
             let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
             if speaks {
-                let said = answer(&model, question("Who are you?", 8)).await.expect("it answers");
+                let said = answer(&model, question("Who are you?", 8)).await.expect("the chat is answered");
                 assert!(!said.is_empty());
             }
             let now = stage.snapshot().await;
             let (granted, graphs, overhead) = (now.granted, now.of_class(&Class::Graphs), now.overhead);
             println!("{name} {value} starts: {granted} granted, graphs {graphs}, overhead {overhead}");
-            stage.runtime.unload("demo").await.expect("it unloads");
+            stage.runtime.unload("demo").await.expect("the model unloads");
             all_is_home(&stage, &before).await;
             applied += 1;
         }
-        assert!(applied > 0, "one of them would fit");
+        assert!(applied > 0, "at least one suggestion was applied");
     });
 }
 
@@ -122,7 +122,7 @@ fn the_suggestion_for_a_small_card_starts_when_applied() {
 async fn too_little(stage: &Stage, other_process: &mut OtherProcess, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = other_process.leave(left);
     let error = load(stage, LoadOptions { envelope: Some(large()), ..options() }).await.map(drop);
-    let error = error.expect_err("there is too little");
+    let error = error.expect_err("memory is short");
     println!("{left} are left: {error}; {}", error.hint());
     let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
     (left, error.clone())
@@ -133,42 +133,42 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
     story(async |stage| {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let options = LoadOptions { kv_tokens: Some(4096), intensity, ..options() };
-        let model = load(&stage, options).await.expect("it starts");
+        let model = load(&stage, options).await.expect("the model starts");
         let chat = || question("Describe the picture.", 30).image(picture(3));
-        let expected = answer(&model, chat().cache_salt("undisturbed")).await.expect("it answers");
+        let expected = answer(&model, chat().cache_salt("undisturbed")).await.expect("the chat is answered");
         let (ready, counts) = (stage.snapshot().await, stage.device.counts());
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         let drill = |which, after, count| {
             let injected = engine.send_message(EngineMessage::FailLaunches { which, after, count });
-            injected.expect("the engine lives");
+            injected.expect("the engine is running");
         };
         // Fail once, in the middle of a prompt and of a launch of the encoder. The lost
         // work is computed again.
         for (which, after) in [(WhichLane::Step, 7), (WhichLane::Vision, 5)] {
-            let before = model.serving().await.expect("it serves").generation;
+            let before = model.serving().await.expect("the model serves").generation;
             drill(which, after, 1);
             let salted = chat().cache_salt(format!("{which:?}"));
             let fresh = if which == WhichLane::Vision { salted.image(picture(40)) } else { salted };
-            let reply = answer(&model, fresh).await.expect("it answers all the same");
-            assert!(which == WhichLane::Vision || reply == expected, "{reply} instead of {expected}");
-            let serving = model.serving().await.expect("it serves");
-            assert!(serving.generation > before, "{which:?}: nothing was refused");
+            let reply = answer(&model, fresh).await.expect("the chat is answered after the refusals");
+            assert!(which == WhichLane::Vision || reply == expected, "the reply is {reply}, expected {expected}");
+            let serving = model.serving().await.expect("the model serves");
+            assert!(serving.generation > before, "{which:?}: no launch was refused");
         }
         // Fail repeatedly. Only this request ends, with an error that gives the number of failures.
         drill(WhichLane::Step, 7, 3);
         let error =
-            answer(&model, chat().cache_salt("again and again")).await.expect_err("each of its lives was cut short");
+            answer(&model, chat().cache_salt("again and again")).await.expect_err("each lane that served the chat died");
         println!("{error}; {}", error.hint());
         assert!(matches!(error, ChatError::GivenUp { deaths: 3 }), "{error:?}");
-        assert_eq!(answer(&model, chat().cache_salt("behind it")).await.expect("it answers"), expected);
-        assert_eq!(stage.device.counts(), counts, "on the memory that was there");
-        let serving = model.serving().await.expect("it serves");
+        assert_eq!(answer(&model, chat().cache_salt("behind it")).await.expect("the chat is answered"), expected);
+        assert_eq!(stage.device.counts(), counts, "the engine recovered in its existing memory");
+        let serving = model.serving().await.expect("the model serves");
         eventually("all blocks are home", async || {
             let (reply, usage) = Responder::new();
             drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
             usage.await.is_ok_and(|usage| usage.held == 0)
         })
         .await;
-        assert_eq!(stage.snapshot().await, ready, "the ledger is as it was");
+        assert_eq!(stage.snapshot().await, ready, "the ledger has not changed");
     });
 }

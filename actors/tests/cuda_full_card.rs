@@ -28,7 +28,7 @@ struct Heard(String, Ears);
 
 impl Heard {
     fn change(&self, change: impl FnOnce(f64) -> f64) {
-        let mut all = self.1.0.lock().expect("nobody panics while listening");
+        let mut all = self.1.0.lock().expect("the lock is not poisoned");
         let value = all.entry(self.0.clone()).or_default();
         *value = change(*value);
     }
@@ -81,23 +81,23 @@ impl Ears {
         static EARS: OnceLock<Ears> = OnceLock::new();
         let open = || {
             let ears = Ears::default();
-            metrics::set_global_recorder(ears.clone()).expect("nobody else records in this process");
+            metrics::set_global_recorder(ears.clone()).expect("no other recorder is set in this process");
             ears
         };
         EARS.get_or_init(open).clone()
     }
 
     fn value(&self, name: &str) -> f64 {
-        self.0.lock().expect("nobody panics while listening").get(name).copied().unwrap_or_default()
+        self.0.lock().expect("the lock is not poisoned").get(name).copied().unwrap_or_default()
     }
 }
 
 /// Checks that the reply has the requested number of tokens, whatever tokens
 /// the random weights choose.
 async fn answer(model: &ModelHandle, chat: Chat, tokens: usize) {
-    let mut reply = model.chat(chat.temperature(0.0).max_tokens(tokens).ignore_end()).await.expect("accepted");
+    let mut reply = model.chat(chat.temperature(0.0).max_tokens(tokens).ignore_end()).await.expect("an accepted chat");
     while let Some(event) = reply.next().await {
-        if let ChatEvent::Done { usage, .. } = event.expect("it is served") {
+        if let ChatEvent::Done { usage, .. } = event.expect("the reply has no error") {
             return assert_eq!(usage.completion_tokens, tokens);
         }
     }
@@ -106,7 +106,7 @@ async fn answer(model: &ModelHandle, chat: Chat, tokens: usize) {
 
 fn shown(side: u32) -> Chat {
     let pixels: Vec<u8> = (0..3 * side * side).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    Chat::new().user("Describe.").image(Image::from_rgb(side, side, pixels).expect("as many bytes as pixels"))
+    Chat::new().user("Describe.").image(Image::from_rgb(side, side, pixels).expect("the byte count matches the size"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -116,58 +116,58 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let runtime = match Runtime::start(config).await {
         Ok(runtime) => runtime,
         Err(RuntimeError::Device(error @ DeviceError::NoDevice { .. })) => {
-            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
             return;
         }
         Err(error) => panic!("{error}"),
     };
     let budget = runtime.budget().clone();
-    let empty = budget.snapshot().await.expect("it answers");
+    let empty = budget.snapshot().await.expect("the budget answers");
     let checkpoint = random_checkpoint("qwen2.5-vl-7b", 7).expect("a known shape");
     let sequences = 32;
     let envelope =
         Envelope { sequences, largest_pictures: 1, picture_patches: 5_476, launch_patches: 10_952, ..Envelope::gpu() };
     let options = LoadOptions { name: Some("seven".into()), envelope: Some(envelope), ..LoadOptions::default() };
-    let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("it starts");
-    let full = budget.measure().await.expect("it answers");
-    println!("{full}\nthe driver has {} free", runtime.device().memory().expect("it says").free);
+    let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("the model starts");
+    let full = budget.measure().await.expect("the budget answers");
+    println!("{full}\nthe driver has {} free", runtime.device().memory().expect("the device reports its memory").free);
     // The KV cache of each of the 28 layers is rounded to whole pages of 2 MiB.
     let rounding = Bytes::mib(2 * 28);
     let reserve = RESERVE_MAX.min(Bytes(full.total.0 / 64));
-    assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free beside the canary", full.free);
+    assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free in addition to the canary", full.free);
     let sizes = buckets(sequences).len() as f64;
     assert_eq!(ears.value("bursar_graphs_captured"), sizes);
 
     let steps = || (ears.value("bursar_graph_replays_total"), ears.value("bursar_eager_steps_total"));
-    assert_eq!(steps(), (0.0, 0.0), "nobody has asked yet");
+    assert_eq!(steps(), (0.0, 0.0), "no request has been sent yet");
     answer(&model, Chat::new().user("Who are you?"), 64).await;
     let (replays, eager) = steps();
     println!("a prompt and 64 tokens: {replays} steps by a graph, {eager} launch by launch");
-    assert!(replays >= 63.0, "each token behind the first is a step by a graph: {replays}");
-    assert!(eager > 0.0, "a prompt's step has none");
+    assert!(replays >= 63.0, "each token after the first comes from a graph: {replays}");
+    assert!(eager > 0.0, "the step of a prompt has no graph");
     answer(&model, shown(1036), 8).await;
-    let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
+    let engine = runtime.supervised().await.expect("the runtime answers").engines.remove("seven").expect("a loaded model");
     // These pictures are new. A picture that was sent before is cached and would not reach the
     // vision lane.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
         let (ended, end) = Responder::new();
-        engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
-        end.await.expect("there is such a lane");
+        engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine is running");
+        end.await.expect("the engine has the lane");
         answer(&model, Chat::new().user("Who are you now?"), 64).await;
         answer(&model, shown(side), 8).await;
     }
     let (deadline, mut looks) =
         (Instant::now() + Duration::from_secs(30), tokio::time::interval(Duration::from_millis(5)));
     while ears.value("bursar_graphs_captured") < sizes {
-        assert!(Instant::now() < deadline, "{} of {sizes} sizes again", ears.value("bursar_graphs_captured"));
+        assert!(Instant::now() < deadline, "{} of {sizes} sizes captured", ears.value("bursar_graphs_captured"));
         looks.tick().await;
     }
     assert_eq!(ears.value("bursar_graphs_not_recaptured_total"), 0.0);
-    let now = budget.measure().await.expect("it answers");
+    let now = budget.measure().await.expect("the budget answers");
     println!("after both lanes have died:\n{now}");
-    assert_eq!((now.granted, now.canary), (full.granted, full.canary), "what came meanwhile the reserve had room for");
-    runtime.unload("seven").await.expect("it unloads");
-    let after = budget.measure().await.expect("it answers");
+    assert_eq!((now.granted, now.canary), (full.granted, full.canary), "the reserve had room for new bytes");
+    runtime.unload("seven").await.expect("the model unloads");
+    let after = budget.measure().await.expect("the budget answers");
     assert_eq!((after.granted, after.of_class(&Class::Kv)), (empty.granted, Bytes::ZERO), "{after}");
     runtime.shutdown().await;
 }

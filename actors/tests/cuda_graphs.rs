@@ -67,7 +67,7 @@ impl Drop for Stage {
     /// Waits for the lane's thread, which frees graphs through the driver. The driver is gone when
     /// the process exits.
     fn drop(&mut self) {
-        let threads = tokio::runtime::Builder::new_current_thread().build().expect("this thread");
+        let threads = tokio::runtime::Builder::new_current_thread().build().expect("the runtime builds");
         threads.block_on(self.lane.shut_down());
     }
 }
@@ -92,7 +92,7 @@ impl Stage {
         let cuda = match CudaDevice::open(0) {
             Ok(device) => Arc::new(device),
             Err(error @ DeviceError::NoDevice { .. }) => {
-                println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+                println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
                 return None;
             }
             Err(error) => panic!("{error}"),
@@ -109,15 +109,15 @@ impl Stage {
             println!("skipped, there are no kernels for FP8 keys and values on {}", Target::Cuda(target).name());
             return None;
         }
-        let kernels = CudaKernels::load(&cuda, target, &search).expect("its kernels load");
+        let kernels = CudaKernels::load(&cuda, target, &search).expect("the kernels load");
         let device: Arc<dyn Device> = cuda.clone();
-        let checkpoint = Checkpoint::open(source).expect("it opens").with_cache(cache);
-        let plan = Model::plan(&checkpoint, &kernels.target()).expect("it can be planned");
+        let checkpoint = Checkpoint::open(source).expect("the checkpoint opens").with_cache(cache);
+        let plan = Model::plan(&checkpoint, &kernels.target()).expect("the model can be planned");
         let (bytes, kv_shape) = (plan.weight_bytes(), plan.kv_shape(&kernels.target()));
         let blocks = shape.sequences * blocks_each(shape);
         let reserved = growth * blocks;
         let kv_bytes = KvMemory::bytes(kv_shape, reserved, device.page());
-        let (wanted, free) = (CAPACITY + bytes + kv_bytes, cuda.memory().expect("it says").free);
+        let (wanted, free) = (CAPACITY + bytes + kv_bytes, cuda.memory().expect("the device reports its memory").free);
         if wanted > free {
             println!("skipped, it wants {wanted} of a GPU of which {free} are free");
             return None;
@@ -127,7 +127,7 @@ impl Stage {
         let model = Model::load(&checkpoint, &backend, leased.segment(Class::Weights, bytes), |_, _| {
             std::ops::ControlFlow::Continue(())
         })
-        .expect("it loads");
+        .expect("the model loads");
         let kv_lease = leased.lease(Class::Kv, kv_bytes);
         let kv = KvMemory::reserve(&device, kv_shape, reserved, Arc::new(kv_lease)).expect("addresses");
         kv.grow_to(blocks).expect("memory");
@@ -160,7 +160,7 @@ impl Stage {
             let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
             self.lane.submit(Job::Capture(CaptureJob { rows, answer: answer_to }));
             let outcome: Result<Option<Bytes>, LaneError> = answer.recv().expect("each job is answered");
-            outcome.expect("it is captured").expect("a GPU has graphs")
+            outcome.expect("the graph is captured").expect("the GPU supports graphs")
         });
         captured.sum()
     }
@@ -172,7 +172,7 @@ impl Stage {
             let (give, answer) = sync_channel(1);
             let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
             self.lane.submit(Job::Forget { rows, answer: answer_to });
-            answer.recv().expect("each job is answered").expect("it is gone");
+            answer.recv().expect("each job is answered").expect("the graph is forgotten");
         }
     }
 
@@ -256,7 +256,7 @@ impl Stage {
     }
 
     fn sampler(&self, params: SamplingParams) -> Arc<Sampler> {
-        Arc::new(Sampler::new(params, self.vocabulary).expect("within its limits"))
+        Arc::new(Sampler::new(params, self.vocabulary).expect("the parameters are valid"))
     }
 
     /// Samplers that always take the likeliest token.
@@ -286,7 +286,7 @@ impl Stage {
             };
             Sampler::clone(&sampler).with_log_probabilities(sequence % 4)
         };
-        (0..sequences).map(|sequence| Arc::new(sampler(sequence).expect("within its limits"))).collect()
+        (0..sequences).map(|sequence| Arc::new(sampler(sequence).expect("the parameters are valid"))).collect()
     }
 }
 
@@ -347,15 +347,15 @@ fn assert_graphs_change_no_reply(stage: &Stage) {
     stage.forget(&stage.shape.buckets());
     let mut differ = Vec::new();
     for (sequences, (graphs, replayed)) in all.zip(by_graphs) {
-        assert_eq!(replayed, STEPS, "every step but for the prompts");
+        assert_eq!(replayed, STEPS, "every step except the prompt steps replays a graph");
         let (eager, replayed) = stage.replies(&stage.plain(sequences), STEPS, 0, Named::Seen);
-        assert_eq!(replayed, 0, "there is no graph");
+        assert_eq!(replayed, 0, "no step replays a graph");
         differ.extend((graphs != eager).then_some(sequences));
         let ids = |reply: &Vec<Token>| reply.iter().map(|token| token.id).collect::<Vec<_>>();
         let distinct: BTreeSet<_> = graphs.iter().map(ids).collect();
-        assert!(distinct.len() > sequences / 2, "replies that are alike could not be told apart: {graphs:?}");
+        assert!(distinct.len() > sequences / 2, "the replies are too similar to compare: {graphs:?}");
     }
-    assert!(differ.is_empty(), "with so many sequences they differ: {differ:?}");
+    assert!(differ.is_empty(), "with graphs these replies differ: {differ:?}");
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_step_without_its_size_captured_never_takes_a_larger_graph() {
     stage.capture();
     let reply = |sequences| stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
     let [(three, of_four), (five, of_eight)] = [3, 5].map(reply);
-    assert_eq!((of_four, of_eight), (STEPS, STEPS), "by the graphs of four rows and of eight");
+    assert_eq!((of_four, of_eight), (STEPS, STEPS), "graphs of four and eight rows replay every step");
     stage.forget(&[4]);
     assert_eq!([3, 5].map(reply), [(three, 0), (five, STEPS)]);
 }
@@ -376,17 +376,17 @@ fn graphs_and_single_launches_draw_alike_with_equal_seeds() {
     let all = 1..=stage.shape.sequences;
     let by_graphs: Vec<_> = all.clone().map(|n| stage.replies(&stage.samplers(n), STEPS, 0, Named::Unseen)).collect();
     for (sequences, (graphs, replayed)) in all.clone().zip(&by_graphs) {
-        assert_eq!(*replayed, STEPS, "every step but for the prompts");
+        assert_eq!(*replayed, STEPS, "every step except the prompt steps replays a graph");
         let (seen, replayed) = stage.replies(&stage.samplers(sequences), STEPS, 0, Named::Seen);
         assert_eq!((&seen, replayed), (graphs, STEPS), "{sequences} sequences, each token seen before the next step");
     }
     stage.forget(&stage.shape.buckets());
     for (sequences, (graphs, _)) in all.zip(by_graphs) {
         let (eager, replayed) = stage.replies(&stage.samplers(sequences), STEPS, 0, Named::Unseen);
-        assert_eq!(replayed, 0, "there is no graph");
-        assert_eq!(graphs, eager, "{sequences} sequences");
+        assert_eq!(replayed, 0, "no step replays a graph");
+        assert_eq!(graphs, eager, "{sequences} sequences: graphs and eager steps give the same replies");
         let (plain, _) = stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
-        assert_ne!(plain[0], graphs[0], "what is drawn is not always the likeliest");
+        assert_ne!(plain[0], graphs[0], "sampling should not always choose the likeliest token");
     }
 }
 
@@ -399,7 +399,7 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
         let sampler = |sequence: u64| {
             let params = SamplingParams { temperature: 1.0, seed: 100 * round + sequence, ..SamplingParams::default() };
             let sampler = Sampler::new(params, stage.vocabulary).and_then(|sampler| sampler.with_log_probabilities(1));
-            Arc::new(sampler.expect("within its limits"))
+            Arc::new(sampler.expect("the parameters are valid"))
         };
         // Eleven sequences fill their graph. Nine sequences use the same graph, with
         // two rows of padding.
@@ -407,7 +407,7 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
         let (replies, replayed) = stage.replies(&samplers, 60, 0, Named::Unseen);
         assert_eq!(replayed, 60);
         for token in replies.iter().flatten() {
-            let reported = token.log_probabilities.as_ref().expect("it was asked for");
+            let reported = token.log_probabilities.as_ref().expect("the log probabilities were requested");
             let likeliest = reported.top[0];
             let probability = f64::from(likeliest.log_probability).exp();
             surplus += f64::from(u8::from(token.id == likeliest.id)) - probability;
@@ -416,8 +416,8 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
         }
     }
     println!("{drawn} drawn, the likeliest {surplus:.1} times too often, with a deviation of {:.1}", variance.sqrt());
-    assert!(variance > 100.0, "the likeliest are not all but certain: {variance} of {drawn}");
-    assert!(surplus.abs() < 5.0 * variance.sqrt(), "{surplus} of {drawn}, with a variance of {variance}");
+    assert!(variance > 100.0, "the likeliest token is almost certain: variance {variance} of {drawn} draws");
+    assert!(surplus.abs() < 5.0 * variance.sqrt(), "a surplus of {surplus} in {drawn} draws, with a variance of {variance}");
 }
 
 #[test]
@@ -434,15 +434,15 @@ fn assert_graphs_survive_resizing(stage: &Stage) {
     for samplers in [stage.plain(5), stage.samplers(5)] {
         let (first, _) = stage.replies(&samplers, 30, 0, Named::Unseen);
         stage.memory.kv.grow_to(GROWTH * least).expect("memory");
-        let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
+        let (free, counts) = (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
         let (grown, replayed) = stage.replies(&samplers, 30, (GROWTH - 1) * least, Named::Unseen);
-        assert_eq!((&grown, replayed), (&first, 30), "in blocks that were not there when it was captured");
+        assert_eq!((&grown, replayed), (&first, 30), "a graph works in blocks that were added after its capture");
         assert_eq!(stage.device.counts(), counts);
-        assert_eq!(stage.device.memory().expect("it says").free, free);
-        stage.memory.kv.shrink_to(least, &stage.device.fence_here()).expect("nothing uses the tail");
+        assert_eq!(stage.device.memory().expect("the device reports its memory").free, free);
+        stage.memory.kv.shrink_to(least, &stage.device.fence_here()).expect("the blocks of the tail are free");
         let (shrunk, replayed) = stage.replies(&samplers, 30, 0, Named::Unseen);
         assert_eq!((&shrunk, replayed), (&first, 30));
-        assert!(stage.memory.kv.blocks() == least && stage.device.memory().expect("it says").free > free);
+        assert!(stage.memory.kv.blocks() == least && stage.device.memory().expect("the device reports its memory").free > free);
     }
 }
 
@@ -453,12 +453,12 @@ fn decoding_can_be_captured_again_between_two_steps() {
     for samplers in [stage.plain(4), stage.samplers(4)] {
         let undisturbed = stage.replies(&samplers, 20, 0, Named::Unseen);
         assert_eq!(undisturbed.1, 20);
-        let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
+        let (free, counts) = (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
         let (again, told) = std::thread::scope(|threads| {
             // The lane's queue is short, so captures run between steps and not after all steps.
             let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
             let replies: Vec<_> = (0..20).map(|_| stage.replies(&samplers, 20, 0, Named::Unseen)).collect();
-            let told: Bytes = captures.join().expect("they are captured").into_iter().sum();
+            let told: Bytes = captures.join().expect("the graphs are captured").into_iter().sum();
             (replies, told)
         });
         for reply in again {
@@ -468,7 +468,7 @@ fn decoding_can_be_captured_again_between_two_steps() {
         // or page-locked for graphs.
         let allocations = counts.allocations + 3 * 2 * stage.shape.buckets().len() as u64;
         assert_eq!(stage.device.counts(), CudaCounts { allocations, ..counts });
-        let left = stage.device.memory().expect("it says").free;
-        assert!(left + told >= free, "{left} are left of {free}, and {told} were told");
+        let left = stage.device.memory().expect("the device reports its memory").free;
+        assert!(left + told >= free, "{left} are left of {free}, and only {told} were reported");
     }
 }

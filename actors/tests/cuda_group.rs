@@ -35,10 +35,10 @@ const OTHER_PROCESS: &str = "another_process_takes_the_requested_bytes";
 fn several(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let of = std::env::var("BURSAR_TEST_RANKS").map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
-    assert!(of > 1, "several ranks");
+    assert!(of > 1, "the test needs several ranks");
     let open = |ordinal| CudaDevice::open(ordinal).map(Arc::new);
     let others = (1..of).map(open).collect::<Result<Vec<_>, _>>();
-    let others = others.unwrap_or_else(|_| (1..of).map(|_| open(0).expect("the first one opens")).collect());
+    let others = others.unwrap_or_else(|_| (1..of).map(|_| open(0).expect("the first device opens again")).collect());
     let devices = [vec![first.clone()], others].concat();
     println!("ranks on {:?}", devices.iter().map(|device| device.label()).collect::<Vec<_>>());
     devices
@@ -65,12 +65,12 @@ async fn served(devices: &[Arc<CudaDevice>], source: ModelSource) -> (Runtime, M
 
 async fn loaded(devices: &[Arc<CudaDevice>], source: ModelSource, options: LoadOptions) -> (Runtime, ModelHandle) {
     let ranks = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
-    let group = DeviceGroup::of(ranks, "cuda:a,b").expect("of one kind");
+    let group = DeviceGroup::of(ranks, "cuda:a,b").expect("the devices are of one kind");
     let config = RuntimeConfig { device: DeviceChoice::Custom(Arc::new(group)), ..RuntimeConfig::default() };
-    let runtime = Runtime::start(config).await.expect("it starts");
+    let runtime = Runtime::start(config).await.expect("the runtime starts");
     let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
     let options = LoadOptions { intensity, ..options };
-    let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");
+    let model = runtime.load_with(source, options, |_| {}).await.expect("the model loads");
     (runtime, model)
 }
 
@@ -92,16 +92,16 @@ async fn answers(model: &ModelHandle) -> Vec<String> {
     static TIMES: AtomicUsize = AtomicUsize::new(0);
     let (mut answers, time) = (Vec::new(), TIMES.fetch_add(1, Ordering::Relaxed));
     for chat in chats() {
-        answers.push(answer(model, chat.cache_salt(format!("{time}"))).await.expect("it answers"));
+        answers.push(answer(model, chat.cache_salt(format!("{time}"))).await.expect("the chat is answered"));
     }
     answers
 }
 
 /// The log-probability of a reply's first token.
 async fn first(model: &ModelHandle) -> f32 {
-    let mut reply = model.chat(question("Who are you?", 2).log_probabilities(0)).await.expect("it is accepted");
+    let mut reply = model.chat(question("Who are you?", 2).log_probabilities(0)).await.expect("the chat is accepted");
     loop {
-        match reply.next().await.expect("it goes on").expect("it succeeds") {
+        match reply.next().await.expect("the reply continues").expect("the reply has no error") {
             ChatEvent::Token(score) => return score.token.log_probability,
             _ => continue,
         }
@@ -113,13 +113,13 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
     story(async |Stage { runtime, device }| {
         let devices = several(&device);
         for source in [shared_by(&devices), tiny("qwen3_vl_moe")] {
-            let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("it starts");
+            let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("the model loads");
             let of_one = first(&model).await;
-            runtime.unload(model.name()).await.expect("it unloads");
+            runtime.unload(model.name()).await.expect("the model unloads");
             let (ranks, model) = served(&devices, source.clone()).await;
             let (said, of_ranks) = (answers(&model).await, first(&model).await);
             println!("{said:?}; the first token: {of_one} on one rank, {of_ranks} on several");
-            assert!((of_one - of_ranks).abs() < bound(&source), "{of_one} on one rank, {of_ranks} on several");
+            assert!((of_one - of_ranks).abs() < bound(&source), "{of_one} on one rank differs from {of_ranks} on several");
             for _ in 0..3 {
                 assert_eq!(answers(&model).await, said);
             }
@@ -168,7 +168,7 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
         let (ranks, model) = loaded(&devices, source.clone(), options).await;
         let (said, of_nccl) = (answers(&model).await, first(&model).await);
         println!("{by_kernels:?} by kernels, {said:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
-        assert!((of_kernels - of_nccl).abs() < bound(&source), "{of_kernels} by kernels, {of_nccl} by NCCL");
+        assert!((of_kernels - of_nccl).abs() < bound(&source), "{of_kernels} by kernels differs from {of_nccl} by NCCL");
         for _ in 0..3 {
             assert_eq!(answers(&model).await, said);
         }
@@ -179,16 +179,16 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
             // `before` is negative if more bytes were counted than the driver reported. NCCL does
             // not cause that difference.
             let more = now.zip(*before).map_or(0, |(now, before)| now - before.max(0));
-            assert!(more <= UNCOUNTED_MORE.0 as i64, "what NCCL takes is counted: {more} bytes are not");
+            assert!(more <= UNCOUNTED_MORE.0 as i64, "NCCL's memory is counted, except for {more} bytes");
         }
         let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         let (ended, end) = Responder::new();
-        engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("the engine lives");
-        end.await.expect("all of its threads have ended");
-        assert_eq!(answers(&model).await, said, "after a lane that died");
+        engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("the engine is running");
+        end.await.expect("all threads of the lane have ended");
+        assert_eq!(answers(&model).await, said, "answers are the same after the death of a lane");
         let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
-        engine.send_message(refused).expect("the engine lives");
-        assert_eq!(answers(&model).await, said, "after a rank that failed in a step");
+        engine.send_message(refused).expect("the engine is running");
+        assert_eq!(answers(&model).await, said, "answers are the same after a rank failed in a step");
         println!("{}", ranks.budget().measure().await.expect("the budget answers"));
         ranks.shutdown().await;
         for device in &devices {
@@ -208,21 +208,21 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
     story(async |Stage { runtime, device }| {
         let first_of = async |model: &ModelHandle, number| {
             let chat = about_two(number).log_probabilities(0);
-            let mut reply = model.chat(chat).await.expect("it is accepted");
+            let mut reply = model.chat(chat).await.expect("the chat is accepted");
             loop {
-                if let ChatEvent::Token(score) = reply.next().await.expect("it goes on").expect("it succeeds") {
+                if let ChatEvent::Token(score) = reply.next().await.expect("the reply continues").expect("the reply has no error") {
                     return (score.token.id, score.token.log_probability);
                 }
             }
         };
         let devices = several(&device);
         let source = shared_by(&devices);
-        let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("it starts");
+        let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("the model loads");
         let mut of_one = Vec::new();
         for number in 0..12 {
             of_one.push(first_of(&model, number * 2).await);
         }
-        runtime.unload(model.name()).await.expect("it unloads");
+        runtime.unload(model.name()).await.expect("the model unloads");
         let (ranks, model) = served(&devices, source.clone()).await;
         let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for (number, (token, likelihood)) in (0..).zip(of_one) {
@@ -230,11 +230,11 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
             // this rank is gone.
             if number % 4 == 3 {
                 let refused = EngineMessage::FailLaunches { which: WhichLane::Vision, after: 5, count: 1 };
-                engine.send_message(refused).expect("the engine lives");
+                engine.send_message(refused).expect("the engine is running");
             }
             let found = first_of(&model, number * 2).await;
             println!("pictures {number}: {token} at {likelihood} on one rank, {found:?} on several");
-            assert!((found.1 - likelihood).abs() < bound(&source), "{likelihood} on one rank, {} on several", found.1);
+            assert!((found.1 - likelihood).abs() < bound(&source), "{likelihood} on one rank differs from {} on several", found.1);
         }
         ranks.shutdown().await;
         for device in &devices {
@@ -247,9 +247,9 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
 /// salt share cached blocks.
 async fn scored(model: &ModelHandle, tokens: usize, salt: &str) -> Vec<(u32, u32)> {
     let chat = question("Tell me about the sea.", tokens).log_probabilities(0).cache_salt(salt);
-    let (mut reply, mut scores) = (model.chat(chat).await.expect("it is accepted"), Vec::new());
+    let (mut reply, mut scores) = (model.chat(chat).await.expect("the chat is accepted"), Vec::new());
     while let Some(event) = reply.next().await {
-        if let ChatEvent::Token(score) = event.expect("it goes on") {
+        if let ChatEvent::Token(score) = event.expect("the reply continues") {
             scores.push((score.token.id, score.token.log_probability.to_bits()));
         }
     }
@@ -322,16 +322,16 @@ fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
         let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for which in [WhichLane::Step, WhichLane::Vision] {
             let (ended, end) = Responder::new();
-            engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
-            end.await.expect("all of its threads have ended");
+            engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine is running");
+            end.await.expect("all threads of the lane have ended");
             assert_eq!(answers(&model).await, said, "{which:?}");
         }
         // Fail one rank in the middle of a pass. The other ranks are informed.
         let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
         let began = Instant::now();
-        engine.send_message(refused).expect("the engine lives");
+        engine.send_message(refused).expect("the engine is running");
         assert_eq!(answers(&model).await, said);
-        assert!(began.elapsed() < Duration::from_secs(10), "they wait 20 s for one that says nothing");
+        assert!(began.elapsed() < Duration::from_secs(10), "the other ranks stop earlier than their 20 s of patience");
         assert_eq!(devices.iter().map(|device| device.counts().backed).collect::<Vec<_>>(), backed);
         ranks.shutdown().await;
         for device in &devices {

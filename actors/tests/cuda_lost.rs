@@ -51,13 +51,13 @@ struct Tenant {
 
 impl Tenant {
     async fn moves_in(stage: &Stage) -> Tenant {
-        let target = CudaTarget::of(&stage.device).expect("it says what it is");
-        let kernels = CudaKernels::load(&stage.device, target, &options().blas).expect("its kernels load");
+        let target = CudaTarget::of(&stage.device).expect("the device reports its target");
+        let kernels = CudaKernels::load(&stage.device, target, &options().blas).expect("the kernels load");
         let cuda = Cuda::new(&kernels).expect("a stream");
         let page = stage.device.page();
-        let lease = stage.runtime.budget().lease(Class::external("index"), page).await.expect("there is room");
+        let lease = stage.runtime.budget().lease(Class::external("index"), page).await.expect("the budget has room for the lease");
         let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("addresses cost nothing");
-        segment.back_to(page).expect("there is room");
+        segment.back_to(page).expect("the segment is backed");
         Tenant { cuda, workspace: Workspace::over(segment) }
     }
 
@@ -76,8 +76,8 @@ impl Tenant {
     /// for the whole process.
     fn goes_too_far(&self) {
         let start = self.workspace.address();
-        self.computes_at(start).expect("in its own page nothing is wrong");
-        let error = self.computes_at(start.offset(self.workspace.capacity())).expect_err("nothing is there");
+        self.computes_at(start).expect("a kernel can access the tenant's page");
+        let error = self.computes_at(start.offset(self.workspace.capacity())).expect_err("the address is not mapped");
         assert!(matches!(&error, KernelError::Device(error) if error.is_lost()), "{error:?}");
         println!("the tenant hears: {error}");
     }
@@ -102,17 +102,17 @@ impl Open {
         };
         let mut streaming = Vec::new();
         for number in 0..STREAMING as u32 {
-            let mut reply = model.chat(chat(number)).await.expect("accepted");
+            let mut reply = model.chat(chat(number)).await.expect("the chat is accepted");
             let first = soon("the first token", reply.next()).await;
-            first.expect("it begins").expect("nothing is wrong yet");
+            first.expect("the reply begins").expect("the first token is no error");
             streaming.push(reply);
         }
         let mut waiting = Vec::new();
         for number in 0..WAITING as u32 {
-            let reply = model.chat(chat(100 + number)).await.expect("accepted");
+            let reply = model.chat(chat(100 + number)).await.expect("the chat is accepted");
             waiting.push(tokio::spawn(listen(reply)));
         }
-        assert_eq!(model.requests().0, STREAMING + WAITING, "none has ended");
+        assert_eq!(model.requests().0, STREAMING + WAITING, "no request has ended");
         Open { streaming, waiting }
     }
 
@@ -122,19 +122,19 @@ impl Open {
         for (number, reply) in self.streaming.into_iter().enumerate() {
             let who = format!("streaming {number}");
             let (heard, outcome) = soon(&who, listen(reply)).await;
-            assert!(heard < TOKENS, "{who} was cut short: {heard}");
+            assert!(heard < TOKENS, "{who} should end before its last token: {heard} tokens");
             reasons.push(lost(outcome, &who));
         }
         let mut not_begun = 0;
         for (number, heard) in self.waiting.into_iter().enumerate() {
             let who = format!("waiting {number}");
-            let (heard, outcome) = soon(&who, heard).await.expect("no panic");
+            let (heard, outcome) = soon(&who, heard).await.expect("the task does not panic");
             not_begun += usize::from(heard == 0);
             reasons.push(lost(outcome, &who));
         }
         println!("{STREAMING} had begun, {not_begun} of {WAITING} had not: {}", reasons[0]);
-        assert!(not_begun > 0, "none was told while it waited");
-        assert!(reasons.iter().all(|reason| *reason == reasons[0]), "one loss, one reason: {reasons:?}");
+        assert!(not_begun > 0, "at least one request failed while it waited");
+        assert!(reasons.iter().all(|reason| *reason == reasons[0]), "all requests report the same reason for one loss: {reasons:?}");
         reasons.swap_remove(0)
     }
 }
@@ -150,7 +150,7 @@ async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
             Err(error) => break Err(error),
         }
     };
-    assert!(reply.next().await.is_none(), "one end");
+    assert!(reply.next().await.is_none(), "the stream has one end");
     (heard, outcome)
 }
 
@@ -170,7 +170,7 @@ fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
     tokio::spawn(async move {
         let mut told = Vec::new();
         while let Some(recorded) = events.next().await {
-            told.push(recorded.expect("none is missed").event);
+            told.push(recorded.expect("the listener missed no event").event);
         }
         told
     })
@@ -183,7 +183,7 @@ fn still_leased(told: &[Event]) -> Bytes {
         match event {
             Event::LeaseGranted(leased) => drop(leases.insert(leased.lease, leased.bytes)),
             Event::LeaseResized { lease, to, .. } => drop(leases.insert(*lease, *to)),
-            Event::LeaseFreed(leased) => assert!(leases.remove(&leased.lease).is_some(), "freed once: {leased:?}"),
+            Event::LeaseFreed(leased) => assert!(leases.remove(&leased.lease).is_some(), "each lease is returned once: {leased:?}"),
             _ => {}
         }
     }
@@ -197,20 +197,20 @@ fn assert_told_once(told: &[Event], reason: &str) {
     assert!(matches!(&losses[..], [Event::DeviceLost { reason: told }] if told == reason), "{losses:?}");
     let behind: Vec<_> = told.iter().skip_while(|event| !matches!(event, Event::DeviceLost { .. })).collect();
     let again = |event: &&&Event| matches!(event, Event::Restart { .. } | Event::Ready { .. });
-    assert_eq!(behind.iter().find(again), None, "nothing is tried again on a device that is lost");
+    assert_eq!(behind.iter().find(again), None, "no attempt is repeated on a lost device");
     let stopped = |event: &&Event| matches!(event, Event::Stopped { reason, .. } if reason.contains("lost"));
     assert!(behind.into_iter().any(|event| stopped(&event)), "the model has stopped: {told:?}");
 }
 
 /// Checks that the runtime has ended, and that later callers get the reason and a hint.
 async fn assert_ended(stage: &Stage, model: &ModelHandle) {
-    let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("it is over");
+    let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("the runtime has ended");
     println!("a chat behind the end: {error}; {}", error.hint());
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("the device is lost")), "{error:?}");
     assert!(error.hint().contains("start the program again"), "{}", error.hint());
     eventually("the runtime has ended", async || stage.runtime.supervised().await.is_err()).await;
     let load = stage.runtime.load_with(ModelSource::demo(), options(), |_| {});
-    let error = soon("a load behind the end", load).await.err().expect("it is over");
+    let error = soon("a load behind the end", load).await.err().expect("the runtime has ended");
     println!("a load behind the end: {error}; {}", error.hint());
     assert!(matches!(&error, RuntimeError::Device(DeviceError::Lost { .. })), "{error:?}");
     assert!(error.hint().contains("start the program again"), "{}", error.hint());
@@ -224,7 +224,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         let diary = diary(stage.runtime.events());
         let tenant = Tenant::moves_in(&stage).await;
         let (page, beside) = (stage.device.page(), stage.device.counts());
-        assert_eq!(beside.backed, page, "the tenant's");
+        assert_eq!(beside.backed, page, "only the tenant's page is still backed");
 
         let envelope = Envelope { sequences: STREAMING, context_tokens: 2048, ..Envelope::small() };
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(1 << 18), ..options() };
@@ -239,7 +239,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         // This chat is refused if the loss has already been noticed. Otherwise it fails like the
         // other chats.
         let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
-        let late = late.expect_err("nothing is computed any more");
+        let late = late.expect_err("the lost device computes no reply");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");
         assert!(late.to_string().contains("lost") && !late.hint().is_empty(), "{late}; {}", late.hint());
         let reason = open.are_told().await;
@@ -248,9 +248,9 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
 
         // Only the tenant's lease remains, until the tenant drops it. This must be so in the
         // ledger, in the events, on the device, and as another process sees it.
-        let told = soon("the end of events", diary).await.expect("no panic");
+        let told = soon("the end of events", diary).await.expect("the task does not panic");
         let snapshot = stage.runtime.budget().snapshot();
-        soon("a question to the budget", snapshot).await.expect_err("its budget is over too");
+        soon("a question to the budget", snapshot).await.expect_err("the budget has ended too");
         assert_eq!(stage.runtime.budget().leased_bytes(), page);
         assert_eq!(still_leased(&told), page, "{told:?}");
         assert_told_once(&told, &reason);

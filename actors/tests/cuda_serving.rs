@@ -33,16 +33,16 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
         let Some(model) = demo(&stage, options).await else { return };
         let (ready, counts) = (stage.snapshot().await, stage.device.counts());
         println!("at READY: {counts:?}");
-        let free = stage.device.memory().expect("it says").free;
+        let free = stage.device.memory().expect("the device reports its memory").free;
         // Run these chats one after another, so that each token is a step.
         let mut steps = 0;
         let mut replies = Vec::new();
         for number in 0..5 {
             let chat = question("Describe the picture.", TOKENS).image(picture(number)).cache_salt("first");
-            replies.push(answer(&model, chat).await.expect("it answers"));
+            replies.push(answer(&model, chat).await.expect("the chat is answered"));
             steps += TOKENS - 1;
         }
-        assert!(steps >= 1000, "{steps} steps");
+        assert!(steps >= 1000, "the model ran {steps} steps");
         // Run these chats at once. This causes larger steps, several pictures in a launch,
         // sampling, penalties, log-probabilities, and prompts that end within chunks.
         let beside = (0..8u32).map(|number| {
@@ -54,22 +54,22 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
             tokio::spawn(async move { answer(&model, chat).await })
         });
         for reply in beside.collect::<Vec<_>>() {
-            reply.await.expect("no panic").expect("it answers");
+            reply.await.expect("the task does not panic").expect("the chat is answered");
         }
-        assert_eq!(stage.device.counts(), counts, "calls that take memory, of the device or page-locked");
+        assert_eq!(stage.device.counts(), counts, "serving made no call that allocates device or page-locked memory");
         let now = stage.snapshot().await;
         assert_eq!((now.granted, now.overhead), (ready.granted, ready.overhead));
         let unbacked = now.granted - counts.backed;
-        assert!(unbacked <= now.of_class(&Class::Graphs), "{unbacked} are leased and not backed");
+        assert!(unbacked <= now.of_class(&Class::Graphs), "{unbacked} are leased but not backed");
         // Our own count is not sufficient, because it misses a library that takes memory
         // at its first use.
-        let after = stage.device.memory().expect("it says").free;
+        let after = stage.device.memory().expect("the device reports its memory").free;
         println!("{steps} steps; {free} free at READY, {after} behind them");
-        assert_eq!(after, free, "what the driver has free");
+        assert_eq!(after, free, "the driver reports the same free memory");
         // The model still gives the same answer as before.
         let chat = question("Describe the picture.", TOKENS).image(picture(0)).cache_salt("second");
-        assert_eq!(answer(&model, chat).await.expect("it answers"), replies[0]);
-        stage.runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(answer(&model, chat).await.expect("the chat is answered"), replies[0]);
+        stage.runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(stage.snapshot().await.granted, Bytes::ZERO);
     });
 }
@@ -84,14 +84,14 @@ fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
         let mut replies = Vec::new();
         for _ in 0..3 {
             let chat = question(&prompt, 40).image(picture(1));
-            let mut reply = model.chat(chat).await.expect("it is admitted");
+            let mut reply = model.chat(chat).await.expect("the chat is accepted");
             while let Some(event) = reply.next().await {
-                if let ChatEvent::Done { text, usage, .. } = event.expect("it answers") {
+                if let ChatEvent::Done { text, usage, .. } = event.expect("the chat is answered") {
                     replies.push((text, usage));
                 }
             }
         }
-        let [(first, cold), (second, warm), (third, again)] = replies.try_into().expect("three replies");
+        let [(first, cold), (second, warm), (third, again)] = replies.try_into().expect("there are three replies");
         assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, again.cached_tokens));
         assert!(2 * warm.cached_tokens > warm.prompt_tokens, "{warm:?}");
         assert_eq!(second, third);
@@ -99,7 +99,7 @@ fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
         // later in the reply may resolve differently.
         let begin = |reply: &str| reply.chars().take(8).collect::<String>();
         assert_eq!(begin(&first), begin(&second));
-        stage.runtime.unload("demo").await.expect("it unloads");
+        stage.runtime.unload("demo").await.expect("the model unloads");
     });
 }
 
@@ -109,12 +109,12 @@ fn a_model_is_served_in_the_requested_type() {
         let half = LoadOptions { dtype: Precision::Float16, ..options() };
         let loaded = stage.runtime.load_with(ModelSource::demo(), half, |_| {}).await;
         let model = loaded.expect("the demo model starts on a GPU");
-        assert_eq!(model.serving().await.expect("it serves").target.activation(), DType::F16);
-        assert!(!answer(&model, question("Who are you?", 4)).await.expect("it answers").is_empty());
-        stage.runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(model.serving().await.expect("the model serves").target.activation(), DType::F16);
+        assert!(!answer(&model, question("Who are you?", 4)).await.expect("the chat is answered").is_empty());
+        stage.runtime.unload("demo").await.expect("the model unloads");
         let single = LoadOptions { dtype: Precision::Float32, ..options() };
         let refused = stage.runtime.load_with(ModelSource::demo(), single, |_| {}).await;
-        let refused = refused.err().expect("no GPU takes it").to_string();
+        let refused = refused.err().expect("the GPU has no kernels for the setting").to_string();
         assert!(refused.contains("dtype is float32") && refused.ends_with("float16"), "{refused}");
         assert_eq!(stage.snapshot().await.granted, Bytes::ZERO);
     });

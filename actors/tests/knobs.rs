@@ -6,7 +6,7 @@ use bursar_actors::knobs::{Knob, NESTED, Peer, TABLE};
 
 fn page() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/knobs.md");
-    fs::read_to_string(path).expect("the page is there")
+    fs::read_to_string(path).expect("the page exists")
 }
 
 fn row(knob: &Knob) -> String {
@@ -39,7 +39,7 @@ fn the_knobs_page_has_exactly_the_lines_of_the_table() {
     let expected: Vec<_> = TABLE.iter().map(|knob| squeezed(&row(knob))).collect();
     let found: Vec<_> =
         rows(&page, "| Bursar | unit | vLLM | SGLang | LightLLM | meaning |").into_iter().map(squeezed).collect();
-    assert_eq!(found, expected, "the page would be\n{}", expected.join("\n"));
+    assert_eq!(found, expected, "docs/knobs.md should be\n{}", expected.join("\n"));
 }
 
 #[test]

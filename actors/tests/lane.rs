@@ -47,13 +47,13 @@ impl Stage {
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
         let leased = Leased::of(device.clone(), capacity);
         let folder = bursar_golden::path("qwen2");
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("the checkpoint opens");
         let cpu = Cpu::new(1);
-        let bytes = Model::plan(&checkpoint, cpu.target()).expect("it can be planned").weight_bytes();
+        let bytes = Model::plan(&checkpoint, cpu.target()).expect("the model can be planned").weight_bytes();
         let model = Model::load(&checkpoint, &cpu, leased.segment(Class::Weights, bytes), |_, _| {
             std::ops::ControlFlow::Continue(())
         })
-        .expect("it loads");
+        .expect("the model loads");
         let shape = model.kv_shape(cpu.target());
         let kv_bytes = KvMemory::bytes(shape, 4, device.page());
         let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");
@@ -224,16 +224,16 @@ fn a_lane_begins_one_step_ahead_and_no_more() {
     let answers = [stage.prompt("A"), stage.step_ahead("B", PROMPT), stage.step_ahead("C", PROMPT + 1)];
     stage.clock.launched(2);
     let behind_both = stage.device.fence_here();
-    assert_eq!(stage.clock.log(), ["launch 0", "launch 1"], "nobody is answered, and nothing is begun behind two");
+    assert_eq!(stage.clock.log(), ["launch 0", "launch 1"], "no job is answered, and no third launch begins");
     stage.clock.let_past(1);
     stage.clock.launched(3);
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "answer A", "launch 2"]);
-    assert!(!behind_both.is_passed(), "the second still runs");
+    assert!(!behind_both.is_passed(), "the second launch is still running");
     stage.clock.let_past(ALL);
     let tokens: Vec<_> = answers.iter().map(chosen).collect();
     assert!(behind_both.is_passed());
     assert_eq!(stage.clock.log()[4..], ["answer B", "answer C"]);
-    assert_eq!(tokens, stage.reply(false)[..3], "as if the host had known each token");
+    assert_eq!(tokens, stage.reply(false)[..3], "the tokens are the same as if the host had seen each one");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_device_done_at_launch_is_answered_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     [stage.prompt("A"), stage.step_ahead("B", PROMPT)].iter().for_each(|answer| _ = chosen(answer));
-    assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "not a step late");
+    assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "each answer is sent before the next launch");
 }
 
 #[test]
@@ -290,13 +290,13 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
         });
         let answer = stage.submit("drawn", &parts.collect::<Vec<_>>(), choices.collect(), Vec::new());
         let stepped = answer.recv().expect("each job is answered").expect("the step runs");
-        assert!(!stepped.is_by_graph, "there is none");
+        assert!(!stepped.is_by_graph, "the step ran without a graph");
         stepped.chosen.into_iter().map(|token| token.expect("a number").id).collect()
     };
     let alone: Vec<_> = (0..3).flat_map(|sequence| drawn(sequence..sequence + 1)).collect();
-    assert_eq!(alone.iter().collect::<BTreeSet<_>>().len(), 3, "rows that changed places would be told apart");
+    assert_eq!(alone.iter().collect::<BTreeSet<_>>().len(), 3, "the rows differ, so swapped rows would be detected");
     assert_eq!(drawn(0..3), alone);
-    let logits = &stage.clock.state.lock().expect("nobody panics with it").logits;
+    let logits = &stage.clock.state.lock().expect("the lock is not poisoned").logits;
     let rows: Vec<_> = logits.iter().map(|logits| logits.len() / stage.vocabulary).collect();
     assert_eq!(rows, [1, 1, 1, 4]);
 }
@@ -313,8 +313,8 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let next = stage.step_ahead("B", PROMPT);
     // The first step downloads its scores and its token, and the second step its token.
     stage.clock.launched(3);
-    assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "nobody waits for scores");
-    let logits = stage.clock.state.lock().expect("nobody panics with it").logits.concat();
+    assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "no launch waits for scores");
+    let logits = stage.clock.state.lock().expect("the lock is not poisoned").logits.concat();
     stage.clock.let_past(ALL);
     let stepped = scored.recv().expect("each job is answered").expect("the step runs");
     let host = logits.chunks(stage.vocabulary).zip(&wanted).map(|(row, score)| {
@@ -345,8 +345,8 @@ fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
         // Greedy, with a penalty that counts the tokens of the reply.
         stage.sampler(SamplingParams { temperature: 0.0, frequency_penalty: 2.0, ..warm() }),
         stage.sampler(all),
-        Arc::new(reported.expect("few of the likeliest")),
-        Arc::new(long.expect("few ends")),
+        Arc::new(reported.expect("the number of log probabilities is within the limit")),
+        Arc::new(long.expect("the end tokens are few enough")),
     ]
 }
 
@@ -356,9 +356,9 @@ fn the_device_draws_what_the_host_draws_from_the_same_logits() {
     stage.clock.let_past(ALL);
     let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
     for sampler in samplers(&stage) {
-        stage.clock.state.lock().expect("nobody panics with it").logits.clear();
+        stage.clock.state.lock().expect("the lock is not poisoned").logits.clear();
         let drawn = stage.drawn(&sampler, true);
-        let logits = stage.clock.state.lock().expect("no holder panicked").logits.clone();
+        let logits = stage.clock.state.lock().expect("the lock is not poisoned").logits.clone();
         assert_eq!((drawn.len(), logits.len()), (DRAWN, DRAWN));
         let (mut produced, mut scratch) = (Vec::new(), SamplerScratch::default());
         for (token, logits) in drawn.iter().zip(&logits) {
@@ -398,10 +398,10 @@ async fn a_dying_lanes_device_work_ends_before_its_death_is_reported() {
     stage.clock.until(|state| state.waits > 0);
     assert!(stage.lane.is_alive() && !behind.is_passed() && begun.try_recv().is_err());
     stage.clock.let_past(ALL);
-    assert!(matches!(begun.recv().expect("it is answered"), Err(LaneError::Gone)));
+    assert!(matches!(begun.recv().expect("the job is answered"), Err(LaneError::Gone)));
     stage.lane.ended().await;
-    assert!(behind.is_passed(), "no fence is left that will never pass");
-    assert!(matches!(stage.prompt("B").recv().expect("it is answered"), Err(LaneError::Gone)));
+    assert!(behind.is_passed(), "every fence passes in the end");
+    assert!(matches!(stage.prompt("B").recv().expect("the job is answered"), Err(LaneError::Gone)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -415,7 +415,7 @@ async fn a_lane_shutting_down_finishes_begun_jobs_and_fails_queued_ones() {
     stage.clock.let_past(ALL);
     shut_down.await;
     begun.iter().for_each(|answer| _ = chosen(answer));
-    assert!(matches!(behind.recv().expect("it is answered"), Err(LaneError::Gone)));
+    assert!(matches!(behind.recv().expect("the job is answered"), Err(LaneError::Gone)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -426,7 +426,7 @@ async fn a_lane_is_idle_after_its_last_begun_step_is_answered() {
     let mut idle = Box::pin(stage.lane.idle());
     stage.clock.let_past(1);
     chosen(&answers[0]);
-    assert!(still_waits(&mut idle).await, "the second is under way");
+    assert!(still_waits(&mut idle).await, "the second launch is running");
     stage.clock.let_past(ALL);
     idle.await;
     assert!(answers[1].try_recv().is_ok());
@@ -439,10 +439,10 @@ fn a_failed_job_ends_after_the_device_finishes_its_launches() {
     let failed = stage.prompt("A");
     stage.clock.until(|state| state.waits > 0 || state.log.len() > 1);
     let behind = stage.device.fence_here();
-    assert_eq!(stage.clock.log(), ["launch 0"], "it is not answered, and what it holds stays");
+    assert_eq!(stage.clock.log(), ["launch 0"], "the failed job is not answered, and its memory is kept");
     assert!(!behind.is_passed() && failed.try_recv().is_err());
     stage.clock.let_past(ALL);
-    let error = failed.recv().expect("it is answered").expect_err("it failed");
+    let error = failed.recv().expect("the job is answered").expect_err("the step failed");
     assert!(matches!(error, LaneError::Kernel(KernelError::Device(DeviceError::HostRefused { .. }))), "{error}");
     assert!(behind.is_passed());
     chosen(&stage.prompt("B"));
@@ -456,13 +456,13 @@ async fn waiting_for_an_idle_lane_ignores_captures() {
     stage.lane.submit(Job::Capture(CaptureJob { rows: 2, answer }));
     stage.clock.until(|state| !state.log.is_empty());
     let mut idle = Box::pin(stage.lane.idle());
-    assert!(!still_waits(&mut idle).await, "nobody's successor minds a capture");
+    assert!(!still_waits(&mut idle).await, "a successor does not wait for a capture");
     let step = stage.prompt("A");
     let mut idle = Box::pin(stage.lane.idle());
-    assert!(still_waits(&mut idle).await, "its pages may not be given to others yet");
+    assert!(still_waits(&mut idle).await, "the pages are not reused yet");
     stage.clock.let_past(ALL);
     idle.await;
-    assert_eq!(captured.try_recv().expect("it came first").expect("it is no failure"), None);
+    assert_eq!(captured.try_recv().expect("the capture was answered first").expect("the capture is no failure"), None);
     assert!(step.try_recv().is_ok());
     assert_eq!(stage.clock.log(), ["capture", "launch 0", "answer A"]);
 }

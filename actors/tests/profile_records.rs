@@ -33,7 +33,7 @@ impl Folder {
     }
 
     fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).expect("it is there").flatten();
+        let entries = fs::read_dir(&self.0).expect("the file exists").flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 }
@@ -102,12 +102,12 @@ proptest! {
     fn a_profile_read_back_equals_the_one_written(first in any_profile(), second in any_profile()) {
         let folder = Folder::empty();
         let place = folder.place();
-        place.keep(first.clone()).expect("it is written");
+        place.keep(first.clone()).expect("the record is written");
         prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first.clone())));
-        place.keep(second.clone()).expect("it is written");
+        place.keep(second.clone()).expect("the record is written");
         prop_assert_eq!(place.find(&second.profile_key), Ok(RecordLookup::Applies(second.clone())));
         if first.profile_key != second.profile_key {
-            prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first)), "one basis does not replace another");
+            prop_assert_eq!(place.find(&first.profile_key), Ok(RecordLookup::Applies(first)), "each basis keeps its record");
         }
     }
 
@@ -115,12 +115,12 @@ proptest! {
     fn a_truncated_file_is_no_profile_and_no_panic(profile in any_profile(), cut in 0.0..1.0f64) {
         let folder = Folder::empty();
         let place = folder.place();
-        place.keep(profile.clone()).expect("it is written");
-        let whole = fs::read(place.path()).expect("it is there");
+        place.keep(profile.clone()).expect("the record is written");
+        let whole = fs::read(place.path()).expect("the file exists");
         // At least two bytes are cut, because a file without its last line break
         // may still be complete.
         let cut = ((whole.len() - 2) as f64 * cut) as usize;
-        fs::write(place.path(), &whole[..cut]).expect("it is cut");
+        fs::write(place.path(), &whole[..cut]).expect("the file is truncated");
         prop_assert!(matches!(place.find(&profile.profile_key), Err(RecordError::Broken { .. })), "cut at {}", cut);
     }
 }
@@ -130,12 +130,12 @@ fn a_profile_of_another_basis_lists_every_difference() {
     let folder = Folder::empty();
     let place = folder.place();
     assert_eq!(place.find(&on("580.1")), Ok(RecordLookup::Nothing));
-    place.keep(profile(on("580.1"))).expect("it is written");
-    let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else { panic!("it is another driver's") };
+    place.keep(profile(on("580.1"))).expect("the record is written");
+    let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else { panic!("the record belongs to another driver version") };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2"]);
     let other = profile_key(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
-    let Ok(RecordLookup::Differs(differences)) = place.find(&other) else { panic!("it is another") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&other) else { panic!("the record differs in several facts") };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
 }
@@ -145,19 +145,19 @@ fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
     let folder = Folder::empty();
     let place = folder.place();
     for driver in ["1", "2", "3", "4"] {
-        place.keep(profile(on(driver))).expect("it is written");
+        place.keep(profile(on(driver))).expect("the record is written");
     }
     // A profile written again replaces its older version.
-    place.keep(RecordedProfile { kv_blocks: 5, ..profile(on("1")) }).expect("it is written");
-    place.keep(profile(on("5"))).expect("it is written");
+    place.keep(RecordedProfile { kv_blocks: 5, ..profile(on("1")) }).expect("the record is written");
+    place.keep(profile(on("5"))).expect("the record is written");
     let kv_blocks = |driver: &str| match place.find(&on(driver)) {
         Ok(RecordLookup::Applies(profile)) => Some(profile.kv_blocks),
         _ => None,
     };
     assert_eq!(["1", "2", "3", "4", "5"].map(kv_blocks), [Some(5), None, Some(1234), Some(1234), Some(1234)]);
     let near = profile_key(&[("driver", "3"), ("weights", "decaf")]);
-    let Ok(RecordLookup::Differs(differences)) = place.find(&near) else { panic!("none is the same") };
-    assert_eq!(differences.len(), 1, "the nearest has the same driver: {differences:?}");
+    let Ok(RecordLookup::Differs(differences)) = place.find(&near) else { panic!("every record differs") };
+    assert_eq!(differences.len(), 1, "the nearest record has the same driver: {differences:?}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn another_model_and_another_device_have_another_file() {
         of("demo/models", "demo", "NVIDIA H200"),
     ] {
         assert_ne!(one, other);
-        assert_eq!(other.parent(), Some(&*folder.0), "no name leads out of the folder");
+        assert_eq!(other.parent(), Some(&*folder.0), "no model name leads out of the folder");
     }
     assert_eq!(of("../../etc", "x", "..").parent(), Some(&*folder.0));
 }
@@ -191,8 +191,8 @@ fn current_format() -> u64 {
 fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
     let good = |change: fn(serde_json::Value) -> serde_json::Value| {
         let folder = Folder::empty();
-        folder.place().keep(profile(on("1"))).expect("it is written");
-        let value = serde_json::from_slice(&fs::read(folder.place().path()).expect("there")).expect("JSON");
+        folder.place().keep(profile(on("1"))).expect("the record is written");
+        let value = serde_json::from_slice(&fs::read(folder.place().path()).expect("the file exists")).expect("JSON");
         serde_json::to_vec(&change(value)).expect("JSON")
     };
     let header = format!("{{\"format\": {}, \"profiles\": ", current_format());
@@ -259,12 +259,12 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
     for (what, content, is_told) in files {
         let folder = Folder::empty();
         let place = folder.place();
-        fs::write(place.path(), content).expect("it is written");
+        fs::write(place.path(), content).expect("the file is written");
         let error = place.find(&on("1")).expect_err(what);
         assert!(is_told(&error.to_string()), "{what}: {error}");
-        place.keep(profile(on("1"))).expect("it is replaced");
+        place.keep(profile(on("1"))).expect("the record is replaced");
         assert_eq!(place.find(&on("1")), Ok(RecordLookup::Applies(profile(on("1")))), "{what}");
-        assert_eq!(folder.names().len(), 1, "nothing is left beside it");
+        assert_eq!(folder.names().len(), 1, "no temporary file is left");
     }
 }
 
@@ -272,7 +272,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
 fn an_empty_list_is_no_profile() {
     let folder = Folder::empty();
     let file = format!("{{\"format\": {}, \"profiles\": []}}", current_format());
-    fs::write(folder.place().path(), file).expect("it is written");
+    fs::write(folder.place().path(), file).expect("the file is written");
     assert_eq!(folder.place().find(&on("1")), Ok(RecordLookup::Nothing));
 }
 
@@ -280,12 +280,12 @@ fn an_empty_list_is_no_profile() {
 fn a_special_or_oversized_file_is_not_read() {
     let folder = Folder::empty();
     let place = folder.place();
-    fs::create_dir(place.path()).expect("a folder of its name");
+    fs::create_dir(place.path()).expect("a folder with the name of the file is created");
     assert_eq!(place.find(&on("1")), Err(CacheFileError::NotAFile.into()));
     assert!(matches!(place.keep(profile(on("1"))), Err(RecordError::File(CacheFileError::Unwritable { .. }))));
-    assert_eq!(folder.names().len(), 1, "a write that failed leaves nothing behind");
-    fs::remove_dir(place.path()).expect("it is empty");
-    fs::write(place.path(), vec![b' '; BYTES_MAX as usize + 1]).expect("it is written");
+    assert_eq!(folder.names().len(), 1, "a failed write leaves no temporary file");
+    fs::remove_dir(place.path()).expect("the folder is empty");
+    fs::write(place.path(), vec![b' '; BYTES_MAX as usize + 1]).expect("the file is written");
     assert_eq!(place.find(&on("1")), Err(CacheFileError::TooLarge { bytes: BYTES_MAX + 1 }.into()));
 }
 
@@ -293,13 +293,13 @@ fn a_special_or_oversized_file_is_not_read() {
 fn an_impossible_folder_is_a_reason() {
     let folder = Folder::empty();
     let file = folder.0.join("file");
-    fs::write(&file, "no folder").expect("it is written");
+    fs::write(&file, "no folder").expect("the file is written");
     let place = RecordPath::new(&file.join("below"), "demo", "(embedded)", "host");
     assert!(matches!(place.find(&on("1")), Err(RecordError::File(CacheFileError::Unreadable { .. }))));
     assert!(matches!(place.keep(profile(on("1"))), Err(RecordError::File(CacheFileError::Unwritable { .. }))));
     let deep = RecordPath::new(&folder.0.join("not/yet/there"), "demo", "(embedded)", "host");
     assert_eq!(deep.find(&on("1")), Ok(RecordLookup::Nothing));
-    deep.keep(profile(on("1"))).expect("folders are made");
+    deep.keep(profile(on("1"))).expect("missing folders are created");
     assert_eq!(deep.find(&on("1")), Ok(RecordLookup::Applies(profile(on("1")))));
 }
 
@@ -307,19 +307,19 @@ fn an_impossible_folder_is_a_reason() {
 fn concurrent_writers_and_readers_always_find_a_whole_profile() {
     let folder = Folder::empty();
     let place = folder.place();
-    place.keep(profile(on("1"))).expect("it is written");
+    place.keep(profile(on("1"))).expect("the record is written");
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let place = &place;
             scope.spawn(move || {
                 for round in 0..50 {
                     let kv_blocks = thread * 1000 + round;
-                    place.keep(RecordedProfile { kv_blocks, ..profile(on("1")) }).expect("it is written");
+                    place.keep(RecordedProfile { kv_blocks, ..profile(on("1")) }).expect("the record is written");
                     let found = place.find(&on("1"));
                     assert!(matches!(found, Ok(RecordLookup::Applies(_))), "{found:?}");
                 }
             });
         }
     });
-    assert_eq!(folder.names().len(), 1, "nothing is left beside it: {:?}", folder.names());
+    assert_eq!(folder.names().len(), 1, "no temporary file is left: {:?}", folder.names());
 }

@@ -175,7 +175,7 @@ impl World {
     }
 
     fn note(&mut self, what: impl std::fmt::Display) {
-        writeln!(self.trace, "{what}").expect("a string takes it");
+        writeln!(self.trace, "{what}").expect("a String takes every write");
     }
 
     /// Adds a request that preparation would accept, because it fits the pool if
@@ -191,7 +191,7 @@ impl World {
 
     /// Starts a request for the first time or again, as its driver does.
     fn live(&mut self, number: u64) {
-        let request = self.requests.get_mut(&number).expect("it lives");
+        let request = self.requests.get_mut(&number).expect("the request is running");
         if request.produced.len() == request.tokens_max {
             // The actors died after the request's last token, before the finish was delivered.
             request.end = Some(Finish::Length);
@@ -199,7 +199,7 @@ impl World {
         }
         request.computed = 0;
         let computed = if request.missed || request.scores().is_some() { 0 } else { self.computed(number) };
-        let request = self.requests.get_mut(&number).expect("it lives");
+        let request = self.requests.get_mut(&number).expect("the request is running");
         request.computed = computed;
         let wanted = request.pictures[computed..].to_vec();
         if wanted.is_empty() {
@@ -224,7 +224,7 @@ impl World {
     }
 
     fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureHash>) {
-        let request = self.requests.get_mut(&number).expect("it lives");
+        let request = self.requests.get_mut(&number).expect("the request is running");
         if request.is_past_due(self.clock) {
             request.is_late = true;
             return self.vision_step(vision::Input::Unpin(keys));
@@ -272,14 +272,14 @@ impl World {
         for effect in effects {
             match effect {
                 vision::Effect::Launch(pictures) => {
-                    assert!(self.launches.len() < LAUNCHES, "{LAUNCHES} launches at a time");
+                    assert!(self.launches.len() < LAUNCHES, "at most {LAUNCHES} launches run at once");
                     self.launched_ahead += self.launches.len();
                     let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * PATCHES_A_ROW).sum();
-                    assert!(patches <= self.launch_patches, "{patches} patches of {} permits", self.launch_patches);
+                    assert!(patches <= self.launch_patches, "{patches} patches exceed {} permits", self.launch_patches);
                     for (key, rows) in &pictures {
-                        assert!(self.pixels.contains(key), "the pixels of a launch are still there");
+                        assert!(self.pixels.contains(key), "the pixels of a launch still exist");
                         let held = |row: &u32| self.all_pins().any(|(_, rows)| rows.contains(row));
-                        assert!(!rows.iter().any(held), "a row that somebody reads is written");
+                        assert!(!rows.iter().any(held), "a row is overwritten that a request reads");
                     }
                     self.launches.push_back(pictures);
                 }
@@ -287,7 +287,7 @@ impl World {
                 vision::Effect::Lost(ticket) => lost.push(ticket),
                 vision::Effect::Ready(ticket, rows) => answers.push((ticket, Some(rows))),
                 vision::Effect::Refused { ticket, rows, limit } => {
-                    assert!(rows > limit || limit == self.cache_rows, "refused for a reason");
+                    assert!(rows > limit || limit == self.cache_rows, "a refused request exceeds the limit");
                     answers.push((ticket, None));
                 }
             }
@@ -303,7 +303,7 @@ impl World {
 
     fn answered(&mut self, ticket: Ticket, rows: Option<Vec<Arc<[u32]>>>) {
         let request = self.requests.values_mut().find(|request| request.ticket == Some(ticket));
-        let request = request.expect("each ticket is answered once, and only asked ones are");
+        let request = request.expect("each ticket of a request is answered once");
         request.ticket = None;
         let (number, is_over) = (request.number, request.is_over());
         let wanted = &request.pictures[request.computed..];
@@ -316,7 +316,7 @@ impl World {
         for (picture, rows) in wanted.iter().zip(&rows) {
             assert_eq!(picture.rows, rows.len());
             for row in rows.iter() {
-                assert_eq!(self.rows[*row as usize], Some(picture.key), "the rows hold the picture");
+                assert_eq!(self.rows[*row as usize], Some(picture.key), "the rows hold the requested picture");
             }
         }
         if is_over {
@@ -341,7 +341,7 @@ impl World {
     fn resize_slots(&mut self) {
         let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
         let is_idle = self.under_way.is_empty() && self.host.under_way.is_empty();
-        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step or copy under way may name");
+        assert!(slots >= self.slots.len() || is_idle, "a removed block may still be named by a running step or copy");
         self.slots.resize(slots, None);
     }
 
@@ -354,10 +354,10 @@ impl World {
                 self.found_tokens += tokens;
                 self.found.insert(id);
                 let clock = self.clock;
-                let request = self.of_sequence(id).expect("somebody asked for it");
+                let request = self.of_sequence(id).expect("a request asked for the sequence");
                 let due = request.due.and_then(|due| due.queue);
                 let is_late = !std::mem::replace(&mut request.has_begun, true) && due.is_some_and(|due| due < clock);
-                assert!(!is_late, "{id} was to begin earlier");
+                assert!(!is_late, "{id} should have begun before its deadline");
                 let computed = request.computed;
                 self.found_computed += computed;
             }
@@ -365,18 +365,18 @@ impl World {
                 let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
                     return self.scheduler.step(Input::Cancel(id));
                 };
-                assert!(request.end.is_none(), "no token after the end");
+                assert!(request.end.is_none(), "no token comes after the end");
                 let is_scored = request.scores().is_none() || request.scored == request.prompt_tokens() - 1;
-                assert!(is_scored, "the prompt is scored before its reply begins");
+                assert!(is_scored, "the prompt is scored before the reply begins");
                 request.produced.push(token);
             }
             Effect::Finished(id, finish) => {
                 if let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) {
-                    assert!(request.end.replace(finish).is_none(), "one end");
+                    assert!(request.end.replace(finish).is_none(), "a request ends once");
                 }
             }
             Effect::ComeAgain(id) => {
-                assert!(!self.scheduler.is_known(id), "it is forgotten");
+                assert!(!self.scheduler.is_known(id), "an ended sequence is forgotten");
                 let had_begun = self.found.remove(&id);
                 let Some(request) = self.of_sequence(id) else { return Vec::new() };
                 request.sequence = None;
@@ -392,7 +392,7 @@ impl World {
             Effect::Released(sequences) => {
                 for id in sequences {
                     let is_used = self.under_way.iter().any(|step| step.parts.contains(&id));
-                    assert!(!is_used, "the blocks of {id} are given back while a step uses them");
+                    assert!(!is_used, "blocks of {id} are released while a step uses them");
                     let returns = self.returning.iter().any(|(_, returning)| *returning == id);
                     self.preemptions += usize::from(returns || self.scheduler.is_known(id));
                     let sent_for_pictures = returns && self.of_sequence(id).is_none_or(|request| request.missed);
@@ -412,7 +412,7 @@ impl World {
 
     fn choices(&mut self, plan: &StepPlan) -> Vec<u32> {
         let mut of_row = |row: &ChosenRow| {
-            chosen(self.of_sequence(row.sequence).expect("somebody asked for it").number, row.position)
+            chosen(self.of_sequence(row.sequence).expect("a request asked for the sequence").number, row.position)
         };
         plan.rows.iter().map(&mut of_row).collect()
     }
@@ -422,16 +422,16 @@ impl World {
             return;
         }
         self.copies_end_before_a_step();
-        let plan = self.under_way.pop_front().expect("it is under way");
+        let plan = self.under_way.pop_front().expect("a step is running");
         for row in &plan.rows {
             // A sequence that ended during the step is unknown, and its part of the step was
             // wasted.
             let sequence = self.scheduler.sequence(row.sequence);
-            assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "each token has its place");
+            assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "tokens are at their positions");
         }
         let tokens = self.choices(&plan);
         // The device has executed this step, so the step's pictures are unpinned.
-        for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
+        for (keys, _) in self.pins_of_steps.pop_front().expect("each step has an entry, even if empty") {
             self.vision_step(vision::Input::Unpin(keys));
         }
         self.scheduler_step(Input::Encodes(!self.launches.is_empty()));
@@ -546,22 +546,22 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         steps += world.steps;
         planned_ahead += world.planned_ahead;
     });
-    assert!(preemptions > 100, "pools were scarce: {preemptions} preemptions");
-    assert!(returned > 100, "some had let go of their pictures: {returned} came again");
-    assert!(launched_ahead > 100, "{launched_ahead} launches were begun behind another");
-    assert!(resizes > 1000, "{resizes} times the pool became smaller or larger");
-    assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks with the tail");
-    assert!(made_way > 100, "{made_way} made way for urgent ones");
-    assert!(late[0] > 100 && late[1] > 20 && late[2] > 20, "{late:?} were too late, by deadline");
-    assert!(scored > 10_000, "{scored} tokens of prompts were scored");
-    assert!(left > 1000 && fetched > 1000, "{left} blocks went to host memory, {fetched} came back");
-    assert!(brought > 1000 && lost > 10, "{brought} pictures came back from there, {lost} requests found them gone");
+    assert!(preemptions > 100, "pools were scarce enough for {preemptions} preemptions");
+    assert!(returned > 100, "{returned} sequences came again after releasing their pictures");
+    assert!(launched_ahead > 100, "{launched_ahead} launches were begun before another ended");
+    assert!(resizes > 1000, "the pool was resized {resizes} times");
+    assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks to shrinks");
+    assert!(made_way > 100, "{made_way} sequences were preempted for urgent ones");
+    assert!(late[0] > 100 && late[1] > 20 && late[2] > 20, "{late:?} requests missed a deadline, by kind of deadline");
+    assert!(scored > 10_000, "{scored} prompt tokens were scored");
+    assert!(left > 1000 && fetched > 1000, "{left} blocks were copied to host memory, {fetched} were copied back");
+    assert!(brought > 1000 && lost > 10, "{brought} pictures came from the host, {lost} requests lost theirs");
     assert!(
         found_computed > 1000 && missed > 100,
-        "{found_computed} pictures needed no rows, {missed} counted on gone ones"
+        "{found_computed} pictures needed no rows, {missed} requests relied on evicted blocks"
     );
-    assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
-    assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
+    assert!(found_tokens > 10_000, "prompts shared prefixes: {found_tokens} tokens found");
+    assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another step ran");
 }
 
 #[test]

@@ -201,9 +201,9 @@ mod tests {
         let step = lives.issue();
         drop((idle, busy));
         let _fourth = timelines.open();
-        assert_eq!(timelines.lock().open.len(), 3, "the idle one is forgotten");
+        assert_eq!(timelines.lock().open.len(), 3, "the closed timeline without work is forgotten");
         lives.complete(step);
-        assert!(!timelines.fence_here().is_passed(), "the busy one is not");
+        assert!(!timelines.fence_here().is_passed(), "the closed timeline with work is not forgotten");
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Bytes {
     /// # Panics
     /// If `page` is 0, or the result exceeds `u64`. Both are bugs in Bursar.
     pub fn round_up(self, page: Bytes) -> Bytes {
-        self.checked_round_up(page).expect("rounding up stays within u64")
+        self.checked_round_up(page).expect("the rounded size stays within u64")
     }
 
     /// Rounds up to a multiple of `page`. Returns `None` if the result exceeds `u64`.
@@ -137,7 +137,7 @@ impl Bytes {
 
     /// Converts to `usize`, for slice lengths.
     pub fn as_usize(self) -> usize {
-        usize::try_from(self.0).expect("a number of bytes that is addressable here")
+        usize::try_from(self.0).expect("the number of bytes fits in usize")
     }
 }
 

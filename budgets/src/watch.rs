@@ -116,7 +116,7 @@ impl FenceWatch {
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
         let due: Vec<LeaseId> = self.pending.iter().filter(is_due).map(|(lease, _)| *lease).collect();
         let begin = |lease| {
-            let Pending { backings, revoke, .. } = self.pending.remove(&lease).expect("listed above");
+            let Pending { backings, revoke, .. } = self.pending.remove(&lease).expect("the lease was collected above");
             let revokers = self.revokers.get(&lease).filter(|_| revoke).cloned().unwrap_or_default();
             self.coming.insert(lease);
             PendingReclaim { lease, revokers, backings }

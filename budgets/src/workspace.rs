@@ -109,7 +109,7 @@ impl Workspace {
     }
 
     fn new(base: Address, capacity: Bytes, segment: Option<Arc<Segment>>) -> Workspace {
-        assert!(base.is_multiple_of(ALIGNMENT), "a workspace starts on {ALIGNMENT}");
+        assert!(base.is_multiple_of(ALIGNMENT), "a workspace is aligned to {ALIGNMENT}");
         Workspace { segment, base, capacity, used: Cell::default(), high_water: Cell::default(), depth: Cell::new(0) }
     }
 

@@ -18,7 +18,7 @@ fn gpu() -> Option<(Turn, CudaDevice)> {
     match CudaDevice::open(0) {
         Ok(device) => Some((turn, device)),
         Err(error @ DeviceError::NoDevice { .. }) => {
-            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -26,14 +26,14 @@ fn gpu() -> Option<(Turn, CudaDevice)> {
 }
 
 fn write(device: &CudaDevice, address: Address, numbers: &[u32]) {
-    device.enter().expect("the device is there");
+    device.enter().expect("the device works");
     // SAFETY: tests write only to memory that they have backed.
     let written = unsafe { sys::cuMemcpyHtoD_v2(address.0, numbers.as_ptr().cast(), size_of_val(numbers)) };
     assert_eq!(written, sys::CUresult::CUDA_SUCCESS);
 }
 
 fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
-    device.enter().expect("the device is there");
+    device.enter().expect("the device works");
     let mut numbers = vec![u32::MAX; count];
     // SAFETY: tests read only from memory that they have backed.
     let read = unsafe { sys::cuMemcpyDtoH_v2(numbers.as_mut_ptr().cast(), address.0, 4 * count) };
@@ -46,20 +46,20 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
     let Some((_turn, device)) = gpu() else { return };
     let page = device.page();
     assert_eq!(page, Bytes::mib(2));
-    let before = device.memory().expect("it says").free;
-    let address = device.reserve(Bytes::gib(400)).expect("addresses are not memory");
-    assert_eq!(device.memory().expect("it says").free, before);
-    device.back(address, Bytes::mib(70)).expect("there is room");
+    let before = device.memory().expect("the driver reports memory").free;
+    let address = device.reserve(Bytes::gib(400)).expect("only addresses are reserved");
+    assert_eq!(device.memory().expect("the driver reports memory").free, before);
+    device.back(address, Bytes::mib(70)).expect("memory is free");
     assert_eq!(device.counts().backed, Bytes::mib(70));
     let pages = 35u64;
     for number in 0..pages {
-        assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number}");
+        assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number} is zeroed");
         write(&device, address.offset(page * number), &[number as u32 + 1; 4]);
     }
     // Shrink in steps of one page, across driver allocations (pieces) of many pages each, and then
     // grow again.
     for left in (1..pages).rev() {
-        device.unback(address.offset(page * left), page).expect("the tail goes");
+        device.unback(address.offset(page * left), page).expect("the tail is unbacked");
         for number in 0..left {
             assert_eq!(
                 read(&device, address.offset(page * number), 4),
@@ -69,53 +69,53 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
         }
         assert_eq!(device.counts().backed, page * left);
     }
-    device.back(address.offset(page), Bytes::mib(68)).expect("and comes back");
+    device.back(address.offset(page), Bytes::mib(68)).expect("the tail is backed again");
     assert_eq!(read(&device, address, 4), [1; 4]);
-    assert_eq!(read(&device, address.offset(page * 20), 4), [0; 4], "what comes back is zero again");
-    device.release_reservation(address).expect("it is ours");
+    assert_eq!(read(&device, address.offset(page * 20), 4), [0; 4], "memory that is backed again is zeroed");
+    device.release_reservation(address).expect("the range is reserved");
     assert_eq!(device.counts().backed, Bytes::ZERO);
-    let after = device.memory().expect("it says").free;
+    let after = device.memory().expect("the driver reports memory").free;
     assert!(before.saturating_sub(after) <= Bytes::mib(4), "{before} free before, {after} after");
 }
 
 #[test]
 fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
     let Some((_turn, device)) = gpu() else { return };
-    let address = device.reserve(Bytes::mib(64)).expect("addresses");
-    device.back(address, Bytes::mib(48)).expect("there is room");
+    let address = device.reserve(Bytes::mib(64)).expect("addresses are reserved");
+    device.back(address, Bytes::mib(48)).expect("memory is free");
     let at = |mib: u64| address.offset(Bytes::mib(mib));
     (0..24).for_each(|page| write(&device, at(2 * page), &[page as u32 + 100]));
-    device.unback(at(20), Bytes::mib(6)).expect("in one piece");
-    device.unback(at(30), Bytes::mib(4)).expect("over a border of two");
+    device.unback(at(20), Bytes::mib(6)).expect("a range over one piece is unbacked");
+    device.unback(at(30), Bytes::mib(4)).expect("a range over two pieces is unbacked");
     for page in (0..24).filter(|page| ![10, 11, 12, 15, 16].contains(page)) {
         assert_eq!(read(&device, at(2 * page), 1), [page as u32 + 100], "page {page}");
     }
     for (start, mib) in [(20, 2), (18, 4), (24, 8)] {
-        let error = device.unback(at(start), Bytes::mib(mib)).expect_err("a part is gone");
+        let error = device.unback(at(start), Bytes::mib(mib)).expect_err("a part of the range is not backed");
         assert!(matches!(error, DeviceError::BadRange { verb: "unbacked", .. }), "{error}");
     }
-    let error = device.back(at(24), Bytes::mib(8)).expect_err("a part is there");
+    let error = device.back(at(24), Bytes::mib(8)).expect_err("a part of the range is backed");
     assert!(matches!(error, DeviceError::BadRange { verb: "backed", .. }), "{error}");
-    device.back(at(20), Bytes::mib(6)).expect("the hole is filled");
+    device.back(at(20), Bytes::mib(6)).expect("the hole is backed");
     assert_eq!((read(&device, at(20), 1), read(&device, at(26), 1)), (vec![0], vec![113]));
 }
 
 #[test]
 fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
     let Some((_turn, device)) = gpu() else { return };
-    let memory = device.memory().expect("it says");
-    let address = device.reserve(memory.total * 2).expect("addresses are not memory");
+    let memory = device.memory().expect("the driver reports memory");
+    let address = device.reserve(memory.total * 2).expect("only addresses are reserved");
     let asked = (memory.free + Bytes::gib(1)).round_up(device.page());
-    let error = device.back(address, asked).expect_err("more than there is");
+    let error = device.back(address, asked).expect_err("the device has less memory");
     assert!(error.is_refused() && !error.is_lost(), "{error}");
-    let DeviceError::Refused { asked: said, free, .. } = &error else { unreachable!("looked at above") };
+    let DeviceError::Refused { asked: said, free, .. } = &error else { unreachable!("the variant was checked above") };
     assert_eq!(*said, asked);
     println!("{error}: {}", error.hint().expect("a hint"));
     assert!(*free <= Bytes::gib(1), "{free} were free when it was refused");
     assert_eq!(device.counts().backed, Bytes::ZERO);
-    let after = device.memory().expect("it says").free;
+    let after = device.memory().expect("the driver reports memory").free;
     assert!(memory.free.saturating_sub(after) <= Bytes::mib(8), "{} before, {after} after", memory.free);
-    device.back(address, Bytes::gib(1)).expect("less is there");
+    device.back(address, Bytes::gib(1)).expect("1 GiB is free");
 }
 
 #[test]
@@ -126,18 +126,18 @@ fn two_threads_back_and_unback_beside_each_other() {
         .map(|thread| {
             let device = device.clone();
             std::thread::spawn(move || {
-                let address = device.reserve(Bytes::gib(1)).expect("addresses");
+                let address = device.reserve(Bytes::gib(1)).expect("addresses are reserved");
                 for round in 0..20u64 {
                     let bytes = Bytes::mib(2 * (1 + (round * 7 + u64::from(thread)) % 30));
-                    device.back(address, bytes).expect("there is room");
+                    device.back(address, bytes).expect("memory is free");
                     write(&device, address, &[thread; 8]);
                     assert_eq!(read(&device, address, 8), [thread; 8]);
-                    device.unback(address, bytes).expect("it is ours");
+                    device.unback(address, bytes).expect("the range is backed");
                 }
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    threads.into_iter().for_each(|thread| thread.join().expect("the thread does not panic"));
     assert_eq!(device.counts().backed, Bytes::ZERO);
 }
 
@@ -145,8 +145,8 @@ fn two_threads_back_and_unback_beside_each_other() {
 fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops() {
     let Some((_turn, device)) = gpu() else { return };
     let device = Arc::new(device);
-    let address = device.reserve(Bytes::mib(2)).expect("addresses");
-    device.back(address, Bytes::mib(2)).expect("there is room");
+    let address = device.reserve(Bytes::mib(2)).expect("addresses are reserved");
+    device.back(address, Bytes::mib(2)).expect("memory is free");
     let before = device.counts();
     let pinned = device.pinned(Bytes(1_000_003)).expect("the host has a megabyte");
     assert_eq!((pinned.len(), device.counts().pinned), (1_000_003, Bytes(1_000_003)));
@@ -158,7 +158,7 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     // Copy on another thread, as a lane would.
     std::thread::scope(|threads| {
         let copied = threads.spawn(|| {
-            device.enter().expect("the device is there");
+            device.enter().expect("the device works");
             // SAFETY: both ranges are equally long, and the copies are done once
             // the stream is synchronized.
             unsafe {
@@ -173,11 +173,11 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     assert_eq!(read(&device, address, 2), [u32::from_le_bytes([0, 7, 14, 21]), u32::from_le_bytes([28, 35, 42, 49])]);
     drop(pinned);
     assert_eq!(device.counts().pinned, Bytes::ZERO);
-    let error = device.pinned(Bytes::gib(1 << 20)).expect_err("no host has a PiB");
+    let error = device.pinned(Bytes::gib(1 << 20)).expect_err("no host has 1 PiB");
     assert!(matches!(error, DeviceError::HostRefused { .. }) && !error.is_lost(), "{error}");
     println!("{error}: {}", error.hint().expect("a hint"));
     assert_eq!(device.counts().pinned, Bytes::ZERO);
-    drop(device.pinned(Bytes::ZERO).expect_err("of nothing"));
+    drop(device.pinned(Bytes::ZERO).expect_err("a copy of zero bytes is refused"));
 }
 
 /// Memory from the driver's allocator, which no lease can cover.
@@ -203,24 +203,24 @@ impl Drop for Beside {
 fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_agrees() {
     let Some((_turn, device)) = gpu() else { return };
     let device = Arc::new(device);
-    let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses"), device.overhead());
+    let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses are reserved"), device.overhead());
     let before = device.counts().allocations;
     // Another thread backs and unbacks memory during the measurement. That memory
     // must not be counted.
     std::thread::scope(|threads| {
         let other = threads.spawn(|| {
             for _ in 0..20 {
-                device.back(address, Bytes::gib(1)).expect("there is room");
-                device.unback(address, Bytes::gib(1)).expect("it is ours");
+                device.back(address, Bytes::gib(1)).expect("memory is free");
+                device.unback(address, Bytes::gib(1)).expect("the range is backed");
             }
         });
         let held = device.with_overhead("beside", || Beside::take(Bytes::mib(64)));
-        other.join().expect("no panic");
-        let held = held.expect("there is room");
+        other.join().expect("the thread does not panic");
+        let held = held.expect("memory is free");
         let more = device.overhead() - counted;
-        assert!((Bytes::mib(64)..=Bytes::mib(68)).contains(&more), "{more} were counted");
+        assert!((Bytes::mib(64)..=Bytes::mib(68)).contains(&more), "{more} were counted as overhead");
         drop(held);
-        assert!(device.overhead() - counted <= Bytes::mib(4), "{} of it stay counted", device.overhead() - counted);
+        assert!(device.overhead() - counted <= Bytes::mib(4), "{} stay after the drop", device.overhead() - counted);
     });
     assert!(device.counts().allocations > before);
 }
@@ -235,69 +235,69 @@ fn two_measurements_at_once_count_no_byte_twice() {
         let made: Vec<_> = (0..3)
             .map(|_| {
                 threads.spawn(|| {
-                    device.enter().expect("the device is there");
+                    device.enter().expect("the device works");
                     begin.wait();
-                    device.with_overhead("beside", || Beside::take(each)).expect("there is room")
+                    device.with_overhead("beside", || Beside::take(each)).expect("memory is free")
                 })
             })
             .collect();
-        let made: Vec<_> = made.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        let made: Vec<_> = made.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect();
         let more = device.overhead() - counted;
-        assert!((each * 3..=each * 3 + Bytes::mib(8)).contains(&more), "{more} were counted");
+        assert!((each * 3..=each * 3 + Bytes::mib(8)).contains(&more), "{more} were counted as overhead");
         drop(made);
     });
-    assert!(device.overhead() - counted <= Bytes::mib(4), "{} stay counted", device.overhead() - counted);
+    assert!(device.overhead() - counted <= Bytes::mib(4), "{} stay after the drop", device.overhead() - counted);
 }
 
 #[test]
 fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
     let Some((_turn, device)) = gpu() else { return };
     let page = device.page();
-    let free = device.memory().expect("it says").free;
-    let address = device.reserve(free * 2).expect("addresses are not memory");
+    let free = device.memory().expect("the driver reports memory").free;
+    let address = device.reserve(free * 2).expect("only addresses are reserved");
     let most = (free - Bytes::mib(64)).round_down(Bytes::mib(16));
-    device.back(address, most).expect("there is room");
+    device.back(address, most).expect("memory is free");
     write(&device, address.offset(most - page * 2), &[41; 4]);
-    let holes = device.reserve(Bytes::gib(1)).expect("addresses");
-    device.back(holes, Bytes::mib(16)).expect("there is room");
+    let holes = device.reserve(Bytes::gib(1)).expect("addresses are reserved");
+    device.back(holes, Bytes::mib(16)).expect("memory is free");
     write(&device, holes, &[42; 4]);
     write(&device, holes.offset(Bytes::mib(14)), &[43; 4]);
     // Take the rest page by page, until the driver refuses.
-    let rest = device.reserve(Bytes::gib(1)).expect("addresses");
-    let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("there is an end");
-    println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("it says").free);
+    let rest = device.reserve(Bytes::gib(1)).expect("addresses are reserved");
+    let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("pages run out");
+    println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("the driver answers").free);
     // First unback the tail of a large piece, and then a hole inside a piece. Splitting a piece
     // copies the part to keep, and no free memory is left for that copy, so the spare pages must
     // serve.
-    device.unback(address.offset(most - page), page).expect("the tail goes");
+    device.unback(address.offset(most - page), page).expect("the tail is unbacked");
     assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
-    device.back(rest.offset(page * pages), page).expect("what went can be had");
-    assert!(device.back(rest.offset(page * (pages + 1)), page).expect_err("and no more").is_refused());
-    device.unback(holes.offset(Bytes::mib(4)), page * 2).expect("the hole");
+    device.back(rest.offset(page * pages), page).expect("spare pages are backed again");
+    assert!(device.back(rest.offset(page * (pages + 1)), page).expect_err("no page is left").is_refused());
+    device.unback(holes.offset(Bytes::mib(4)), page * 2).expect("the hole is unbacked");
     assert_eq!(read(&device, holes, 4), [42; 4]);
     assert_eq!(read(&device, holes.offset(Bytes::mib(14)), 4), [43; 4]);
-    device.back(rest.offset(page * (pages + 1)), page * 2).expect("what went can be had");
+    device.back(rest.offset(page * (pages + 1)), page * 2).expect("spare pages are backed again");
 }
 
 #[test]
 fn the_time_that_memory_takes_to_come_and_go() {
     let Some((_turn, device)) = gpu() else { return };
     let device = Arc::new(device);
-    println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("it says"), device.overhead());
-    let address = device.reserve(Bytes::gib(512)).expect("addresses");
-    let free = device.memory().expect("it says").free;
+    println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("the driver answers"), device.overhead());
+    let address = device.reserve(Bytes::gib(512)).expect("addresses are reserved");
+    let free = device.memory().expect("the driver reports memory").free;
     let all = (free - Bytes::mib(512)).round_down(device.page());
     for bytes in [Bytes::mib(2), Bytes::mib(64), Bytes::gib(1), Bytes::gib(16), all] {
         let begun = std::time::Instant::now();
-        device.back(address, bytes).expect("there is room");
+        device.back(address, bytes).expect("memory is free");
         let backed = begun.elapsed();
         let tail = device.page();
         let begun = std::time::Instant::now();
-        device.unback(address.offset(bytes - tail), tail).expect("the tail goes");
+        device.unback(address.offset(bytes - tail), tail).expect("the tail is unbacked");
         let shortened = begun.elapsed();
         let begun = std::time::Instant::now();
         if bytes > tail {
-            device.unback(address, bytes - tail).expect("and the rest");
+            device.unback(address, bytes - tail).expect("the rest is unbacked");
         }
         println!(
             "{bytes}: backed in {backed:?}, 2 MiB of the tail gone in {shortened:?}, the rest in {:?}",
@@ -305,9 +305,9 @@ fn the_time_that_memory_takes_to_come_and_go() {
         );
     }
     let overhead = device.overhead();
-    let memory = device.memory().expect("it says");
+    let memory = device.memory().expect("the driver reports memory");
     println!("overhead {overhead}, free {} of {}", memory.free, memory.total);
-    let nothing = device.with_overhead("nothing", || Ok::<_, DeviceError>(())).expect("it says");
-    assert!(device.overhead() - overhead <= Bytes::mib(2), "nothing was made");
+    let nothing = device.with_overhead("nothing", || Ok::<_, DeviceError>(())).expect("the driver reports memory");
+    assert!(device.overhead() - overhead <= Bytes::mib(2), "an empty call adds no overhead");
     drop(nothing);
 }

@@ -21,7 +21,7 @@ const WILD: &std::ffi::CStr = c".version 7.0
 
 /// Runs the kernel. Returns what the driver reports afterwards.
 fn run_wild(device: &CudaDevice) -> sys::CUresult {
-    device.enter().expect("the device is there");
+    device.enter().expect("the device works");
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let (stream, none) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: all pointers passed to the driver are valid, and the kernel's fault
@@ -41,40 +41,40 @@ fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what
     let device = match CudaDevice::open(0) {
         Ok(device) => Arc::new(device),
         Err(error @ DeviceError::NoDevice { .. }) => {
-            return println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            return println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
         }
         Err(error) => panic!("{error}"),
     };
     let total = Bytes::gib(2);
-    let before = device.memory().expect("it says").free;
-    let address = device.reserve(Bytes::gib(4)).expect("addresses");
-    device.back(address, total).expect("there is room");
+    let before = device.memory().expect("the driver reports memory").free;
+    let address = device.reserve(Bytes::gib(4)).expect("addresses are reserved");
+    device.back(address, total).expect("memory is free");
     let pinned = device.pinned(Bytes::mib(1)).expect("the host has a MiB");
     assert_eq!(run_wild(&device), sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     for what in ["the first", "and every other"] {
-        let error = device.memory().expect_err("it is lost");
-        assert!(error.is_lost(), "{what} call after it: {error}");
+        let error = device.memory().expect_err("the device is lost");
+        assert!(error.is_lost(), "{what} call after the loss: {error}");
         println!("{what}: {error}");
     }
-    assert!(device.check().expect_err("it knows").is_lost());
+    assert!(device.check().expect_err("the device reports its loss").is_lost());
     for error in [
-        device.back(address.offset(total), Bytes::mib(2)).expect_err("nothing can be had"),
-        device.reserve(Bytes::gib(1)).map(drop).expect_err("no addresses either"),
-        device.pinned(Bytes::mib(1)).map(drop).expect_err("nor memory of the host"),
-        device.with_overhead("nothing", || Ok::<_, DeviceError>(())).map(drop).expect_err("nor anything else"),
+        device.back(address.offset(total), Bytes::mib(2)).expect_err("a lost device gives no memory"),
+        device.reserve(Bytes::gib(1)).map(drop).expect_err("a lost device gives no addresses"),
+        device.pinned(Bytes::mib(1)).map(drop).expect_err("a lost device gives no pinned memory"),
+        device.with_overhead("nothing", || Ok::<_, DeviceError>(())).map(drop).expect_err("a lost device is not used"),
     ] {
         assert!(error.is_lost(), "{error}");
     }
-    device.unback(address, total).expect("what it holds can be given back");
-    device.release_reservation(address).expect("and so can addresses");
+    device.unback(address, total).expect("a lost device takes memory back");
+    device.release_reservation(address).expect("a lost device takes addresses back");
     drop(pinned);
     assert_eq!((device.counts().backed, device.counts().pinned), (Bytes::ZERO, Bytes::ZERO));
-    drop(Arc::into_inner(device).expect("the last one"));
+    drop(Arc::into_inner(device).expect("no other handle is left"));
     // The driver decides whether this process can create another context. If not, the hint of the
     // error tells the user to restart the program.
     match CudaDevice::open(0) {
         Ok(device) => {
-            let after = device.memory().expect("it says").free;
+            let after = device.memory().expect("the driver reports memory").free;
             assert!(before.saturating_sub(after) <= Bytes::mib(4), "{before} free before the loss, {after} after");
             println!("this driver makes another context");
         }

@@ -42,7 +42,7 @@ fn each_rank_has_memory_of_its_own() {
     for (rank, address) in addresses.iter().enumerate() {
         // SAFETY: two pages of host memory are backed here, and nothing else uses them.
         let bytes = unsafe { slice::from_raw_parts_mut(address.0 as *mut u8, (PAGE * 2).as_usize()) };
-        assert!(bytes.iter().all(|byte| *byte == 0), "memory comes zeroed, and no rank has written another's");
+        assert!(bytes.iter().all(|byte| *byte == 0), "memory is zeroed, and each rank's is separate");
         bytes.fill(rank as u8 + 1);
     }
 }
@@ -62,7 +62,7 @@ fn what_one_rank_refuses_no_rank_has() {
         assert_eq!(stage.backed(), [2, 2, 2]);
         stage.ranks[refusing].play(Script::new().refuse_call(5));
         assert!(stage.group.reserve(PAGE).is_err());
-        assert_eq!(stage.reservations(), [1, 1, 1], "addresses go back too");
+        assert_eq!(stage.reservations(), [1, 1, 1], "every rank takes its addresses back");
         stage.group.unback(start, PAGE * 2).unwrap();
         stage.group.release_reservation(start).unwrap();
         assert_eq!((stage.backed(), stage.reservations()), (vec![0; 3], vec![0; 3]));
@@ -79,7 +79,7 @@ fn the_rank_with_the_least_room_decides() {
     assert!(stage.group.back(start, PAGE * 4).unwrap_err().is_refused());
     stage.group.back(start, PAGE * 3).unwrap();
     stage.ranks[1].overhead_grows(PAGE);
-    assert_eq!(stage.group.overhead(), PAGE, "what one rank cannot lease, no lease can have");
+    assert_eq!(stage.group.overhead(), PAGE, "overhead of one rank reduces every rank's memory");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_lost_rank_is_a_lost_group_which_takes_memory_back() {
     stage.ranks[1].lose("it fell off the bus");
     assert!(stage.group.check().unwrap_err().is_lost());
     assert!(stage.group.back(start.offset(PAGE * 2), PAGE).unwrap_err().is_lost());
-    assert_eq!(stage.backed()[0], 2, "the rank that still works has no more than before");
+    assert_eq!(stage.backed()[0], 2, "the working rank has as much as before the loss");
     drop(stage.group.unback(start, PAGE * 2));
     drop(stage.group.release_reservation(start));
     assert_eq!((stage.backed()[0], stage.reservations()[0]), (0, 0));
@@ -185,7 +185,7 @@ fn a_copy_in_host_memory_brings_back_what_each_rank_had() {
     group.unback(start, PAGE * 2).unwrap();
     let error = group.copy_in(&copy, start).unwrap_err();
     assert!(error.to_string().contains("part of the range is not backed"), "{error}");
-    assert!(group.clone().copy_out(start, PAGE * 2).is_err(), "nothing is there");
+    assert!(group.clone().copy_out(start, PAGE * 2).is_err(), "an unbacked range cannot be copied");
     group.back(start, PAGE * 2).unwrap();
     group.copy_in(&copy, start).unwrap();
     for (rank, address) in group.addresses(start).into_iter().enumerate() {
@@ -196,5 +196,5 @@ fn a_copy_in_host_memory_brings_back_what_each_rank_had() {
     let of_one = Arc::new(HostDevice::new(HostConfig::small(PAGE)).unwrap());
     let page = of_one.reserve(PAGE).unwrap();
     of_one.back(page, PAGE).unwrap();
-    assert!(of_one.copy_in(&copy, page).is_err(), "two ranks' copies are none of one device");
+    assert!(of_one.copy_in(&copy, page).is_err(), "a copy of two ranks does not fit one device");
 }

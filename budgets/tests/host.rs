@@ -69,7 +69,7 @@ fn what_is_free_is_what_nobody_has() {
     assert_eq!(free(&device), PAGE * 4);
     let refused = device.back(address.offset(PAGE * 2), PAGE * 5).unwrap_err();
     assert_eq!(refused.hint().unwrap(), "lease 64.0 KiB less, or raise `capacity`");
-    assert_eq!((device.drifts(PAGE * 9), free(&device)), (PAGE * 4, Bytes::ZERO), "no more than there is");
+    assert_eq!((device.drifts(PAGE * 9), free(&device)), (PAGE * 4, Bytes::ZERO), "all free memory is taken");
     assert_eq!((device.overhead_grows(PAGE), device.foreign_takes(PAGE)), (Bytes::ZERO, Bytes::ZERO));
 }
 
@@ -163,7 +163,7 @@ fn a_back_refused_for_two_reasons_is_refused_once() {
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().refuse_back(1).refuse_back(2).refuse_call(3));
     let refused = [(); 3].map(|()| device.back(address, PAGE).is_err());
-    assert_eq!(refused, [true, true, false], "by script, by call and back, by none");
+    assert_eq!(refused, [true, true, false], "refused by the script, then by the device, then not");
 }
 
 #[test]
@@ -196,10 +196,10 @@ fn a_faulty_device_is_otherwise_the_one_that_it_wraps() {
     device.unback(address, PAGE).unwrap();
     assert_eq!((inner.counts().backed, inner.counts().unbacks), (Bytes::ZERO, 1));
     device.release_reservation(address).unwrap();
-    assert!(device.back(address, PAGE).is_err(), "the addresses are given back");
+    assert!(device.back(address, PAGE).is_err(), "the addresses were released");
     let lane = device.timeline();
     let fence = inner.fence_here();
-    assert!(device.fence_here().is_passed() && fence.is_passed(), "{lane:?} has nothing to do");
+    assert!(device.fence_here().is_passed() && fence.is_passed(), "{lane:?} has no work");
     inner.lose("a test says so");
     assert!(device.check().is_err_and(|error| error.is_lost()));
     assert!((device.clone() as Arc<dyn Device>).as_cuda().is_none());
@@ -243,7 +243,7 @@ fn a_device_that_ends_gives_all_addresses_back() {
     device.reserve(Bytes::gib(1 << 10)).unwrap();
     assert!(addresses() >= before + Bytes::gib(900));
     drop(device);
-    assert!(addresses() < before + Bytes::gib(100), "what other tests have is far less");
+    assert!(addresses() < before + Bytes::gib(100), "other tests reserve far less than 100 GiB");
 }
 
 /// Waits until all calls are blocked, except `ended` calls that have returned.
@@ -277,7 +277,7 @@ fn held_calls_pass_one_by_one_and_then_all() {
         device.let_calls_pass();
         (before, after)
     });
-    assert_eq!(seen, ((PAGE, PAGE * 7), PAGE * 2), "other calls are quick, and one passes");
+    assert_eq!(seen, ((PAGE, PAGE * 7), PAGE * 2), "only one call passes, and the counters can be read");
     assert_eq!((device.counts().held_calls, device.counts().backed), (0, PAGE * 4));
     device.unback(address, PAGE).unwrap();
     device.hold_calls();

@@ -16,7 +16,7 @@ impl Notes {
     #[track_caller]
     fn only(&self) -> ReleaseNote {
         let mut posted = self.posted.lock().unwrap();
-        assert_eq!(posted.len(), 1, "one note");
+        assert_eq!(posted.len(), 1, "exactly one note was posted");
         posted.remove(0)
     }
 }
@@ -89,7 +89,7 @@ fn a_lease_that_hears_of_anothers_size_is_our_bug() {
     let mut house = House::new();
     let (mine, other) = (house.lease(1), house.lease(1));
     let shrink = Input::Resize { id: RequestId(9), lease: other.id(), to: Bytes(1), wait: false, passed: true };
-    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("it shrinks") };
+    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("the lease shrinks") };
     mine.resize(&resized);
 }
 
@@ -100,7 +100,7 @@ fn a_lease_smaller_than_what_it_backs_is_our_bug() {
     let segment = house.segment(2);
     let lease = segment.lease().id();
     let shrink = Input::Resize { id: RequestId(9), lease, to: PAGE, wait: false, passed: true };
-    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("it shrinks") };
+    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("the lease shrinks") };
     segment.lease().resize(&resized);
 }
 
@@ -122,7 +122,7 @@ fn a_segment_is_released_after_the_fence_it_was_given() {
     let lane = Timeline::new(); // This timeline does not belong to the device, which is idle.
     let (segment, step) = (house.segment(2), lane.issue());
     segment.release_after(lane.fence_here());
-    assert_eq!(house.device.counts().backed, PAGE * 2, "its memory waits too");
+    assert_eq!(house.device.counts().backed, PAGE * 2, "the segment stays backed until the fence passes");
     let note = house.notes.only();
     assert_eq!((note.fence.is_passed(), note.backings.len()), (false, 1));
     assert_eq!(format!("{:?}", note.backings[0]).split(" at ").next(), Some("128.0 KiB of 1.0 MiB backed"));
@@ -139,7 +139,7 @@ fn a_meter_says_when_memory_is_on_its_way() {
     let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease.clone()).unwrap();
     let (meter, device) = (lease.meter(), house.device.clone());
     let seen_during = |call: &(dyn Fn() + Sync)| {
-        assert!(!meter.is_moving(), "nothing is under way");
+        assert!(!meter.is_moving(), "no call is in progress");
         device.hold_calls();
         std::thread::scope(|scope| {
             let calling = scope.spawn(call);
@@ -231,7 +231,7 @@ fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
         });
         let early = heard.recv_timeout(std::time::Duration::from_millis(50));
         house.device.let_calls_pass();
-        assert!(early.is_err(), "the ledger would be told that memory is home of which this is backed: {early:?}");
+        assert!(early.is_err(), "memory is reported as returned only when unbacked: {early:?}");
         assert_eq!(heard.recv().unwrap(), Bytes::ZERO);
     });
 }
@@ -243,7 +243,7 @@ fn a_segment_without_memory_is_revoked_too() {
     let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease).unwrap();
     segment.revoker().revoke().unwrap();
     assert!(segment.back_to(PAGE).is_err());
-    assert_eq!(house.device.counts().calls, 1, "only its addresses were asked for");
+    assert_eq!(house.device.counts().calls, 1, "only addresses were reserved");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_watch_keeps_no_revoker_of_a_segment_that_is_gone() {
     assert_eq!(format!("{watch:?}").matches("revoker of").count(), 2);
     watch.revoke(lease.id(), Fence::passed());
     assert_eq!(watch.passed().unwrap(), [lease.id()]);
-    assert!(stays.back_to(PAGE).is_err() && late.back_to(PAGE).is_err(), "both are revoked");
+    assert!(stays.back_to(PAGE).is_err() && late.back_to(PAGE).is_err(), "both segments are revoked");
 }
 
 #[test]
@@ -295,8 +295,8 @@ fn a_note_with_memory_waits_after_its_fence() {
     let note = house.notes.only();
     assert!(note.fence.is_passed());
     let mut watch = FenceWatch::default();
-    assert!(!watch.released(note), "its memory is still backed");
-    let reclaim = watch.due().pop().expect("its fence has passed");
+    assert!(!watch.released(note), "the segment is still backed");
+    let reclaim = watch.due().pop().expect("the fence of the lease has passed");
     assert!(!reclaim.is_light());
     watch.put_back(reclaim);
     assert_eq!((watch.passed().unwrap(), house.device.counts().backed), (vec![LeaseId(1)], Bytes::ZERO));
@@ -313,7 +313,7 @@ fn a_note_without_memory_waits_for_its_fence() {
     lane.complete(step);
     assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
     let late = ReleaseNote { lease: LeaseId(1), fence: Fence::passed(), backings: Vec::new() };
-    assert!(watch.released(late), "nothing is left to wait for");
+    assert!(watch.released(late), "the lease has nothing left to wait for");
 }
 
 #[test]
@@ -332,9 +332,9 @@ fn a_lease_that_waits_twice_waits_for_both_fences() {
 fn a_lease_already_coming_home_is_not_due_again() {
     let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
     watch.wait(LeaseId(1), lane.fence_here());
-    let reclaim = watch.due().pop().expect("it is due");
+    let reclaim = watch.due().pop().expect("the lease is due");
     watch.wait(LeaseId(1), Fence::passed());
-    assert!(watch.due().is_empty(), "somebody is at it");
+    assert!(watch.due().is_empty(), "the lease is already being returned");
     watch.put_back(reclaim);
     assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
     assert!(watch.is_idle());
@@ -358,7 +358,7 @@ fn a_fence_stands_after_all_work_issued_before_it() {
     lane.complete(second);
     assert!(fence.is_passed() && !lane.fence_here().is_passed());
     lane.complete(first);
-    assert!(fence.is_passed(), "once passed it stays passed");
+    assert!(fence.is_passed(), "a fence that has passed stays passed");
     lane.complete(third);
     assert!(lane.fence_here().is_passed());
 }
@@ -369,11 +369,11 @@ fn a_hold_said_twice_stops_fences_that_have_not_passed() {
     let step = lane.issue();
     let early = lane.fence_here();
     lane.let_pass();
-    assert!(!early.is_passed(), "nothing was held");
+    assert!(!early.is_passed(), "no work was completed");
     lane.hold();
     lane.complete(step);
     lane.hold();
-    assert!(!early.is_passed() && !lane.fence_here().is_passed(), "held, though the work is done");
+    assert!(!early.is_passed() && !lane.fence_here().is_passed(), "fences are held although the work is done");
     lane.let_pass();
     lane.let_pass();
     assert!(early.is_passed() && lane.fence_here().is_passed());

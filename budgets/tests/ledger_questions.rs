@@ -54,19 +54,19 @@ fn a_ledger_starts_from_what_its_device_reports() {
 fn an_owner_is_cleared_only_when_dead_and_home() {
     let mut ledger = ledger();
     let owner = Owner::new("kv", 1);
-    assert!(!ledger.is_cleared(&owner), "it lives");
+    assert!(!ledger.is_cleared(&owner), "the owner lives");
     let lease = hold(&mut ledger, 1, request("kv", 1, Class::Kv, "demo", 100));
     ledger.step(Input::OwnerDied { owner: owner.clone() });
-    assert!(!ledger.is_cleared(&owner), "100 bytes are out");
+    assert!(!ledger.is_cleared(&owner), "100 bytes are still held");
     ledger.step(Input::FencePassed { lease });
     assert!(ledger.is_cleared(&owner) && ledger.is_cleared(&owner.first()));
-    assert!(!ledger.is_cleared(&owner.successor()), "it may start");
+    assert!(!ledger.is_cleared(&owner.successor()), "the successor may start");
 }
 
 #[test]
 fn a_gate_says_where_it_stands() {
     let mut ledger = ledger();
-    assert_eq!(ledger.gate("demo"), Gate::Open, "never heard of");
+    assert_eq!(ledger.gate("demo"), Gate::Open, "the gate is new");
     gate(&mut ledger, "demo", Gate::Frozen);
     assert_eq!(ledger.gate("demo"), Gate::Frozen);
     gate(&mut ledger, "demo", Gate::Teardown);
@@ -74,7 +74,7 @@ fn a_gate_says_where_it_stands() {
     assert_eq!(ledger.snapshot().gates, [GateLine { model: "demo".into(), gate: Gate::Teardown }]);
     gate(&mut ledger, "demo", Gate::Open);
     assert_eq!(ledger.gate("demo"), Gate::Open);
-    assert!(ledger.snapshot().gates.is_empty(), "the model is gone");
+    assert!(ledger.snapshot().gates.is_empty(), "an open gate of a model without leases is not listed");
 }
 
 #[test]
@@ -232,11 +232,11 @@ fn an_elastic_claimant_without_a_seat_stays_outside() {
 #[test]
 fn a_gate_that_is_open_does_not_open_again() {
     let mut ledger = ledger();
-    assert!(matches!(gate(&mut ledger, "demo", Gate::Open)[..], [Effect::GateMoved { .. }]), "never heard of");
+    assert!(matches!(gate(&mut ledger, "demo", Gate::Open)[..], [Effect::GateMoved { .. }]), "the gate is new");
     let [Effect::GateStuck(stuck)] = &gate(&mut ledger, "demo", Gate::Open)[..] else { panic!("it is open") };
     assert_eq!(stuck.to_string(), "the gate of demo is open and cannot become open");
     gate(&mut ledger, "demo", Gate::Frozen);
-    assert!(matches!(gate(&mut ledger, "demo", Gate::Open)[..], [Effect::GateMoved { .. }]), "profiled anew");
+    assert!(matches!(gate(&mut ledger, "demo", Gate::Open)[..], [Effect::GateMoved { .. }]), "measured again");
     assert_eq!(ledger.gate("demo"), Gate::Open);
 }
 
@@ -246,7 +246,7 @@ fn a_models_teardown_waits_for_its_own_leases_only() {
     let gone = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "gone", 50));
     hold(&mut ledger, 2, request("kv", 0, Class::Kv, "stays", 70));
     gate(&mut ledger, "gone", Gate::Teardown);
-    let [Effect::GateStuck(stuck)] = &gate(&mut ledger, "gone", Gate::Open)[..] else { panic!("50 are held") };
+    let [Effect::GateStuck(stuck)] = &gate(&mut ledger, "gone", Gate::Open)[..] else { panic!("it holds 50 B") };
     assert_eq!(stuck.to_string(), "the gate of gone cannot reopen: the model still holds 50 B");
     assert_eq!(stuck.hint().unwrap(), "wait until the model's owners are cleared");
     ledger.step(Input::Release { lease: gone, passed: true });
@@ -332,7 +332,7 @@ fn every_refusal_has_its_name_and_its_hint() {
     for (reason, name, hint) in &table {
         assert_eq!((reason.name(), reason.hint().as_deref()), (*name, *hint));
         let refused = Refused { request: RequestId(1), reason: reason.clone() };
-        assert_eq!(refused.hint().as_deref(), *hint, "what is refused hints as its reason does");
+        assert_eq!(refused.hint().as_deref(), *hint, "a refusal has the hint of its reason");
     }
     let mut names: Vec<_> = table.iter().map(|(reason, ..)| reason.name()).collect();
     names.dedup();

@@ -57,7 +57,7 @@ fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
     assert_eq!(refusal(&small).to_string(), "10 B were requested, but 1 requests for memory are ahead in the queue");
     ask(&mut ledger, 4, request("small", Class::external("t"), 10), true);
     let urgent = ask(&mut ledger, 5, request("urgent", Class::Graphs, 10).priority(Priority::Startup), false);
-    assert_eq!(granted(&urgent).len(), 1, "a higher priority does overtake");
+    assert_eq!(granted(&urgent).len(), 1, "a request of higher priority overtakes");
     let freed = ledger.step(Input::Release { lease: held, passed: true });
     let order: Vec<_> = freed
         .iter()
@@ -81,7 +81,7 @@ fn a_withdrawn_request_lets_the_next_one_pass() {
         if no.reason == Refusal::Withdrawn && yes.request() == RequestId(3)),
         "{effects:?}"
     );
-    assert!(ledger.step(Input::Withdraw { id: RequestId(3) }).is_empty(), "answered questions are left alone");
+    assert!(ledger.step(Input::Withdraw { id: RequestId(3) }).is_empty(), "answered requests are not withdrawn");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
     assert_eq!(ledger.step(Input::FencePassed { lease: one }), [Effect::Freed { lease: one, bytes: Bytes(300) }]);
     assert!(
         ledger.step(Input::Release { lease: other, passed: true }).is_empty(),
-        "the late note does not skip the fence"
+        "a late note does not skip the fence"
     );
     assert_eq!(
         ledger.step(Input::FencePassed { lease: other }),
@@ -123,7 +123,7 @@ fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
     );
     assert!(ledger.step(Input::OwnerDied { owner }).is_empty());
     assert!(ledger.step(Input::FencePassed { lease: other }).is_empty());
-    assert_eq!(ledger.snapshot(), before, "the ledger is back to where it was");
+    assert_eq!(ledger.snapshot(), before, "the ledger is as it was at first");
     assert_eq!(granted(&ask(&mut ledger, 5, next, false)).len(), 1);
     let late = ask(&mut ledger, 6, request("vision", Class::external("t"), 1), false);
     assert_eq!(refusal(&late), &Refusal::OwnerDead { owner: Owner::new("vision", 0) });
@@ -182,21 +182,21 @@ fn nobody_is_ordered_below_what_its_owner_keeps_and_the_next_gives_the_rest() {
     assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 330)]);
     let effects = ledger.step(Input::Foreign(Bytes(400)));
     let said = Effect::Deficit { short_by: Bytes(200), uncovered: Bytes(50) };
-    assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 300)], "and 50 are nobody's");
+    assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 300)], "no lease covers 50 bytes");
 }
 
 #[test]
 fn an_order_that_was_lost_is_said_again_when_it_is_asked_for() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 900));
-    assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "nothing is short");
+    assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "there is no deficit");
     let effects = ledger.step(Input::Foreign(Bytes(300)));
     assert_eq!(effects.len(), 2, "{effects:?}");
-    assert!(ledger.step(Input::Foreign(Bytes(300))).is_empty(), "it is said once");
+    assert!(ledger.step(Input::Foreign(Bytes(300))).is_empty(), "a deficit is announced once");
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), effects);
     ledger.step(Input::Resize { id: RequestId(2), lease: kv, to: Bytes(800), wait: false, passed: true });
     let said = Effect::Deficit { short_by: Bytes(100), uncovered: Bytes(0) };
-    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO })[0], said, "what is left of it");
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO })[0], said, "the rest of the deficit is announced");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
-    assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "it is whole");
+    assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "the canary has its full size");
     // Another process can only take memory that is free, which is the canary here.
     assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
@@ -259,7 +259,7 @@ fn after_ready_only_tenants_elastic_tails_and_returning_claimants_get_memory() {
     ledger.step(Input::OwnerDied { owner: Owner::new("graph", 0) });
     ledger.step(Input::FencePassed { lease: graphs });
     let again = Request { owner: Owner::new("graph", 1), ..request("graph", Class::Graphs, 50) };
-    assert_eq!(granted(&ask(&mut ledger, 8, again, false)).len(), 1, "its successor has its seat");
+    assert_eq!(granted(&ask(&mut ledger, 8, again, false)).len(), 1, "the successor gets the seat of its predecessor");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_model_that_is_gone_does_not_count_as_one_that_is_being_profiled() {
     let gate = |to| Input::Gate { model: "demo".into(), to };
     ledger.step(Input::Foreign(Bytes(300)));
     ledger.step(Input::Foreign(Bytes(50)));
-    assert_eq!(ledger.available(Memory::Device), Bytes(600), "a gain is ignored while its gate is open");
+    assert_eq!(ledger.available(Memory::Device), Bytes(600), "a gain is ignored while a model's gate is open");
     ledger.step(gate(Gate::Teardown));
     ledger.step(Input::Release { lease, passed: true });
     ledger.step(gate(Gate::Open));
@@ -410,7 +410,7 @@ fn a_lease_already_on_its_way_home_is_not_revoked_again_when_its_owner_dies() {
     let mut ledger = ledger();
     let lease = hold(&mut ledger, 1, request("vision", Class::VisionCache, 300));
     assert!(ledger.step(Input::Release { lease, passed: false }).is_empty());
-    assert!(ledger.step(Input::OwnerDied { owner: Owner::new("vision", 0) }).is_empty(), "its own fence is on its way");
+    assert!(ledger.step(Input::OwnerDied { owner: Owner::new("vision", 0) }).is_empty(), "a fence is already awaited");
     let effects = ledger.step(Input::FencePassed { lease });
     assert!(matches!(effects[..], [Effect::Freed { .. }, Effect::OwnerCleared { .. }]), "{effects:?}");
 }

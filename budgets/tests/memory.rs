@@ -117,13 +117,13 @@ fn a_meter_shows_what_is_backed_and_all_of_a_lease_without_addresses() {
     let mut budget = Budget::new(8);
     let lease = Arc::new(budget.lease("kv", PAGE * 4).unwrap());
     let (meter, granted) = (lease.meter(), lease.bytes());
-    assert_eq!(meter.used(granted), PAGE * 4, "it may pay for something that has no address of ours");
+    assert_eq!(meter.used(granted), PAGE * 4, "all of a lease without addresses counts as used");
     let layers = [(); 2].map(|()| Segment::reserve(budget.device.clone(), PAGE * 8, lease.clone()).unwrap());
     assert_eq!(meter.used(granted), Bytes::ZERO, "nothing is backed yet");
     layers.iter().for_each(|layer| layer.back_to(PAGE * 2).unwrap());
     assert_eq!((meter.used(granted), budget.device.counts().backed), (PAGE * 4, PAGE * 4));
     layers[0].shrink_to(PAGE, &Fence::passed()).unwrap();
-    assert_eq!((meter.used(granted), lease.bytes()), (PAGE * 3, PAGE * 4), "leased still, and not in use");
+    assert_eq!((meter.used(granted), lease.bytes()), (PAGE * 3, PAGE * 4), "the page is still leased, but not in use");
     // Memory that waits for its fence still counts.
     let lane = budget.device.timeline();
     let step = lane.issue();
@@ -144,7 +144,7 @@ fn another_process_can_take_memory_between_the_lease_and_the_back() {
     assert_eq!(budget.device.memory().unwrap().free, PAGE);
     assert_eq!(budget.device.foreign_gives_back(Bytes::MAX), PAGE * 3);
     segment.back_to(PAGE * 4).unwrap();
-    assert_eq!(budget.device.foreign_takes(PAGE), Bytes::ZERO, "nothing is left to take");
+    assert_eq!(budget.device.foreign_takes(PAGE), Bytes::ZERO, "no memory is left to take");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn addresses_are_stable_and_a_use_after_unback_faults() {
     segment.shrink_to(PAGE, &Fence::passed()).unwrap();
     assert!(faults(tail) && !faults(start));
     segment.back_to(PAGE * 4).unwrap();
-    assert_eq!((segment.address(), read(start), read(tail)), (start, 7, 0), "what comes back is zeroed");
+    assert_eq!((segment.address(), read(start), read(tail)), (start, 7, 0), "memory that is backed again is zeroed");
     assert!(faults(segment.address().offset(PAGE * 4)));
     drop(segment);
     assert!(faults(start));
@@ -193,7 +193,7 @@ fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() 
         says(device.release_reservation(address.offset(PAGE)).unwrap_err()),
         "no reservation starts at this address"
     );
-    assert_eq!(device.counts().backs, 1, "calls with bad ranges are not counted by scripts");
+    assert_eq!(device.counts().backs, 1, "scripts do not count calls with bad ranges");
     let bad = HostDevice::new(HostConfig { page: Bytes(1000), ..HostConfig::new(PAGE) }).unwrap_err();
     assert!(bad.to_string().starts_with("the page size is 1,000 B: it must be a power of two"));
 }
@@ -232,13 +232,13 @@ fn a_late_fence_by_script_holds_a_dead_owners_bytes_back() {
     budget.device.let_fences_pass();
     let effects = budget.settle();
     assert!(matches!(effects[..], [Effect::Freed { .. }, Effect::OwnerCleared { .. }]), "{effects:?}");
-    assert_eq!(budget.device.counts().backed, Bytes::ZERO, "although the segment still lives");
+    assert_eq!(budget.device.counts().backed, Bytes::ZERO, "revoked memory is unbacked although the segment lives");
     #[cfg(unix)]
     assert!(faults(address));
     let error = segment.back_to(PAGE * 4);
     assert!(matches!(error, Err(DeviceError::BadRange { reason: "the lease was revoked", .. })), "{error:?}");
     drop(segment);
-    assert!(budget.settle().is_empty(), "the late note is no news");
+    assert!(budget.settle().is_empty(), "the late note has no effect");
     assert_eq!(budget.device.counts().reservations, 0);
 }
 
@@ -395,10 +395,10 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
         let Effect::Revoking { lease } = effect else { panic!("{effect:?}") };
         budget.watch.revoke(lease, budget.device.fence_here());
     }
-    assert!(budget.watch.due().is_empty(), "the device still uses it");
+    assert!(budget.watch.due().is_empty(), "the device still uses the memory");
     lane.complete(step);
     let mut due = budget.watch.due();
-    let mut reclaim = due.pop().expect("its fence has passed");
+    let mut reclaim = due.pop().expect("the fence of the lease has passed");
     assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
     assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
     // The owner's handle drops while another thread returns the memory. The ledger must not be
@@ -408,10 +408,10 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
         reclaim
     });
     drop(segment);
-    assert!(budget.settle().is_empty(), "the lease is on its way home already");
+    assert!(budget.settle().is_empty(), "the lease is already being returned");
     let reclaim = bringing.join().unwrap();
     assert_eq!(budget.device.counts().backed, Bytes::ZERO);
-    assert_eq!(budget.ledger.snapshot().granted, PAGE * 8, "the ledger has not heard of it");
+    assert_eq!(budget.ledger.snapshot().granted, PAGE * 8, "the ledger has not been informed yet");
     let home = budget.watch.home(reclaim.lease());
     let effects = budget.ledger.step(Input::FencePassed { lease: home });
     assert!(effects.contains(&Effect::OwnerCleared { owner: Owner::new("dead", 0) }), "{effects:?}");
@@ -427,7 +427,7 @@ fn a_failed_reclaim_is_due_again_with_all_its_memory() {
     budget.ledger.step(Input::OwnerDied { owner: Owner::new("dead", 0) });
     budget.watch.revoke(lease, Fence::passed());
     for _ in 0..3 {
-        let reclaim = budget.watch.due().pop().expect("it is due");
+        let reclaim = budget.watch.due().pop().expect("the lease is due");
         budget.watch.put_back(reclaim);
     }
     assert_eq!(budget.device.counts().backed, PAGE * 8);

@@ -150,7 +150,7 @@ fn a_model_has_room_for_all_that_others_leave() {
 #[test]
 fn a_snapshot_says_what_is_on_its_way_and_what_is_short() {
     let mut ledger = shared();
-    assert!(!ledger.snapshot().to_string().contains('('), "the canary is whole, nothing is on its way");
+    assert!(!ledger.snapshot().to_string().contains('('), "the canary is whole, and no lease is being returned");
     ledger.step(Input::Resize { id: RequestId(9), lease: LeaseId(1), to: Bytes(90), wait: false, passed: false });
     ledger.step(Input::Release { lease: LeaseId(3), passed: false });
     ledger.step(Input::Foreign(Bytes(610)));
@@ -173,7 +173,7 @@ fn a_snapshot_says_what_is_on_its_way_and_what_is_short() {
 fn a_shrinking_lease_stands_in_its_owners_line() {
     let mut ledger = shared();
     ledger.step(Input::Resize { id: RequestId(9), lease: LeaseId(1), to: Bytes(90), wait: false, passed: false });
-    assert!(ledger.snapshot().to_string().contains("kv#0 x2"), "it is in use until its fence");
+    assert!(ledger.snapshot().to_string().contains("kv#0 x2"), "the lease is in use until its fence passes");
     ledger.step(Input::Release { lease: LeaseId(2), passed: false });
     assert!(!ledger.snapshot().to_string().contains("kv#0 x2"));
 }
@@ -201,7 +201,7 @@ fn a_bar_has_a_cell_for_anything_and_never_too_many() {
         granted.matches('█').count()
     };
     assert_eq!([0, 1, 20, 29, 30, 240, 470, 480].map(cells), [0, 1, 1, 1, 2, 12, 24, 24]);
-    assert!(Ledger::new(LedgerConfig::new(Bytes::ZERO)).snapshot().to_string().contains("total"), "of nothing too");
+    assert!(Ledger::new(LedgerConfig::new(Bytes::ZERO)).snapshot().to_string().contains("total"), "an empty ledger");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_class_says_its_name_and_what_may_be_done_with_it() {
     assert_eq!(classes.each_ref().map(Class::kind), Class::KINDS);
     let labels = classes.each_ref().map(Class::label);
     let words = classes.each_ref().map(|class| class.kind().replace('_', " "));
-    assert_eq!(labels[..8], words[..8], "a label is the kind with spaces");
+    assert_eq!(labels[..8], words[..8], "a label is the kind with spaces instead of underscores");
     assert_eq!(
         (labels[8].as_str(), Class::Canary.label(), Class::Canary.kind()),
         ("tenant:mine", "canary".into(), "canary")

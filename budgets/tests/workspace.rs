@@ -97,7 +97,7 @@ fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
         let outer = workspace.frame();
         let inner = outer.frame();
         inner.take(Bytes(1000)).unwrap();
-        panic!("an op failed");
+        panic!("the step fails");
     }));
     assert!(unwound.is_err());
     assert_eq!(workspace.used(), Bytes::ZERO);
@@ -134,7 +134,7 @@ fn run(frame: &Frame<'_>, naive: &mut Naive, program: &[Op]) {
                 let start = stretch.address.distance_from(base).0;
                 assert!(start.is_multiple_of(256));
                 for (from, to) in &naive.living {
-                    assert!(start >= *to || start + bytes <= *from, "temporaries that live do not overlap");
+                    assert!(start >= *to || start + bytes <= *from, "temporaries in use do not overlap");
                 }
                 naive.living.push((start, start + bytes));
                 let used: u64 = naive.living.iter().map(|(from, to)| (to - from).div_ceil(256) * 256).sum();

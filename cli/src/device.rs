@@ -466,9 +466,9 @@ mod tests {
         ] {
             assert_eq!(chosen(line), Ok((choice.to_owned(), ranks)), "{line}");
         }
-        let error = chosen("--device cuda:0,1 --tp 4").expect_err("two are not four");
+        let error = chosen("--device cuda:0,1 --tp 4").expect_err("two GPUs are not four ranks");
         assert_eq!(error, "--device names 2 devices, but --tensor-parallel-size is 4");
-        let error = chosen("--device cuda:1 --capacity 4MiB").expect_err("a GPU has what it has");
+        let error = chosen("--device cuda:1 --capacity 4MiB").expect_err("a GPU has no --capacity");
         assert_eq!(error, "--capacity sets the size of host memory, but --device names a GPU");
         for wrong in ["9", "0", "two", "2,", "1,9"] {
             let error = chosen(&format!("--tp {wrong}")).expect_err(wrong);

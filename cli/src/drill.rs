@@ -71,7 +71,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Err(failure) => return report(Err(failure)),
     };
     if options.json {
-        println!("{}", serde_json::to_string(&drilled).expect("numbers and text"))
+        println!("{}", serde_json::to_string(&drilled).expect("numbers and text are valid JSON"))
     } else {
         tell(&drilled)
     }

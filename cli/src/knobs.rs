@@ -255,7 +255,7 @@ mod tests {
         command.clone().debug_assert();
         let arguments = crate::flag_spelling::as_ours(arguments.iter().map(Into::into));
         let matches = command.try_get_matches_from(arguments).unwrap_or_else(|error| panic!("{error}"));
-        KnobOptions::from_arg_matches(&matches).expect("they are there")
+        KnobOptions::from_arg_matches(&matches).expect("all knobs are accepted")
     }
 
     #[test]
@@ -272,13 +272,13 @@ mod tests {
             let by_underscores = typed(&[&format!("--{}={value}", flag.name)]).knobs();
             let knobs = by_hyphens.unwrap_or_else(|failure| panic!("{}: {failure}", flag.long));
             assert_ne!(knobs, Knobs::default(), "{}", flag.long);
-            assert_eq!(by_underscores.expect("the same"), knobs, "{}", flag.name);
+            assert_eq!(by_underscores.expect("both spellings are the same"), knobs, "{}", flag.name);
         }
     }
 
     #[test]
     fn contradicting_names_of_a_knob_are_refused_with_both() {
-        let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("they differ");
+        let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("they disagree");
         let (error, hint) = failure.told();
         assert!(error.contains("--max-num-seqs is 4") && error.contains("--sequences is 8"), "{failure}");
         assert!(hint.contains("--max-num-seqs") && hint.contains("--sequences"), "{failure}");

@@ -63,7 +63,7 @@ struct StartEvents {
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     match profile(device, &options).await {
         Ok(profile) if options.json => {
-            println!("{}", serde_json::to_string(&profile).expect("numbers and text"));
+            println!("{}", serde_json::to_string(&profile).expect("numbers and text are valid JSON"));
             ExitCode::SUCCESS
         }
         Ok(profile) => {

@@ -71,8 +71,8 @@ fn row(arg: &Arg) -> String {
 fn the_command_line_page_matches_clap() {
     let expected = page();
     if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
-        fs::write(PAGE, &expected).expect("it is written");
+        fs::write(PAGE, &expected).expect("the file is written");
     }
     let found = fs::read_to_string(PAGE).unwrap_or_default();
-    assert!(found == expected, "docs/cli.md is not what clap knows: BURSAR_WRITE_PAGES=1 writes it\n{expected}");
+    assert!(found == expected, "docs/cli.md matches clap's help; BURSAR_WRITE_PAGES=1 writes it\n{expected}");
 }

@@ -45,16 +45,16 @@ fn leased(device: &Arc<CudaDevice>, bytes: Bytes) -> Segment {
 /// The shortest time per replay of the work that `launch` launches.
 fn time(cuda: &Cuda, mut launch: impl FnMut() -> Result<(), KernelError>) -> Duration {
     // The first launch loads kernels, which cannot be captured.
-    launch().expect("it runs");
-    let graph = cuda.capture(&mut launch).expect("it is captured").expect("a GPU has graphs");
+    launch().expect("the launch runs");
+    let graph = cuda.capture(&mut launch).expect("the graph is captured").expect("the GPU supports graphs");
     let measure = |_| {
-        settle(cuda).expect("it runs");
+        settle(cuda).expect("the work completes");
         let start = Instant::now();
-        (0..REPLAYS).for_each(|_| graph.replay().expect("it runs"));
-        settle(cuda).expect("it runs");
+        (0..REPLAYS).for_each(|_| graph.replay().expect("the graph runs"));
+        settle(cuda).expect("the work completes");
         start.elapsed() / REPLAYS
     };
-    (0..MEASUREMENTS).map(measure).min().expect("there are some")
+    (0..MEASUREMENTS).map(measure).min().expect("there is at least one measurement")
 }
 
 /// Named sampling options to time.
@@ -74,8 +74,8 @@ fn main() {
     let device = Arc::new(CudaDevice::open(0).expect("a GPU"));
     let usual = BlasSearch::usual();
     let search = std::env::args().nth(1).map_or(usual.clone(), |folder| usual.first_in(folder));
-    let target = CudaTarget::of(&device).expect("it says what it is");
-    let kernels = CudaKernels::load(&device, target, &search).expect("its kernels load");
+    let target = CudaTarget::of(&device).expect("the device reports its target");
+    let kernels = CudaKernels::load(&device, target, &search).expect("the kernels load");
     let cuda = Cuda::new(&kernels).expect("a stream");
     let rows_max = ROWS[ROWS.len() - 1];
     let past: Vec<u32> = (0..8000).map(|token| token * 19).collect();
@@ -91,7 +91,7 @@ fn main() {
     // Sums of two uniform numbers: likely tokens are rare, but much less rare than with a real
     // model.
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
-    fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all).expect("it is put there");
+    fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all).expect("the numbers are uploaded");
     println!("{:<40}{}", "us for so many rows", ROWS.map(|rows| format!("{rows:>9}")).concat());
     let counter = WorkCounter::default();
     let show = |name: &str, times: [Duration; ROWS.len()]| {
@@ -112,7 +112,7 @@ fn main() {
                 batch.push(&SampleRow { seed, ..row }, &Wishes { prompt: &past, ..Wishes::default() });
             }
             let layout = batch.pack(rows, &mut words);
-            fill_elements(&cuda, &words, &mut asked.row_range_mut(0..words.len())).expect("it is put there");
+            fill_elements(&cuda, &words, &mut asked.row_range_mut(0..words.len())).expect("the numbers are uploaded");
             let (mut chosen, mut report) = results.split_rows_mut(rows);
             time(&cuda, || {
                 let scope = Scope::new(&cuda, &workspace, &counter);

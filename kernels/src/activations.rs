@@ -32,7 +32,7 @@ impl ActivationFormat {
     pub fn and(self, other: ActivationFormat) -> ActivationFormat {
         let quantization = self.quantization.or(other.quantization);
         let is_one = [self, other].iter().all(|format| format.quantization.is_none_or(|own| Some(own) == quantization));
-        assert!(is_one, "one input in two quantizations: {self:?} and {other:?}");
+        assert!(is_one, "one input has two quantizations: {self:?} and {other:?}");
         ActivationFormat { is_unquantized: self.is_unquantized || other.is_unquantized, quantization }
     }
 
@@ -90,7 +90,7 @@ impl<'s> Activations<'s> {
     /// Returns the unquantized rows. Panics if this format is missing, because the model's code
     /// chooses the formats when it creates the activations.
     pub fn plain(&self) -> &Tensor<'s> {
-        self.plain.as_ref().expect("activations that were made plain")
+        self.plain.as_ref().expect("the activations exist in the plain format")
     }
 
     /// Returns the unquantized rows if they are the only format.
@@ -100,7 +100,7 @@ impl<'s> Activations<'s> {
 
     /// Returns any of the tensors, for its shape.
     pub(crate) fn any(&self) -> &Tensor<'s> {
-        let rounded = || &self.rounded.as_ref().expect("activations have a format").data;
+        let rounded = || &self.rounded.as_ref().expect("the activations exist in some format").data;
         self.plain.as_ref().unwrap_or_else(rounded)
     }
 

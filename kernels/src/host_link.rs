@@ -152,7 +152,7 @@ impl State {
         let mut text = String::from("rank");
         for (index, _) in self.brought.iter().enumerate().filter(|(_, brought)| brought.is_none()) {
             let separator = if text == "rank" { "" } else { "," };
-            write!(text, "{separator} {index}").expect("a text takes all");
+            write!(text, "{separator} {index}").expect("a String takes every write");
         }
         text
     }

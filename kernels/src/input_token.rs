@@ -24,7 +24,7 @@ pub enum InputToken {
 impl UnseenToken {
     /// Returns the code that the device code reads.
     pub const fn code(self) -> u32 {
-        assert!(self.row < PREVIOUS, "a step has fewer rows");
+        assert!(self.row < PREVIOUS, "the row index is below the code for a previous token");
         PREVIOUS | self.row
     }
 }
@@ -34,7 +34,7 @@ impl InputToken {
     pub const fn code(self) -> u32 {
         match self {
             InputToken::Known(id) => {
-                assert!(id < PREVIOUS, "a vocabulary has fewer tokens");
+                assert!(id < PREVIOUS, "the token id is below the code for a previous token");
                 id
             }
             InputToken::Unseen(unseen) => unseen.code(),

@@ -29,7 +29,7 @@ impl Rank {
     /// # Panics
     /// If `index` is not below `of`.
     pub fn new(index: usize, of: usize) -> Self {
-        assert!(index < of, "rank {index} of {of}");
+        assert!(index < of, "rank {index} is not below {of}");
         Rank { index, of }
     }
 
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn ranks_share_out_all_there_is_and_each_once() {
         for of in [1, 2, 3, 4, 8] {
-            let shares: Vec<_> = Rank::all(of).map(|rank| rank.share(24).expect("24 divide")).collect();
+            let shares: Vec<_> = Rank::all(of).map(|rank| rank.share(24).expect("24 divides among the ranks")).collect();
             let all: Vec<usize> = shares.iter().flat_map(|share| share.range()).collect();
             assert_eq!(all, (0..24).collect::<Vec<_>>(), "{of} ranks");
         }

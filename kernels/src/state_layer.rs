@@ -100,7 +100,7 @@ impl StateLayer {
     /// # Panics
     /// If the slot is out of bounds.
     pub(crate) fn conv(&self, slot: u32) -> Address {
-        assert!((slot as usize) < self.slots, "slot {slot} of a layer of {} slots", self.slots);
+        assert!((slot as usize) < self.slots, "slot {slot} is outside a layer of {} slots", self.slots);
         self.address.offset(self.shape.slot_bytes() * u64::from(slot))
     }
 
@@ -109,7 +109,7 @@ impl StateLayer {
     /// # Panics
     /// If the slot or the head is out of bounds.
     pub(crate) fn matrix(&self, slot: u32, head: usize) -> Address {
-        assert!(head < self.shape.value_heads, "head {head} of {:?}", self.shape);
+        assert!(head < self.shape.value_heads, "head {head} is outside {:?}", self.shape);
         self.conv(slot).offset(self.shape.conv_bytes() + self.shape.matrix_bytes() * head as u64)
     }
 }

@@ -39,7 +39,7 @@ fn gpu() -> Option<(Turn, &'static Gpu)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let gpu = GPU.get_or_init(|| {
         let device = first_gpu()?;
-        let best = CudaTarget::of(&device).expect("it says what it is");
+        let best = CudaTarget::of(&device).expect("the device reports its target");
         let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
         targets.dedup();
         let mut gpu = Gpu { device, kernels: Vec::new() };
@@ -93,7 +93,7 @@ impl Gpu {
         pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
     ) -> (T, usize) {
         let segment = leased(self.device.clone(), bytes.max(Bytes(1)));
-        self.device.enter().expect("it is there");
+        self.device.enter().expect("the device can be entered");
         // SAFETY: the segment has this many backed bytes, and nothing else uses it.
         let poisoned = unsafe { sys::cuMemsetD8_v2(segment.address().0, 0xff, segment.backed().as_usize()) };
         assert_eq!(poisoned, sys::CUresult::CUDA_SUCCESS);
@@ -107,7 +107,7 @@ impl Gpu {
         let workspace = Workspace::over(segment);
         let outcome = pass(&Scope::new(&cuda, &workspace, &counter)).unwrap();
         // A pass that downloads nothing may still be running, and its memory is freed next.
-        cuda.wait_for_all().expect("it ends");
+        cuda.wait_for_all().expect("the work completes");
         assert!(workspace.high_water() <= bytes.max(Bytes(1)).round_up(Bytes(256)));
         (outcome, cuda.guesses())
     }
@@ -173,7 +173,7 @@ fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_
 /// of another, older generation.
 fn compare_older(capability: (u32, u32), activations: &[DType]) {
     let Some((_turn, gpu)) = gpu() else { return };
-    let best = CudaTarget::of(&gpu.device).expect("it says what it is");
+    let best = CudaTarget::of(&gpu.device).expect("the device reports its target");
     if capability < best.capability {
         for activation in activations.iter().copied() {
             gpu.compare(&gpu.load(CudaTarget { capability, activation, ..best }));
@@ -209,7 +209,7 @@ fn drawn<B: Backend>(
     // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut out = unsafe { Tensor::persistent(workspace.address(), shape, dtype) };
     fill_random_part(backend, MatrixSlice { seed: 7, first: 11, pitch }, deviation, &mut out)
-        .expect("a type of weights");
+        .expect("the type can hold weights");
     let counter = WorkCounter::default();
     let scope = Scope::new(backend, workspace, &counter);
     match dtype {
@@ -226,7 +226,7 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
     let shape = [8192 + 7, 257];
     let bytes = Bytes(2 * (shape[0] * shape[1]) as u64);
     let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
-    let best = CudaTarget::of(&gpu.device).expect("it says what it is");
+    let best = CudaTarget::of(&gpu.device).expect("the device reports its target");
     // Before compute capability 8.9, kernels convert to E4M3 with bit operations.
     let older = gpu.load(CudaTarget { capability: best.capability.min((7, 5)), activation: DType::F16, ..best });
     for kernels in gpu.kernels.iter().chain([&older]) {
@@ -239,7 +239,7 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
                 let found = drawn(&cuda, &memory, dtype, deviation, shape, pitch);
                 let expected = drawn(&Cpu::new(2), &host, dtype, deviation, shape, pitch);
                 let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
-                assert_eq!(other, 0, "in {dtype}, {pitch} apart, on {:?}", kernels.target());
+                assert_eq!(other, 0, "numbers in {dtype}, {pitch} apart, differ on {:?}", kernels.target());
             }
         }
     }
@@ -328,26 +328,26 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         let (cuda, counter) = (Cuda::new(kernels).expect("a stream"), WorkCounter::default());
         let upload = Scope::new(&cuda, &shelf, &counter);
         let weight = |rows: usize, numbers: &[f32]| {
-            narrowed(&upload, [rows, Products::IN], products.activation, numbers).expect("there is room")
+            narrowed(&upload, [rows, Products::IN], products.activation, numbers).expect("the workspace has room")
         };
         let weights = [weight(Products::OUT, &products.plain), weight(2 * Products::OUT, &products.gated)];
         let run = |cuda: &Cuda, rows: usize| {
             products.run(&Scope::new(cuda, &workspace, &counter), &weights, rows, &expected);
         };
         run(&cuda, 3);
-        assert_eq!(cuda.guesses(), 2, "no autotuning has met them");
+        assert_eq!(cuda.guesses(), 2, "both products run without autotuning");
 
         let autotune = |cuda: &Cuda| {
             cuda.autotune(true);
             run(cuda, Products::ROWS);
-            Scope::new(cuda, &workspace, &counter).measure_products().expect("they run");
+            Scope::new(cuda, &workspace, &counter).measure_products().expect("the measurements run");
             cuda.autotune(false);
         };
         autotune(&cuda);
         for rows in (1..=256).chain([Products::ROWS]) {
             run(&cuda, rows);
         }
-        assert_eq!(cuda.guesses(), 2, "each has a way that ran");
+        assert_eq!(cuda.guesses(), 2, "each autotuned product has an algorithm that ran");
 
         // There are more lanes here than counters for our own kernel. The lanes without counters
         // use cuBLASLt.
@@ -355,31 +355,31 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
             run(lane, 5);
-            assert_eq!(lane.guesses(), 0, "what one lane has measured all lanes know");
+            assert_eq!(lane.guesses(), 0, "algorithms that one lane measured are known to all lanes");
         }
 
         // A second start reads the measurements that the first one wrote.
-        let written = serde_json::to_value(kernels.tuning()).expect("it can be written down");
+        let written = serde_json::to_value(kernels.tuning()).expect("the measurements can be serialized");
         let start = |written: &serde_json::Value| {
             let another = gpu.load(target_of(kernels));
-            another.tune(&serde_json::from_value(written.clone()).expect("it can be read"));
+            another.tune(&serde_json::from_value(written.clone()).expect("the measurements can be deserialized"));
             another
         };
         let another = start(&written);
         let cuda = Cuda::new(&another).expect("a stream");
         (1..=256).chain([Products::ROWS]).for_each(|rows| run(&cuda, rows));
-        assert_eq!(cuda.guesses(), 0, "no autotuning was needed");
+        assert_eq!(cuda.guesses(), 0, "no algorithm was guessed");
         autotune(&cuda);
-        assert_eq!(another.tuning(), kernels.tuning(), "nothing was measured again");
+        assert_eq!(another.tuning(), kernels.tuning(), "no product was measured again");
 
         // Ranks that measure independently still make the same choices.
         let gpus = [gpu.device.clone(), gpu.device.clone()];
-        let ranks = CudaKernels::load_ranks(&gpus, target_of(kernels), &search()).expect("its kernels load");
+        let ranks = CudaKernels::load_ranks(&gpus, target_of(kernels), &search()).expect("the kernels load");
         for rank in &ranks {
             let cuda = Cuda::new(rank).expect("a stream");
             autotune(&cuda);
             (1..=256).chain([Products::ROWS]).for_each(|rows| run(&cuda, rows));
-            assert_eq!(cuda.guesses(), 0, "what the first found has run here too");
+            assert_eq!(cuda.guesses(), 0, "the algorithm that the first rank found ran here too");
             assert_eq!(rank.tuning(), ranks[0].tuning());
         }
 
@@ -483,18 +483,18 @@ fn products_by_blocks_are_right_whichever_way_autotuning_takes() {
         let (cuda, counter) = (Cuda::new(kernels).expect("a stream"), WorkCounter::default());
         let run = |rows: usize| {
             let fp8 = by_blocks(rows, 1024, 640, How::New, false);
-            (fp8.run(&Scope::new(&cuda, &workspace, &counter), &mut Random::new(3)).expect("it runs"), fp8)
+            (fp8.run(&Scope::new(&cuda, &workspace, &counter), &mut Random::new(3)).expect("the product runs"), fp8)
         };
         cuda.autotune(true);
         run(300);
         run(12);
-        Scope::new(&cuda, &workspace, &counter).measure_products().expect("they run");
+        Scope::new(&cuda, &workspace, &counter).measure_products().expect("the measurements run");
         cuda.autotune(false);
         for rows in [1, 4, 5, 64, 100, 129, 130, 256, 299, 300, 304, 1001] {
             let (found, fp8) = run(rows);
             assert_some_close(&fp8, activation, &found, "autotuned");
         }
-        assert_eq!(cuda.guesses(), 0, "ours compute what the library has nothing measured for");
+        assert_eq!(cuda.guesses(), 0, "our kernels compute sizes for which the library has no measurement");
     }
 }
 
@@ -530,12 +530,12 @@ impl Layers {
             // has a separate range of them.
             let mut tensor = unsafe { Tensor::persistent(memory.address().offset(end), Shape::new(shape), dtype) };
             (end, seed) = (end + tensor.bytes(), seed + 1);
-            fill_random(cuda, seed, deviation, &mut tensor).expect("a type that weights are kept as");
+            fill_random(cuda, seed, deviation, &mut tensor).expect("the type can hold weights");
             tensor
         };
         let weights = (0..count).map(|_| shapes.each_ref().map(|shape| tensor(shape, 0.02))).collect();
         let (bias, norm) = (tensor(&[Self::QKV], 0.1), tensor(&[hidden], 1.0));
-        cuda.wait().expect("they are drawn");
+        cuda.wait().expect("the weights are drawn");
         Layers { weights, bias, norm, _memory: memory }
     }
 
@@ -556,7 +556,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
     const LAYERS: usize = 4;
     const ROWS: [usize; 4] = [1, 16, 64, 2048];
     let Some((_turn, gpu)) = gpu() else { return };
-    let target = CudaTarget::of(&gpu.device).expect("it says what it is");
+    let target = CudaTarget::of(&gpu.device).expect("the device reports its target");
     let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(512)));
     let memory = leased(gpu.device.clone(), Bytes::mib(16));
     let mut taken = Vec::new();
@@ -569,29 +569,29 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             let shape = [rows, Layers::HIDDEN];
             // SAFETY: this many bytes are backed, and only this thread uses them.
             let mut hidden = unsafe { Tensor::persistent(memory.address(), shape, target.activation) };
-            fill_random(&cuda, 1, 1.0, &mut hidden).expect("activations are what weights are kept as");
+            fill_random(&cuda, 1, 1.0, &mut hidden).expect("weights can be stored in the activation type");
             let started = Instant::now();
             cuda.autotune(true);
-            layers.run(&Scope::new(&cuda, &workspace, &counter), &mut hidden).expect("it runs");
-            Scope::new(&cuda, &workspace, &counter).measure_products().expect("they run");
+            layers.run(&Scope::new(&cuda, &workspace, &counter), &mut hidden).expect("the layers run");
+            Scope::new(&cuda, &workspace, &counter).measure_products().expect("the measurements run");
             cuda.autotune(false);
             let autotuned = started.elapsed();
             let captured = cuda.capture(&mut || layers.run(&Scope::new(&cuda, &workspace, &counter), &mut hidden));
-            let graph = captured.expect("it is captured").expect("a GPU has graphs");
+            let graph = captured.expect("the graph is captured").expect("the GPU supports graphs");
             let replay = |times: usize| {
                 let started = Instant::now();
-                (0..times).for_each(|_| graph.replay().expect("it runs"));
-                cuda.wait().expect("it has run");
+                (0..times).for_each(|_| graph.replay().expect("the graph runs"));
+                cuda.wait().expect("the replays complete");
                 started.elapsed().as_secs_f64() * 1e6 / times as f64
             };
             replay(20);
-            let shortest = (0..5).map(|_| replay(50)).min_by(f64::total_cmp).expect("five");
+            let shortest = (0..5).map(|_| replay(50)).min_by(f64::total_cmp).expect("there are five measurements");
             println!("{products_by:?}, {rows} rows: {LAYERS} layers in {shortest:.0} us, autotuned in {autotuned:.0?}");
             taken.push(shortest);
         }
     }
     let (library, measured) = taken.split_at(ROWS.len());
     for (library, measured) in library.iter().zip(measured) {
-        assert!(*measured <= 1.05 * library, "{measured:.0} us, and by the library {library:.0} us");
+        assert!(*measured <= 1.05 * library, "{measured:.0} us; the library takes {library:.0} us");
     }
 }

@@ -12,8 +12,8 @@ use ground::{Blocks, first_gpu, go_and_come_back, load, rows_go_and_come_back};
 
 fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
     let device = first_gpu()?;
-    let kernels = load(&device, CudaTarget::of(&device).expect("it says what it is"));
-    Some((device, Cuda::new(&kernels).expect("a stream").with_copies().expect("another")))
+    let kernels = load(&device, CudaTarget::of(&device).expect("the device reports its target"));
+    Some((device, Cuda::new(&kernels).expect("a stream").with_copies().expect("a stream for copies")))
 }
 
 #[test]
@@ -38,10 +38,10 @@ fn rates_of_copies_are_told() {
     for (what, place) in places {
         let pairs: Vec<_> = (0..512).map(|at| (at, place(at))).collect();
         for (direction, to_host, to_device) in [("to the host", &pairs[..], &[][..]), ("back", &[], &pairs)] {
-            let took = blocks.copy(&cuda, to_host, to_device).wait().expect("they are made");
+            let took = blocks.copy(&cuda, to_host, to_device).wait().expect("the copies complete");
             let rate = bytes.0 as f64 / took.as_secs_f64() / 1e9;
             println!("{what}, {direction}: {} in {took:?}, {rate:.1} GB/s", Bytes(bytes.0));
         }
     }
-    device.check().expect("the device is well");
+    device.check().expect("the device reports no error");
 }

@@ -13,7 +13,7 @@ use ground::{first_gpu, leased, load};
 /// The first GPU with its kernels, if there is a GPU.
 fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
     let device = first_gpu()?;
-    let kernels = load(&device, CudaTarget::of(&device).expect("it says what it is"));
+    let kernels = load(&device, CudaTarget::of(&device).expect("the device reports its target"));
     Some((device, kernels))
 }
 
@@ -29,17 +29,17 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
     // SAFETY: the segment is backed for a whole page, and only this thread uses it.
     let mut places = unsafe { Tensor::persistent(outputs.address(), [2], DType::U32) };
     let counter = WorkCounter::default();
-    let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &counter).download::<u32>(places).expect("it comes");
+    let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &counter).download::<u32>(places).expect("the result is downloaded");
 
-    fill_elements(&cuda, &[7u32, 7], &mut places).expect("it is put there");
+    fill_elements(&cuda, &[7u32, 7], &mut places).expect("the content is uploaded");
     let captured = cuda.capture(&mut || Scope::new(&cuda, &workspace, &counter).argmax_into(&x, &mut places));
-    let graph = captured.expect("it is captured").expect("a GPU has graphs");
-    assert_eq!(read(&places), [7, 7], "nothing has run");
+    let graph = captured.expect("the graph is captured").expect("the GPU supports graphs");
+    assert_eq!(read(&places), [7, 7], "capturing runs no kernel");
     for turn in 0..3 {
         let turned: Vec<f32> = (0..6).map(|at| rows[(at + turn) % 6]).collect();
-        fill_elements(&cuda, &turned, &mut x).expect("it is put there");
-        graph.replay().expect("it runs");
-        let largest = |row: &[f32]| (0..3).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("three") as u32;
+        fill_elements(&cuda, &turned, &mut x).expect("the content is uploaded");
+        graph.replay().expect("the graph runs");
+        let largest = |row: &[f32]| (0..3).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("the row has three elements") as u32;
         assert_eq!(read(&places), [largest(&turned[..3]), largest(&turned[3..])], "{turned:?}");
     }
 
@@ -52,13 +52,13 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
     });
     assert!(matches!(refused, Err(KernelError::Device(DeviceError::Driver { .. }))), "{:?}", refused.err());
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        cuda.capture(&mut || panic!("as a bug would")).map(drop)
+        cuda.capture(&mut || panic!("a panic during capture")).map(drop)
     }));
     assert!(panicked.is_err());
-    graph.replay().expect("it runs");
+    graph.replay().expect("the graph runs");
     assert_eq!(read(&places).len(), 2);
     drop(graph);
     let again = cuda.capture(&mut || Scope::new(&cuda, &workspace, &counter).argmax_into(&x, &mut places));
-    again.expect("it is captured").expect("as before").replay().expect("it runs");
-    device.check().expect("the device is well");
+    again.expect("the graph is captured").expect("the GPU supports graphs").replay().expect("the graph runs");
+    device.check().expect("the device reports no error");
 }

@@ -38,7 +38,7 @@ fn turn() -> MutexGuard<'static, ()> {
 
 impl Ground {
     fn of(devices: Vec<Arc<CudaDevice>>, _turn: MutexGuard<'static, ()>) -> Self {
-        let kernels = devices.iter().map(|device| load(device, CudaTarget::of(device).expect("it says"))).collect();
+        let kernels = devices.iter().map(|device| load(device, CudaTarget::of(device).expect("the device reports its target"))).collect();
         Ground { devices, kernels, _turn }
     }
 
@@ -73,13 +73,13 @@ impl Ground {
                 scope.spawn(move || {
                     let cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     let segment = leased(device.clone(), Bytes::mib(64));
-                    device.open_to(self.devices.iter(), segment.address(), segment.backed()).expect("it is opened");
+                    device.open_to(self.devices.iter(), segment.address(), segment.backed()).expect("the memory is opened to all devices");
                     let (workspace, counter) = (Workspace::over(segment), WorkCounter::default());
                     let scope = Scope::new(&cuda, &workspace, &counter);
                     scope.upload([1], &[0u32]).expect("memory is mapped");
-                    cuda.wait().expect("nothing has gone wrong yet");
+                    cuda.wait().expect("the device reports no error");
                     begun.wait();
-                    let outcome = pass(&scope, &cuda).expect("it runs");
+                    let outcome = pass(&scope, &cuda).expect("the pass runs");
                     // Memory from which another rank still copies must not be freed.
                     begun.wait();
                     outcome
@@ -91,7 +91,7 @@ impl Ground {
     }
 
     fn copies(&self) -> Vec<RankLink> {
-        let links = CopyLink::between(&self.devices, PATIENCE).expect("the devices are there");
+        let links = CopyLink::between(&self.devices, PATIENCE).expect("the devices exist");
         links.into_iter().map(RankLink::from).collect()
     }
 
@@ -107,7 +107,7 @@ impl Ground {
         let memory: Vec<_> =
             self.devices.iter().map(|device| leased(device.clone(), CudaLink::bytes(AT_ONCE))).collect();
         for (device, segment) in self.devices.iter().zip(&memory) {
-            device.open_to(self.devices.iter(), segment.address(), segment.backed()).expect("it is opened");
+            device.open_to(self.devices.iter(), segment.address(), segment.backed()).expect("the memory is opened to all devices");
         }
         let (kernels, addresses): (Vec<_>, Vec<_>) =
             (self.kernels.iter().collect(), memory.iter().map(Segment::address).collect());
@@ -115,7 +115,7 @@ impl Ground {
         // SAFETY: the memory is backed and open, and the caller holds it until
         // all ranks have ended.
         let links =
-            unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.expect("it links them");
+            unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.expect("the link is created");
         let took = self.devices[0].overhead_by_source();
         println!("NCCL {} after {:?}: {took:?}", nccl.version(), began.elapsed());
         Some((links.into_iter().map(RankLink::from).collect(), memory))
@@ -182,8 +182,8 @@ fn rows_that_ranks_have_made_are_copied_side_by_side() {
 fn rows_of_gpus_that_cannot_reach_each_other_go_through_the_driver() {
     let Some(ground) = Ground::any(2) else { return };
     for shape in GATHERED {
-        let links = CopyLink::between(&ground.devices, PATIENCE).expect("the devices are there");
-        let apart = |link: CopyLink| link.without_reach(&ground.devices).expect("the devices are there").into();
+        let links = CopyLink::between(&ground.devices, PATIENCE).expect("the devices exist");
+        let apart = |link: CopyLink| link.without_reach(&ground.devices).expect("the devices exist").into();
         gathers(&ground, links.into_iter().map(apart).collect(), shape);
     }
 }
@@ -251,7 +251,7 @@ fn sums_through_nccl_are_close_to_f64_and_have_the_same_bits_on_all_ranks() {
             for (place, tensor) in found.iter().enumerate() {
                 assert!(bits(tensor) == bits(&again[0][place]), "{what}, rank {rank}, result {place}: bits differ");
             }
-            let [sum, alone, residual, normed] = &found[..] else { unreachable!("there are four") };
+            let [sum, alone, residual, normed] = &found[..] else { unreachable!("the pass returns four tensors") };
             for at in 0..rows * wide {
                 let (is_in, before) = (at % wide < columns, before[at].to_f64());
                 let parts = brought.iter().map(|part| part[at].to_f64());
@@ -308,7 +308,7 @@ fn a_thousand_exchanges_through_nccl_in_graphs_give_the_same_bits_again() {
                 })?;
                 scope.all_gather_into(&own, &mut all)
             })?;
-            let graph = graph.expect("a GPU has graphs");
+            let graph = graph.expect("the GPU supports graphs");
             // Run collectives outside a graph between collectives in the graph.
             (0..25).try_for_each(|_| {
                 (0..10).try_for_each(|_| graph.replay())?;
@@ -321,7 +321,7 @@ fn a_thousand_exchanges_through_nccl_in_graphs_give_the_same_bits_again() {
     };
     let (Some(first), Some(second)) = (run(), run()) else { return };
     assert!(first == second && first[0] == first[1]);
-    assert!(first[0].iter().any(|bits| bf16::from_bits(*bits).to_f32().abs() > 10.0), "it has added up");
+    assert!(first[0].iter().any(|bits| bf16::from_bits(*bits).to_f32().abs() > 10.0), "the replays add to the result");
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn a_rank_that_does_not_come_to_nccl_is_a_lost_device_after_a_bound_and_the_next
     let found = ground.run(links, |scope, cuda| {
         let partial = scope.upload([4, 64], &numbers(1, 256))?;
         let mut sum = scope.upload([4, 64], &numbers(2, 256))?;
-        let graph = cuda.capture(&mut || scope.all_reduce_add(&partial, &mut sum))?.expect("a GPU has graphs");
+        let graph = cuda.capture(&mut || scope.all_reduce_add(&partial, &mut sum))?.expect("the GPU supports graphs");
         graph.replay()?;
         cuda.wait()?;
         let is_late = scope.rank().index() == 1;
@@ -351,7 +351,7 @@ fn a_rank_that_does_not_come_to_nccl_is_a_lost_device_after_a_bound_and_the_next
     assert_parted(found, "rank 1 did not join it in time");
     drop(memory);
     println!("overhead after the lost link: {:?}", overhead());
-    let (links, _memory) = ground.nccl().expect("it was there before");
+    let (links, _memory) = ground.nccl().expect("the link existed before");
     gathers(&ground, links, [9, 24, 3]);
     println!("overhead after the next one: {:?}", overhead());
 }
@@ -367,6 +367,6 @@ fn ranks_that_share_a_gpu_are_refused_by_name() {
         (twice.kernels.iter().collect(), memory.iter().map(Segment::address).collect());
     // SAFETY: the memory is backed and outlives this call, and no collective runs.
     let refused = unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.map(drop);
-    let said = refused.expect_err("it is refused").to_string();
+    let said = refused.expect_err("the link is refused").to_string();
     assert!(said.contains("NCCL allows one rank per GPU, but cuda:0 was given to several ranks"), "{said}");
 }

@@ -50,7 +50,7 @@ fn together(ranks: Vec<usize>) -> impl Iterator<Item = usize> {
 
 fn gpu() -> Option<(Arc<CudaDevice>, CudaTarget)> {
     let device = first_gpu()?;
-    let target = CudaTarget::of(&device).expect("it says what it is");
+    let target = CudaTarget::of(&device).expect("the device reports its target");
     let is_served = target.capability == (9, 0);
     (!is_served).then(|| println!("skipped, ranks are Hopper's"));
     is_served.then_some((device, target))
@@ -61,7 +61,7 @@ fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize, at_on
     let cleared = |_| {
         let segment = leased(device.clone(), CudaLink::bytes(at_once));
         // SAFETY: this many bytes are backed, and nothing else uses them yet.
-        unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }.expect("it is copied");
+        unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }.expect("the zeros are copied");
         segment
     };
     (0..of).map(cleared).collect()
@@ -101,9 +101,9 @@ fn on_gpu_ranks_with<T: Send>(
                     (Workspace::over(leased(device.clone(), Bytes::mib(64))), WorkCounter::default());
                 let scope = Scope::new(&cuda, &workspace, &counter);
                 scope.upload([1], &[0u32]).expect("memory is mapped");
-                cuda.wait().expect("nothing has gone wrong yet");
+                cuda.wait().expect("the device reports no error");
                 begun.wait();
-                pass(&scope, &cuda).expect("it runs")
+                pass(&scope, &cuda).expect("the pass runs")
             })
         };
         let running: Vec<_> = links.into_iter().map(run).collect();
@@ -145,7 +145,7 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
                 scope.download::<bf16>(&sum)
             });
             for found in found.into_iter().flatten() {
-                assert!(bits(&found) == bits(&expected), "[{rows}, {columns}] of {of} ranks");
+                assert!(bits(&found) == bits(&expected), "all elements of [{rows}, {columns}] of {of} ranks match");
             }
         }
     }
@@ -229,7 +229,7 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
                 let (partial, weight) = (brought.column_range(0..columns), scope.upload([columns], &weight)?);
                 let norm = || RmsNorm::new(&weight, 1e-6);
                 let rows_of = |normed: &Activations<'_>| {
-                    let rounded = normed.rounded.as_ref().expect("it was asked for");
+                    let rounded = normed.rounded.as_ref().expect("the rounded output was requested");
                     let codes: Vec<u8> =
                         scope.download::<E4m3>(&rounded.data)?.into_iter().map(|code| code.0).collect();
                     let scales: Vec<u32> =
@@ -270,11 +270,11 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
                 }
                 let [((codes, scales, _), residual), ((codes_of_two, scales_of_two, _), residual_of_two)] = outcomes;
                 let others = codes.iter().zip(codes_of_two).filter(|(one, other)| one != other).count();
-                assert!(residual == residual_of_two && others * 500 <= codes.len(), "{what}: {others} other codes");
+                assert!(residual == residual_of_two && others * 500 <= codes.len(), "{what}: {others} codes differ");
                 for (one, other) in
                     scales.iter().zip(scales_of_two).map(|(one, other)| (f32::from_bits(*one), f32::from_bits(*other)))
                 {
-                    assert!((one - other).abs() <= 1e-6 * other, "{what}: {one} and {other}");
+                    assert!((one - other).abs() <= 1e-6 * other, "{what}: {one} differs from {other}");
                 }
             }
         }
@@ -297,7 +297,7 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
     let row = |id: usize| table[id * hidden..][..hidden].to_vec();
     let expected: Vec<bf16> = [0, 23, 12, 11, 5, 6, 17, 18, 13].into_iter().flat_map(row).collect();
     for of in [2, 4] {
-        let found = on_gpu_ranks(of, |scope, _| pass(scope.rank().share(vocabulary).expect("it divides"), scope));
+        let found = on_gpu_ranks(of, |scope, _| pass(scope.rank().share(vocabulary).expect("the vocabulary divides among the ranks"), scope));
         found.into_iter().flatten().for_each(|found| assert!(bits(&found) == bits(&expected), "{of} ranks"));
         for columns in [29, 1024] {
             let part = |rank: usize| Random::new(7 + rank as u64).floats(rows * columns);
@@ -359,14 +359,14 @@ fn a_thousand_exchanges_in_graphs_give_the_same_bits_again() {
                     scope.all_reduce_add(&partial.row_range(0..*rows), &mut sum.row_range_mut(0..*rows))
                 })
             })?;
-            let graph = graph.expect("a GPU has graphs");
+            let graph = graph.expect("the GPU supports graphs");
             (0..250).try_for_each(|_| graph.replay())?;
             Ok(bits(&scope.download::<bf16>(&sum)?))
         })
     };
     let (Some(first), Some(second)) = (run(), run()) else { return };
     assert!(first == second && first[0] == first[1]);
-    assert!(first[0].iter().any(|bits| bf16::from_bits(*bits).to_f32().abs() > 10.0), "it has added up");
+    assert!(first[0].iter().any(|bits| bf16::from_bits(*bits).to_f32().abs() > 10.0), "the replays add to the result");
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn a_rank_that_parts_is_not_waited_for() {
         Ok((whole, result, began.elapsed()))
     });
     let Some(found) = found else { return };
-    let [(first, result, took), (second, ..)] = found.try_into().expect("two");
+    let [(first, result, took), (second, ..)] = found.try_into().expect("there are two ranks");
     assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
     let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("{result:?}") };
     assert!(reason.contains("rank 1 did not join") && took < patience() / 2, "{reason} after {took:?}");

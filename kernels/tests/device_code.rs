@@ -20,7 +20,7 @@ fn folder() -> PathBuf {
 
 /// The string literals of a list in `compile.py`, one per line.
 fn texts_of(variable: &str) -> Vec<String> {
-    let script = fs::read_to_string(folder().join("compile.py")).expect("it is there");
+    let script = fs::read_to_string(folder().join("compile.py")).expect("the file exists");
     let mut lines = script.lines().skip_while(|line| !line.starts_with(&format!("{variable} = ")));
     let first = lines.next().unwrap_or_else(|| panic!("{variable} is not in compile.py"));
     let is_open = first.ends_with(['[', '{']);
@@ -38,7 +38,7 @@ fn options() -> String {
 /// Targets:` line, otherwise all targets that need not be named.
 fn endings_of(source: &Path) -> BTreeSet<String> {
     let all = texts_of("TARGETS").into_iter().map(|text| text.split(' ').next().expect("an ending").to_owned());
-    let text = fs::read_to_string(source).expect("it is there");
+    let text = fs::read_to_string(source).expect("the file exists");
     let Some(targets) = text.lines().find_map(|line| line.strip_prefix("// Targets: ")) else {
         let named_alone = texts_of("NAMED_ALONE");
         return all.filter(|ending| !named_alone.contains(ending)).collect();
@@ -55,7 +55,7 @@ fn name_of(source: &Path) -> String {
 }
 
 fn manifest() -> Value {
-    let manifest = fs::read_to_string(folder().join("compiled/manifest.json")).expect("it was compiled");
+    let manifest = fs::read_to_string(folder().join("compiled/manifest.json")).expect("the kernels were compiled");
     serde_json::from_str(&manifest).expect("JSON")
 }
 
@@ -71,7 +71,7 @@ fn compiled() -> BTreeMap<String, Vec<u8>> {
             let name = entry.path().expect("a name").to_string_lossy().into_owned();
             assert_eq!(name.split('.').nth(1), Some(target), "{name} is in {}", path.display());
             let mut code = Vec::new();
-            entry.read_to_end(&mut code).expect("its contents");
+            entry.read_to_end(&mut code).expect("the contents of the entry are read");
             files.insert(name, code);
         }
     }
@@ -85,7 +85,7 @@ fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
         if !found.insert(file.clone()) {
             continue;
         }
-        let text = fs::read_to_string(&file).expect("a source that is included is there");
+        let text = fs::read_to_string(&file).expect("the included source exists");
         let included = text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.strip_suffix('"'));
         left.extend(included.map(|name| match file.with_file_name(name) {
             beside if beside.exists() => beside,
@@ -117,7 +117,7 @@ fn hex(digest: Sha256) -> String {
 }
 
 fn kernels() -> Vec<PathBuf> {
-    let files = fs::read_dir(folder()).expect("the sources are there").map(|entry| entry.expect("it is read").path());
+    let files = fs::read_dir(folder()).expect("the sources exist").map(|entry| entry.expect("the entry is read").path());
     let mut kernels: Vec<PathBuf> = files.filter(|file| file.extension().is_some_and(|name| name == "cu")).collect();
     kernels.sort();
     assert!(!kernels.is_empty());
@@ -127,22 +127,22 @@ fn kernels() -> Vec<PathBuf> {
 #[test]
 fn compiled_device_code_is_that_of_its_sources() {
     let (manifest, options, compiled) = (manifest(), options(), compiled());
-    assert_eq!(manifest["options"].as_str(), Some(&*options), "compiler or options are not compile.py's: {HINT}");
+    assert_eq!(manifest["options"].as_str(), Some(&*options), "the compiler or its options differ from compile.py: {HINT}");
     for source in kernels() {
         let name = name_of(&source);
         let known = &manifest["files"][&name];
         let mut digest = Sha256::new();
         for file in sources_of(&source) {
-            let place = file.strip_prefix(folder()).expect("ours").to_string_lossy().into_owned();
-            digest.update(format!("{place}\n{}", code_of(&fs::read_to_string(&file).expect("it is read"))));
+            let place = file.strip_prefix(folder()).expect("the source is in the kernel folder").to_string_lossy().into_owned();
+            digest.update(format!("{place}\n{}", code_of(&fs::read_to_string(&file).expect("the file is read"))));
         }
         digest.update(&options);
-        assert_eq!(known["sources"].as_str(), Some(&*hex(digest)), "{name} is not what was compiled: {HINT}");
-        for (ending, expected) in known["compiled"].as_object().expect("one a target") {
+        assert_eq!(known["sources"].as_str(), Some(&*hex(digest)), "the sources of {name} changed after compilation: {HINT}");
+        for (ending, expected) in known["compiled"].as_object().expect("the manifest lists the targets") {
             let file = format!("{name}.{ending}");
             let code = compiled.get(&file).unwrap_or_else(|| panic!("no archive has {file}: {HINT}"));
             let digest = hex(Sha256::new_with_prefix(code));
-            assert_eq!(expected.as_str(), Some(&*digest), "{file} is not what was compiled: {HINT}");
+            assert_eq!(expected.as_str(), Some(&*digest), "{file} differs from the compiled file: {HINT}");
         }
     }
 }
@@ -155,9 +155,9 @@ fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_th
     let expected: BTreeSet<String> = kernels().iter().flat_map(compiled_names).collect();
 
     let manifest = manifest();
-    let files = manifest["files"].as_object().expect("one a kernel").iter();
+    let files = manifest["files"].as_object().expect("the manifest lists the kernels").iter();
     let stated = files.flat_map(|(name, file)| {
-        let compiled = file["compiled"].as_object().expect("one a target");
+        let compiled = file["compiled"].as_object().expect("the manifest lists the targets");
         compiled.keys().map(move |ending| format!("{name}.{ending}"))
     });
     assert_eq!(stated.collect::<BTreeSet<_>>(), expected, "the manifest lists other files: {HINT}");
@@ -169,7 +169,7 @@ fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_th
 fn archives_of_device_code_are_embedded_and_take_two_mebibytes() {
     let embedded = include_str!("../src/cuda/module_images.rs");
     let mut bytes = 0;
-    for file in fs::read_dir(folder().join("compiled")).expect("it was compiled") {
+    for file in fs::read_dir(folder().join("compiled")).expect("the kernels were compiled") {
         let file = file.expect("an entry");
         bytes += file.metadata().expect("a size").len();
         let name = file.file_name().to_string_lossy().into_owned();
@@ -179,5 +179,5 @@ fn archives_of_device_code_are_embedded_and_take_two_mebibytes() {
         };
         assert!(embedded.contains(&format!("archive!(\"{target}\")")), "{name} is not in src/cuda/module_images.rs");
     }
-    assert!(bytes <= 2 << 20, "{bytes} bytes of device code");
+    assert!(bytes <= 2 << 20, "device code takes {bytes} bytes");
 }

@@ -76,7 +76,7 @@ mod tests {
         let pictures = [64, 19].map(|patches| EncoderCost::of(patches, MergeSize::new(2)));
         let cost = RequestCost::of(100, pictures);
         assert_eq!(cost, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 20 });
-        assert_eq!(RequestCost::of(12, pictures).cache_rows, 12, "no more than it has tokens");
+        assert_eq!(RequestCost::of(12, pictures).cache_rows, 12, "cache rows do not exceed the number of tokens");
     }
 
     #[test]

@@ -11,7 +11,7 @@ impl MergeSize {
     /// # Panics
     /// If `side` is 0. No valid setting of a checkpoint is 0.
     pub const fn new(side: usize) -> Self {
-        assert!(side > 0, "a token has a patch at least");
+        assert!(side > 0, "a token has at least one patch");
         MergeSize(side)
     }
 

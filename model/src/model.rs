@@ -114,7 +114,7 @@ impl Model {
         let family = config.clone().claim(&mut map)?;
         map.refuse_bad_scales()?;
         let total = map.used();
-        assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
+        assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
         let (cache, parameters) = (checkpoint.cache(), map.parameters());
         let segment = Some(segment);

@@ -33,7 +33,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     ];
     for (name, picture) in kinds {
         let mut encoded = Cursor::new(Vec::new());
-        picture.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
+        picture.write_to(&mut encoded, ImageFormat::Png).expect("the picture encodes");
         pictures.push((format!("png {name}"), encoded.into_inner()));
     }
     let small: [(&str, DynamicImage, ImageFormat); 8] = [
@@ -48,7 +48,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     ];
     for (name, picture, format) in small {
         let mut encoded = Cursor::new(Vec::new());
-        picture.write_to(&mut encoded, format).expect("it encodes");
+        picture.write_to(&mut encoded, format).expect("the picture encodes");
         pictures.push((name.to_owned(), encoded.into_inner()));
     }
     pictures
@@ -72,14 +72,14 @@ fn process_video() {
     let limits = ImageLimits::default();
     let frame = image::RgbImage::from_fn(801, 600, |x, y| image::Rgb([x as u8, y as u8, 7]));
     let mut encoded = Cursor::new(Vec::new());
-    frame.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
+    frame.write_to(&mut encoded, ImageFormat::Png).expect("the picture encodes");
     let video = Video::new(vec![EncodedImage::new(encoded.into_inner()); 9], 2.0);
     let plan = processor.plan(&video, &limits, 200).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&video, &plan, &limits).expect("patches"));
     let said = (plan.decoding_bytes + plan.patches_bytes()).0;
     println!("a video: said {said}, took {taken}");
-    assert!(taken <= said, "took {taken} bytes, said {said}");
-    assert!(said <= 2 * taken, "took {taken} bytes, said {said}: far too careful");
+    assert!(taken <= said, "took {taken} bytes, the estimate was {said}");
+    assert!(said <= 2 * taken, "took {taken} bytes, the estimate of {said} is too high");
 }
 
 /// Three by four tiles and the thumbnail. All of them are kept, and each has exactly the
@@ -95,8 +95,8 @@ fn process_tiles() {
     let (said, kept) = (plan.host_bytes.0, plan.patches_bytes().0);
     println!("{} tiles: said {said}, took {taken}", tiles.len());
     assert_eq!((tiles.len(), kept), (13, 13 * 84 * 84 * 3));
-    assert!(taken <= said + (1 << 20), "took {taken} bytes, said {said}");
-    assert!(2 * taken >= said, "took {taken} bytes, said {said}: far too careful");
+    assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
+    assert!(2 * taken >= said, "took {taken} bytes, the estimate of {said} is too high");
 }
 
 fn process_one() {
@@ -110,14 +110,14 @@ fn process_one() {
     println!("processing: said {said}, took {taken}");
     // The filter's weights, and a band of eight rows per thread, take a few kilobytes
     // each beyond the plan.
-    assert!(taken <= said + (1 << 20), "took {taken} bytes, said {said}");
-    assert!(taken >= said, "took {taken} bytes, said {said}");
+    assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
+    assert!(taken >= said, "took {taken} bytes, the estimate was {said}");
 }
 
 /// A small picture whose color profile and text decompress to 200 MB.
 fn side_chunks() {
     let mut encoded = Cursor::new(Vec::new());
-    DynamicImage::ImageRgb8(image::RgbImage::new(20, 20)).write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
+    DynamicImage::ImageRgb8(image::RgbImage::new(20, 20)).write_to(&mut encoded, ImageFormat::Png).expect("the picture encodes");
     let plain = encoded.into_inner();
     let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
     for _ in 0..200 {
@@ -136,8 +136,8 @@ fn side_chunks() {
         let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
         let (taken, outcome) = peak_of(|| bytes.decode(&limits));
         println!("{}: said {said}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
-        assert!(outcome.is_ok(), "the pixels are fine: {outcome:?}");
-        assert!(taken <= said, "took {taken} bytes, said {said}");
+        assert!(outcome.is_ok(), "the picture decodes: {outcome:?}");
+        assert!(taken <= said, "took {taken} bytes, the estimate was {said}");
     }
 }
 
@@ -149,11 +149,11 @@ fn decode_kinds() {
         let mut entry = entry.expect("an entry");
         let name = entry.path().expect("a name").display().to_string();
         let mut encoded = Vec::new();
-        std::io::Read::read_to_end(&mut entry, &mut encoded).expect("its bytes");
+        std::io::Read::read_to_end(&mut entry, &mut encoded).expect("the bytes of the entry are read");
         let (bytes, limits) = (EncodedImage::new(encoded), ImageLimits::default());
         let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
-        let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
-        assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
+        let (taken, _) = peak_of(|| bytes.decode(&limits).expect("the picture decodes"));
+        assert!(taken <= said, "{name}: took {taken} bytes, the estimate was {said}");
     }
 }
 
@@ -163,13 +163,13 @@ fn decode_all() {
         let bytes = EncodedImage::new(encoded);
         let (probing, header) = peak_of(|| bytes.probe(&limits).expect("a good header"));
         let said = header.cost.peak_bytes().0;
-        let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
+        let (taken, _) = peak_of(|| bytes.decode(&limits).expect("the picture decodes"));
         println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
-        assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
+        assert!(taken <= said, "{name}: took {taken} bytes, the estimate was {said}");
         // libjpeg allocates outside Rust, which is not counted. For a progressive picture, that is
         // most of the memory.
         let counted = if name.ends_with("progressive.jpg") { 4 } else { 3 };
-        assert!(said <= counted * taken, "{name}: took {taken} bytes, said {said}: far too careful");
+        assert!(said <= counted * taken, "{name}: took {taken} bytes, the estimate of {said} is too high");
         assert!(probing <= bytes.bytes().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");
     }
 }

@@ -226,7 +226,7 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
         // at most the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
         let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
-        assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
+        assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens differ", story.name);
     }
 }
 
@@ -345,7 +345,7 @@ const ON_RANKS: [(&str, usize, &str); 7] = [
 fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_all() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
-        let Target::Cuda(target) = kernels.target() else { unreachable!("a GPU's kernels") };
+        let Target::Cuda(target) = kernels.target() else { unreachable!("the target is a GPU") };
         if target.capability != (9, 0) {
             println!("skipped, ranks are Hopper's");
             return;
@@ -425,7 +425,7 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
                 (embeddings, run.logits)
             };
             let (first, aside) = (run(), story.bench.sequence(case, &[]));
-            assert!(first == run(), "{}, {}: another run gives other bits", story.name, case.name);
+            assert!(first == run(), "{}, {}: a second run gives other bits", story.name, case.name);
             story.bench.end(aside);
         }
     }

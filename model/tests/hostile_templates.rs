@@ -165,7 +165,7 @@ fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
             assert!(!error.hint().is_empty() && error.to_string().len() < 300, "{name}: {error}");
         }
     });
-    story.expect("a thread").join().expect("no panic");
+    story.expect("the thread starts").join().expect("the story does not panic");
 }
 
 #[test]

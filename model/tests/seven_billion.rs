@@ -58,7 +58,7 @@ fn worse(activation: DType, has_experts: bool) -> f64 {
         DType::BF16 => 1.25,
         DType::F16 if has_experts => 0.5,
         DType::F16 => 0.25,
-        other => panic!("nothing is computed in {other:?} on a GPU"),
+        other => panic!("a GPU does not compute in {other:?}"),
     }
 }
 
@@ -101,21 +101,21 @@ struct Prompt {
 
 impl Prompt {
     fn read(folder: &Path, name: &'static str, bench: &Bench<impl Backend>) -> Self {
-        let file = |ending: &str| std::fs::read(folder.join(format!("prompts/{name}.{ending}"))).expect("it is there");
+        let file = |ending: &str| std::fs::read(folder.join(format!("prompts/{name}.{ending}"))).expect("the recorded prompt file exists");
         let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
         let list = |key: &str| json[key].as_array().expect("a list").clone();
         let ids = list("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect();
         let (limits, processor) =
-            (ImageLimits::default(), bench.checkpoint.image_processor.as_ref().expect("pictures"));
+            (ImageLimits::default(), bench.checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures"));
         let resized = |file: &Value| {
             let path = folder.join("prompts").join(file.as_str().expect("a name"));
-            let picture = EncodedImage::open(path, &limits).expect("it opens").decode(&limits).expect("it decodes");
-            processor.process(&picture).expect("it is processed").image
+            let picture = EncodedImage::open(path, &limits).expect("the picture opens").decode(&limits).expect("the picture decodes");
+            processor.process(&picture).expect("the picture is processed").image
         };
         let images: Vec<ResizedImage> = list("pictures").iter().map(resized).collect();
         let grids: Vec<MediaGrid> = images.iter().map(|image| MediaGrid::Image(image.grid)).collect();
-        let layout = bench.model.config().lay_out(ids, &grids).expect("it is laid out");
-        let worse = match bench.checkpoint.weight_formats().expect("it was loaded") {
+        let layout = bench.model.config().lay_out(ids, &grids).expect("the prompt is laid out");
+        let worse = match bench.checkpoint.weight_formats().expect("the checkpoint has weight formats") {
             WeightFormats::Plain => worse(bench.backend.target().activation(), bench.model.expert_loads().is_some()),
             _ => WORSE_IN_FP8,
         };
@@ -125,7 +125,7 @@ impl Prompt {
     /// A recorded tensor with two axes.
     fn rows(&self, name: &str) -> Rows {
         let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
-        let tensor = tensors.tensor(name).expect("it was recorded");
+        let tensor = tensors.tensor(name).expect("the tensor was recorded");
         let (numbers, rest) = tensor.data().as_chunks::<4>();
         assert!(rest.is_empty());
         Rows { numbers: numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(), columns: tensor.shape()[1] }
@@ -134,7 +134,7 @@ impl Prompt {
 
 /// `||found - expected|| / ||expected||`
 fn error(found: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(found.len(), expected.len(), "numbers of another shape");
+    assert_eq!(found.len(), expected.len(), "both lists have the same length");
     let square = |number: f32| f64::from(number) * f64::from(number);
     let off: f64 = found.iter().zip(expected).map(|(found, expected)| square(found - expected)).sum();
     (off / expected.iter().map(|number| square(*number)).sum::<f64>()).sqrt()
@@ -159,16 +159,16 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         prompt.name
     );
     let &Prompt { name, worse, .. } = prompt;
-    assert!(ours <= worse * theirs, "{name}, {what}: {ours:e} off f32 where transformers is {theirs:e}");
+    assert!(ours <= worse * theirs, "{name}, {what}: error {ours:e} against f32; transformers has {theirs:e}");
     assert!(
         our_last <= 1.2 * worse * their_last,
-        "{name}, {what}: the last row is {our_last:e} off, theirs {their_last:e}"
+        "{name}, {what}: the last row's error is {our_last:e}; transformers has {their_last:e}"
     );
     if tensor == "logits" && worse < WORSE_IN_FP8 {
         // Random logits are nearly tied. If about 28 of 32 rows agree, two such counts differ by 3,
         // and one pair in twenty differs by more than 5, which was seen on four GPUs.
         let fewer = if prompt.ranks > 2 { rows / 4 } else { rows / 8 };
-        assert!(our_top + fewer >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
+        assert!(our_top + fewer >= their_top, "{name}, {what}: {our_top} of {rows} top tokens agree; transformers has {their_top}");
     }
 }
 
@@ -203,7 +203,7 @@ fn a_checkpoint_of_7b_gives_what_transformers_gives() {
     let Some(folder) = folder() else { return };
     let Some((_turn, gpu)) = gpu() else { return };
     let targets: Vec<_> = gpu.kernels.iter().map(|kernels| kernels.target().activation()).collect();
-    assert_eq!(targets, [DType::BF16, DType::F16], "a GPU that has bf16 computes in both");
+    assert_eq!(targets, [DType::BF16, DType::F16], "a GPU with bf16 computes in both types");
     for kernels in &gpu.kernels {
         run_all(&folder, None, Cuda::new(kernels).expect("a stream"), gpu.memory(ROOM));
     }
@@ -217,7 +217,7 @@ fn open(folder: &Path) -> Checkpoint {
 fn two_gpus_and_four_give_what_transformers_gives() {
     let Some(folder) = folder() else { return };
     let Some((_turn, gpu)) = gpu() else { return };
-    let Target::Cuda(target) = gpu.kernels[0].target() else { unreachable!("a GPU's kernels") };
+    let Target::Cuda(target) = gpu.kernels[0].target() else { unreachable!("the target is a GPU") };
     for of in [2, 4] {
         if let Err(error) = CudaDevice::open(of - 1) {
             println!("skipped, this wants {of} GPUs: {error}");
@@ -244,12 +244,12 @@ fn weights_rounded_to_fp8_stay_as_close_as_their_digits_allow() {
 fn run_all(folder: &Path, quantization: Option<WeightQuantization>, cuda: Cuda, memory: Memory) {
     let started = Instant::now();
     let checkpoint = open(folder).with_quantization(quantization);
-    let planned = Model::plan(&checkpoint, cuda.target()).expect("it is planned").weight_bytes();
+    let planned = Model::plan(&checkpoint, cuda.target()).expect("the model is planned").weight_bytes();
     println!("opened and planned in {:.2} s", started.elapsed().as_secs_f64());
     // Loading writes every byte of this segment.
     let weights = memory.leased(Class::Weights, planned);
     let started = Instant::now();
-    let model = Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
+    let model = Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("the model loads");
     let (seconds, activation) = (started.elapsed().as_secs_f64(), cuda.target().activation());
     println!("loaded {planned} as {activation:?} in {seconds:.2} s, {:.1} GB/s", planned.0 as f64 / seconds / 1e9);
     let bench = Bench::around(checkpoint, model, cuda, memory, ROOM);

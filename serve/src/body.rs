@@ -122,7 +122,7 @@ impl<T: FromJson, S: AsRef<Bodies> + Send + Sync> FromRequest<Arc<S>> for JsonBo
         }
         // Parsing a large body would delay other requests on this thread. A body is in memory twice
         // while it is parsed, so at most one body per CPU is parsed at a time.
-        let _turn = bodies.turns.acquire().await.expect("it is never closed");
+        let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
         let value = aside(|| T::from_json(&bytes));
         drop(bytes);
         Ok(JsonBody { value: value?, room })
@@ -161,7 +161,7 @@ async fn read(request: Request, bodies: &Bodies) -> Result<(Vec<u8>, OwnedSemaph
     if coding != Coding::Plain {
         // A small compressed body may become a large one. Memory is reserved as it grows, and at
         // most one body per CPU is decompressed at a time.
-        let _turn = bodies.turns.acquire().await.expect("it is never closed");
+        let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
         bytes = aside(|| coding.inflated(&bytes, limit, |bytes| grow(&mut room, bytes, bodies)))?;
     }
     // Many small values take more memory than their text.
@@ -284,7 +284,7 @@ pub(super) fn pair_of<T: DeserializeOwned, U: DeserializeOwned>(whole: Value) ->
     let (second, first) = match whole {
         Value::Object(members) => {
             let known = field_names::<U>();
-            debug_assert!(!known.is_empty(), "the second type is a struct without `flatten`");
+            debug_assert!(!known.is_empty(), "the second type must be a struct without `flatten`");
             let (second, first): (Map<_, _>, Map<_, _>) =
                 members.into_iter().partition(|(name, _)| known.contains(&name.as_str()));
             (second, Value::Object(first))
@@ -371,7 +371,7 @@ mod tests {
     }
 
     fn error(body: &str) -> Value {
-        let error = parsed::<Asked>(body.as_bytes()).expect_err("it is wrong");
+        let error = parsed::<Asked>(body.as_bytes()).expect_err("the body is wrong");
         assert_eq!(error.status, 400);
         error.body(Shape::OpenAi)["error"].clone()
     }

@@ -133,7 +133,7 @@ mod tests {
         }
         drop(taken);
         assert_eq!(places.take(greedy, Kind::Usual).map(|place| place.kind), Some(Kind::Usual));
-        assert!(places.taken.lock().expect("nobody panicked").addresses.is_empty(), "nothing is kept of who has left");
+        assert!(places.taken.lock().expect("not poisoned").addresses.is_empty(), "no client is left");
     }
 
     #[test]

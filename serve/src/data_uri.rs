@@ -94,7 +94,7 @@ mod tests {
             let bytes = &bytes[bytes.len() - length..];
             let strict = STANDARD.encode(bytes);
             let in_lines: Vec<_> =
-                strict.as_bytes().chunks(76).map(|line| str::from_utf8(line).expect("ASCII")).collect();
+                strict.as_bytes().chunks(76).map(|line| str::from_utf8(line).expect("base64 is ASCII")).collect();
             let percent: String = strict.bytes().map(|byte| format!("%{byte:02X}")).collect();
             for text in [
                 strict.clone(),

@@ -408,6 +408,6 @@ mod tests {
         ] {
             assert!(ppm(&mut cut.as_bytes()).await.is_err(), "{cut}");
         }
-        assert!(ppm(&mut &b"P6\n60000 60000\n255\nabc"[..]).await.is_err(), "and takes no memory for it");
+        assert!(ppm(&mut &b"P6\n60000 60000\n255\nabc"[..]).await.is_err(), "a huge frame takes no memory");
     }
 }

@@ -231,12 +231,12 @@ mod tests {
         }
         for (name, value) in [("authorization", "Bearer on"), ("authorization", "Basic one"), ("x-api-key", "")] {
             assert_eq!(
-                guard.admit_at(&headers(name, value), false).map(drop).expect_err("no key").status,
+                guard.admit_at(&headers(name, value), false).map(drop).expect_err("the key is wrong").status,
                 401,
                 "{value}"
             );
         }
-        assert_eq!(guard.admit_at(&HeaderMap::new(), false).map(drop).expect_err("no key").status, 401);
+        assert_eq!(guard.admit_at(&HeaderMap::new(), false).map(drop).expect_err("the key is wrong").status, 401);
         assert_eq!(format!("{guard:?}"), "Guard(2 keys)");
     }
 
@@ -244,8 +244,8 @@ mod tests {
     fn a_key_has_so_many_replies_at_once_and_others_theirs() {
         let guard = guarding(&["one", "two"], Some(1));
         let [one, two] = ["one", "two"].map(|key| guard.admit_at(&headers("x-api-key", key), false).expect("a key"));
-        let permit = one.permits(1).expect("the first");
-        assert_eq!(one.permits(1).map(drop).expect_err("full").status, 429);
+        let permit = one.permits(1).expect("the first permit");
+        assert_eq!(one.permits(1).map(drop).expect_err("the key has no permit left").status, 429);
         assert!(two.permits(1).is_ok());
         drop(permit);
         assert!(one.permits(1).is_ok());
@@ -258,9 +258,9 @@ mod tests {
         };
         let is_admin = |guard: &Guard, key: &str| of(guard, key, true);
         let (open, keyed) = (guarding(&[], None), guarding(&["one"], None));
-        assert_eq!(of(&open, "x", false).ok(), Some(false), "others may reach it");
+        assert_eq!(of(&open, "x", false).ok(), Some(false), "other machines can reach the server");
         assert_eq!(is_admin(&open, "x").ok(), Some(true));
-        assert_eq!(is_admin(&keyed, "one").ok(), Some(false), "clients have keys, so they are not the administrator");
+        assert_eq!(is_admin(&keyed, "one").ok(), Some(false), "clients have keys, so this is no administrator");
         for keys in [vec![], vec!["one".to_owned()]] {
             let options = ServeOptions { keys, admin_keys: vec!["boss".to_owned()], ..ServeOptions::default() };
             let guard = Guard::new(&ServeOptions { open_admin: true, ..options });
@@ -273,9 +273,9 @@ mod tests {
     #[test]
     fn everybody_shares_the_places_where_there_are_no_keys() {
         let guard = guarding(&[], Some(1));
-        let [one, two] = [(); 2].map(|()| guard.admit_at(&HeaderMap::new(), false).expect("everybody"));
-        let _permit = one.permits(1).expect("the first");
+        let [one, two] = [(); 2].map(|()| guard.admit_at(&HeaderMap::new(), false).expect("every client"));
+        let _permit = one.permits(1).expect("the first permit");
         assert!(two.permits(1).is_err());
-        assert!(guarding(&[], None).admit_at(&HeaderMap::new(), false).expect("everybody").permits(1).is_ok());
+        assert!(guarding(&[], None).admit_at(&HeaderMap::new(), false).expect("every client").permits(1).is_ok());
     }
 }

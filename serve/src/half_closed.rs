@@ -153,10 +153,10 @@ mod tests {
         for (pause_ms, is_kept_back) in [(0, true), (99, true), (101, false)] {
             let ((ours, mut theirs), ended) = (duplex(64), Arc::new(Notify::new()));
             let mut ours = HalfClosed::new(ours, ended.clone());
-            theirs.write_all(b"GET").await.expect("it is read");
-            ours.read_exact(&mut [0; 3]).await.expect("it comes");
+            theirs.write_all(b"GET").await.expect("the bytes are written");
+            ours.read_exact(&mut [0; 3]).await.expect("the bytes arrive");
             advance(Duration::from_millis(pause_ms)).await;
-            theirs.shutdown().await.expect("it ends");
+            theirs.shutdown().await.expect("the stream closes");
             let read = timeout(Duration::from_secs(60), ours.read(&mut [0; 3])).await;
             assert_eq!(read.is_err(), is_kept_back, "{pause_ms} ms");
             let told = timeout(Duration::from_secs(1), ended.notified()).await;
@@ -165,23 +165,23 @@ mod tests {
         let (ours, theirs) = duplex(64);
         drop(theirs);
         let mut ours = HalfClosed::new(ours, Arc::default());
-        assert_eq!(ours.read(&mut [0; 3]).await.expect("the end"), 0, "nothing was asked");
+        assert_eq!(ours.read(&mut [0; 3]).await.expect("the end"), 0, "no request was sent");
     }
 
     #[tokio::test]
     async fn a_client_that_resets_the_connection_later_is_noticed() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
-        let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
+        let mut theirs = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("the listener accepts");
         let ours = listener.accept().await.expect("a client").0;
         let mut ours = HalfClosed::new(ours, Arc::default());
-        theirs.write_all(b"GET").await.expect("it is read");
-        theirs.shutdown().await.expect("it ends");
-        ours.read_exact(&mut [0; 3]).await.expect("it comes");
+        theirs.write_all(b"GET").await.expect("the bytes are written");
+        theirs.shutdown().await.expect("the stream closes");
+        ours.read_exact(&mut [0; 3]).await.expect("the bytes arrive");
         let read = timeout(CHECK_EVERY * 5 / 2, ours.read(&mut [0; 3])).await;
-        assert!(read.is_err(), "the end is kept back");
-        theirs.set_zero_linger().expect("an option of sockets");
+        assert!(read.is_err(), "the end of the stream is held back");
+        theirs.set_zero_linger().expect("linger is set");
         drop(theirs);
-        let read = timeout(Duration::from_secs(30), ours.read(&mut [0; 3])).await.expect("it is checked");
-        read.expect_err("a reset");
+        let read = timeout(Duration::from_secs(30), ours.read(&mut [0; 3])).await.expect("a check in time");
+        read.expect_err("the connection was reset");
     }
 }

@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(read("250").ok().map(|read| read.deadlines), Some([None, None, Some(Duration::from_millis(250))]));
         assert_eq!(read("0").ok().map(|read| read.deadlines), Some([None, None, Some(Duration::MAX)]));
         for wrong in ["", "-1", "1.5", "soon"] {
-            let error = read(wrong).map(drop).expect_err("it is wrong").body(Shape::OpenAi);
+            let error = read(wrong).map(drop).expect_err("the request is wrong").body(Shape::OpenAi);
             assert_eq!(error["error"]["param"], "x-deadline-ms", "{wrong}");
         }
     }

@@ -157,7 +157,7 @@ mod tests {
         assert_eq!([is_on(json!("True")), is_on(json!(1)), is_on(json!("off"))], [Some(true), Some(true), Some(false)]);
         let seed = |value: Value| read(json!({"seed": value})).and_then(|asked| asked.seed);
         assert_eq!([seed(json!("-7")), seed(json!(-7.0))], [Some(-7); 2]);
-        assert_eq!(read(json!({"text": "16"})).and_then(|asked| asked.text).as_deref(), Some("16"), "a text stays one");
+        assert_eq!(read(json!({"text": "16"})).and_then(|asked| asked.text).as_deref(), Some("16"), "a string is kept");
     }
 
     #[test]

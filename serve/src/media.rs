@@ -396,7 +396,7 @@ impl Reading<'_> {
         let within = self.shared.options.media_time;
         let owned = param.to_owned();
         let reading = async {
-            let permit = DISK.acquire().await.expect("it is never closed");
+            let permit = DISK.acquire().await.expect("the semaphore is never closed");
             let work = move || {
                 let _permit = permit;
                 work(&owned)

@@ -180,18 +180,18 @@ mod tests {
 
     #[test]
     fn the_only_model_needs_no_name_and_one_of_several_does() {
-        assert_eq!(loading(&[&["a", "b"]]).find(None).expect("the only one").names[0], "a");
-        assert_eq!(loading(&[&["a", "b"]]).find(Some("b")).expect("by its alias").names[0], "a");
+        assert_eq!(loading(&[&["a", "b"]]).find(None).expect("the only model is found").names[0], "a");
+        assert_eq!(loading(&[&["a", "b"]]).find(Some("b")).expect("the model is found by its alias").names[0], "a");
         let several = loading(&[&["a"], &["b"]]);
-        assert_eq!(several.find(None).map(|_| ()).expect_err("which").status, 400);
-        let error = several.find(Some("c")).map(|_| ()).expect_err("there is none");
+        assert_eq!(several.find(None).map(|_| ()).expect_err("the request must name a model").status, 400);
+        let error = several.find(Some("c")).map(|_| ()).expect_err("there is no model c");
         assert_eq!(error.status, 404);
         assert!(error.body(crate::error::Shape::OpenAi).to_string().contains("expected one of: a, b"));
     }
 
     #[test]
     fn a_model_that_is_loaded_is_not_ready_and_says_what_it_does() {
-        let error = loading(&[&["a"]]).ready(None).map(|_| ()).expect_err("it loads");
+        let error = loading(&[&["a"]]).ready(None).map(|_| ()).expect_err("the model is still loading");
         assert_eq!(error.status, 503);
         assert!(error.response(crate::error::Shape::OpenAi).headers().contains_key("retry-after"));
     }
@@ -202,16 +202,16 @@ mod tests {
         models.set(vec!["b".into(), "b2".into()], ModelState::Failed("no such folder".into()));
         for name in ["b", "b2"] {
             for error in [models.ready(Some(name)).map(drop), models.listed(name).map(drop)] {
-                let error = error.expect_err("it failed");
+                let error = error.expect_err("the model failed");
                 let told = error.body(crate::error::Shape::OpenAi)["error"].clone();
                 assert_eq!((error.status.as_u16(), told["code"].as_str()), (404, Some("model_not_found")));
                 let told = told["message"].as_str().unwrap_or_default();
                 assert!(told.contains("failed to load: no such folder (expected one of: a)"), "{told}");
             }
         }
-        assert_eq!(models.find(None).expect("the only one that is served").names[0], "a");
+        assert_eq!(models.find(None).expect("the only model that serves is found").names[0], "a");
         models.set(vec!["a".into()], ModelState::Failed("neither".into()));
-        assert_eq!(models.find(None).map(|_| ()).expect_err("none is").status, 400);
+        assert_eq!(models.find(None).map(|_| ()).expect_err("no model serves").status, 400);
     }
 
     #[test]

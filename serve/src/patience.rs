@@ -103,11 +103,11 @@ mod tests {
         let mut heard = [0; 4];
         for _ in 0..2 {
             sleep_until(Instant::now() + Duration::from_secs(9)).await;
-            theirs.read_exact(&mut heard).await.expect("it is there");
+            theirs.read_exact(&mut heard).await.expect("the bytes arrive");
         }
-        assert!(writing.await.expect("it ends").is_ok(), "each wait was shorter");
+        assert!(writing.await.expect("the write ends").is_ok(), "each single wait was shorter than the limit");
         let (ours, _theirs) = duplex(4);
-        let error = Patient::new(ours, patience).write_all(b"twelve bytes").await.expect_err("nobody reads");
+        let error = Patient::new(ours, patience).write_all(b"twelve bytes").await.expect_err("no reader");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

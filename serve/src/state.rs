@@ -114,7 +114,7 @@ impl Service {
     /// # Panics
     /// If there is no runtime.
     pub fn over(runtimes: &[Runtime], options: ServeOptions) -> Self {
-        assert!(!runtimes.is_empty(), "models run somewhere");
+        assert!(!runtimes.is_empty(), "at least one model runs");
         let (bodies, guard) = (Bodies::new(&options), Guard::new(&options));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
         let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));
@@ -146,7 +146,7 @@ impl Service {
     /// If there is no name.
     pub fn set<N: Into<String>>(&self, names: impl IntoIterator<Item = N>, state: ModelState) {
         let names: Vec<String> = names.into_iter().map(N::into).collect();
-        assert!(!names.is_empty(), "a model has a name");
+        assert!(!names.is_empty(), "every model has a name");
         self.shared.models.set(names, state);
     }
 

@@ -91,14 +91,14 @@ fn pages_keep_to_their_length() {
     }
     let changelog = read("CHANGELOG.md");
     let first = changelog.split("\n## ").find(|section| section.starts_with("0.1.0")).expect("the first release");
-    assert!(first.lines().count() <= 40, "the first release is told in at most 40 lines");
+    assert!(first.lines().count() <= 40, "the first release takes at most 40 lines");
 }
 
 #[test]
 fn decisions_are_short_numbered_and_in_their_index() {
     let index = read("docs/adr/README.md");
     let pages: Vec<String> = files(".md").into_iter().filter(|page| page.starts_with("docs/adr/0")).collect();
-    assert!(pages.len() < 30, "{} decisions in force; merge those about one topic", pages.len());
+    assert!(pages.len() < 30, "{} decisions in force; merge decisions about one topic", pages.len());
     for (at, page) in pages.iter().enumerate() {
         let (text, name) = (read(page), page.trim_start_matches("docs/adr/"));
         let words = text.split_whitespace().count();
@@ -214,7 +214,7 @@ fn numbers_in_pages_are_those_of_the_code() {
     let folders = fs::read_dir(root().join("actors/src/actor")).expect("the folder of actors");
     let actors =
         folders.filter(|entry| entry.as_ref().is_ok_and(|entry| entry.path().join("actor.rs").exists())).count();
-    assert!(page.contains(&format!("`actors/src/actor` has {actors} actors")), "there are {actors}");
+    assert!(page.contains(&format!("`actors/src/actor` has {actors} actors")), "the page must say {actors} actors");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn pages_are_written_in_plain_english() {
 fn a_checkout_stays_under_40_megabytes() {
     let mut files: Vec<(u64, String)> = files("")
         .into_iter()
-        .map(|file| (fs::metadata(root().join(&file)).expect("it is there").len(), file))
+        .map(|file| (fs::metadata(root().join(&file)).expect("the file is there").len(), file))
         .collect();
     files.sort();
     let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();

@@ -25,7 +25,7 @@ pub fn path(path: impl AsRef<Path>) -> PathBuf {
     }
     let unpacked = env::var_os("BURSAR_GOLDEN").map_or_else(|| UNPACKED.into(), PathBuf::from);
     let name = unpacked.join(path.iter().next().expect("a path below tests/golden"));
-    assert!(name.is_dir(), "{} is not there: is it an archive of tests/golden?", name.display());
+    assert!(name.is_dir(), "{} does not exist: is there such an archive in tests/golden?", name.display());
     unpacked.join(path)
 }
 
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_path_is_that_of_the_unpacked_file() {
         let config = path("qwen2/config.json");
-        assert!(fs::read_to_string(&config).expect("it was unpacked").contains("Qwen2ForCausalLM"));
+        assert!(fs::read_to_string(&config).expect("the archive was unpacked").contains("Qwen2ForCausalLM"));
     }
 
     #[test]
@@ -62,8 +62,8 @@ mod tests {
 
     #[test]
     fn the_demo_checkpoint_has_decompressed_weights() {
-        let weights = fs::read(demo_checkpoint().join("model.safetensors")).expect("they were decompressed");
-        assert!(weights.len() > 7_000_000, "{} bytes", weights.len());
+        let weights = fs::read(demo_checkpoint().join("model.safetensors")).expect("the weights were decompressed");
+        assert!(weights.len() > 7_000_000, "the weights have {} bytes", weights.len());
     }
 
     #[test]
@@ -76,6 +76,6 @@ mod tests {
                 archives += 1;
             }
         }
-        assert!(archives > 20, "{archives} archives");
+        assert!(archives > 20, "expected more than 20 archives, found {archives}");
     }
 }

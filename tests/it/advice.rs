@@ -46,11 +46,11 @@ fn a_plan_understands_every_flag_of_the_advice() {
     let pixels = told["picture"]["pixels"].as_u64().expect("a number");
     assert!((2_000_000..=1920 * 1080).contains(&pixels), "{pixels}");
     let mut claims = told["claims"].as_object().expect("claims").clone();
-    let of_host = claims.remove("host kv").and_then(|bytes| bytes.as_u64()).expect("--swap-space");
+    let of_host = claims.remove("host kv").and_then(|bytes| bytes.as_u64()).expect("the claim for --swap-space");
     assert!(of_host <= 8 << 30 && of_host > 8 << 29, "{of_host}");
     let taken: u64 = claims.values().filter_map(Value::as_u64).sum();
     let whole = told["device"]["total"].as_u64().expect("bytes");
-    assert!(told["fits"] == false || taken <= whole / 10 * 9 + (256 << 20), "{taken} of {whole}, the canary's apart");
+    assert!(told["fits"] == false || taken <= whole / 10 * 9 + (256 << 20), "{taken} of {whole} without the canary");
     let notes: Vec<_> = told["notes"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
     assert!(matches!(notes[..], [log] if log.contains("log")), "{notes:?}");
 }
@@ -100,18 +100,18 @@ fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
     assert_eq!(
         planned(&["--model", &folder, "--gpu", "h200"])["device"]["dtype"],
         "f16",
-        "auto is the checkpoint's own"
+        "auto is the checkpoint's dtype"
     );
 }
 
 /// Copies the files of a golden checkpoint for which `passes` is true into a new folder.
 fn copied(golden: &str, passes: impl Fn(&str) -> bool) -> Folder {
     let folder = Folder::empty();
-    let files = std::fs::read_dir(bursar_golden::path(golden)).expect("it is there");
+    let files = std::fs::read_dir(bursar_golden::path(golden)).expect("the file is there");
     for file in files.map(|file| file.expect("an entry")).filter(|file| file.path().is_file()) {
         let name = file.file_name().into_string().expect("UTF-8");
         if passes(&name) {
-            std::fs::copy(file.path(), folder.path().join(name)).expect("it is copied");
+            std::fs::copy(file.path(), folder.path().join(name)).expect("the file is copied");
         }
     }
     folder
@@ -131,7 +131,7 @@ fn a_plan_needs_no_weights_in_its_folder() {
                 let file = pointers.path().join(file);
                 if file.exists() {
                     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n";
-                    std::fs::write(file, pointer).expect("it is written");
+                    std::fs::write(file, pointer).expect("the file is written");
                 }
             }
             for folder in [&settings, &some, &pointers] {
@@ -194,7 +194,7 @@ fn the_advice_walk_through_matches_the_planner() {
         page.lines().skip_while(|line| *line != head).skip(2).take_while(|line| line.starts_with('|')).collect();
     assert!(rows.len() > 8, "{rows:?}");
     let command =
-        page.lines().find_map(|line| line.strip_prefix("bursar plan --shape qwen2.5-vl-7b --gpu ")).expect("it");
+        page.lines().find_map(|line| line.strip_prefix("bursar plan --shape qwen2.5-vl-7b --gpu ")).expect("a command");
     let card = command.split_whitespace().next().expect("a card");
     let mut flags: Vec<String> = ["--shape", "qwen2.5-vl-7b", "--gpu", card].map(str::to_owned).into();
     let mut expected = Vec::new();
@@ -207,5 +207,5 @@ fn the_advice_walk_through_matches_the_planner() {
     assert_eq!(rows, expected, "the table would be\n{}", expected.join("\n"));
     let whole = ADVICE.join(" ").replace('=', " ");
     let walked = flags[4..].join(" ").replace('=', " ");
-    assert_eq!(walked, format!("{whole} --dtype half"), "every flag of the advice has its row, in its order");
+    assert_eq!(walked, format!("{whole} --dtype half"), "the page has a row for each flag of the advice, in order");
 }

@@ -110,12 +110,12 @@ fn each_bad_chat_fails_alone_with_its_error() {
         let expected = answer(&stage.model, about(1)).await;
         let before = stage.snapshot().await;
         for (name, chat, says, word) in table() {
-            let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
+            let beside = stage.model.chat(about(1)).await.expect("the good request is accepted");
             let error = ask(&stage.model, chat).await.expect_err(name);
             assert!(says(&error), "{name}: {error:?}");
             assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
             assert!(!error.hint().is_empty(), "{name} has no hint");
-            assert_eq!(crate::stage::listen(beside).await.expect("it answers").text, expected, "beside {name}");
+            assert_eq!(crate::stage::listen(beside).await.expect("the model answers").text, expected, "next to {name}");
             stage.settled(&before).await;
         }
         assert_eq!(answer(&stage.model, about(1)).await, expected);
@@ -138,9 +138,9 @@ fn a_broken_picture_is_named_by_its_file() {
     story(async {
         let (stage, folder) = (Stage::set(small()).await, Folder::empty());
         let path = folder.path().join("cat.png");
-        fs::write(&path, b"no picture").expect("it is written");
+        fs::write(&path, b"no picture").expect("the file is written");
         let opened = Image::open(&path).expect("a file");
-        let error = ask(&stage.model, about(1).image(opened)).await.expect_err("it is none");
+        let error = ask(&stage.model, about(1).image(opened)).await.expect_err("the file is not a picture");
         assert!(error.to_string().contains("picture 1 (cat.png)"), "{error}");
     });
 }
@@ -154,15 +154,15 @@ fn a_file_may_be_as_large_as_its_model_takes() {
         // of the file: 21 MiB.
         let mut file = png(&RgbImage::from_pixel(56, 56, Rgb([200, 10, 10]))).to_vec();
         file.resize(21 << 20, 0);
-        fs::write(&path, file).expect("it is written");
+        fs::write(&path, file).expect("the file is written");
         let usual = Stage::set(small()).await;
-        let large = || Image::open(&path).expect("it is read before it is known whom it is for");
-        let error = ask(&usual.model, text("What?").image(large())).await.expect_err("20 MiB are usual");
+        let large = || Image::open(&path).expect("a file is read before its model's limit is known");
+        let error = ask(&usual.model, text("What?").image(large())).await.expect_err("the default limit is 20 MiB");
         assert!(error.to_string().contains("the limit is 20971520"), "{error}");
         let mut options = small();
         options.image_limits.bytes_max = Bytes::mib(32);
         let raised = Stage::set(options).await;
-        ask(&raised.model, text("What?").image(large())).await.expect("32 MiB are allowed");
+        ask(&raised.model, text("What?").image(large())).await.expect("the raised limit is 32 MiB");
     });
 }
 
@@ -178,7 +178,7 @@ fn a_typed_picture_placeholder_stays_text() {
             Err(error) => assert!(matches!(error, ChatError::Text(_) | ChatError::Layout(_)), "{error:?}"),
         }
         let real = ask(&stage.model, text(typed).image(picture(1))).await;
-        let one = ask(&stage.model, about(1)).await.expect("it answers").usage.picture_tokens;
+        let one = ask(&stage.model, about(1)).await.expect("the model answers").usage.picture_tokens;
         if let Ok(real) = real {
             assert_eq!(real.usage.picture_tokens, one, "one picture was sent");
         }
@@ -195,10 +195,10 @@ fn a_text_model_refuses_a_picture_and_says_why() {
         let model = runtime.load_with(ModelSource::folder(&folder), small(), |_| {}).await;
         let model = model.unwrap_or_else(|error| panic!("{error}: {}", error.hint()));
         let before = runtime.budget().snapshot().await.expect("the budget answers");
-        let error = ask(&model, about(1)).await.expect_err("it takes no pictures");
+        let error = ask(&model, about(1)).await.expect_err("a text model takes no pictures");
         assert!(matches!(error, ChatError::Layout(_)), "{error:?}");
         assert!(error.hint().contains("vision model"), "{}", error.hint());
-        assert!(ask(&model, text("Hello").max_tokens(3)).await.is_ok(), "text alone is answered");
+        assert!(ask(&model, text("Hello").max_tokens(3)).await.is_ok(), "a text-only request is answered");
         assert_eq!(runtime.budget().snapshot().await.expect("the budget answers"), before);
     });
 }
@@ -217,7 +217,7 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
         }
         // Rule 3: a picture that is still too large after resizing never reaches the device.
         let thin = Image::from_bytes(png(&RgbImage::new(1, 180)));
-        let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("too thin");
+        let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("the picture is too thin");
         assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64, .. }), "{error:?}");
         stage.settled(&before).await;
     });
@@ -225,7 +225,7 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
 
 /// A picture of one color.
 fn plain(width: u32, height: u32) -> Image {
-    Image::from_rgb(width, height, vec![120; 3 * (width * height) as usize]).expect("as many bytes as pixels")
+    Image::from_rgb(width, height, vec![120; 3 * (width * height) as usize]).expect("three bytes for each pixel")
 }
 
 #[test]
@@ -243,18 +243,18 @@ fn pixel_limits_set_by_the_user_hold_within_the_envelope() {
         // (16 tokens) by default.
         assert_eq!(tokens(none.clone(), 500, 500).await, 16);
         let fewer = Limits { picture_pixels: Some(9 * 28 * 28 + 100), ..none.clone() };
-        assert_eq!(tokens(fewer.clone(), 500, 500).await, 9, "smaller than the model's own smallest");
+        assert_eq!(tokens(fewer.clone(), 500, 500).await, 9, "the user's limit is below the model's minimum");
         let more = Limits { picture_pixels: Some(60 * 28 * 28), launch_patches: Some(128), ..none.clone() };
-        assert_eq!(tokens(more, 500, 500).await, 25, "what a launch takes is the limit: 5 x 5 of 32");
+        assert_eq!(tokens(more, 500, 500).await, 25, "a batch of 32 tokens limits the picture to 5 x 5");
         let larger = Limits { picture_pixels: Some(60 * 28 * 28), ..none.clone() };
-        assert_eq!(tokens(larger, 500, 500).await, 49, "7 x 7 of 60, and a launch takes it");
+        assert_eq!(tokens(larger, 500, 500).await, 49, "60 tokens allow 7 x 7, which fits a batch");
         let enlarged = Limits { picture_pixels_min: Some(7 * 28 * 28), ..none.clone() };
-        assert_eq!(tokens(enlarged, 28, 28).await, 9, "a small picture is enlarged");
+        assert_eq!(tokens(enlarged, 28, 28).await, 9, "a small picture is enlarged to the minimum");
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
         let enlarged = Limits { picture_pixels_min: Some(1 << 20), ..none.clone() };
         let error = runtime.load_with(ModelSource::demo(), LoadOptions { limits: enlarged, ..small() }, |_| {}).await;
-        let error = error.err().expect("the least is more than the most");
+        let error = error.err().expect("the minimum exceeds the maximum");
         assert!(
             error.to_string().contains("`picture_pixels_min` is 1048576") && error.hint().contains("at most"),
             "{error}"
@@ -268,11 +268,11 @@ fn a_processor_without_resizing_refuses_large_pictures_with_the_limit() {
         let folder = Folder::empty();
         let demo = bursar_golden::demo_checkpoint();
         for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
-            fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("the file is copied");
         }
         let settings = folder.path().join("preprocessor_config.json");
-        let written = fs::read_to_string(&settings).expect("it was copied");
-        fs::write(&settings, written.replace(r#""do_resize": true"#, r#""do_resize": false"#)).expect("it is written");
+        let written = fs::read_to_string(&settings).expect("the file was copied");
+        fs::write(&settings, written.replace(r#""do_resize": true"#, r#""do_resize": false"#)).expect("written");
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
         let model = runtime.load_with(ModelSource::folder(folder.path()), small(), |_| {}).await;
@@ -280,29 +280,29 @@ fn a_processor_without_resizing_refuses_large_pictures_with_the_limit() {
         let picture_tokens = async |width, height| {
             ask(&model, text("What?").image(plain(width, height))).await.map(|whole| whole.usage.picture_tokens)
         };
-        assert_eq!(picture_tokens(112, 84).await.expect("twelve tokens fit"), 12);
-        assert_eq!(picture_tokens(112, 112).await.expect("and so do as many as there may be"), 16);
+        assert_eq!(picture_tokens(112, 84).await.expect("twelve tokens fit the limit"), 12);
+        assert_eq!(picture_tokens(112, 112).await.expect("sixteen tokens fit the limit"), 16);
         let error = picture_tokens(140, 112).await.expect_err("five by four are 80 patches");
         assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 80, limit: 64, .. }), "{error:?}");
-        let error = picture_tokens(100, 84).await.expect_err("nobody cuts it");
+        let error = picture_tokens(100, 84).await.expect_err("without resizing, 100 x 84 is refused");
         let is_no_multiple = |e: &ImageError| matches!(e, ImageError::NotAMultiple { multiple: 28, .. });
         assert!(
             matches!(&error, ChatError::Picture { index: 0, source, .. } if is_no_multiple(source.as_ref())),
             "{error:?}"
         );
-        assert_eq!(picture_tokens(28, 28).await.expect("the model goes on"), 1);
+        assert_eq!(picture_tokens(28, 28).await.expect("the model still answers"), 1);
     });
 }
 
 #[test]
 fn an_unreadable_file_or_missing_folder_is_named() {
-    let error = Image::open("/no/such/picture.png").expect_err("it is not there");
+    let error = Image::open("/no/such/picture.png").expect_err("the file does not exist");
     assert!(matches!(error, ImageError::Unreadable { .. }) && error.to_string().contains("picture.png"), "{error}");
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
         let before = runtime.budget().snapshot().await.expect("the budget answers");
-        let error = runtime.load(ModelSource::folder("/no/such/model")).await.err().expect("it is not there");
+        let error = runtime.load(ModelSource::folder("/no/such/model")).await.err().expect("the file does not exist");
         assert!(!error.hint().is_empty() && error.to_string().contains("/no/such/model"), "{error}");
         let after = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!((after.granted, after.leases), (before.granted, before.leases));
@@ -318,6 +318,6 @@ fn an_assistant_turn_may_hold_pictures_and_a_system_turn_text() {
             .turn(Role::User, vec![bursar::Content::Text("Look:".into()), bursar::Content::Image(picture(1))])
             .temperature(0.0)
             .max_tokens(8);
-        assert!(ask(&stage.model, chat).await.expect("it answers").usage.picture_tokens > 0);
+        assert!(ask(&stage.model, chat).await.expect("the model answers").usage.picture_tokens > 0);
     });
 }

@@ -32,7 +32,7 @@ fn figures(report: &Value) -> BTreeMap<String, Value> {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("no number: {value}"))
+    value.as_f64().unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn every_demo_figure_is_measured_or_named_as_left_out() {
         assert_eq!(figure["runs"].as_array().expect("a list").len(), runs, "{figure}");
         assert!(number(&figure["work"]["flops"]) > 1e6 && number(&figure["work"]["bytes"]) > 1e6, "{figure}");
         let (share, bound) = (number(&figure["roofline"]["share"]), number(&figure["roofline"]["bound"]));
-        assert!(share > 0.0 && share < 1.0, "no CPU reaches what was claimed for it: {figure}");
+        assert!(share > 0.0 && share < 1.0, "a measured share is below the claimed peak of a CPU: {figure}");
         let ratio = number(&figure["value"]) / bound;
         let of_bound = if figure["lower_is_better"] == true { 1.0 / ratio } else { ratio };
         assert!((of_bound / share - 1.0).abs() < 1e-6, "{figure}");
@@ -78,9 +78,9 @@ fn every_demo_figure_is_measured_or_named_as_left_out() {
     assert!(number(&measured("kv_tokens")["value"]) >= 4.0 * 81.0);
     let bytes = figures.iter().filter(|(id, _)| id.starts_with("bytes_"));
     let total: f64 = bytes.map(|(_, figure)| number(&figure["value"])).sum();
-    assert_eq!(total, number(&report["device_bytes"]), "every byte of the device has its line");
+    assert_eq!(total, number(&report["device_bytes"]), "the memory figures add up to the device's total");
     let free = ["ready", "end"].map(|when| number(&measured(&format!("driver_free_{when}"))["value"]));
-    assert!(free[0] > 0.0 && free[0] == free[1], "the device gives no byte after READY: {free:?}");
+    assert!(free[0] > 0.0 && free[0] == free[1], "the device's free memory stays the same after READY: {free:?}");
     assert_eq!((&report["device"], &report["commit"], &report["seed"]), (&"host".into(), &"c0ffee".into(), &7.into()));
     assert_eq!((&report["model"], &report["random_weights"]), (&"demo".into(), &false.into()));
     assert!(report["date"].as_str().is_some_and(|date| date.starts_with("20") && date.ends_with('Z')));
@@ -96,8 +96,8 @@ fn random_weights_of_a_shape_print_a_table_of_figures() {
     for line in ["prefill, 2 prompts of 256 tokens", "2 requests with a picture of 448 x 336, 1 token out"] {
         assert_eq!(table.lines().filter(|found| found.starts_with(line)).count(), 1, "{line}: {table}");
     }
-    assert!(!table.contains("decode,") && !table.contains("start"), "nobody asked for it: {table}");
-    assert!(table.contains("spread") && !table.contains(" % of "), "nobody said what this device can do: {table}");
+    assert!(!table.contains("decode,") && !table.contains("start"), "only the chosen figures are measured: {table}");
+    assert!(table.contains("spread") && !table.contains(" % of "), "no rates, so no share is shown: {table}");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn the_roofline_of_ranks_is_that_of_what_each_has() {
         number(&figures["prefill_2x256"]["work"]["flops"])
     };
     let (one, two) = (work("host"), work("host:2"));
-    assert!((0.45..0.75).contains(&(two / one)), "{two} of {one}");
+    assert!((0.45..0.75).contains(&(two / one)), "two ranks: {two}; one rank: {one}");
 }
 
 /// The only run in the report of a replay.
@@ -142,7 +142,7 @@ fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
     assert!(number(&run["cached_tokens"]) * 2.0 > number(&run["prompt_tokens"]), "{run}");
     let counts = &run["counts"];
     assert!(number(&counts["pictures_encoded"]) >= 1.0, "{run}");
-    assert!(counts["pictures_encoded"].as_u64() < counts["pictures_wanted"].as_u64(), "later turns show it too: {run}");
+    assert!(counts["pictures_encoded"].as_u64() < counts["pictures_wanted"].as_u64(), "pictures are found: {run}");
     assert!(number(&counts["sequences"]["permits"]) > 0.0, "{run}");
 }
 
@@ -157,7 +157,7 @@ fn what_went_to_the_host_and_came_back_is_counted() {
     };
     let folder = Folder::empty();
     let trace = folder.path().join("again.jsonl");
-    fs::write(&trace, (0..8).map(line).collect::<String>()).expect("it is written");
+    fs::write(&trace, (0..8).map(line).collect::<String>()).expect("the file is written");
     let kept = ["--kv-tokens", "4096", "--sequences", "4", "--context-tokens", "1024", "--step-tokens", "256"];
     // On a busy machine the measured copy rate may be so low that recomputing
     // is preferred to copying.
@@ -171,7 +171,7 @@ fn what_went_to_the_host_and_came_back_is_counted() {
         assert_eq!(counts[0] > 0.0, counts[1] > 0.0, "{run}");
         counts[0] >= 512.0 && counts[1] >= 512.0
     };
-    let run = runs.find(came_back).expect("it comes back once in five runs");
+    let run = runs.find(came_back).expect("blocks come back from the host in one of five runs");
     let counts = &run["counts"];
     assert!(number(&counts["prediction_error_p50"]) <= number(&counts["prediction_error_p99"]), "{run}");
 }
@@ -185,7 +185,7 @@ fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
     let request =
         "{\"timestamp\": 1000, \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 3}";
     let trace = folder.path().join("day.jsonl");
-    fs::write(&trace, lines.concat() + request).expect("it is written");
+    fs::write(&trace, lines.concat() + request).expect("the file is written");
     let trace = trace.to_str().expect("UTF-8");
     let own = run(&["--trace", trace]);
     assert_eq!((&own["name"], &own["answered"], &own["reply_tokens"]), (&"day".into(), &4.into(), &18.into()), "{own}");
@@ -230,21 +230,21 @@ async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
         command
     };
     for signal in ["INT", "TERM"] {
-        let child = tokio::process::Command::from(command(&asked)).kill_on_drop(true).spawn().expect("it starts");
-        let process = child.id().expect("it runs").to_string();
+        let child = tokio::process::Command::from(command(&asked)).kill_on_drop(true).spawn().expect("a child");
+        let process = child.id().expect("the program runs").to_string();
         // `SigCgt` has one bit per signal that the process handles. The handler of SIGTERM (signal
         // 15) is installed last.
         eventually("it hears both", async || {
-            let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-            let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux tells");
+            let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the program runs");
+            let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux reports it");
             let both = 1 << 1 | 1 << 14;
-            u64::from_str_radix(heard.trim(), 16).expect("a mask") & both == both
+            u64::from_str_radix(heard.trim(), 16).expect("a signal mask") & both == both
         })
         .await;
         // Use the shell's built-in `kill`, because some machines have no `kill` program.
         let kill = format!("kill -s {signal} {process}");
-        assert!(Command::new("sh").args(["-c", &kill]).status().expect("there is a shell").success());
-        let output = child.wait_with_output().await.expect("it ends");
+        assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell can be started").success());
+        let output = child.wait_with_output().await.expect("the program ends");
         assert_eq!(output.status.code(), Some(1));
         let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
         assert_eq!(report["ended_by"]["error"], format!("SIG{signal} ended the measurement"));

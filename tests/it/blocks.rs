@@ -28,10 +28,10 @@ impl Router {
             match change {
                 BlockEvent::Stored(block) => {
                     let before = self.known.insert(block.key, block.clone());
-                    assert!(before.is_none(), "a block is stored once");
+                    assert!(before.is_none(), "each block is stored once");
                     assert!(block.parent.is_none_or(|parent| self.known.contains_key(&parent)), "parents come first");
                 }
-                BlockEvent::Removed(key) => assert!(self.known.remove(key).is_some(), "it was there"),
+                BlockEvent::Removed(key) => assert!(self.known.remove(key).is_some(), "a removed block was known"),
                 BlockEvent::Cleared => {
                     self.known.clear();
                     self.clearings += 1;
@@ -43,7 +43,7 @@ impl Router {
     /// Applies changes until `holds`.
     async fn follow(&mut self, events: &mut BlockEvents, holds: impl Fn(&Router) -> bool) {
         while !holds(self) {
-            let changes = events.next().await.expect("the model is there");
+            let changes = events.next().await.expect("the model still runs");
             self.apply(&changes);
         }
     }
@@ -77,14 +77,14 @@ fn a_router_knows_what_the_model_finds_cached_before_it_asks() {
         router.follow(&mut events, |router| router.clearings == 1).await;
         for tokens in [prompt(40, 100), prompt(40, 60), prompt(300, 50)] {
             let known = router.finds(&tokens);
-            let whole = ask(&stage.model, chat(&tokens)).await.expect("it answers");
+            let whole = ask(&stage.model, chat(&tokens)).await.expect("the model answers");
             // At least one token is always computed, so a prompt of whole blocks
             // reuses one block less.
             assert_eq!(whole.cached_tokens, known.min((tokens.len() - 1) / 16 * 16));
             router.follow(&mut events, |router| router.finds(&tokens) == tokens.len() / 16 * 16).await;
         }
         let salted = chat(&prompt(40, 100)).cache_salt("another");
-        assert_eq!(ask(&stage.model, salted).await.expect("it answers").cached_tokens, 0);
+        assert_eq!(ask(&stage.model, salted).await.expect("the model answers").cached_tokens, 0);
         let is_salted = |block: &Arc<StoredBlock>| block.salt.as_deref() == Some("another");
         router.follow(&mut events, |router| router.known.values().filter(|block| is_salted(block)).count() == 6).await;
     });
@@ -112,24 +112,24 @@ fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
         let stage = Stage::set(small()).await;
         let (model, tokens) = (&stage.model, prompt(40, 100));
         let (mut router, mut events, mut usage) = (Router::default(), model.block_events(), model.kv_use());
-        let blocks = usage.changed().await.expect("it serves").blocks;
+        let blocks = usage.changed().await.expect("the model serves").blocks;
         assert!(blocks > 0);
         let first = answer(model, chat(&tokens)).await;
         router.follow(&mut events, |router| router.finds(&tokens) == 96).await;
 
-        let scheduler = model.serving().await.expect("it serves").scheduler;
-        scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
+        let scheduler = model.serving().await.expect("the model serves").scheduler;
+        scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)).expect("the scheduler lives");
         router.follow(&mut events, |router| router.clearings == 2 && router.known.is_empty()).await;
         assert_eq!(answer(model, chat(&tokens)).await, first);
         router.follow(&mut events, |router| router.clearings == 3 && router.finds(&tokens) == 96).await;
 
-        model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
+        model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
         router.follow(&mut events, |router| router.clearings == 4 && router.known.is_empty()).await;
-        while usage.changed().await.expect("the model is there") != KvUse::default() {}
+        while usage.changed().await.expect("the model still runs") != KvUse::default() {}
         // The usage change above may be caused by the death of the scheduler, so the model may not
         // be asleep yet.
-        assert_eq!(answer(model, chat(&tokens)).await, first, "a request wakes it");
-        while usage.changed().await.expect("the model is there").blocks != blocks {}
+        assert_eq!(answer(model, chat(&tokens)).await, first, "a request wakes the model");
+        while usage.changed().await.expect("the model still runs").blocks != blocks {}
         router.follow(&mut events, |router| router.clearings == 5 && router.finds(&tokens) == 96).await;
 
         stage.runtime.shutdown().await;
@@ -145,7 +145,7 @@ fn blocks_that_another_process_takes_are_told_of_while_they_go() {
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, LoadOptions { kv_tokens: None, ..small() }).await;
         let (mut router, mut events, mut usage) = (Router::default(), model.block_events(), model.kv_use());
-        let before = usage.changed().await.expect("it serves").blocks;
+        let before = usage.changed().await.expect("the model serves").blocks;
         // Fill nearly all blocks, so that some used blocks are in the region of the cache that is
         // released.
         for first in (40..750).step_by(2) {
@@ -156,16 +156,16 @@ fn blocks_that_another_process_takes_are_told_of_while_they_go() {
                 break;
             }
         }
-        assert!(router.known.len() + 8 > before, "{} of {before}", router.known.len());
+        assert!(router.known.len() + 8 > before, "{} of {before} blocks are filled", router.known.len());
         let taken = device.foreign_takes(Bytes::gib(1));
         let mut left = before;
         while left == before {
-            left = usage.changed().await.expect("it serves").blocks;
+            left = usage.changed().await.expect("the model serves").blocks;
         }
         router.follow(&mut events, |router| router.known.len() <= left).await;
-        assert_eq!(router.clearings, 1, "each block is told of by itself");
+        assert_eq!(router.clearings, 1, "each block is reported separately");
         device.foreign_gives_back(taken);
-        while usage.changed().await.expect("it serves").blocks < before {}
+        while usage.changed().await.expect("the model serves").blocks < before {}
     });
 }
 
@@ -185,7 +185,7 @@ fn a_router_that_lagged_hears_all_that_there_is_from_the_beginning() {
         }
         router.follow(&mut events, |router| router.clearings == 2).await;
         assert!(events.missed() > 0);
-        let cached = stage.model.kv_use().changed().await.expect("it serves").cached;
-        assert!(router.known.len() <= cached.max(1), "{} of {cached}", router.known.len());
+        let cached = stage.model.kv_use().changed().await.expect("the model serves").cached;
+        assert!(router.known.len() <= cached.max(1), "{} blocks of {cached}", router.known.len());
     });
 }

@@ -14,9 +14,9 @@ fn a_chat_streams_text_and_ends_with_done_and_usage() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        let whole = ask(&stage.model, about(1)).await.expect("it answers");
+        let whole = ask(&stage.model, about(1)).await.expect("the model answers");
         assert!(!whole.text.is_empty());
-        assert_eq!(whole.pieces.concat(), whole.text, "the pieces are the whole");
+        assert_eq!(whole.pieces.concat(), whole.text, "the pieces add up to the whole text");
         assert!(whole.usage.picture_tokens > 0 && whole.usage.prompt_tokens > whole.usage.picture_tokens);
         assert!((1..=24).contains(&whole.usage.completion_tokens));
         stage.settled(&before).await;
@@ -27,7 +27,7 @@ fn a_chat_streams_text_and_ends_with_done_and_usage() {
 fn a_length_limit_ends_a_reply_after_its_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
-        let whole = ask(&stage.model, about(1).max_tokens(2)).await.expect("it answers");
+        let whole = ask(&stage.model, about(1).max_tokens(2)).await.expect("the model answers");
         assert_eq!((whole.usage.completion_tokens, whole.finish_reason), (2, FinishReason::Length));
     });
 }
@@ -41,8 +41,8 @@ fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
         // ignored.
         let hot = |seed| text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(seed);
         let first = answer(&stage.model, hot(7)).await;
-        assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed");
-        assert_ne!(first, answer(&stage.model, hot(8)).await, "another seed");
+        assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed gives the same reply");
+        assert_ne!(first, answer(&stage.model, hot(8)).await, "another seed gives another reply");
         let warm = |seed| text("Tell me something.").temperature(1.0).seed(seed);
         assert_eq!(answer(&stage.model, warm(3)).await, answer(&stage.model, warm(3)).await);
     });
@@ -53,11 +53,11 @@ fn text_alone_and_pictures_in_two_turns_are_answered() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        let plain = ask(&stage.model, text("Who are you?")).await.expect("it answers");
+        let plain = ask(&stage.model, text("Who are you?")).await.expect("the model answers");
         assert_eq!(plain.usage.picture_tokens, 0);
         let first = answer(&stage.model, about(3)).await;
         let second = about(3).assistant(first).user("And now?").image(picture(4));
-        let whole = ask(&stage.model, second).await.expect("it answers");
+        let whole = ask(&stage.model, second).await.expect("the model answers");
         assert!(whole.usage.picture_tokens > plain.usage.picture_tokens);
         stage.settled(&before).await;
     });
@@ -67,8 +67,8 @@ fn text_alone_and_pictures_in_two_turns_are_answered() {
 fn a_repeated_picture_counts_twice_in_the_prompt() {
     story(async {
         let stage = Stage::set(small()).await;
-        let once = ask(&stage.model, about(5)).await.expect("it answers").usage.picture_tokens;
-        let twice = ask(&stage.model, about(5).image(picture(5))).await.expect("it answers").usage.picture_tokens;
+        let once = ask(&stage.model, about(5)).await.expect("the model answers").usage.picture_tokens;
+        let twice = ask(&stage.model, about(5).image(picture(5))).await.expect("an answer").usage.picture_tokens;
         assert_eq!(twice, 2 * once);
     });
 }
@@ -101,7 +101,7 @@ fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
             })
             .collect();
         for (number, reply) in together.into_iter().enumerate() {
-            assert_eq!(reply.await.expect("no panic"), alone[number], "chat {number} alone and among others");
+            assert_eq!(reply.await.expect("no panic"), alone[number], "chat {number} alone and concurrently");
         }
         stage.settled(&before).await;
     });
@@ -117,7 +117,7 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
         let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
         let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
         let stage = Stage::set(options).await;
-        assert_eq!(stage.model.serving().await.expect("it serves").record.kv_tokens(), 8192);
+        assert_eq!(stage.model.serving().await.expect("the model serves").record.kv_tokens(), 8192);
         let before = stage.snapshot().await;
         for number in 30..34 {
             answer(&stage.model, about(number).max_tokens(1).ignore_end()).await;
@@ -129,7 +129,7 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
         let together: Vec<_> = (0..22)
             .map(|number| {
                 let model = stage.model.clone();
-                tokio::spawn(async move { ask(&model, long(number)).await.expect("it answers") })
+                tokio::spawn(async move { ask(&model, long(number)).await.expect("the model answers") })
             })
             .collect();
         let mut replies = Vec::new();
@@ -137,13 +137,13 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
             replies.push(reply.await.expect("no panic"));
         }
         let wanted_again = ears.most("bursar_pictures_wanted_again_total{model=come again}");
-        assert!(wanted_again > Some(0.0), "one had let go of its picture when it was preempted");
+        assert!(wanted_again > Some(0.0), "a sequence lost its picture's rows when it was preempted");
         assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 310));
         let tokens: usize = replies.iter().map(|reply| reply.usage.prompt_tokens + 310).sum();
-        assert!(tokens > 8192, "there was room for all of them: {tokens} tokens");
+        assert!(tokens > 8192, "all sequences would have fit: {tokens} tokens");
         // The youngest sequences are preempted first.
         for (number, reply) in (0..).zip(replies).skip(18) {
-            assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and among others");
+            assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and concurrently");
         }
         stage.settled(&before).await;
     });
@@ -183,15 +183,15 @@ fn rule_9_a_request_over_the_limit_is_refused_until_one_ends() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: Some(2), ..small() }).await;
         for round in 0..3 {
-            let first = stage.model.chat(about(1)).await.expect("the first");
-            let second = stage.model.chat(about(2)).await.expect("the second");
-            let third = stage.model.chat(about(3)).await.expect_err("the third");
+            let first = stage.model.chat(about(1)).await.expect("the first request is accepted");
+            let second = stage.model.chat(about(2)).await.expect("the second request is accepted");
+            let third = stage.model.chat(about(3)).await.expect_err("the third request is refused");
             assert!(matches!(third, ChatError::Overloaded { limit: 2 }), "{third}");
             assert!(third.hint().contains("requests"));
-            listen(first).await.expect("it answers");
+            listen(first).await.expect("the model answers");
             let next = stage.model.chat(about(4)).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
-            listen(second).await.expect("it answers");
-            listen(next).await.expect("it answers");
+            listen(second).await.expect("the model answers");
+            listen(next).await.expect("the model answers");
         }
     });
 }
@@ -200,15 +200,15 @@ fn rule_9_a_request_over_the_limit_is_refused_until_one_ends() {
 fn a_stop_string_across_tokens_ends_the_reply_before_it() {
     story(async {
         let stage = Stage::set(small()).await;
-        let free = ask(&stage.model, about(1)).await.expect("it answers");
+        let free = ask(&stage.model, about(1)).await.expect("the model answers");
         // The stop string reaches from the middle of one piece to the middle of the next piece.
-        let [first, second, ..] = &free.pieces[..] else { panic!("two pieces at least: {free:?}") };
+        let [first, second, ..] = &free.pieces[..] else { panic!("expected at least two pieces: {free:?}") };
         let half = |text: &str| text.chars().count() / 2;
         let stop: String = first.chars().skip(half(first)).chain(second.chars().take(half(second).max(1))).collect();
-        let stopped = ask(&stage.model, about(1).stop(&stop)).await.expect("it answers");
+        let stopped = ask(&stage.model, about(1).stop(&stop)).await.expect("the model answers");
         let expected = free.text.split(&stop).next().expect("the text before it");
         assert_eq!(stopped.text, expected);
-        assert_eq!(stopped.pieces.concat(), expected, "nothing of the stop string was shown");
+        assert_eq!(stopped.pieces.concat(), expected, "no part of the stop string is shown");
         assert_eq!(stopped.finish_reason, FinishReason::Stop);
         assert_eq!((stopped.stop_reason, free.stop_reason), (Some(StopReason::String(stop)), None));
     });
@@ -228,10 +228,10 @@ fn a_slow_reader_holds_back_only_its_own_reply() {
         let mut slow = slow;
         let mut text = String::new();
         while let Some(event) = slow.next().await {
-            match event.expect("it answers") {
+            match event.expect("the model answers") {
                 ChatEvent::Text(piece) => text.push_str(&piece),
                 ChatEvent::Done { text: whole, .. } => assert_eq!(whole, text),
-                event => panic!("nothing else was asked for: {event:?}"),
+                event => panic!("only text was asked for: {event:?}"),
             }
         }
         assert_eq!(text, expected);
@@ -244,7 +244,7 @@ fn an_unread_reply_does_not_delay_a_shutdown() {
     story(async {
         let stage = Stage::set(small()).await;
         let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");
-        tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("it ends");
+        tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("in time");
         // The reply may have ended before the shutdown. In both cases the reply ends exactly once.
         drop(listen(unread).await);
     });

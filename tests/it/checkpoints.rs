@@ -25,9 +25,9 @@ impl Copy {
     pub fn of(checkpoint: &str) -> Copy {
         let folder = Folder::empty();
         let golden = bursar_golden::path(checkpoint);
-        for entry in fs::read_dir(golden).expect("the golden checkpoint").flatten() {
+        for entry in fs::read_dir(golden).expect("the golden checkpoint can be listed").flatten() {
             if entry.path().is_file() {
-                fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+                fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("the file is copied");
             }
         }
         Copy(folder)
@@ -42,11 +42,11 @@ impl Copy {
     }
 
     pub fn write(&self, file: &str, content: impl AsRef<[u8]>) {
-        fs::write(self.path(file), content).expect("it is written");
+        fs::write(self.path(file), content).expect("the file is written");
     }
 
     pub fn remove(&self, file: &str) {
-        fs::remove_file(self.path(file)).expect("it was there");
+        fs::remove_file(self.path(file)).expect("the file was there");
     }
 
     /// Changes one field of a JSON file.
@@ -252,7 +252,7 @@ fn tensors() -> Vec<Row> {
             TEXT,
             |c| {
                 c.retell(WEIGHTS, |header, _| {
-                    let norm = header.remove(NORM).expect("it is there");
+                    let norm = header.remove(NORM).expect("the norm was there");
                     header.insert("model.nrom.weight".to_owned(), norm);
                 })
             },
@@ -467,15 +467,15 @@ fn each_is_refused(rows: Vec<Row>) {
             for word in words {
                 assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
             }
-            assert!(error.to_string().len() < 600, "{name}: an error one can read: {error}");
+            assert!(error.to_string().len() < 600, "{name}: the error is too long: {error}");
             assert!(!error.hint().is_empty(), "{name} has no hint");
             let after = ledger(&runtime).await;
             assert_eq!((after.granted, after.leases), (before.granted, before.leases.clone()), "{name}");
         }
-        assert_eq!(device.counts().backs, 0, "nothing was backed for any of them");
+        assert_eq!(device.counts().backs, 0, "no memory was backed for a broken checkpoint");
         let good = Copy::of(TEXT);
         let model = runtime.load_with(ModelSource::folder(good.0.path()), small(), |_| {}).await;
-        let model = model.unwrap_or_else(|error| panic!("the good one: {error}"));
+        let model = model.unwrap_or_else(|error| panic!("the intact checkpoint does not load: {error}"));
         answer(&model, text("Hello").max_tokens(2)).await;
         runtime.shutdown().await;
     });
@@ -501,10 +501,10 @@ fn a_file_and_an_empty_folder_are_refused_as_models() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let folder = Folder::empty();
-        fs::write(folder.path().join("file"), "content").expect("it is written");
+        fs::write(folder.path().join("file"), "content").expect("the file is written");
         for place in [folder.path().join("file"), folder.path().to_owned(), folder.path().join("absent")] {
             let error = runtime.load_with(ModelSource::folder(&place), small(), |_| {}).await.map(drop);
-            let error = error.expect_err("no checkpoint");
+            let error = error.expect_err("there is no checkpoint");
             assert!(!error.hint().is_empty(), "{error}");
             let named =
                 error.to_string().contains("config.json") || error.to_string().starts_with("there is no folder");
@@ -563,9 +563,9 @@ fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
             assert!(says(source), "{name}: {source:?}");
             assert!(error.to_string().contains(word) && !error.hint().is_empty(), "{name}: {error}");
             eventually("the ledger is as before", async || ledger(&runtime).await == before).await;
-            let names: Vec<_> = runtime.supervised().await.expect("it answers").engines.into_keys().collect();
+            let names: Vec<_> = runtime.supervised().await.expect("the runtime answers").engines.into_keys().collect();
             for name in names {
-                runtime.unload(name).await.expect("it unloads");
+                runtime.unload(name).await.expect("the model unloads");
             }
         }
         runtime.shutdown().await;

@@ -27,7 +27,7 @@ pub fn bursar(arguments: &[&str]) -> Output {
 /// The command's output, which must be a single JSON object.
 pub fn object(output: &Output) -> Value {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
-    serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
+    serde_json::from_str(&printed).unwrap_or_else(|_| panic!("expected one JSON object: {printed}"))
 }
 
 /// Limits that are large enough for the pictures of these tests. With them, the stress phase takes
@@ -54,14 +54,14 @@ pub fn feed(mut command: Command, lines: impl AsRef<[u8]>) -> Output {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("the binary is there");
     // A command that ends early does not read its input, so a failed write is ignored.
-    drop(child.stdin.take().expect("it was piped").write_all(lines.as_ref()));
-    child.wait_with_output().expect("it ends")
+    drop(child.stdin.take().expect("stdin is piped").write_all(lines.as_ref()));
+    child.wait_with_output().expect("the program ends")
 }
 
 /// The printed events, one per line.
 pub fn events(output: &Output) -> Vec<Value> {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
-    printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no event: {line}"))).collect()
+    printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}"))).collect()
 }
 
 pub fn of_type(events: &[Value], kind: &str) -> Vec<Value> {
@@ -82,9 +82,9 @@ fn a_session_reports_events_and_failures_and_continues() {
     let said: String = pieces.iter().map(|piece| piece["text"].as_str().expect("text")).collect();
     assert_eq!(said, format!("{}3", first["text"].as_str().expect("text")));
     let usage = &second["usage"];
-    assert_eq!(usage["picture_tokens"], first["usage"]["picture_tokens"], "the picture is shown once");
-    assert!(usage["cached_tokens"].as_u64().expect("a number") > 0, "the first turn was computed: {usage}");
-    let [image, video] = of_type(&events, "error").try_into().expect("two files are not there");
+    assert_eq!(usage["picture_tokens"], first["usage"]["picture_tokens"], "the picture is counted once");
+    assert!(usage["cached_tokens"].as_u64().expect("a number") > 0, "the first turn is found in the cache: {usage}");
+    let [image, video] = of_type(&events, "error").try_into().expect("both missing files are reported");
     for (error, name) in [(image, "nowhere.png"), (video, "nowhere")] {
         assert!(error["error"].as_str().expect("text").contains(name), "{error}");
         assert!(!error["hint"].as_str().expect("text").is_empty(), "{error}");
@@ -160,7 +160,7 @@ fn video_samples_in_a_form_are_numbered_and_scored() {
         let reply: Value = serde_json::from_str(done["text"].as_str().expect("text")).expect("JSON");
         assert!(reply["shapes"].is_u64(), "{reply}");
         let shown = done["usage"]["picture_tokens"].as_u64().expect("a number");
-        assert!(shown > 0 && shown % 2 == 0, "four frames are two steps of one size: {shown}");
+        assert!(shown > 0 && shown % 2 == 0, "four frames make two steps of one size: {shown}");
         let scores = of_type(&own, "score");
         assert_eq!(scores.len() as u64, done["usage"]["completion_tokens"].as_u64().expect("a number"));
         assert!(scores.iter().all(|score| score["token"]["top"].as_array().is_some_and(|top| top.len() == 1)));
@@ -177,7 +177,7 @@ fn a_device_is_chosen_by_name_or_refused_with_a_hint() {
     let [error] = of_type(&events(&output), "error").try_into().expect("one error");
     assert!(!error["hint"].as_str().expect("text").is_empty(), "{error}");
     let output = chat(&["--device", "gpu", "Who are you?"], "");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cuda:0"), "the error says what there is");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cuda:0"), "the error lists the devices");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
         let ask = ["--device", "host", "--choice", "I", "Who are you?"];
         command.env("XDG_CACHE_HOME", cache.path()).arg("chat").args(arguments).args(limits).args(ask);
         command.stdin(Stdio::null());
-        let output = command.output().expect("it ends");
+        let output = command.output().expect("the program ends");
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{told}");
         told
@@ -269,36 +269,36 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let limits = ["--context-tokens", "128", "--sequences", "2", "--step-tokens", "32", "--launch-patches", "64"];
         command.env("XDG_CACHE_HOME", cache.path()).args(["profile", "--device", "host"]).args(limits);
-        let output = command.output().expect("it ends");
+        let output = command.output().expect("the program ends");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
     chat(&["--profile-cache", "none"]);
-    assert!(!profiles.exists(), "none is nowhere");
-    assert_eq!(chat(&[]), "", "there is nothing to tell of a first start");
-    assert_eq!(fs::read_dir(&profiles).expect("it was made").count(), 1);
+    assert!(!profiles.exists(), "`--profile-cache none` writes no file");
+    assert_eq!(chat(&[]), "", "a first start has nothing to report");
+    assert_eq!(fs::read_dir(&profiles).expect("the folder was made").count(), 1);
     let told = chat(&["--capacity", "528MiB"]);
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
     assert!(changed.iter().all(|change| told.contains(change)), "{told}");
-    assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
+    assert!(told.contains(&profiles.display().to_string()), "the message names the folder: {told}");
     // A command that always measures also saves its profile. The command reports nothing about the
     // existing profile, which it ignores.
-    fs::remove_dir_all(&profiles).expect("it was made");
+    fs::remove_dir_all(&profiles).expect("the folder was made");
     measure();
-    let files = || fs::read_dir(&profiles).expect("it was made").map(|file| file.expect("a file").path());
+    let files = || fs::read_dir(&profiles).expect("the folder was made").map(|file| file.expect("a file").path());
     let [file] = files().collect::<Vec<_>>().try_into().expect("one file");
     // Times differ between two measurements.
     let written = || {
-        let text = fs::read_to_string(&file).expect("it was written");
-        let mut profile: Value = serde_json::from_str(&text).expect("it is JSON");
+        let text = fs::read_to_string(&file).expect("the profile was written");
+        let mut profile: Value = serde_json::from_str(&text).expect("the profile is JSON");
         let costs = profile["profiles"][0].as_object_mut().and_then(|profile| profile.remove("costs"));
         assert!(costs.is_some_and(|costs| costs["steps"].as_array().is_some_and(|steps| !steps.is_empty())), "{text}");
         profile
     };
     let first = written();
-    fs::write(&file, "{").expect("it can be spoilt");
+    fs::write(&file, "{").expect("the profile can be overwritten");
     measure();
     assert_eq!(written(), first);
-    assert_eq!(chat(&[]), "", "it applies to a start of the same limits");
+    assert_eq!(chat(&[]), "", "the profile applies to a start with the same limits");
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn the_log_follows_a_request_between_actors_without_its_content() {
     }
     let ids = lines.iter().filter(in_request).flat_map(|line| line["spans"].as_array().cloned().unwrap_or_default());
     let ids: Vec<_> = ids.filter(|span| span["name"] == "request").map(|span| span["id"].clone()).collect();
-    assert!(!ids.is_empty() && ids.iter().all(|id| *id == ids[0]), "one request, one id: {ids:?}");
+    assert!(!ids.is_empty() && ids.iter().all(|id| *id == ids[0]), "all lines of a request have one id: {ids:?}");
 
     let leases: Vec<&Value> = lines.iter().filter(|line| line["span"]["name"] == "lease").collect();
     let granted = leases.iter().filter(|line| message(line) == "granted").count();
@@ -330,7 +330,7 @@ fn the_log_follows_a_request_between_actors_without_its_content() {
     assert!(granted > 3 && granted == closed, "{granted} leases begin and {closed} end");
 
     let answer = of_type(&events(&output), "done");
-    let answer = answer[0]["text"].as_str().expect("it answers").to_owned();
+    let answer = answer[0]["text"].as_str().expect("text").to_owned();
     assert!(answer.len() > 3, "{answer}");
     for content in ["quetzalcoatl", "Describe", &answer, "shapes.png"] {
         assert!(!told.contains(content), "{content}: {told}");

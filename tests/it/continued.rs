@@ -9,11 +9,11 @@ fn a_continued_reply_goes_on_as_the_whole_one_did() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        let whole = ask(&stage.model, about(1).log_probabilities(0)).await.expect("it answers");
+        let whole = ask(&stage.model, about(1).log_probabilities(0)).await.expect("the model answers");
         for said in [1, whole.tokens.len() / 2, whole.tokens.len() - 1] {
             let said: String = whole.tokens[..said].iter().map(|score| score.token.text.as_str()).collect();
-            let rest = ask(&stage.model, about(1).assistant(&said).continue_final_message()).await.expect("it goes on");
-            assert_eq!(said.clone() + &rest.text, whole.text, "after {said:?}");
+            let rest = ask(&stage.model, about(1).assistant(&said).continue_final_message()).await.expect("a reply");
+            assert_eq!(said.clone() + &rest.text, whole.text, "continued after {said:?}");
         }
         // A closed turn is different: the model begins a new turn after it.
         let prompt = async |chat: Chat| stage.model.prompt_of(chat).await.expect("a prompt").token_ids;
@@ -21,7 +21,7 @@ fn a_continued_reply_goes_on_as_the_whole_one_did() {
         let (continued, closed) =
             (prompt(half().continue_final_message()).await, prompt(half().add_generation_prompt(false)).await);
         let begun = prompt(half()).await;
-        assert!(closed.starts_with(&continued) && begun.starts_with(&closed), "each says more");
+        assert!(closed.starts_with(&continued) && begun.starts_with(&closed), "each prompt extends the one before");
         assert!(continued.len() < closed.len() && closed.len() < begun.len());
         stage.settled(&before).await;
     });
@@ -33,7 +33,7 @@ fn a_form_binds_what_is_added_and_not_what_was_said() {
         let stage = Stage::set(small()).await;
         let colour = OutputFormat::Choice(vec!["blue".to_owned()]);
         let chat = text("Which colour?").assistant("The answer is ").continue_final_message().format(colour);
-        assert_eq!(ask(&stage.model, chat).await.expect("it answers").text, "blue");
+        assert_eq!(ask(&stage.model, chat).await.expect("the model answers").text, "blue");
     });
 }
 

@@ -17,7 +17,7 @@ fn endless(number: u32) -> Chat {
 }
 
 async fn refused(model: &ModelHandle) -> ChatError {
-    ask(model, about(1)).await.expect_err("nothing new begins")
+    ask(model, about(1)).await.expect_err("no new request is accepted")
 }
 
 /// Waits until the model accepts no more requests, and checks the error that it then returns.
@@ -41,7 +41,7 @@ fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
         closed(&model).await;
         let error = refused(&model).await;
         assert!(!error.hint().is_empty());
-        let error = runtime.load(ModelSource::demo()).await.err().expect("nothing is loaded any more");
+        let error = runtime.load(ModelSource::demo()).await.err().expect("no model loads during a shutdown");
         match &error {
             RuntimeError::Start(error) => assert!(matches!(**error, StartError::ShuttingDown), "{error:?}"),
             // The runtime ended before it could answer.
@@ -49,11 +49,11 @@ fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
         }
         assert!(!error.hint().is_empty());
         for (reply, expected) in replies.into_iter().zip(expected) {
-            assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
+            assert_eq!(listen(reply).await.expect("the reply goes on to its end").text, expected);
         }
-        assert_eq!(draining.await.expect("no panic"), 0, "nobody was cut off");
+        assert_eq!(draining.await.expect("no panic"), 0, "no reply was cut off");
         assert_eq!(device.counts().backed, Bytes::ZERO);
-        assert!(matches!(refused(&model).await, ChatError::Stopped { .. }), "now it is over");
+        assert!(matches!(refused(&model).await, ChatError::Stopped { .. }), "the runtime has ended");
     });
 }
 
@@ -83,8 +83,8 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
         let begun = Instant::now();
         let deadline = Duration::from_millis(300);
         let cut_off = runtime.shutdown_within(deadline).await;
-        assert!(begun.elapsed() >= deadline, "they were given their time");
-        assert_eq!(cut_off, 3, "none could end");
+        assert!(begun.elapsed() >= deadline, "the replies got all of their time");
+        assert_eq!(cut_off, 3, "all three replies were cut off");
         assert_eq!(device.counts().backed, Bytes::ZERO);
         for reply in replies {
             if let Err(error) = listen(reply).await {
@@ -107,23 +107,23 @@ fn a_model_drains_alone_and_frees_its_name() {
             tokio::spawn(async move { runtime.unload_within("demo", LONG).await })
         };
         closed(&model).await;
-        assert_eq!(answer(&beside, endless(1)).await, expected, "the other takes requests");
-        assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
-        assert_eq!(draining.await.expect("no panic").expect("it answers"), 0);
+        assert_eq!(answer(&beside, endless(1)).await, expected, "the other model takes requests");
+        assert_eq!(listen(reply).await.expect("the reply goes on to its end").text, expected);
+        assert_eq!(draining.await.expect("no panic").expect("the model unloads"), 0);
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert!(ledger.leases.iter().all(|line| line.model.to_string() == "demo 2"), "{ledger}");
         let again = demo(&runtime, small()).await;
-        assert_eq!(again.serving().await.expect("it serves").context.name, "demo");
-        assert_eq!(runtime.unload_within("nobody", LONG).await.expect("an unknown name is nobody's loss"), 0);
+        assert_eq!(again.serving().await.expect("the model serves").context.name, "demo");
+        assert_eq!(runtime.unload_within("nobody", LONG).await.expect("unloading an unknown name is not an error"), 0);
         // An immediate unload ends the wait of an earlier unload.
         let unread = again.chat(endless(2)).await.expect("accepted");
         let patient = runtime.unload_within("demo", LONG);
         let hasty = async {
             closed(&again).await;
-            runtime.unload("demo").await.expect("it answers");
+            runtime.unload("demo").await.expect("the model unloads");
         };
         let (cut_off, ()) = tokio::join!(patient, hasty);
-        assert_eq!(cut_off.expect("it answers"), 1, "the patient one hears of it too");
+        assert_eq!(cut_off.expect("the model unloads"), 1, "the earlier unload returns too");
         drop(unread);
     });
 }
@@ -140,7 +140,7 @@ fn a_model_dying_during_a_drain_returns_for_its_last_requests() {
         let draining = tokio::spawn(runtime.shutdown_within(LONG));
         closed(&model).await;
         engine.kill();
-        assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
+        assert_eq!(listen(reply).await.expect("the reply goes on to its end").text, expected);
         assert_eq!(draining.await.expect("no panic"), 0);
         assert_eq!(device.counts().backed, Bytes::ZERO);
     });
@@ -154,14 +154,14 @@ fn a_request_at_a_closed_gate_hears_the_models_reason() {
         let model = demo(&runtime, small()).await;
         // Close the gate first, as an unload does.
         let closed = bursar_actors::testing::move_gate(runtime.budget(), "demo".into(), Gate::Teardown).await;
-        closed.expect("the budget answers").expect("it was frozen");
+        closed.expect("the budget answers").expect("the gate was frozen");
         let mut listening = std::pin::pin!(listen(model.chat(endless(1)).await.expect("accepted")));
         // By now the request has been refused memory. If the caller saw that refusal, the
         // reply would end here.
         let early = tokio::time::timeout(Duration::from_millis(500), &mut listening).await;
-        assert!(early.is_err(), "a request is told that its model has ended, not what the budget said: {early:?}");
-        runtime.unload("demo").await.expect("it answers");
-        let error = listening.await.expect_err("nobody can decode its picture");
+        assert!(early.is_err(), "a request waits for its model's end, not for the budget's refusal: {early:?}");
+        runtime.unload("demo").await.expect("the model unloads");
+        let error = listening.await.expect_err("no model is left to answer");
         assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
     });
 }
@@ -199,7 +199,7 @@ fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
                 assert!(matches!(error, RuntimeError::Start(_) | RuntimeError::Unanswered(_)), "{error:?}");
             }
             if let Err(error) = unload.await.expect("no panic") {
-                assert!(matches!(error, RuntimeError::Unanswered(_)), "the runtime was gone already: {error:?}");
+                assert!(matches!(error, RuntimeError::Unanswered(_)), "the runtime had already ended: {error:?}");
             }
             assert!(drain.await.expect("no panic") <= 2);
             shutdown.await.expect("no panic");
@@ -208,7 +208,7 @@ fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
                     assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
                 }
             }
-            assert_eq!(device.counts().backed, Bytes::ZERO, "round {round}");
+            assert_eq!(device.counts().backed, Bytes::ZERO, "memory is backed after round {round}");
         }
     });
 }
@@ -227,14 +227,14 @@ fn a_runtime_answers_while_another_with_its_names_dies() {
                 "engine" => first.supervised().await.expect("the runtime answers").engines["demo"].kill(),
                 _ => first.cell().kill(),
             }
-            assert_eq!(listen(kept.expect("accepted")).await.expect("it answers").text, expected, "{way}");
+            assert_eq!(listen(kept.expect("accepted")).await.expect("the model answers").text, expected, "{way}");
             match listen(lost.expect("accepted")).await {
                 Ok(_) => {}
                 Err(error) => assert!(matches!(error, ChatError::Stopped { .. }) && way == "runtime", "{error:?}"),
             }
         }
         let after = second.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(after, before, "the other's ledger knows nothing of it");
+        assert_eq!(after, before, "the other runtime's ledger is unchanged");
         drop((first, model));
         eventually("the first one's memory is home", async || one.counts().backed.is_zero()).await;
         assert_eq!(two.counts().backed, before.granted);

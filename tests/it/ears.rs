@@ -33,7 +33,7 @@ struct Ear {
 
 impl Ear {
     fn note(&self, change: impl FnOnce(f64) -> f64) {
-        let mut all = self.ears.0.lock().expect("nobody panics while listening");
+        let mut all = self.ears.0.lock().expect("no holder panicked");
         let heard = all.entry(self.name.clone()).or_insert(Heard { kind: self.kind, most: f64::MIN, now: 0.0 });
         heard.now = change(heard.now);
         heard.most = heard.most.max(heard.now);
@@ -95,7 +95,7 @@ impl Ears {
         static EARS: OnceLock<Ears> = OnceLock::new();
         let open = || {
             let ears = Ears::default();
-            metrics::set_global_recorder(ears.clone()).expect("nobody else records in this process");
+            metrics::set_global_recorder(ears.clone()).expect("this process has no other recorder");
             ears
         };
         EARS.get_or_init(open).clone()
@@ -113,7 +113,7 @@ impl Ears {
 
     /// All metrics recorded so far.
     pub fn all(&self) -> BTreeMap<String, Heard> {
-        self.0.lock().expect("nobody panics while listening").clone()
+        self.0.lock().expect("no holder panicked").clone()
     }
 
     /// A gauge's highest value, or a counter's total.

@@ -117,7 +117,7 @@ impl Card {
     async fn regained(&self) {
         eventually("all is regained", async || {
             // The order of growth: blocks are leased, then backed, then used.
-            let serving = self.model.serving().await.expect("it serves");
+            let serving = self.model.serving().await.expect("the model serves");
             let (reply, usage) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             let is_used = usage.await.is_ok_and(|usage| usage.blocks == serving.record.kv_blocks);
@@ -169,7 +169,7 @@ impl Crowd {
         for chat in self.chats {
             chat.await.expect("no request fails, and each answer is the same");
         }
-        assert!(self.answers.load(Relaxed) >= 6, "each has had one at least");
+        assert!(self.answers.load(Relaxed) >= 6, "each chat has had at least one answer");
     }
 }
 
@@ -207,8 +207,8 @@ fn comes_stepwise(kv_cache_dtype: KvCacheType) {
             taken += step;
             let now = card.quiet().await;
             let given = kv - now.of_class(&Class::Kv);
-            assert!(given >= taken.saturating_sub(free), "{given} for {taken} of which {free} were free: {now}");
-            assert!(given <= taken + card.before.canary_wanted, "and hardly more: {now}");
+            assert!(given >= taken.saturating_sub(free), "{given} given, {taken} taken, {free} were free: {now}");
+            assert!(given <= taken + card.before.canary_wanted, "not much more is given than was taken: {now}");
             crowd.goes_on().await;
         }
         assert_eq!(card.device.foreign_gives_back(taken), taken);
@@ -242,7 +242,7 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
         // The floor holds one sequence of the full context, which is longer than a step.
-        let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
+        let shape = card.model.serving().await.expect("the model serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = floor();
         eventually("keys and values are at their floor", async || {
@@ -251,10 +251,10 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
         })
         .await;
         let ledger = card.runtime.budget().measure().await.expect("the budget answers");
-        assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "the alarm is on: {ledger}");
+        assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "no memory is free: {ledger}");
         assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
         let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
-        assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
+        assert!(preempted.is_some_and(|most| most > 0.0), "sequences were preempted by the shrink: {preempted:?}");
         crowd.goes_on().await;
         // Sequences that run one after another have enough memory.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
@@ -292,7 +292,7 @@ fn another_process_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
             card.other_process_takes(Bytes::mib(4)).await;
             assert_eq!(card.quiet().await.of_class(&Class::Kv), kv);
         }
-        assert_eq!(card.device.counts().unbacks, unbacks, "nothing was preempted for it again");
+        assert_eq!(card.device.counts().unbacks, unbacks, "the cache shrank only once");
     });
 }
 
@@ -302,16 +302,16 @@ fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, long(3)).await;
         let blocks = async || {
-            let serving = card.model.serving().await.expect("it serves");
+            let serving = card.model.serving().await.expect("the model serves");
             let (reply, usage) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
-            usage.await.expect("it answers").blocks
+            usage.await.expect("the scheduler answers").blocks
         };
         let all = blocks().await;
         card.device.hold_fences();
         card.other_process_takes(card.before.free + card.before.canary).await;
         eventually("its blocks are named by nobody", async || blocks().await < all).await;
-        assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in what is left");
+        assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in the remaining cache");
         let ledger = card.ledger().await;
         assert_eq!((card.device.counts().unbacks, ledger.granted), (0, card.before.granted), "{ledger}");
         card.device.let_fences_pass();
@@ -332,8 +332,8 @@ fn refused_growth_changes_nothing_and_is_retried() {
         card.device.foreign_gives_back(Bytes::mib(4));
         eventually("growth was tried", async || card.device.counts().backs >= backs + 3).await;
         card.regained().await;
-        assert!(card.device.counts().unbacks >= 2, "what was backed before the refusal went back: {small}");
-        assert!(card.device.counts().backs >= backs + 7, "and it was tried anew");
+        assert!(card.device.counts().unbacks >= 2, "memory backed before the refusal was unbacked: {small}");
+        assert!(card.device.counts().backs >= backs + 7, "growth was retried");
     });
 }
 
@@ -366,19 +366,19 @@ fn two_models_shrink_the_younger_first() {
         let before = runtime.budget().snapshot().await.expect("the budget answers");
         let kv = |ledger: &Snapshot, model: &str| {
             let mut lines = ledger.leases.iter();
-            lines.find(|line| line.class == Class::Kv && line.model.to_string() == model).expect("it has some").bytes
+            lines.find(|line| line.class == Class::Kv && line.model.to_string() == model).expect("a KV lease").bytes
         };
         let card = Card { device, runtime, model: younger, before };
         card.other_process_takes(card.before.free + Bytes::mib(2)).await;
         let now = card.quiet().await;
-        assert_eq!(kv(&now, "demo"), kv(&card.before, "demo"), "the older has all: {now}");
+        assert_eq!(kv(&now, "demo"), kv(&card.before, "demo"), "the older model keeps its cache: {now}");
         assert!(kv(&now, "demo 2") < kv(&card.before, "demo 2"), "{now}");
         let floor = floor();
         let all = kv(&now, "demo 2") - floor + Bytes::mib(1);
         card.other_process_takes(all).await;
         let now = card.quiet().await;
         assert_eq!(kv(&now, "demo 2"), floor, "{now}");
-        assert!(kv(&now, "demo") < kv(&card.before, "demo"), "and what it cannot give the older does: {now}");
+        assert!(kv(&now, "demo") < kv(&card.before, "demo"), "the older model gives what the younger cannot: {now}");
         assert_eq!(answer(&older, long(1)).await, answer(&card.model, long(1)).await);
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
@@ -400,14 +400,14 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
             card.device.foreign_gives_back(Bytes::mib(5));
             card.regained().await;
             eventually("it was looked at", async || ears.most("bursar_drift_bytes{device=host}").is_some()).await;
-            assert_eq!(ears.most("bursar_drift_bytes{device=host}"), Some(0.0), "no byte is ours and in no lease");
+            assert_eq!(ears.most("bursar_drift_bytes{device=host}"), Some(0.0), "drift is zero while all is leased");
             assert!(ears.most("bursar_foreign_bytes{device=host}") >= Some(Bytes::mib(5).0 as f64));
             assert_eq!(ears.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));
             assert_eq!(ears.most("bursar_canary_bytes{device=host}"), Some(card.before.canary.0 as f64));
             let bytes = card.device.drifts(Bytes::kib(100));
             eventually("it shows", async || ears.most("bursar_drift_bytes{device=host}") == Some(bytes.0 as f64)).await;
             let ledger = card.runtime.budget().measure().await.expect("the budget answers");
-            assert_eq!(ledger.foreign, bytes, "for rule 1 it is foreign: {ledger}");
+            assert_eq!(ledger.foreign, bytes, "rule 1 counts drift as foreign: {ledger}");
             card.runtime.shutdown().await;
         });
     });

@@ -21,8 +21,8 @@ fn two_picture_chats_at_once_answer_as_they_do_alone() {
             let [first, second] = pair.map(|number| ask(&stage.model, about(number)));
             let (first, second) = tokio::join!(first, second);
             for (number, together) in pair.into_iter().zip([first, second]) {
-                let alone = ask(&stage.model, about(number)).await.expect("it answers");
-                assert_eq!(together.expect("it answers").text, alone.text, "picture {number}");
+                let alone = ask(&stage.model, about(number)).await.expect("the model answers");
+                assert_eq!(together.expect("the model answers").text, alone.text, "picture {number}");
             }
         }
     });
@@ -36,13 +36,13 @@ fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
         let stage = Stage::set(small()).await;
         let drawn = RgbImage::from_fn(56, 84, |x, y| Rgb([(x * 4) as u8, (y * 3) as u8, 90]));
         let file = Image::from_bytes(png(&drawn));
-        let pixels = Image::from_rgb(56, 84, drawn.into_raw()).expect("they match");
+        let pixels = Image::from_rgb(56, 84, drawn.into_raw()).expect("the bytes match the size");
         let chat = |pictures: [&Image; 2]| {
             let chat = text("What do you see?").log_probabilities(0);
             pictures.into_iter().cloned().fold(chat, |chat, picture| chat.image(picture))
         };
-        let twice = ask(&stage.model, chat([&file, &file])).await.expect("it answers");
-        let two = ask(&stage.model, chat([&file, &pixels])).await.expect("it answers");
+        let twice = ask(&stage.model, chat([&file, &file])).await.expect("the model answers");
+        let two = ask(&stage.model, chat([&file, &pixels])).await.expect("the model answers");
         assert_eq!((&twice.text, &twice.usage), (&two.text, &two.usage));
         for (once, other) in twice.tokens.iter().zip(&two.tokens) {
             assert!((once.token.log_probability - other.token.log_probability).abs() < 1e-4);

@@ -46,7 +46,7 @@ fn assert_same(with: &Whole, without: &Whole, what: &str) {
     };
     let (with, without) = (bits(with), bits(without));
     let first = with.iter().zip(&without).position(|(with, without)| with != without);
-    assert!(first.is_none() && with.len() == without.len(), "{what}: token {first:?} of {}", with.len());
+    assert!(first.is_none() && with.len() == without.len(), "{what}: token {first:?} of {} differs", with.len());
 }
 
 /// A chat of eight turns, with a chat of another user after each turn.
@@ -56,7 +56,7 @@ async fn eight_turns(stage: &Stage) -> Vec<Whole> {
     for turn in 0..8 {
         history.extend(tokens(turn, 117));
         let chat = Chat::from_tokens(history.clone()).temperature(0.0).max_tokens(4).ignore_end();
-        replies.push(ask(&stage.model, chat.log_probabilities(2)).await.expect("it answers"));
+        replies.push(ask(&stage.model, chat.log_probabilities(2)).await.expect("the model answers"));
         answer(&stage.model, other(turn)).await;
     }
     replies
@@ -69,9 +69,9 @@ fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
         let with = Stage::set(for_one("eight turns", SOME)).await;
         let before = with.snapshot().await;
         let replies = eight_turns(&with).await;
-        let [.., seventh, eighth] = &replies[..] else { unreachable!("there are eight") };
+        let [.., seventh, eighth] = &replies[..] else { unreachable!("eight turns give eight replies") };
         let (computed, prompt) = (seventh.usage.prompt_tokens, eighth.usage.prompt_tokens);
-        assert!(prompt > 800, "{prompt} tokens");
+        assert!(prompt > 800, "the eighth prompt has only {prompt} tokens");
         let again = computed.saturating_sub(eighth.cached_tokens);
         assert!(again * 50 < prompt, "{again} of {prompt} tokens were computed again");
         let [came_back, left, returned] = [
@@ -80,8 +80,8 @@ fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
             "bursar_kv_copied_bytes_total{model=eight turns,direction=to_device}",
         ]
         .map(|name| ears.now(name));
-        assert!(came_back >= eighth.cached_tokens as f64, "{came_back} tokens came back");
-        assert!(left > returned && returned > 0.0, "{left} bytes left, {returned} came back");
+        assert!(came_back >= eighth.cached_tokens as f64, "{came_back} tokens came back from the host");
+        assert!(left > returned && returned > 0.0, "{left} bytes went to the host, {returned} came back");
         assert!(ears.now("bursar_kv_blocks_swapped{model=eight turns}") > 0.0);
         with.settled(&before).await;
 
@@ -104,7 +104,7 @@ fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
         let (mut chat, mut said) = (about(1), Vec::new());
         let encoded = || ears.now("bursar_encoder_cache_queries_total{model=seen once}");
         for turn in 0..4 {
-            let whole = ask(&stage.model, chat.clone()).await.expect("it answers");
+            let whole = ask(&stage.model, chat.clone()).await.expect("the model answers");
             chat = chat.assistant(&whole.text).user(format!("And {turn}?"));
             said.push(whole.text);
             // These chats take over the picture's vision cache rows and its blocks.
@@ -138,7 +138,7 @@ fn visited(number: u32, visit: usize) -> Chat {
 async fn visit(stage: &Stage, visit: usize) -> Vec<Whole> {
     let mut replies = Vec::new();
     for number in 0..PICTURES {
-        replies.push(ask(&stage.model, visited(number, visit)).await.expect("it answers"));
+        replies.push(ask(&stage.model, visited(number, visit)).await.expect("the model answers"));
     }
     replies
 }
@@ -171,7 +171,7 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
         let all = (0..2 * PICTURES as usize).map(|at| ask(&with.model, visited(at as u32 % PICTURES, 3 + at)));
         for (at, reply) in join_all(all).await.into_iter().enumerate() {
             let expected = answer(&without.model, visited(at as u32 % PICTURES, 3 + at)).await;
-            assert_eq!(reply.expect("it answers").text, expected);
+            assert_eq!(reply.expect("the model answers").text, expected);
         }
         assert_eq!(encoded(), pictures);
         // Ask about two pictures that were evicted in the meantime, each together with a new
@@ -182,7 +182,7 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
         let mut both = Vec::new();
         for number in [0, 1] {
             let (were, came) = (encoded(), count("host_hits_total"));
-            both.push(ask(&with.model, beside(number)).await.expect("it answers"));
+            both.push(ask(&with.model, beside(number)).await.expect("the model answers"));
             assert_eq!((encoded(), count("host_hits_total")), (were + 1.0, came + 1.0), "picture {number}");
         }
         with.settled(&before).await;
@@ -194,7 +194,7 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
             // Bring the picture into the vision cache first, so that the new picture is in a
             // separate encoder batch, as in the other run.
             answer(&without.model, visited(number, 1)).await;
-            let now = ask(&without.model, beside(number)).await.expect("it answers");
+            let now = ask(&without.model, beside(number)).await.expect("the model answers");
             assert_same(&now, then, &format!("picture {number} and another"));
         }
     });
@@ -227,21 +227,21 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
             match round % 3 {
                 0 => {
                     let (ended, end) = Responder::new();
-                    engine.send_message(EngineMessage::KillLane { which: WhichLane::Vision, ended }).expect("it lives");
+                    engine.send_message(EngineMessage::KillLane { which: WhichLane::Vision, ended }).expect("an actor");
                     end.await.expect("the lane has ended");
                 }
-                1 => stage.model.serving().await.expect("it serves").vision.expect("it sees").kill(),
-                _ => engine.send_message(EngineMessage::RefuseMemory(WhichLane::Vision)).expect("it lives"),
+                1 => stage.model.serving().await.expect("the model serves").vision.expect("the demo model sees").kill(),
+                _ => engine.send_message(EngineMessage::RefuseMemory(WhichLane::Vision)).expect("the engine lives"),
             }
             for (number, reply) in asked.into_iter().enumerate() {
-                let reply = reply.await.expect("no panic").expect("it is answered");
+                let reply = reply.await.expect("no panic").expect("the request is answered");
                 assert_eq!(reply.text, first[number].text, "picture {number} in round {round}");
             }
             for (number, reply) in visit(&stage, 100 + round).await.iter().enumerate() {
                 assert_eq!(reply.text, later[number].text, "picture {number} after round {round}");
             }
         }
-        stage.runtime.unload("blows").await.expect("it answers");
+        stage.runtime.unload("blows").await.expect("the model unloads");
         let ledger = stage.snapshot().await;
         assert_eq!((ledger.granted, ledger.host_granted), (Bytes::ZERO, Bytes::ZERO), "{ledger}");
     });
@@ -267,7 +267,7 @@ async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
         |number: usize| text(&format!("Say {number}. ").repeat(30)).max_tokens(300).ignore_end().log_probabilities(1);
     let replies = join_all((0..22).map(|number| ask(&stage.model, long(number)))).await;
     stage.settled(&before).await;
-    replies.into_iter().map(|reply| reply.expect("it answers")).collect()
+    replies.into_iter().map(|reply| reply.expect("the model answers")).collect()
 }
 
 #[test]
@@ -276,9 +276,9 @@ fn preempted_replies_come_back_from_the_host_unchanged() {
     story(async {
         let with = crowded("crowded", SOME).await;
         let preempted = ears.now("bursar_preemptions_total{model=crowded,reason=blocks}");
-        assert!(preempted > 0.0, "nobody was preempted");
+        assert!(preempted > 0.0, "no sequence was preempted");
         let came_back = ears.now("bursar_prefix_cache_host_hits_total{model=crowded}");
-        assert!(came_back > 0.0, "{preempted} were preempted, and nothing came back");
+        assert!(came_back > 0.0, "{preempted} sequences were preempted, and no blocks came back");
         for (number, (with, without)) in with.iter().zip(&crowded("crowded alone", Bytes::ZERO).await).enumerate() {
             // On any device, the last bits of the log-probabilities depend on the other rows in the
             // step. Two runs can therefore differ in these bits even without a host tier.
@@ -311,13 +311,13 @@ fn a_lane_or_scheduler_that_dies_in_the_middle_of_copies_loses_no_request() {
                 .collect();
             if round % 2 == 0 {
                 let (ended, end) = Responder::new();
-                engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("it lives");
+                engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("an actor");
                 end.await.expect("the lane has ended");
             } else {
-                stage.model.serving().await.expect("it serves").scheduler.kill();
+                stage.model.serving().await.expect("the model serves").scheduler.kill();
             }
             for (number, reply) in asked.into_iter().enumerate() {
-                assert_eq!(reply.await.expect("no panic").expect("it is answered").text, expected[number], "{round}");
+                assert_eq!(reply.await.expect("no panic").expect("an answer").text, expected[number], "{round}");
             }
         }
         stage.settled(&before).await;
@@ -333,8 +333,8 @@ fn host_memory_is_leased_shown_and_given_back() {
         let slot = Bytes::kib(32) / ranks() as u64;
         assert!(of_host <= SOME * ranks() as u64 && of_host + slot * 4 > SOME, "{of_host}");
         assert_eq!(leased.host_granted, of_host);
-        assert_eq!(leased.granted, stage.device.counts().backed, "and it is not the device's");
-        stage.runtime.unload("leased").await.expect("it answers");
+        assert_eq!(leased.granted, stage.device.counts().backed, "host leases are not counted as device memory");
+        stage.runtime.unload("leased").await.expect("the model unloads");
         assert_eq!(stage.snapshot().await.host_granted, Bytes::ZERO);
     });
 }
@@ -349,7 +349,7 @@ fn more_swap_space_than_host_memory_is_refused_before_anything_is_loaded() {
         };
         let runtime = Runtime::start(config).await.expect("a host device starts");
         let loaded = runtime.load_with(ModelSource::demo(), for_one("too much", SOME), |_| {}).await.map(drop);
-        let error = loaded.expect_err("it is four times as much");
+        let error = loaded.expect_err("the swap space exceeds the host memory");
         let bursar::RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         assert!(matches!(**start, StartError::HostMemory { available, .. } if available == Bytes::mib(8)), "{start:?}");
         assert!(error.hint().contains("swap_space"), "{}", error.hint());

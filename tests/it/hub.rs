@@ -69,7 +69,7 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
         assert!(
             pointer
                 .canonicalize()
-                .expect("no dangling link")
+                .expect("the link is not dangling")
                 .starts_with(folder.join("blobs").canonicalize().expect("blobs"))
         );
         assert!(
@@ -78,13 +78,13 @@ fn a_sharded_model_is_fetched_once_then_starts_offline() {
             hub.asked()
         );
 
-        runtime.unload("model").await.expect("it unloads");
+        runtime.unload("model").await.expect("the model unloads");
         let questions = hub.asked().len();
         let offline = source();
         drop(hub);
         let model = runtime.load_with(offline, small(), |_| {}).await.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(said, answer(&model, text("Who are you?").max_tokens(3)).await);
-        assert!(questions > 10, "it was asked for every file");
+        assert!(questions > 10, "the hub was asked for every file");
         runtime.shutdown().await;
     });
 }
@@ -120,7 +120,7 @@ fn a_partial_file_of_another_tool_is_not_continued() {
     let fetched = fetch(&hub, &second).unwrap_or_else(|error| panic!("{error}"));
     for file in ["config.json", "model-00001-of-00002.safetensors"] {
         let content = |folder: &Path| std::fs::read(folder.join(file)).expect("a file");
-        assert!(content(&good) == content(&fetched), "{file} is not the hub's");
+        assert!(content(&good) == content(&fetched), "{file} differs from the hub's file");
     }
 }
 
@@ -145,7 +145,7 @@ fn a_fetch_waiting_for_another_process_can_be_cancelled() {
     std::fs::create_dir_all(locks(&second)).expect("a folder");
     let held = std::fs::read_dir(locks(&first)).expect("locks").map(|lock| {
         let lock = File::create(locks(&second).join(lock.expect("a lock").file_name())).expect("a file");
-        lock.lock().expect("nobody has it");
+        lock.lock().expect("no other process holds the lock");
         lock
     });
     let held: Vec<File> = held.collect();
@@ -153,7 +153,7 @@ fn a_fetch_waiting_for_another_process_can_be_cancelled() {
     let watch = Waiting(AtomicUsize::new(4));
     let outcome = HubModel::new(ID, options(&hub, &second)).fetch(&watch);
     assert!(matches!(outcome, Err(CheckpointError::Hub(HubError::Cancelled))), "{outcome:?}");
-    assert!(!second.path().join("models--tiny--model/snapshots").exists(), "nothing was taken from the other's hands");
+    assert!(!second.path().join("models--tiny--model/snapshots").exists(), "no file was taken from the other process");
 }
 
 #[test]
@@ -249,14 +249,14 @@ fn each_hub_refusal_is_a_typed_error_without_leftovers() {
             assert!(says(refusal), "{name}: {refusal:?}");
             assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
             assert!(!error.hint().is_empty(), "{name} has no hint");
-            assert!(!format!("{error:?}").contains("a-token"), "{name} tells the token");
+            assert!(!format!("{error:?}").contains("a-token"), "{name} shows the token");
             let after = runtime.budget().snapshot().await.expect("the budget answers");
             assert_eq!((after.granted, after.leases), (before.granted, before.leases.clone()), "{name}");
         }
         let escaped = ["etc", "config", "x"].map(|name| cache.path().join("..").join(name));
         assert!(escaped.iter().all(|path| !path.exists()), "nothing was written outside the cache");
         hub.fail(Fault::Nothing);
-        fetch(&hub, &cache).expect("none of it is in the way of a good answer");
+        fetch(&hub, &cache).expect("earlier failures do not break a later fetch");
         runtime.shutdown().await;
     });
 }
@@ -266,7 +266,7 @@ fn an_unreachable_hub_is_distinguished_from_a_refusing_one() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     let closed = options(&hub, &cache);
     drop(hub);
-    let error = HubModel::new(ID, closed).fetch(&()).expect_err("nobody listens");
+    let error = HubModel::new(ID, closed).fetch(&()).expect_err("no server listens");
     assert!(matches!(error, CheckpointError::Hub(HubError::Unreachable { .. })), "{error:?}");
     assert!(error.to_string().contains("127.0.0.1") && error.hint().contains("network"), "{error}: {}", error.hint());
 }
@@ -275,14 +275,14 @@ fn an_unreachable_hub_is_distinguished_from_a_refusing_one() {
 fn a_broken_download_resumes_where_it_broke() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.fail(Fault::CutAfter(700_000));
-    let folder = fetch(&hub, &cache).expect("it gets there");
+    let folder = fetch(&hub, &cache).expect("the fetch ends");
     let mut continued: Vec<_> = hub.asked().iter().map(|asked| asked.from).filter(|from| *from > 0).collect();
     continued.dedup(); // A redirect repeats the request at another URL.
-    assert_eq!(vec![700_000, 1_400_000, 700_000, 1_400_000], continued, "shards of 1.9 and 1.7 MB");
+    assert_eq!(vec![700_000, 1_400_000, 700_000, 1_400_000], continued, "each of the two shards is continued twice");
     for file in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
         assert_eq!(
-            std::fs::read(golden().join(file)).expect("golden"),
-            std::fs::read(folder.join(file)).expect("fetched")
+            std::fs::read(golden().join(file)).expect("the golden file"),
+            std::fs::read(folder.join(file)).expect("the fetched file")
         );
     }
 }
@@ -291,19 +291,19 @@ fn a_broken_download_resumes_where_it_broke() {
 fn a_hub_that_cannot_resume_discards_the_partial_file() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.fail(Fault::NoRanges(700_000));
-    let error = fetch(&hub, &cache).expect_err("it never gets beyond 700,000 bytes");
+    let error = fetch(&hub, &cache).expect_err("no fetch gets beyond 700,000 bytes");
     let CheckpointError::Hub(HubError::Interrupted { bytes, bytes_total, .. }) = &error else { panic!("{error:?}") };
     assert!(*bytes <= 700_000 && *bytes_total > 1_000_000, "{error}");
     assert!(error.hint().contains("again"), "{}", error.hint());
     // A later fetch continues with the partial files.
     hub.fail(Fault::Nothing);
-    fetch(&hub, &cache).expect("it gets there");
+    fetch(&hub, &cache).expect("the fetch ends");
 }
 
 #[test]
 fn a_renamed_model_is_found_under_its_old_name() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
-    let folder = HubModel::new("old/name", options(&hub, &cache)).fetch(&()).expect("it is redirected");
+    let folder = HubModel::new("old/name", options(&hub, &cache)).fetch(&()).expect("the request is redirected");
     assert!(folder.join("model.safetensors.index.json").is_file());
 }
 
@@ -331,19 +331,19 @@ fn an_index_may_name_only_existing_plain_files() {
 fn a_file_missing_on_the_hub_is_asked_for_once() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.remove("generation_config.json");
-    fetch(&hub, &cache).expect("it may be missing");
+    fetch(&hub, &cache).expect("generation_config.json may be missing");
     let before = hub.asked().len();
-    assert_eq!(fetch(&hub, &cache).expect("all is here"), fetch(&hub, &cache).expect("all is here"));
-    assert_eq!(before, hub.asked().len(), "nobody was asked again");
+    assert_eq!(fetch(&hub, &cache).expect("all files are cached"), fetch(&hub, &cache).expect("all files are cached"));
+    assert_eq!(before, hub.asked().len(), "the hub is not asked again");
     assert!(hub.asked().iter().any(is_about_weights));
     hub.remove("tokenizer.json");
     let other = Folder::empty();
-    let error = fetch(&hub, &other).expect_err("every checkpoint has one");
+    let error = fetch(&hub, &other).expect_err("every checkpoint needs a tokenizer");
     assert!(
         matches!(&error, CheckpointError::Hub(HubError::NoFile { file, .. }) if file == "tokenizer.json"),
         "{error}"
     );
-    assert!(!hub.asked().iter().skip(before).any(is_about_weights), "no weight is fetched of what cannot be served");
+    assert!(!hub.asked().iter().skip(before).any(is_about_weights), "no weights for a model that cannot be served");
 }
 
 #[test]
@@ -374,7 +374,7 @@ fn a_tokenizer_in_parts_is_fetched_if_none_is_whole() {
     }
     let before = hub.asked().len();
     fetch(&hub, &cache).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(before, hub.asked().len(), "nobody was asked again");
+    assert_eq!(before, hub.asked().len(), "the hub is not asked again");
 }
 
 #[test]
@@ -396,8 +396,8 @@ fn an_unload_during_a_fetch_waits_for_no_download() {
         };
         fetching.recv().await;
         let begun = std::time::Instant::now();
-        runtime.unload("model").await.expect("it unloads");
-        assert!(begun.elapsed().as_secs() < 5, "the silence of a hub lasts 30 s");
+        runtime.unload("model").await.expect("the model unloads");
+        assert!(begun.elapsed().as_secs() < 5, "an unload does not wait for a silent hub (30 s)");
         assert!(matches!(loading.await.expect("no panic"), Err(RuntimeError::Start(_))));
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert!(ledger.leases.is_empty(), "{ledger}");

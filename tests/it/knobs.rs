@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::stage::{Folder, Stage, about, answer, ask, small, story};
 
 fn options(settings: Value) -> LoadOptions {
-    let knobs: Knobs = serde_json::from_value(settings).expect("all of it is known");
-    knobs.over(LoadOptions { kv_tokens: None, ..small() }).expect("it goes together")
+    let knobs: Knobs = serde_json::from_value(settings).expect("all knobs are known");
+    knobs.over(LoadOptions { kv_tokens: None, ..small() }).expect("the knobs agree")
 }
 
 #[test]
@@ -34,9 +34,9 @@ fn a_key_value_size_in_bytes_is_leased_exactly() {
         let stage = Stage::set(options(json!({ "kv_cache_memory_bytes": "9MiB", "mem_fraction": 1.0 }))).await;
         let ledger = stage.snapshot().await;
         let kv: Bytes = ledger.leases.iter().filter(|line| line.class == Class::Kv).map(|line| line.bytes).sum();
-        assert!(kv <= Bytes::mib(9) && kv + Bytes::mib(1) > Bytes::mib(9), "{kv}: whole pages a layer of it");
-        let tokens = stage.model.serving().await.expect("it serves").record.kv_tokens();
-        assert_eq!(tokens * 2048, kv.as_usize(), "four layers of 512 bytes a token");
+        assert!(kv <= Bytes::mib(9) && kv + Bytes::mib(1) > Bytes::mib(9), "{kv}: each layer has whole pages");
+        let tokens = stage.model.serving().await.expect("the model serves").record.kv_tokens();
+        assert_eq!(tokens * 2048, kv.as_usize(), "four layers of 512 bytes per token");
         assert!(!answer(&stage.model, about(1)).await.is_empty());
     });
 }
@@ -45,15 +45,15 @@ fn a_key_value_size_in_bytes_is_leased_exactly() {
 fn an_fp8_cache_holds_four_times_the_tokens_on_a_host_and_a_prefix_found_again_gives_the_same_logits() {
     story(async {
         let stage = Stage::set(options(json!({ "kv_cache_memory_bytes": "9MiB", "kv_cache_dtype": "fp8" }))).await;
-        let serving = stage.model.serving().await.expect("it serves");
+        let serving = stage.model.serving().await.expect("the model serves");
         let ledger = stage.snapshot().await;
         let kv: Bytes = ledger.leases.iter().filter(|line| line.class == Class::Kv).map(|line| line.bytes).sum();
-        assert_eq!(serving.record.kv_tokens() * 512, kv.as_usize(), "four layers of 128 bytes a token");
+        assert_eq!(serving.record.kv_tokens() * 512, kv.as_usize(), "four layers of 128 bytes per token");
         let chat = || about(1).max_tokens(12).log_probabilities(3);
-        let first = ask(&stage.model, chat()).await.expect("it answers");
-        let again = ask(&stage.model, chat()).await.expect("it answers");
+        let first = ask(&stage.model, chat()).await.expect("the model answers");
+        let again = ask(&stage.model, chat()).await.expect("the model answers");
         assert_eq!((first.cached_tokens, again.text == first.text), (0, true));
-        assert!(again.cached_tokens >= 16, "its blocks were found again");
+        assert!(again.cached_tokens >= 16, "the prefix is found in the cache");
         let near = |(a, b): (&TokenScore, &TokenScore)| (a.token.log_probability - b.token.log_probability).abs();
         let worst = first.tokens.iter().zip(&again.tokens).map(near).fold(0.0, f32::max);
         assert!(!first.tokens.is_empty() && worst < 1e-3, "{worst}");
@@ -69,7 +69,7 @@ fn limits_by_alias_names_are_stressed_and_enforced() {
             "max_total_token_num": 1600,
         });
         let stage = Stage::set(options(settings)).await;
-        let serving = stage.model.serving().await.expect("it serves");
+        let serving = stage.model.serving().await.expect("the model serves");
         let (envelope, record) = (&serving.context.envelope, &serving.record);
         assert_eq!((envelope.context_tokens, envelope.pictures, envelope.picture_patches), (200, 1, 64));
         assert_eq!((record.sequences, record.step_tokens, record.kv_tokens()), (3, 40, 1600));
@@ -88,7 +88,7 @@ fn chat(arguments: &[&str]) -> Output {
 fn flags_work_by_any_name_and_contradictions_are_reported() {
     let folder = Folder::empty();
     let file = folder.path().join("knobs.json");
-    std::fs::write(&file, json!({ "max_model_len": 256, "canary": "1MiB" }).to_string()).expect("it is written");
+    std::fs::write(&file, json!({ "max_model_len": 256, "canary": "1MiB" }).to_string()).expect("the file is written");
     let file = file.display().to_string();
     let output =
         chat(&["--knobs", &file, "--max-num-seqs=2", "--step_tokens", "64", "--mem-fraction", "0.5", "--full-stress"]);
@@ -109,6 +109,6 @@ fn flags_work_by_any_name_and_contradictions_are_reported() {
         assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
     }
     let output = chat(&["--max-num-seq", "4"]);
-    assert_eq!(output.status.code(), Some(2), "clap knows no such flag");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("--max-num-seqs"), "and says the nearest");
+    assert_eq!(output.status.code(), Some(2), "clap refuses the unknown flag");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--max-num-seqs"), "the message names the nearest flag");
 }

@@ -55,7 +55,7 @@ impl House {
     }
 
     async fn with(&mut self, options: LoadOptions) -> ModelHandle {
-        let model = self.runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts");
+        let model = self.runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("the model starts");
         self.before = Some(self.ledger().await);
         model
     }
@@ -81,10 +81,10 @@ impl House {
 
     /// Kills a model's engine and returns its serving actors before and after.
     async fn engine_dies(&self, name: &str, model: &ModelHandle) -> [Serving; 2] {
-        let before = model.serving().await.expect("it serves");
-        let engine = self.runtime.supervised().await.expect("it answers").engines[name].clone();
+        let before = model.serving().await.expect("the model serves");
+        let engine = self.runtime.supervised().await.expect("the runtime answers").engines[name].clone();
         drop(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)));
-        let after = model.serving_after(before.generation).await.expect("it starts again");
+        let after = model.serving_after(before.generation).await.expect("the model starts again");
         [before, after]
     }
 
@@ -104,7 +104,7 @@ fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
     let long = |number: usize| text(&format!("Say {number}. ").repeat(25)).max_tokens(560).ignore_end();
     let ask = |number| {
         let model = model.clone();
-        tokio::spawn(async move { ask(&model, long(number)).await.expect("it answers") })
+        tokio::spawn(async move { ask(&model, long(number)).await.expect("the model answers") })
     };
     (0..22).map(ask).collect()
 }
@@ -135,7 +135,7 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
         for (number, reply) in replies.into_iter().enumerate() {
             let reply = reply.await.expect("no panic");
             assert_eq!(reply.usage.completion_tokens, 560);
-            assert!(number != 3 || reply.text == alone, "a reply is the same in borrowed blocks");
+            assert!(number != 3 || reply.text == alone, "a reply is the same with borrowed blocks");
         }
         // The model may have lent memory again in the meantime.
         answer(&idle, about(3)).await;
@@ -156,9 +156,9 @@ fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
         assert!(house.kv("idle").await <= lent);
         eventually("it borrows again", async || house.kv("busy").await > own).await;
         // The borrower's scheduler dies while it holds borrowed blocks.
-        let scheduler = busy.serving().await.expect("it serves").scheduler.clone();
+        let scheduler = busy.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        house.runtime.unload("idle").await.expect("it is loaded");
+        house.runtime.unload("idle").await.expect("the model is loaded");
         eventually("nothing is borrowed", async || house.kv("busy").await == own).await;
         for reply in replies {
             assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
@@ -178,7 +178,7 @@ fn models_with_fractions_of_a_device_keep_their_shares_through_deaths_and_sleep(
         let expected = answer(&first, about(1)).await;
         for level in [None, Some(SleepLevel::Level1), Some(SleepLevel::Level2), None] {
             match level {
-                Some(level) => first.sleep(level, Duration::from_secs(60)).await.expect("it sleeps"),
+                Some(level) => first.sleep(level, Duration::from_secs(60)).await.expect("the model sleeps"),
                 None => drop(house.engine_dies("first", &first).await),
             }
             assert_eq!(answer(&first, about(1)).await, expected, "after {level:?}");
@@ -198,9 +198,9 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
         let wanted = ledger.free + more;
         let budget = house.runtime.budget().clone();
         let expected = answer(&model, about(1)).await;
-        let tenant = budget.lease(Class::external("index"), wanted).await.expect("it waits, and the model is idle");
-        assert!(house.kv("demo").await <= kv - more, "it made room");
-        assert_eq!(answer(&model, about(1)).await, expected, "with less");
+        let tenant = budget.lease(Class::external("index"), wanted).await.expect("the idle model gives memory");
+        assert!(house.kv("demo").await <= kv - more, "the model gave memory to the tenant");
+        assert_eq!(answer(&model, about(1)).await, expected, "the reply is the same with less memory");
         drop(tenant);
         house.regained().await;
         // While a request does not end, the model keeps its memory.
@@ -210,7 +210,7 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
         let looked = house.runtime.budget().measure().await.expect("the budget answers");
         assert_eq!(looked.of_class(&Class::Kv), kv);
         drop(unread);
-        waits.await.expect("no panic").expect("then the model is idle");
+        waits.await.expect("no panic").expect("the tenant gets memory when the model is idle");
         house.regained().await;
         house.runtime.shutdown().await;
     });
@@ -226,16 +226,16 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
         eventually("it borrows more than a load needs", async || house.kv("busy").await > own + room).await;
         let full = house.ledger().await;
         let small = LoadOptions { name: Some("third".to_owned()), ..small() };
-        let third = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("it is given room");
+        let third = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
         let ledger = house.ledger().await;
         let taken: Bytes =
             ledger.leases.iter().filter(|lease| lease.model.as_str() == "third").map(|lease| lease.bytes).sum();
-        assert!(full.free < taken, "{taken} of {}\n{ledger}", full.free);
+        assert!(full.free < taken, "{taken} were taken, and {} were free\n{ledger}", full.free);
         assert_eq!([answer(&third, about(1)).await, answer(&idle, about(1)).await], [expected.clone(), expected]);
         for reply in replies {
             assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
         }
-        house.runtime.unload("third").await.expect("it is loaded");
+        house.runtime.unload("third").await.expect("the model is loaded");
         eventually("all have their shares again", async || {
             answer(&idle, about(3)).await;
             (house.kv("busy").await, house.kv("idle").await) == (own, lent)
@@ -253,20 +253,20 @@ fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
         let first = house.with(shared("first", 1.0)).await;
         let (kv, expected) = (house.kv("first").await, answer(&first, about(1)).await);
         let small = LoadOptions { name: Some("second".to_owned()), ..small() };
-        let second = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("it is given room");
+        let second = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
         for _ in 0..2 {
             assert!(house.kv("first").await < kv && first.is_asleep().is_none());
             for model in [&first, &second] {
                 assert_eq!(answer(model, about(1)).await, expected);
             }
-            second.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
+            second.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
             eventually("what it gave is back", async || house.kv("first").await == kv).await;
-            second.wake().await.expect("it is given room");
+            second.wake().await.expect("the load gets room");
         }
         let told = serde_json::json!(house.runtime.recent_events());
         let slept = |event: &&serde_json::Value| event["event"] == "asleep" && event["model"] == "first";
         assert_eq!(told.as_array().expect("a list").iter().filter(slept).count(), 0, "{told}");
-        house.runtime.unload("second").await.expect("it is loaded");
+        house.runtime.unload("second").await.expect("the model is loaded");
         eventually("it has its own again, backed", async || {
             house.kv("first").await == kv && house.device.counts().backed == house.ledger().await.granted
         })

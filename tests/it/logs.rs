@@ -60,40 +60,40 @@ fn with_log_json_progress_notices_and_errors_are_json() {
     let json = ["--log", "json", "--metrics", "0"];
     let question = "Hello ".repeat(4000);
     let ask = [question.as_str()];
-    let output = command(&[&["chat"], &LIMITS[..], &json[..], &ask[..]].concat()).output().expect("it ends");
+    let output = command(&[&["chat"], &LIMITS[..], &json[..], &ask[..]].concat()).output().expect("the program ends");
     assert_eq!(output.status.code(), Some(1));
     let lines = told(&output);
     for said in ["metrics: http://127.0.0.1:", "planning the worst cases", "loading weights", "ready"] {
         assert!(lines.iter().any(|line| message(line).starts_with(said)), "{said}: {lines:?}");
     }
-    let last = lines.iter().rfind(|line| line["level"] == "ERROR").expect("it failed");
+    let last = lines.iter().rfind(|line| line["level"] == "ERROR").expect("an error line");
     assert!(message(last).contains("tokens") && last["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{last}");
     // The address is logged even if the log level hides everything else.
     let quiet = ["--log", "json", "--log-level", "error", "--metrics", "0", &question];
-    let output = command(&[&["chat"], &LIMITS[..], &quiet[..]].concat()).output().expect("it ends");
+    let output = command(&[&["chat"], &LIMITS[..], &quiet[..]].concat()).output().expect("the program ends");
     assert!(told(&output).iter().any(|line| message(line).starts_with("metrics: ")));
 }
 
 #[test]
 fn with_log_json_a_wrong_command_line_is_json() {
     for said in [&["--log", "json", "chat", "--nonsense"][..], &["chat", "--nonsense", "--log=json"]] {
-        let output = command(said).output().expect("it ends");
+        let output = command(said).output().expect("the program ends");
         assert_eq!(output.status.code(), Some(2));
         let [line] = told(&output).try_into().expect("one line");
         assert!(message(&line).contains("--nonsense"), "{line}");
     }
-    let output = command(&["chat", "--nonsense"]).env("BURSAR_LOG", "json").output().expect("it ends");
+    let output = command(&["chat", "--nonsense"]).env("BURSAR_LOG", "json").output().expect("the program ends");
     assert_eq!(told(&output).len(), 1);
-    let output = command(&["--log", "json", "--help"]).output().expect("it ends");
-    assert!(output.status.success() && output.stderr.is_empty(), "help is no error");
+    let output = command(&["--log", "json", "--help"]).output().expect("the program ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "help is not an error");
 }
 
 /// Printing to a full disk makes a program panic if it does not check for errors.
 #[cfg(target_os = "linux")]
 #[test]
 fn with_log_json_a_panic_is_json() {
-    let full = File::options().write(true).open("/dev/full").expect("Linux has it");
-    let output = command(&["--log", "json", "plan", "--gpu", "h200", "--json"]).stdout(full).output().expect("it ends");
+    let full = File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
+    let output = command(&["--log", "json", "plan", "--gpu", "h200", "--json"]).stdout(full).output().expect("output");
     assert!(!output.status.success());
     let lines = told(&output);
     assert!(lines.iter().any(|line| line["level"] == "ERROR" && !message(line).is_empty()), "{lines:?}");
@@ -104,15 +104,15 @@ fn a_refused_request_is_logged_with_reason_and_id() {
     let too_long = "quetzalcoatl ".repeat(200);
     for level in ["info", "warn"] {
         let json = ["--log", "json", "--log-level", level];
-        let output = command(&[&["chat"], &LIMITS[..], &json[..], &[&too_long]].concat()).output().expect("it ends");
+        let output = command(&[&["chat"], &LIMITS[..], &json[..], &[&too_long]].concat()).output().expect("output");
         let lines = told(&output);
         let refused: Vec<_> = lines.iter().filter(|line| message(line) == "refused").collect();
-        let [refused] = refused[..] else { panic!("one line: {lines:?}") };
+        let [refused] = refused[..] else { panic!("expected one line: {lines:?}") };
         assert_eq!(refused["reason"], "refused");
         assert!(refused["id"].as_u64().is_some() && refused["error"].as_str().is_some_and(|error| error.len() > 9));
         assert!(!refused.to_string().contains("quetzalcoatl"), "{refused}");
         if level == "info" {
-            assert_eq!(id(refused), refused["id"].as_u64(), "all that is told of a request has its id");
+            assert_eq!(id(refused), refused["id"].as_u64(), "the log line has the request's id");
         }
     }
 }
@@ -124,7 +124,7 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
         ["--device", "host", "--profile-cache", "none", "--launch-patches", "512", "--picture-pixels", "100352"];
     let sizes = ["--context-tokens", "1024", "--step-tokens", "256", "--sequences", "2"];
     let asked = ["--log", "json", "--log-level", "debug", "--temperature", "0", "--image", &picture, "What is it?"];
-    let output = command(&[&["chat"], &limits[..], &sizes[..], &asked[..]].concat()).output().expect("it ends");
+    let output = command(&[&["chat"], &limits[..], &sizes[..], &asked[..]].concat()).output().expect("output");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines = told(&output);
     let lines = of_requests(&lines);

@@ -47,16 +47,16 @@ impl Spares {
 
     /// Checks that the lost device is empty and that every lease is on its replacement.
     async fn assert_whole(&self) {
-        assert_eq!(self.made.load(SeqCst), 2, "one loss, one other device");
-        assert_eq!(self.devices[0].counts().backed, Bytes::ZERO, "a lost device holds nothing");
+        assert_eq!(self.made.load(SeqCst), 2, "the device was replaced once");
+        assert_eq!(self.devices[0].counts().backed, Bytes::ZERO, "the lost device holds no memory");
         eventually("the ledger and the device agree", async || {
             let ledger = self.runtime.budget().snapshot().await.expect("the budget answers");
             ledger.granted == self.devices[1].counts().backed && ledger.deficit.is_zero()
         })
         .await;
         assert_eq!(
-            self.runtime.device().memory().expect("it is there"),
-            self.devices[1].memory().expect("it is there")
+            self.runtime.device().memory().expect("the device answers"),
+            self.devices[1].memory().expect("the device answers")
         );
     }
 }
@@ -80,12 +80,12 @@ fn a_loss_fails_running_requests_and_the_model_changes_device() {
         // Request 1, whose prompt is cached, decodes. Some of the other requests prefill, and some
         // wait. Without the cached prompt, on a busy host, the first request could end before
         // another request began.
-        drop(replies[1].next().await.expect("it begins").expect("nothing is wrong yet"));
+        drop(replies[1].next().await.expect("the reply begins").expect("the device is not lost yet"));
         spares.devices[0].lose("a script says so");
         for (number, reply) in replies.into_iter().enumerate() {
             assert_lost(listen(reply).await, &format!("request {number}"));
         }
-        assert_eq!(answer(&model, about(1)).await, expected, "the same handle, the same model, another device");
+        assert_eq!(answer(&model, about(1)).await, expected, "the same handle and model work on the other device");
         assert_eq!(model.requests().0, 0, "all credits are free");
         spares.assert_whole().await;
     });
@@ -113,7 +113,7 @@ fn a_device_lost_at_any_back_is_replaced_and_starting_continues() {
             runtime.shutdown().await;
             device.counts().backs
         };
-        assert!(backs > 4, "weights, workspaces, keys and values");
+        assert!(backs > 4, "a start backs weights, workspaces, keys and values");
         for nth in 1..=backs {
             let spares = Spares::of(vec![device(), device()]).await;
             spares.devices[0].play(Script::new().lose_at_back(nth));
@@ -121,7 +121,7 @@ fn a_device_lost_at_any_back_is_replaced_and_starting_continues() {
             answer(&model, about(1)).await;
             spares.assert_whole().await;
             spares.runtime.shutdown().await;
-            assert_eq!(spares.devices[1].counts().backed, Bytes::ZERO, "back {nth}, after the end");
+            assert_eq!(spares.devices[1].counts().backed, Bytes::ZERO, "back {nth}, after the shutdown");
         }
     });
 }
@@ -136,7 +136,7 @@ fn a_device_lost_during_a_worst_case_is_replaced() {
                 lost.lose("a script says so");
             }
         };
-        let model = spares.runtime.load_with(ModelSource::demo(), small(), watch).await.expect("it starts");
+        let model = spares.runtime.load_with(ModelSource::demo(), small(), watch).await.expect("the model starts");
         answer(&model, about(1)).await;
         spares.assert_whole().await;
     });
@@ -148,7 +148,7 @@ fn a_device_lost_during_a_reclaim_leaves_the_ledger_whole() {
         let spares = Spares::of(vec![device(), device()]).await;
         let beside = demo(&spares.runtime, small()).await;
         let going = LoadOptions { name: Some("going".into()), ..small() };
-        spares.runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("it starts");
+        spares.runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("the model starts");
         let device = &spares.devices[0];
         device.hold_calls();
         let unloading = tokio::spawn({
@@ -158,12 +158,12 @@ fn a_device_lost_during_a_reclaim_leaves_the_ledger_whole() {
         eventually("a call is under way", async || device.counts().held_calls > 0).await;
         device.lose("a script says so");
         device.let_calls_pass();
-        unloading.await.expect("no panic").expect("it unloads");
+        unloading.await.expect("no panic").expect("the model unloads");
         eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
         answer(&beside, about(1)).await;
         spares.assert_whole().await;
         let engines = spares.runtime.supervised().await.expect("the runtime answers").engines;
-        assert_eq!(engines.into_keys().collect::<Vec<_>>(), ["demo"], "what was unloaded does not come back");
+        assert_eq!(engines.into_keys().collect::<Vec<_>>(), ["demo"], "an unloaded model does not return");
     });
 }
 
@@ -173,7 +173,7 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
         let lease = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
-        let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses cost nothing");
+        let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses are reserved");
         mine.back_to(MIB.into()).expect("there is room");
         spares.devices[0].lose("a script says so");
         // This request or the budget notices the loss, whichever is first. The budget notices it
@@ -186,7 +186,7 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
         let another = spares.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
         drop(mine);
         let after = spares.runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(after.of_class(&Class::external("mine")), Bytes::mib(1), "the first one's end is not the second's");
+        assert_eq!(after.of_class(&Class::external("mine")), Bytes::mib(1), "an earlier segment ends no later lease");
         drop(another);
         spares.assert_whole().await;
     });
@@ -194,10 +194,10 @@ fn user_leases_on_a_lost_device_are_void_and_harmless() {
 
 /// Checks that the runtime has ended and that callers get the reason.
 async fn assert_ended(runtime: &Runtime, model: &bursar::ModelHandle) {
-    let error = model.chat(about(1)).await.expect_err("it is over");
+    let error = model.chat(about(1)).await.expect_err("the runtime has ended");
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("lost")), "{error:?}");
     eventually("the runtime has ended", async || runtime.supervised().await.is_err()).await;
-    let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is over");
+    let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("the runtime has ended");
     assert!(matches!(&error, RuntimeError::Device(lost) if lost.is_lost()), "{error:?}");
     assert!(error.hint().contains("start the program again"), "{}", error.hint());
 }
@@ -227,7 +227,7 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
             assert_lost(ask(&model, about(1)).await, "its prefill");
         }
         assert_ended(&spares.runtime, &model).await;
-        assert_eq!(spares.made.load(SeqCst), 2, "the third is not tried");
+        assert_eq!(spares.made.load(SeqCst), 2, "the third device is not opened");
         assert!(spares.devices.iter().all(|device| device.counts().backed.is_zero()));
     });
 }
@@ -237,7 +237,7 @@ fn a_load_during_a_fatal_loss_hears_the_reason() {
     story(async {
         let spares = Spares::of(vec![device()]).await;
         spares.devices[0].play(Script::new().lose_at_back(3));
-        let error = spares.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is lost");
+        let error = spares.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("a lost device");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         assert!(matches!(&**start, StartError::Stopped { reason } if reason.contains("lost")), "{start:?}");
         assert_eq!(spares.devices[0].counts().backed, Bytes::ZERO);
@@ -254,7 +254,7 @@ fn a_shutdown_during_a_loss_ends_everything_once() {
             let nth = making.fetch_add(1, SeqCst);
             // Opening the second device waits until the test allows it.
             if nth == 1 {
-                let _ = told.lock().expect("nobody panics").recv();
+                let _ = told.lock().expect("no holder panicked").recv();
             }
             Ok(spares[nth].clone() as Arc<dyn Device>)
         };
@@ -265,7 +265,7 @@ fn a_shutdown_during_a_loss_ends_everything_once() {
         assert_lost(ask(&model, about(1)).await, "its prefill");
         eventually("another is being made", async || at_it.load(SeqCst) == 2).await;
         runtime.shutdown().await;
-        let error = model.chat(about(1)).await.expect_err("it is over");
+        let error = model.chat(about(1)).await.expect_err("the runtime has ended");
         assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
         drop(go_on);
         assert!(devices.iter().all(|device| device.counts().backed.is_zero()));

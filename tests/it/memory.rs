@@ -34,10 +34,10 @@ fn rule_1_the_ledgers_parts_never_exceed_the_total() {
         for _ in 0..2 {
             let model = demo(&runtime, LoadOptions { kv_tokens: None, ..small() }).await;
             answer(&model, about(1)).await;
-            runtime.unload("demo").await.expect("it unloads");
+            runtime.unload("demo").await.expect("the model unloads");
         }
         ended.store(true, Ordering::Relaxed);
-        assert!(watcher.await.expect("rule 1 holds") > 10, "looked often");
+        assert!(watcher.await.expect("rule 1 holds") > 10, "the ledger was read more than ten times");
     });
 }
 
@@ -50,7 +50,7 @@ fn no_memory_is_asked_of_the_driver_after_ready() {
             answer(&stage.model, about(number)).await;
         }
         assert_eq!((stage.device.counts().backs, stage.device.counts().reservations), (backs, reservations));
-        assert_eq!(stage.device.counts().backed, stage.snapshot().await.granted, "drift is zero");
+        assert_eq!(stage.device.counts().backed, stage.snapshot().await.granted, "all granted memory is backed");
     });
 }
 
@@ -62,7 +62,7 @@ fn two_models_serve_on_one_device_under_one_ledger() {
         let (one, two) = tokio::join!(demo(&runtime, small()), demo(&runtime, small()));
         let names: Vec<_> = [&one, &two]
             .into_iter()
-            .map(|model| async { model.serving().await.expect("serves").context.name.clone() })
+            .map(|model| async { model.serving().await.expect("the model serves").context.name.clone() })
             .collect();
         let mut seen = Vec::new();
         for name in names {
@@ -73,13 +73,13 @@ fn two_models_serve_on_one_device_under_one_ledger() {
         let (first, second) = tokio::join!(answer(&one, about(1)), answer(&two, about(1)));
         assert_eq!(first, second);
         let both = runtime.budget().snapshot().await.expect("the budget answers");
-        runtime.unload("demo").await.expect("it unloads");
+        runtime.unload("demo").await.expect("the model unloads");
         eventually("the other keeps its half", async || {
             let now = runtime.budget().snapshot().await.expect("the budget answers");
             now.granted * 2 == both.granted
         })
         .await;
-        assert_eq!(answer(&two, about(1)).await, first, "the other goes on");
+        assert_eq!(answer(&two, about(1)).await, first, "the other model gives the same reply");
     });
 }
 
@@ -108,11 +108,11 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
         answer(&stage.model, about(1)).await;
         drop(index);
-        let other = waiting.await.expect("no panic").expect("there is room now");
+        let other = waiting.await.expect("no panic").expect("the second request gets its lease when the first ends");
         assert_eq!(other.bytes(), Bytes::mib(1));
         drop(other);
         stage.settled(&before).await;
-        let error = budget.lease(Class::external("giant"), 64 * GIB).await.expect_err("never");
+        let error = budget.lease(Class::external("giant"), 64 * GIB).await.expect_err("64 GiB never fit");
         assert!(matches!(error, LeaseError::Refused(_)) && !error.hint().is_empty(), "{error:?}");
     });
 }
@@ -122,14 +122,14 @@ fn a_tenants_lease_outlives_model_and_runtime() {
     story(async {
         let stage = Stage::set(small()).await;
         let lease = stage.runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room");
-        stage.runtime.unload("demo").await.expect("it unloads");
+        stage.runtime.unload("demo").await.expect("the model unloads");
         let after = stage.runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(after.granted, Bytes::mib(1), "only the tenant's is left: {after}");
+        assert_eq!(after.granted, Bytes::mib(1), "only the tenant's lease is left: {after}");
         let Stage { runtime, .. } = stage;
         let budget = runtime.budget().clone();
         runtime.shutdown().await;
         drop(lease);
-        let error = budget.lease(Class::external("late"), MIB).await.expect_err("the runtime is over");
+        let error = budget.lease(Class::external("late"), MIB).await.expect_err("the runtime has ended");
         assert!(matches!(error, LeaseError::Unanswered(_)), "{error:?}");
     });
 }

@@ -46,7 +46,7 @@ fn sixteen_bits() -> Vec<u8> {
     let picture = RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, 99]));
     let mut encoded = std::io::Cursor::new(Vec::new());
     let deep = DynamicImage::from(picture).to_rgb16();
-    DynamicImage::from(deep).write_to(&mut encoded, image::ImageFormat::Png).expect("it encodes");
+    DynamicImage::from(deep).write_to(&mut encoded, image::ImageFormat::Png).expect("the PNG is encoded");
     encoded.into_inner()
 }
 
@@ -165,7 +165,7 @@ fn each_bad_picture_fails_alone_and_at_once() {
         let expected = answer(&stage.model, about(1)).await;
         let before = stage.snapshot().await;
         for (name, bytes, says, words) in refused() {
-            let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
+            let beside = stage.model.chat(about(1)).await.expect("the good request is accepted");
             // The bad picture follows a good picture of the same chat, whose memory
             // must be released too.
             let error = ask(&stage.model, about(2).image(Image::from_bytes(bytes))).await.expect_err(name);
@@ -174,7 +174,7 @@ fn each_bad_picture_fails_alone_and_at_once() {
                 assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
             }
             assert!(!error.hint().is_empty(), "{name} has no hint");
-            assert_eq!(listen(beside).await.expect("it answers").text, expected, "beside {name}");
+            assert_eq!(listen(beside).await.expect("the model answers").text, expected, "beside {name}");
             stage.settled(&before).await;
         }
         assert_eq!(answer(&stage.model, about(1)).await, expected);
@@ -195,7 +195,7 @@ fn every_kind_of_picture_the_reference_reads_is_read() {
         // 157 x 101 pixels as stored, 101 x 157 as displayed.
         let turned = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_turned.jpg")))).await;
         let upright = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_101x157.png")))).await;
-        let tokens = |whole: Result<crate::stage::Whole, ChatError>| whole.expect("it answers").usage.picture_tokens;
+        let tokens = |whole: Result<crate::stage::Whole, ChatError>| whole.expect("an answer").usage.picture_tokens;
         assert_eq!(tokens(turned), tokens(upright));
     });
 }
@@ -208,25 +208,25 @@ fn a_picture_has_the_pixels_that_its_chat_gives_it() {
         let drawn = RgbImage::from_fn(190, 130, |x, y| Rgb([(x * 5) as u8, (y * 3) as u8, (x ^ y) as u8]));
         let drawn = || Image::from_bytes(png(&drawn));
         let chat = |image: Image| text("What?").image(image).max_tokens(8);
-        let whole = ask(&stage.model, chat(drawn())).await.expect("it answers");
-        let same = ask(&stage.model, chat(drawn().within_pixels(None, Some(64 * 196)))).await.expect("it answers");
-        assert!(same.cached_tokens > whole.usage.picture_tokens, "it has the size that it had: {same:?}");
+        let whole = ask(&stage.model, chat(drawn())).await.expect("the model answers");
+        let same = ask(&stage.model, chat(drawn().within_pixels(None, Some(64 * 196)))).await.expect("an answer");
+        assert!(same.cached_tokens > whole.usage.picture_tokens, "the size limit changes nothing: {same:?}");
         assert_eq!(same.text, whole.text);
-        let coarse = ask(&stage.model, chat(drawn().within_pixels(None, Some(4 * 784)))).await.expect("it answers");
+        let coarse = ask(&stage.model, chat(drawn().within_pixels(None, Some(4 * 784)))).await.expect("an answer");
         assert!(coarse.usage.picture_tokens <= 4 && whole.usage.picture_tokens > 4, "{coarse:?}");
-        let placeholder = stage.model.serving().await.expect("it serves").context.family.image_token();
+        let placeholder = stage.model.serving().await.expect("the model serves").context.family.image_token();
         let prompt = stage.model.prompt_of(chat(drawn())).await.expect("a prompt").token_ids;
-        let place = prompt.iter().position(|id| Some(*id) == placeholder).expect("a picture");
-        assert!(coarse.cached_tokens <= place, "no block of the other is taken for it: {coarse:?}, {place}");
-        let again = ask(&stage.model, chat(drawn())).await.expect("it answers");
-        assert_eq!((again.text, again.cached_tokens), (whole.text, same.cached_tokens), "nor the other way round");
+        let place = prompt.iter().position(|id| Some(*id) == placeholder).expect("a picture token");
+        assert!(coarse.cached_tokens <= place, "blocks of the other size are not reused: {coarse:?}, {place}");
+        let again = ask(&stage.model, chat(drawn())).await.expect("the model answers");
+        assert_eq!((again.text, again.cached_tokens), (whole.text, same.cached_tokens), "coarse blocks are not reused");
         for (image, limit) in [
             (drawn().within_pixels(None, Some(64 * 196 + 1)), "`max_pixels` is 12545; expected at most 12544"),
             (drawn().within_pixels(None, Some(783)), "`max_pixels` is 783; expected at least 784"),
             (drawn().within_pixels(Some(9000), Some(8000)), "`min_pixels` is 9000; expected at most 8000"),
             (drawn().within_tiles(2), "`tiles` cannot be applied"),
         ] {
-            let error = ask(&stage.model, chat(image)).await.expect_err("it is refused");
+            let error = ask(&stage.model, chat(image)).await.expect_err("the picture is refused");
             assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error:?}");
             assert!(error.to_string().contains(limit) && !error.hint().is_empty(), "{error}");
         }
@@ -266,12 +266,12 @@ fn host_memory_for_pictures_is_leased_and_bounded() {
                     }
                 }
             };
-            whole.expect("each gets its turn");
+            whole.expect("the reply ends well");
         }
         assert!(!most.is_zero() && most <= Bytes::mib(10), "{most} of host memory at most");
         // A picture that can never fit is refused with the limit instead of waiting forever.
         let huge = Image::from_bytes(png(&RgbImage::from_pixel(3000, 2000, Rgb([1, 2, 3]))));
-        let error = ask(&model, text("What?").image(huge)).await.expect_err("it needs 18 MB");
+        let error = ask(&model, text("What?").image(huge)).await.expect_err("the picture needs 18 MB of host memory");
         assert!(matches!(error, ChatError::Vision(_)), "{error:?}");
         assert!(!error.hint().is_empty() && error.to_string().contains("10"), "{error}: {}", error.hint());
         eventually("the ledger is as before", async || {
@@ -292,13 +292,13 @@ fn a_conversation_shows_a_picture_in_each_of_many_turns() {
         let mut chat = Chat::new().temperature(0.0).max_tokens(8);
         for turn in 0..12 {
             chat = chat.user("Describe the picture.").image(picture(turn));
-            let reply = ask(&stage.model, chat.clone()).await.expect("it answers");
+            let reply = ask(&stage.model, chat.clone()).await.expect("the model answers");
             chat = chat.assistant(&reply.text);
         }
         // All pictures of a chat together may take as many tokens as fourteen of the largest.
         let largest = Image::from_bytes(png(&RgbImage::new(112, 112)));
         let fifteen = (0..15).fold(Chat::new().user("What?"), |chat, _| chat.image(largest.clone()));
-        let refused = stage.model.chat(fifteen).await.expect_err("it is refused");
+        let refused = stage.model.chat(fifteen).await.expect_err("the request is refused");
         assert!(matches!(refused, ChatError::PicturesTooLarge { tokens: 240, limit: 224 }), "{refused}");
         assert!(refused.hint().contains("smaller pictures"), "{}", refused.hint());
         stage.settled(&before).await;

@@ -24,7 +24,7 @@ fn object(output: &Output) -> Value {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
+    value.as_u64().unwrap_or_else(|| panic!("not a number of bytes: {value}"))
 }
 
 /// Tries each suggestion separately, as its flag. Returns the names of the knobs.
@@ -49,8 +49,8 @@ fn tried(arguments: &[&str]) -> Vec<String> {
         let with: Vec<&str> = others.copied().chain([flag, to]).collect();
         let output = plan(&with);
         let fitting = object(&output);
-        assert!(output.status.success() && fitting["fits"] == true, "{flag} {to} was said to fit: {fitting}");
-        assert!(fitting["suggestions"].as_array().is_some_and(Vec::is_empty), "nothing is missing: {fitting}");
+        assert!(output.status.success() && fitting["fits"] == true, "{flag} {to} does not fit: {fitting}");
+        assert!(fitting["suggestions"].as_array().is_some_and(Vec::is_empty), "no suggestions: {fitting}");
     }
     suggestions.iter().map(knob).collect()
 }
@@ -71,7 +71,7 @@ fn each_suggestion_fits_when_typed_alone() {
         ("--max-total-token-num", "100", "kv_tokens"),
     ] {
         let knobs = tried(&[&roomy[..], &[name, value]].concat());
-        assert!(knobs.iter().any(|found| found == knob), "{knob} is at fault, said was {knobs:?}");
+        assert!(knobs.iter().any(|found| found == knob), "{knob} is at fault, but these were suggested: {knobs:?}");
     }
 }
 
@@ -108,7 +108,7 @@ fn shapes_are_listed_as_several_cards_share_them_out() {
     let (shared, claims) = (of("qwen2.5-vl-72b"), &alone["claims"]);
     assert_eq!((&listed["ranks"], &shared["kv_tokens"]["h200"]), (&json!(2), &alone["kv_tokens"]));
     let over = number(&claims["weights"]) - number(&shared["weight_bytes"]);
-    assert!(over < 2 << 20, "a claim is in whole pages: {over} more");
+    assert!(over < 2 << 20, "claims are rounded up to whole pages: {over} bytes more");
 }
 
 #[test]
@@ -137,8 +137,8 @@ fn a_suggestion_replaces_the_typed_name() {
     assert_eq!(named("sequences")["flag"], "--max-num-seqs");
     assert_eq!(named("pictures")["flag"], "--limit-mm-per-prompt");
     let images: Value = serde_json::from_str(named("pictures")["value"].as_str().expect("text")).expect("an object");
-    assert_eq!(images, json!({ "image": named("pictures")["to"], "video": 0 }), "the rest of what was typed stays");
-    assert_eq!(named("picture_pixels")["flag"], "--picture-pixels", "nothing was said of it");
+    assert_eq!(images, json!({ "image": named("pictures")["to"], "video": 0 }), "the other typed values stay");
+    assert_eq!(named("picture_pixels")["flag"], "--picture-pixels", "a knob that was not typed has its own flag");
     let text = String::from_utf8(plan(&typed).stdout).expect("UTF-8");
     let sequences = named("sequences")["to"].to_string();
     for line in [
@@ -162,7 +162,7 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     assert_eq!((&device["is_here"], &device["target"]), (&json!(false), &json!("cuda sm_90")));
     let claimed: u64 = told["claims"].as_object().expect("claims").values().map(number).sum();
     let rest: u64 = [&told["free"], &device["overhead"], &device["foreign"]].map(number).iter().sum();
-    assert_eq!(claimed + rest, number(&device["total"]), "every byte has its line: {told}");
+    assert_eq!(claimed + rest, number(&device["total"]), "the claims add up to the total: {told}");
     // The value measured on an H200 is 2.26 million.
     assert!((2_200_000..2_300_000).contains(&number(&told["kv_tokens"])), "{}", told["kv_tokens"]);
     let tokens: Vec<_> =
@@ -170,11 +170,11 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     assert_eq!(tokens, [512, 2048, 8192]);
     let picture = &told["picture"];
     assert_eq!((&picture["pixels"], &picture["fits_context"]), (&json!(4_816_896), &json!(true)));
-    assert_eq!(picture["model_pixels"], 12_845_056, "and it is said that it was lowered");
+    assert_eq!(picture["model_pixels"], 12_845_056, "the model's own limit is reported");
     let limited = object(&plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--max-pixels", "1003520"]));
     let picture = &limited["picture"];
     assert_eq!((&picture["pixels"], &picture["tokens"]), (&json!(1_003_520), &json!(1280)));
-    assert_eq!(picture["model_pixels"], json!(null), "what is said is not lowered");
+    assert_eq!(picture["model_pixels"], json!(null), "a typed limit is not reported as lowered");
     let table = plan(&["--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     let table = String::from_utf8(table.stdout).expect("UTF-8");
     assert!(table.contains("h200 by its specifications") && table.contains("It fits"), "{table}");
@@ -242,7 +242,7 @@ fn smaller_pictures_give_their_memory_to_keys_and_values() {
         assert!(less_workspace < workspace && less_cache <= cache, "{sizes:?}");
     }
     let (small, smaller) = (at(Some("401408")), at(Some("100352")));
-    assert!(small.0 >= sizes[4].0 && smaller.0 >= small.0, "no smaller picture costs tokens: {small:?}, {smaller:?}");
+    assert!(small.0 >= sizes[4].0 && smaller.0 >= small.0, "fewer pixels, no fewer tokens: {small:?}, {smaller:?}");
 }
 
 #[test]
@@ -270,9 +270,9 @@ fn a_plan_for_several_cards_says_what_each_holds() {
     let [one, two, four] = [("1", 1), ("2", 0), ("4", 0)].map(|(cards, code)| of(cards, code));
     assert_eq!([&one, &two, &four].map(|report| number(&report["ranks"])), [1, 2, 4]);
     let weights = |report: &Value| number(&report["claims"]["weights"]);
-    assert!(weights(&two) > weights(&one) / 2, "what is not shared out is on each card");
+    assert!(weights(&two) > weights(&one) / 2, "each card holds weights that are not divided");
     assert!(2 * weights(&four) > weights(&two) && weights(&four) < weights(&two));
-    assert!(number(&four["kv_tokens"]) > 2 * number(&two["kv_tokens"]), "the heads are shared out too");
+    assert!(number(&four["kv_tokens"]) > 2 * number(&two["kv_tokens"]), "heads are divided, so more tokens fit");
     let claim = "exchange between ranks";
     for (cards, is_exchanged) in [("1", false), ("2", true)] {
         let output = plan(&["--shape", "qwen2.5-vl-7b", "--gpu", "h200", "--tp", cards]);
@@ -298,14 +298,14 @@ fn a_plan_finds_the_fewest_cards_that_a_model_fits_on() {
     }
     let none = of(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--total", "8GiB"], 1);
     let notes = none["notes"].to_string();
-    assert_eq!((&none["fits"], number(&none["ranks"])), (&json!(false), 8), "the most that can share it out");
+    assert_eq!((&none["fits"], number(&none["ranks"])), (&json!(false), 8), "at most 8 ranks divide the model");
     assert!(
         notes.matches(" short on each; ").count() == 2 && notes.contains("(1: ") && notes.contains("8: "),
         "{notes}"
     );
     assert!(notes.contains("3: query heads cannot be divided among 3 ranks"), "{notes}");
     let host = of(&["--shape", "qwen2.5-vl-tiny", "--device", "host:2", "--capacity", "8MiB"], 1);
-    assert_eq!(number(&host["ranks"]), 2, "no more than are named");
+    assert_eq!(number(&host["ranks"]), 2, "at most the named devices are used");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn an_impossible_plan_has_its_own_exit_code() {
         let told = object(&output);
         assert!(told["error"].as_str().is_some_and(|error| error.contains(said)), "{told}");
         assert!(told["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{told}");
-        assert_eq!(told["type"], "error", "as other commands tell it");
+        assert_eq!(told["type"], "error", "an error has the type of other commands");
     }
     let folder = Folder::empty();
     let file = folder.path().join("knobs.json");
@@ -334,7 +334,7 @@ fn an_impossible_plan_has_its_own_exit_code() {
     let output = plan(&["--json", "--knobs", &file.display().to_string()]);
     assert!(
         object(&output)["error"].as_str().is_some_and(|error| error.contains("--step-tokens")),
-        "the nearest is named"
+        "the message names the nearest flag"
     );
     std::fs::write(&file, r#"{ "max_num_seqs": 4, "max_num_seqs": 8 }"#).expect("a file is written");
     let output = plan(&["--json", "--knobs", &file.display().to_string()]);
@@ -375,7 +375,7 @@ fn a_start_refuses_like_the_plan_and_its_suggestions_start() {
         let refused = refused_chat(&arguments);
         assert!(planned["error"].is_string() && planned["error"] == refused["error"], "{planned} {refused}");
         let hint = refused["hint"].as_str().expect("text");
-        assert!(!hint.contains("tokens to 0 "), "nobody lives with none: {hint}");
+        assert!(!hint.contains("tokens to 0 "), "the hint suggests no value of 0: {hint}");
         assert!(planned["suggestions"].as_array().is_some_and(|list| !list.is_empty()), "{planned}");
         for suggestion in planned["suggestions"].as_array().into_iter().flatten() {
             let flag = suggestion["flag"].as_str().expect("text");
@@ -398,7 +398,7 @@ fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
             let error = runtime.load_with(ModelSource::demo(), options.clone(), |_| {}).await.err().expect("refused");
             let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
             let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
-            assert_eq!(device.counts().backs, 0, "nothing was tried");
+            assert_eq!(device.counts().backs, 0, "no memory was backed");
             let changed: Vec<_> = unfit.suggestions.iter().filter_map(|suggestion| suggestion.over(&options)).collect();
             assert!(!changed.is_empty(), "{error}: {}", error.hint());
             for options in changed {
@@ -420,7 +420,7 @@ async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Res
     let tokens = match &loaded {
         Ok(model) => {
             assert!(!answer(model, text("Who are you?").max_tokens(2)).await.is_empty());
-            Ok(model.serving().await.expect("it serves").record.kv_tokens())
+            Ok(model.serving().await.expect("the model serves").record.kv_tokens())
         }
         Err(_) => Ok(0),
     };
@@ -442,11 +442,11 @@ fn a_start_matches_its_plan_and_each_suggestion_starts() {
             "launch_patches": 1024, "pictures": 2, "threads": 1 });
         let options = |more: &Value| {
             let (Value::Object(mut all), Value::Object(more)) = (knobs.clone(), more.clone()) else {
-                panic!("objects")
+                panic!("both are objects")
             };
             all.extend(more);
-            let knobs = Knobs::from_settings(all).expect("all of it is known");
-            (knobs.canary, knobs.options().expect("it goes together"))
+            let knobs = Knobs::from_settings(all).expect("all knobs are known");
+            (knobs.canary, knobs.options().expect("the knobs agree"))
         };
         let folder = Folder::empty();
         let file = folder.path().join("knobs.json");
@@ -458,15 +458,15 @@ fn a_start_matches_its_plan_and_each_suggestion_starts() {
         let roomy = Bytes::mib(64);
         let told = object(&planned(roomy));
         let (canary, load) = options(&json!({}));
-        assert_eq!(load.envelope, None::<Envelope>, "knobs lie over what is expected of a device");
-        let tokens = start(roomy, canary, load).await.expect("it was planned to fit");
-        assert_eq!(told["kv_tokens"], tokens as u64, "to the token");
+        assert_eq!(load.envelope, None::<Envelope>, "the knobs file sets no envelope");
+        let tokens = start(roomy, canary, load).await.expect("the plan says that the model fits");
+        assert_eq!(told["kv_tokens"], tokens as u64, "the plan predicts the exact number of tokens");
 
         let scarce = Bytes::mib(28);
         let told = object(&planned(scarce));
         assert_eq!(told["fits"], false, "{told}");
         let (canary, load) = options(&json!({}));
-        let refused = start(scarce, canary, load).await.expect_err("it was planned not to fit");
+        let refused = start(scarce, canary, load).await.expect_err("the plan says that the model does not fit");
         assert!(
             matches!(&refused, RuntimeError::Start(start) if matches!(**start, StartError::DoesNotFit(_))),
             "{refused}"

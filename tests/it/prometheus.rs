@@ -44,10 +44,10 @@ fn alone(name: &str, told: impl Future<Output = ()>) {
     if env::var_os(ALONE).is_some_and(|named| named == name) {
         return story(told);
     }
-    let program = env::current_exe().expect("a program knows where it is");
+    let program = env::current_exe().expect("the path of this program");
     let mut command = Command::new(program);
     command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(ALONE, name);
-    let output = command.output().expect("it starts");
+    let output = command.output().expect("the program starts");
     let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
 }
@@ -88,9 +88,9 @@ fn promtool(arguments: &[&str], input: &str) {
     let mut command = Command::new("promtool");
     command.args(arguments).current_dir(shipped(""));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("it is here");
-    child.stdin.take().expect("it was piped").write_all(input.as_bytes()).expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
+    let mut child = command.spawn().expect("the tool starts");
+    child.stdin.take().expect("stdin is piped").write_all(input.as_bytes()).expect("the program reads");
+    let output = child.wait_with_output().expect("the program ends");
     let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
     assert!(output.status.success(), "promtool {arguments:?}:\n{said}");
 }
@@ -110,7 +110,7 @@ impl Prometheus {
         let waits =
             |line: &str| if line.trim_start().starts_with("for:") { "        for: 1s" } else { line }.to_owned();
         let rules: Vec<String> = read(shipped("alerts.yml")).lines().map(waits).collect();
-        fs::write(at("alerts.yml"), rules.join("\n")).expect("it is written");
+        fs::write(at("alerts.yml"), rules.join("\n")).expect("the file is written");
         let rules = at("alerts.yml");
         let config = format!(
             "global: {{ scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms }}\n\
@@ -118,7 +118,7 @@ impl Prometheus {
              scrape_configs: [{{ job_name: bursar, static_configs: [{{ targets: [{:?}] }}] }}]\n",
             scraped.to_string()
         );
-        fs::write(at("prometheus.yml"), config).expect("it is written");
+        fs::write(at("prometheus.yml"), config).expect("the file is written");
         // Prometheus does not report a port that it chose itself, so it gets a port that was
         // free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
@@ -126,9 +126,9 @@ impl Prometheus {
         command.arg(format!("--config.file={}", at("prometheus.yml")));
         command.arg(format!("--storage.tsdb.path={}", at("data")));
         command.arg(format!("--web.listen-address={address}")).arg("--log.level=error");
-        let mut prometheus = Prometheus { child: command.spawn().expect("it is here"), address, _folder: folder };
+        let mut prometheus = Prometheus { child: command.spawn().expect("the tool starts"), address, _folder: folder };
         eventually("Prometheus is ready", async || {
-            assert_eq!(prometheus.child.try_wait().expect("it can be asked"), None, "Prometheus ended");
+            assert_eq!(prometheus.child.try_wait().expect("the state of Prometheus"), None, "Prometheus still runs");
             get(address, "/-/ready").await.is_ok_and(|(status, _)| status.contains("200"))
         })
         .await;
@@ -138,7 +138,7 @@ impl Prometheus {
     /// The result of a query: each series with its labels.
     async fn asked(&self, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
         let coded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let (_, body) = get(self.address, &format!("/api/v1/query?query={coded}")).await.expect("it answers");
+        let (_, body) = get(self.address, &format!("/api/v1/query?query={coded}")).await.expect("Prometheus answers");
         let answer: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{query}: {body}"));
         assert_eq!(answer["status"], "success", "{query}: {answer}");
         let series = answer["data"]["result"].as_array().expect("series");
@@ -176,7 +176,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
         let prometheus = Prometheus::of(metrics.addr()).await;
         let model = demo(&runtime, small()).await;
-        let record = model.serving().await.expect("it serves").record;
+        let record = model.serving().await.expect("the model serves").record;
         prometheus.says("bursar_kv_blocks{model=\"demo\"}", record.kv_blocks as f64).await;
         prometheus.says("bursar_kv_blocks * bursar_kv_block_tokens", record.kv_tokens() as f64).await;
         for number in [1, 2, 1] {
@@ -200,11 +200,11 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
             let is_shown = async || !prometheus.asked(&query).await.is_empty();
             eventually(&format!("the dashboard shows something for {query}"), is_shown).await;
         }
-        assert_eq!(prometheus.asked("ALERTS").await, [], "nothing is wrong");
-        let (status, scraped) = get(metrics.addr(), "/metrics").await.expect("it answers");
+        assert_eq!(prometheus.asked("ALERTS").await, [], "no alert fires");
+        let (status, scraped) = get(metrics.addr(), "/metrics").await.expect("the server answers");
         assert!(status.contains("200") && has_every_count(&scraped), "{status}: {scraped}");
         promtool(&["check", "metrics"], &scraped);
-        let (_, events) = get(metrics.addr(), "/events").await.expect("it answers");
+        let (_, events) = get(metrics.addr(), "/events").await.expect("the server answers");
         let events: Vec<Value> = serde_json::from_str(&events).expect("a list");
         assert_eq!(json!(events), json!(runtime.recent_events()));
         let of = |name: &str| events.iter().filter(|event| event["event"] == name).count();
@@ -212,7 +212,7 @@ fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
         // Cause a drift and a refused lease, which should raise alerts.
         device.drifts(Bytes::kib(64));
         let refused = runtime.budget().try_lease(Class::external("too much"), ledger.total * 2).await;
-        refused.map(drop).expect_err("there is no such room");
+        refused.map(drop).expect_err("the device has less memory");
         for alert in ["BursarDrift", "BursarLeasesRefused"] {
             prometheus.says(&format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}"), 1.0).await;
         }
@@ -230,8 +230,8 @@ fn the_shipped_alerts_fire_exactly_when_they_should() {
     promtool(&["test", "rules", "alerts_test.yml"], "");
     let (alerts, tests) = (read(shipped("alerts.yml")), read(shipped("alerts_test.yml")));
     for alert in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
-        assert!(tests.contains(&format!("alertname=\"{alert}\", alertstate=\"firing\"")), "{alert} never fires");
-        assert!(tests.contains(&format!("alertname: {alert} }}")) || alert == "BursarGone", "{alert} is never quiet");
+        assert!(tests.contains(&format!("alertname=\"{alert}\", alertstate=\"firing\"")), "no test fires {alert}");
+        assert!(tests.contains(&format!("alertname: {alert} }}")) || alert == "BursarGone", "no test quiets {alert}");
     }
 }
 
@@ -265,7 +265,7 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
             let mut first = String::new();
             // A scrape may arrive while the metrics are being registered one after the other.
             eventually("every count is there", async || {
-                first = get(metrics.addr(), "/metrics").await.expect("it answers").1;
+                first = get(metrics.addr(), "/metrics").await.expect("the server answers").1;
                 has_every_count(&first)
             })
             .await;
@@ -275,7 +275,7 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
             let of = first.lines().filter(|line| line.starts_with(name)).map(|line| line.rsplit(' ').next());
             assert!(of.clone().count() > 0 && of.flatten().all(|value| value == "0"), "{name}: {first}");
         }
-        let model = model.expect("it starts");
+        let model = model.expect("the model starts");
         let prometheus = Prometheus::of(metrics.addr()).await;
         let (refused, ended) = (
             "bursar_leases_refused_total{class=\"tenant\",reason=\"too_large\"}",
@@ -285,8 +285,8 @@ fn every_counter_starts_at_zero_so_its_first_event_shows() {
             prometheus.says(series, 0.0).await;
         }
         let tenant = runtime.budget().try_lease(Class::external("too much"), Bytes::gib(9)).await;
-        tenant.map(drop).expect_err("there is no such room");
-        model.chat(about(1).max_tokens(0)).await.map(drop).expect_err("no reply is that short");
+        tenant.map(drop).expect_err("the device has less memory");
+        model.chat(about(1).max_tokens(0)).await.map(drop).expect_err("a reply has at least one token");
         for series in [refused, ended] {
             eventually("the first of its kind is a rise", async || {
                 let rise = prometheus.asked(&format!("increase({series}[1m])")).await;
@@ -310,7 +310,7 @@ fn attempts_made_before_the_first_scrape_are_shown() {
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
         for _ in 0..3 {
             demo(&runtime, small()).await;
-            runtime.unload("demo").await.expect("it unloads");
+            runtime.unload("demo").await.expect("the model unloads");
         }
         let model = demo(&runtime, small()).await;
         let prometheus = Prometheus::of(metrics.addr()).await;
@@ -331,7 +331,7 @@ fn an_error_of_serving_metrics_says_what_to_do() {
         Ears::open();
         let runtime = runtime_on(&device()).await;
         let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let taken_at = taken.local_addr().expect("it is bound");
+        let taken_at = taken.local_addr().expect("an address");
         let elsewhere = "192.0.2.1:9464"; // Reserved for documentation (RFC 5737).
         for (address, said, hint) in [
             ("nowhere".to_owned(), "\"nowhere\"", "a port"),
@@ -339,7 +339,7 @@ fn an_error_of_serving_metrics_says_what_to_do() {
             (elsewhere.to_owned(), elsewhere, "an address of this machine"),
             ("0".to_owned(), "recorder", "bursar::metric::buckets"),
         ] {
-            let error = runtime.serve_metrics(&address).await.expect_err("it cannot be");
+            let error = runtime.serve_metrics(&address).await.expect_err("metrics cannot be served there");
             assert!(error.to_string().contains(said) && error.hint().contains(hint), "{address}: {error:?}");
             assert_eq!(matches!(error, ServeMetricsError::AnotherRecorder), address == "0");
         }
@@ -354,38 +354,38 @@ fn a_command_serves_its_metrics_while_it_runs() {
     command.args(["--sequences", "2", "--step-tokens", "32", "--launch-patches", "64", "--temperature", "0"]);
     command.env("BURSAR_METRICS", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary is there");
-    let mut told = BufReader::new(child.stderr.take().expect("it was piped"));
+    let mut told = BufReader::new(child.stderr.take().expect("stderr is piped"));
     let mut line = String::new();
-    told.read_line(&mut line).expect("it says where");
+    told.read_line(&mut line).expect("the address is printed");
     let address = line.trim().strip_prefix("metrics: http://").and_then(|rest| rest.strip_suffix("/metrics"));
     let address: SocketAddr = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
-    assert!(address.ip().is_loopback(), "a port alone is the loopback's: {address}");
-    let mut asks = child.stdin.take().expect("it was piped");
-    asks.write_all(b"Who are you?\n").expect("it listens");
+    assert!(address.ip().is_loopback(), "a port without an address is on the loopback: {address}");
+    let mut asks = child.stdin.take().expect("stdin is piped");
+    asks.write_all(b"Who are you?\n").expect("the program reads");
     story(async {
         eventually("the answer is counted", async || {
-            let (_, metrics) = get(address, "/metrics").await.expect("it answers");
+            let (_, metrics) = get(address, "/metrics").await.expect("the server answers");
             metrics.contains("bursar_requests_total{model=\"demo\",reason=\"stop\"} 1\n")
         })
         .await;
-        let (_, metrics) = get(address, "/metrics").await.expect("it answers");
-        assert!(!metrics.contains("Who are you"), "no content");
-        let (_, events) = get(address, "/events").await.expect("it answers");
+        let (_, metrics) = get(address, "/metrics").await.expect("the server answers");
+        assert!(!metrics.contains("Who are you"), "metrics show no content of a request");
+        let (_, events) = get(address, "/events").await.expect("the server answers");
         assert!(events.contains(r#""event":"ready","model":"demo""#), "{events}");
-        assert!(get(address, "/").await.expect("it answers").0.contains("404"));
+        assert!(get(address, "/").await.expect("the server answers").0.contains("404"));
     });
-    asks.write_all(b"/quit\n").expect("it listens");
-    assert!(child.wait().expect("it ends").success());
+    asks.write_all(b"/quit\n").expect("the program reads");
+    assert!(child.wait().expect("the program ends").success());
     let mut rest = String::new();
     told.read_to_string(&mut rest).expect("text");
-    assert_eq!(rest, "", "one line is all");
-    assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens any more");
+    assert_eq!(rest, "", "only one line is printed");
+    assert!(std::net::TcpStream::connect(address).is_err(), "the server has ended");
 }
 
 #[test]
 fn a_command_unable_to_serve_metrics_says_why_with_a_hint() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let taken = taken.local_addr().map(|address| (taken, address.port().to_string())).expect("it is bound");
+    let taken = taken.local_addr().map(|address| (taken, address.port().to_string())).expect("an address");
     let chat = |address: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(["chat", "--device", "host", "--metrics", address, "Who are you?"]);

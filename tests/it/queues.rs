@@ -28,18 +28,18 @@ fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, long()).await;
         let mut slow = stage.model.chat(long().priority(5)).await.expect("accepted");
-        slow.next().await.expect("it runs").expect("a word");
+        slow.next().await.expect("the request runs").expect("a token");
         let mut waiting = Vec::new();
         for number in 0..3 {
             waiting.push(stage.model.chat(text(&format!("Question {number}?")).priority(5)).await.expect("accepted"));
         }
         eventually("they wait", async || ears.now("bursar_sequences_waiting{model=urgent}") >= 3.0).await;
-        ask(&stage.model, about(9).priority(-1)).await.expect("it answers");
-        assert!(stage.model.requests().0 >= 2, "the others have not ended");
+        ask(&stage.model, about(9).priority(-1)).await.expect("the model answers");
+        assert!(stage.model.requests().0 >= 2, "the other requests have not ended");
         assert_eq!(ears.now("bursar_preemptions_total{model=urgent,reason=priority}"), 1.0);
-        assert_eq!(listen(slow).await.expect("it answers").text, expected);
+        assert_eq!(listen(slow).await.expect("the model answers").text, expected);
         for waiting in waiting {
-            listen(waiting).await.expect("it answers");
+            listen(waiting).await.expect("the model answers");
         }
         stage.settled(&before).await;
     });
@@ -75,7 +75,7 @@ fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
         assert_eq!([missed("queue"), missed("first_token"), missed("reply")], [1.0, 2.0, 1.0]);
         assert_eq!(ears.now("bursar_requests_total{model=late,reason=too_late}"), 4.0);
         for ahead in ahead {
-            listen(ahead).await.expect("it answers");
+            listen(ahead).await.expect("the model answers");
         }
         stage.settled(&before).await;
     });
@@ -86,13 +86,13 @@ fn a_models_deadlines_hold_for_chats_that_set_none() {
     story(async {
         let deadlines = Deadlines { queue: Some(Duration::ZERO), ..Deadlines::default() };
         let stage = Stage::set(LoadOptions { deadlines, ..small() }).await;
-        let error = ask(&stage.model, about(1)).await.expect_err("no time at all");
+        let error = ask(&stage.model, about(1)).await.expect_err("a deadline of 0 ms is missed");
         assert!(matches!(error, ChatError::TooLate { deadline: Deadline::Queue, .. }), "{error:?}");
         assert!(error.to_string().contains("0 ms"), "{error}");
-        ask(&stage.model, about(1).queue_deadline(Duration::MAX)).await.expect("all the time");
+        ask(&stage.model, about(1).queue_deadline(Duration::MAX)).await.expect("a request without a limit is answered");
         let samples = stage.model.samples(about(1).queue_deadline(Duration::from_secs(60)), 3).await.expect("accepted");
         for sample in samples {
-            listen(sample).await.expect("it answers");
+            listen(sample).await.expect("the model answers");
         }
     });
 }
@@ -101,7 +101,7 @@ fn a_models_deadlines_hold_for_chats_that_set_none() {
 fn a_tenants_chat_does_not_wait_for_anothers_many() {
     let ears = Ears::open();
     story(async {
-        let weights = TenantWeights::of([("calm", 2)]).expect("right");
+        let weights = TenantWeights::of([("calm", 2)]).expect("a valid weight");
         let stage = Stage::set(LoadOptions { tenant_weights: weights, ..narrow("tenants") }).await;
         // Two long chats, so that all other chats are queued before the first one ends.
         let mut busy = Vec::new();
@@ -113,15 +113,15 @@ fn a_tenants_chat_does_not_wait_for_anothers_many() {
             busy.push(stage.model.chat(chat.tenant("someone's own name")).await.expect("accepted"));
         }
         eventually("they wait", async || ears.now("bursar_sequences_waiting{model=tenants}") >= 10.0).await;
-        ask(&stage.model, text("And mine?").tenant("calm")).await.expect("it answers");
-        assert!(stage.model.requests().0 >= 6, "most of the others wait: {:?}", stage.model.requests());
+        ask(&stage.model, text("And mine?").tenant("calm")).await.expect("the model answers");
+        assert!(stage.model.requests().0 >= 6, "most of the other requests wait: {:?}", stage.model.requests());
         for busy in busy {
-            listen(busy).await.expect("it answers");
+            listen(busy).await.expect("the model answers");
         }
         let tokens = |tenant| ears.now(&format!("bursar_tenant_tokens_total{{model=tenants,tenant={tenant}}}"));
         assert!(tokens("calm") > 0.0 && tokens("other") >= 10.0 * 20.0);
-        assert!(!ears.names().iter().any(|name| name.contains("someone")), "rule 15: a request's name is no label");
-        let error = ask(&stage.model, about(1).tenant("t".repeat(65))).await.expect_err("too long");
+        assert!(!ears.names().iter().any(|name| name.contains("someone")), "rule 15: a tenant's name is not a label");
+        let error = ask(&stage.model, about(1).tenant("t".repeat(65))).await.expect_err("the tenant's name is long");
         assert!(matches!(error, ChatError::TenantName { bytes: 65, limit: 64 }), "{error:?}");
     });
 }

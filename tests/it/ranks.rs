@@ -25,7 +25,7 @@ impl Ranks {
     async fn of(ranks: usize, capacity: Bytes) -> Ranks {
         let devices: Vec<_> = (0..ranks).map(|_| device_of(capacity)).collect();
         let all = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
-        let group = Arc::new(DeviceGroup::of(all, format!("host:{ranks}")).expect("of one kind"));
+        let group = Arc::new(DeviceGroup::of(all, format!("host:{ranks}")).expect("devices of one kind"));
         let watch = WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) };
         let config = RuntimeConfig { device: DeviceChoice::Custom(group), watch, ..RuntimeConfig::default() };
         Ranks { devices, runtime: Runtime::start(config).await.expect("host devices start") }
@@ -38,7 +38,7 @@ impl Ranks {
     /// The bytes that each rank has backed, which must be equal.
     fn backed(&self) -> Bytes {
         let backed: Vec<_> = self.devices.iter().map(|device| device.counts().backed).collect();
-        assert!(backed.iter().all(|one| *one == backed[0]), "ranks differ: {backed:?}");
+        assert!(backed.iter().all(|one| *one == backed[0]), "ranks have different amounts backed: {backed:?}");
         backed[0]
     }
 
@@ -50,11 +50,11 @@ impl Ranks {
         }
         let source = ModelSource::folder(bursar_golden::path("qwen3_vl"));
         let options = LoadOptions { name: Some("demo".to_owned()), ..options };
-        self.runtime.load_with(source, options, |_| {}).await.expect("it starts")
+        self.runtime.load_with(source, options, |_| {}).await.expect("the model starts")
     }
 
     async fn unload(&self) {
-        self.runtime.unload("demo").await.expect("it answers");
+        self.runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(self.backed(), Bytes::ZERO);
     }
 }
@@ -79,21 +79,21 @@ fn replies_of_several_ranks_are_those_of_one() {
         let one = demo(&alone, small()).await;
         let mut expected = Vec::new();
         for chat in chats() {
-            expected.push(ask(&one, chat).await.expect("it answers"));
+            expected.push(ask(&one, chat).await.expect("the model answers"));
         }
         let stage = Ranks::of(2, Bytes::mib(64)).await;
         let model = demo(&stage.runtime, small()).await;
         let asked = chats().into_iter().map(|chat| ask(&model, chat));
         for (reply, expected) in join_all(asked).await.into_iter().zip(&expected) {
-            let reply = reply.expect("it answers");
+            let reply = reply.expect("the model answers");
             assert_eq!((&reply.text, reply.finish_reason), (&expected.text, expected.finish_reason));
             for (found, expected) in reply.tokens.iter().zip(&expected.tokens) {
                 let [found, expected] = [found, expected].map(|score| score.token.log_probability);
-                assert!((found - expected).abs() < 1e-4, "{found}, on one rank {expected}");
+                assert!((found - expected).abs() < 1e-4, "{found}, but {expected} on one rank");
             }
         }
         let ledger = stage.runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(ledger.granted, stage.backed(), "what is leased is backed on every rank");
+        assert_eq!(ledger.granted, stage.backed(), "each rank backs all granted memory");
         stage.unload().await;
     });
 }
@@ -108,7 +108,7 @@ fn each_rank_holds_less_than_the_whole() {
             let ledger = stage.runtime.budget().snapshot().await.expect("the budget answers");
             weights.push((ledger.of_class(&Class::Weights), ledger.of_class(&Class::Kv)));
         }
-        let [(whole, kv), (half, half_kv)] = weights[..] else { unreachable!("two were loaded") };
+        let [(whole, kv), (half, half_kv)] = weights[..] else { unreachable!("two models were loaded") };
         assert!(half < whole && half_kv * 2 == kv, "{weights:?}");
     });
 }
@@ -118,7 +118,7 @@ fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
     story(async {
         let stage = Ranks::of(3, Bytes::mib(64)).await;
         let loaded = stage.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.map(drop);
-        let error = loaded.expect_err("two heads are not for three");
+        let error = loaded.expect_err("two heads cannot be divided among three ranks");
         assert_eq!(error.to_string(), "key heads cannot be divided among 3 ranks: there are 2");
         assert!(error.hint().contains("1, 2"), "{}", error.hint());
         assert_eq!(stage.backed(), Bytes::ZERO);
@@ -135,21 +135,21 @@ fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
                 DeviceChoice::MinDevices(Box::new(MinDevicesFor { of: DeviceChoice::HostRanks(4, capacity), models }));
             Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() })
         };
-        let error = of_four(Bytes::mib(8)).await.map(drop).expect_err("four of them do not hold it");
+        let error = of_four(Bytes::mib(8)).await.map(drop).expect_err("four devices of 8 MiB are too small");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         let StartError::NoRanksFit(NoRanksFit { tried, .. }) = &**start else { panic!("{start:?}") };
         assert_eq!(tried.iter().map(|tried| tried.ranks).collect::<Vec<_>>(), [1, 2, 3, 4]);
         let RanksLack::Lack(Lack::Memory { needed, .. }) = tried[0].lack else { panic!("{tried:?}") };
         assert!(matches!(&tried[2].lack, RanksLack::Cut(why) if why.contains("key heads")), "{tried:?}");
         for (capacity, ranks) in [(needed, 2), (needed * 2, 1)] {
-            let runtime = of_four(capacity).await.expect("it fits");
-            assert_eq!(runtime.device().ranks().len().max(1), ranks, "of {capacity} each");
+            let runtime = of_four(capacity).await.expect("the model fits");
+            assert_eq!(runtime.device().ranks().len().max(1), ranks, "devices of {capacity} each");
             let model = demo(&runtime, options.clone()).await;
-            assert_eq!(model.serving().await.expect("it serves").kv_tokens, 16384);
+            assert_eq!(model.serving().await.expect("the model serves").kv_tokens, 16384);
             let told = runtime.recent_events();
             let Event::RanksChosen { ranks: told, reason, .. } = &told[0].event else { panic!("{told:?}") };
             assert_eq!(*told, ranks);
-            assert_eq!(ranks == 2, reason.contains("(1: "), "what is too few is said: {reason}");
+            assert_eq!(ranks == 2, reason.contains("(1: "), "the reason names the number that is too small: {reason}");
             runtime.shutdown().await;
         }
     });
@@ -161,7 +161,7 @@ fn another_process_on_one_card_shrinks_all_ranks_and_all_grow_again() {
         for (ranks, taken_on) in [(2, 0), (2, 1), (4, 2)] {
             let stage = Ranks::of(ranks, Bytes::mib(24)).await;
             let model = stage.load(sized()).await;
-            let (ready, reply) = (stage.backed(), ask(&model, about(1)).await.expect("it answers").text);
+            let (ready, reply) = (stage.backed(), ask(&model, about(1)).await.expect("the model answers").text);
             let wanted = Bytes::mib(4);
             let mut left = wanted;
             eventually("the other process gets what it wants", async || {
@@ -169,7 +169,7 @@ fn another_process_on_one_card_shrinks_all_ranks_and_all_grow_again() {
                 left.is_zero()
             })
             .await;
-            assert!(stage.backed() < ready, "all ranks gave the other process on rank {taken_on} its memory");
+            assert!(stage.backed() < ready, "all ranks shrank for the process on rank {taken_on}");
             eventually("the ledger shows which card has the other process", async || {
                 let cards = stage.runtime.budget().snapshot().await.expect("the budget answers").cards;
                 let foreign = |rank: usize| if rank == taken_on { wanted } else { Bytes::ZERO };
@@ -179,10 +179,10 @@ fn another_process_on_one_card_shrinks_all_ranks_and_all_grow_again() {
             let card = format!("host#{taken_on}");
             for name in ["canary_given", "shrink"] {
                 let told = stage.runtime.recent_events();
-                let told = told.iter().rev().find(|told| told.event.name() == name).expect("it was told");
+                let told = told.iter().rev().find(|told| told.event.name() == name).expect("the event was recorded");
                 assert_eq!(serde_json::to_value(&told.event).expect("JSON")["card"], card, "{told:?}");
             }
-            assert_eq!(ask(&model, about(1)).await.expect("it answers").text, reply);
+            assert_eq!(ask(&model, about(1)).await.expect("the model answers").text, reply);
             stage.devices[taken_on].foreign_gives_back(wanted);
             eventually("all ranks have what they had", async || stage.is_even() && stage.backed() == ready).await;
             stage.unload().await;
@@ -219,7 +219,7 @@ fn a_rank_that_refuses_any_call_of_a_start_leaves_nothing_on_the_others() {
             stage.unload().await;
             stage.runtime.shutdown().await;
         }
-        assert!(ready > 0 && failed > 0, "memory is asked for again, addresses are not");
+        assert!(ready > 0 && failed > 0, "refused backing is retried, refused reservations are not");
     });
 }
 
@@ -231,7 +231,7 @@ fn a_rank_whose_lane_dies_takes_the_lane_along_and_no_request() {
             let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
             let model = stage.load(LoadOptions { intensity, ..small() }).await;
             let chat = || about(2).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(5);
-            let expected = ask(&model, chat()).await.expect("it answers").text;
+            let expected = ask(&model, chat()).await.expect("the model answers").text;
             let ready = stage.backed();
             let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
             for which in [WhichLane::Step, WhichLane::Vision, WhichLane::Step] {
@@ -242,7 +242,7 @@ fn a_rank_whose_lane_dies_takes_the_lane_along_and_no_request() {
                 let (ended, end) = Responder::new();
                 engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
                 end.await.expect("all threads of the lane have ended");
-                assert_eq!(asked.await.expect("no panic").expect("it is answered").text, expected);
+                assert_eq!(asked.await.expect("no panic").expect("the request is answered").text, expected);
                 assert_eq!(stage.backed(), ready);
             }
             stage.unload().await;

@@ -18,7 +18,7 @@ fn whole(text: &str) -> &str {
 
 /// The chat of a recorded case, and the recorded answer.
 fn recorded(folder: &str, case: &str) -> (Chat, String) {
-    let json = fs::read(bursar_golden::path(format!("{folder}/cases/{case}.json"))).expect("the case is there");
+    let json = fs::read(bursar_golden::path(format!("{folder}/cases/{case}.json"))).expect("the case file");
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     let messages = json["messages"].as_array().expect("messages");
     let chat = messages.iter().fold(Chat::new(), |chat, message| {
@@ -40,7 +40,7 @@ fn recorded(folder: &str, case: &str) -> (Chat, String) {
 
 fn content(part: &Value) -> Content {
     let name = |key: &str| part[key].as_str().expect("a name");
-    let open = |path: PathBuf| Image::open(path).expect("it opens");
+    let open = |path: PathBuf| Image::open(path).expect("the picture opens");
     match name("type") {
         "image" => Content::Image(open(bursar_golden::path("pictures").join(name("image")))),
         "video" => {
@@ -74,13 +74,13 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         // Fewer tokens than all chats take together.
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(528), ..small() };
         let source = ModelSource::folder(bursar_golden::path(folder));
-        let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");
+        let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
         let chats: Vec<(Chat, String)> = cases.iter().map(|case| recorded(folder, case)).collect();
         for ((chat, expected), case) in chats.iter().zip(cases) {
-            let first = ask(&model, chat.clone()).await.expect("it answers");
+            let first = ask(&model, chat.clone()).await.expect("the model answers");
             assert_eq!(whole(&first.text), whole(expected), "{folder}: {case}");
-            let again = ask(&model, chat.clone()).await.expect("it answers");
-            assert_eq!(whole(&again.text), whole(expected), "{folder}: {case}, its beginning from the prefix cache");
+            let again = ask(&model, chat.clone()).await.expect("the model answers");
+            assert_eq!(whole(&again.text), whole(expected), "{folder}: {case}, with its prefix in the cache");
             let blocks = again.usage.prompt_tokens / 16;
             assert!(blocks < 2 || again.cached_tokens > 0, "{folder}: {case} has whole blocks");
         }
@@ -94,7 +94,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
             .collect();
         for reply in together {
             let (found, expected) = reply.await.expect("no panic");
-            assert_eq!(whole(&found), whole(&expected), "{folder}, among others");
+            assert_eq!(whole(&found), whole(&expected), "{folder}, concurrently");
         }
         eventually("no request holds anything", async || model.requests().0 == 0).await;
     });

@@ -30,7 +30,7 @@ async fn try_with(runtime: &Runtime, options: LoadOptions) -> Tried {
     let attempts = heard.clone();
     let listen = move |progress| {
         if let Progress::Attempt(report) = progress {
-            let mut attempts = attempts.lock().expect("nobody panics with it");
+            let mut attempts = attempts.lock().expect("no holder panicked");
             attempts.retain(|earlier| earlier.attempt != report.attempt);
             attempts.push(report);
         }
@@ -57,7 +57,7 @@ fn assert_targets_shrink(attempts: &[AttemptReport], when: &str) {
 }
 
 async fn assert_nothing_leaks(runtime: &Runtime, device: &HostDevice, when: &str) {
-    runtime.unload("demo").await.expect("it answers");
+    runtime.unload("demo").await.expect("the model unloads");
     let ledger = runtime.budget().snapshot().await.expect("the budget answers");
     assert!(ledger.leases.is_empty() && ledger.granted.is_zero(), "{when}: {ledger}");
     assert_eq!(device.counts().backed, Bytes::ZERO, "{when}");
@@ -83,16 +83,16 @@ fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
                 match outcome {
                     Ok(model) if refused < 4 => {
                         assert_eq!(attempts.len() as u32, refused + 1, "{when}");
-                        let last = attempts.last().expect("counted");
+                        let last = attempts.last().expect("at least one attempt");
                         assert_eq!((&last.outcome, last.phase), (&Outcome::Ready, Phase::Serve), "{when}");
-                        let record = model.serving().await.expect("it serves").record.clone();
-                        assert_eq!(record.kv_tokens(), last.target_tokens, "{when}: it has what was told");
+                        let record = model.serving().await.expect("the model serves").record.clone();
+                        assert_eq!(record.kv_tokens(), last.target_tokens, "{when}: the model has the reported size");
                         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
                         assert_eq!(ledger.granted, device.counts().backed, "{when}: {ledger}");
                     }
                     Ok(model) => {
                         assert_eq!((phase, attempts.len()), (Phase::Serve, 4));
-                        let error = model.serving().await.err().expect("it has stopped");
+                        let error = model.serving().await.err().expect("the model has stopped");
                         let ChatError::NotStarted(start) = &error else { panic!("{when}: {error:?}") };
                         let StartError::Profile { attempts: told, .. } = start.as_ref() else { panic!("{start:?}") };
                         assert_eq!(told, &attempts, "{when}");
@@ -106,7 +106,7 @@ fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
                         };
                         assert_eq!(told, &attempts, "{when}");
                         for name in ["kv_tokens", "step_tokens", "sequences", "context_tokens", "launch_patches"] {
-                            assert!(knobs.iter().any(|knob| knob.knob == name), "{when}: {name} in {knobs:?}");
+                            assert!(knobs.iter().any(|knob| knob.knob == name), "{when}: no {name} in {knobs:?}");
                             assert!(error.hint().contains(name), "{when}: {}", error.hint());
                         }
                     }
@@ -151,16 +151,16 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
         let stage = Stage::set(sized()).await;
         let expected = [answer(&stage.model, about(1)).await, answer(&stage.model, about(2)).await];
         let before = stage.snapshot().await;
-        let tokens = stage.model.serving().await.expect("it serves").record.kv_tokens();
+        let tokens = stage.model.serving().await.expect("the model serves").record.kv_tokens();
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         for (round, which) in [WhichLane::Step, WhichLane::Vision, WhichLane::Step].into_iter().enumerate() {
-            let mut serving = stage.model.serving().await.expect("it serves");
+            let mut serving = stage.model.serving().await.expect("the model serves");
             if which == WhichLane::Vision {
                 // The vision actor outlives the scheduler and can still report a refusal.
                 serving.scheduler.kill();
-                serving = stage.model.serving_after(serving.generation).await.expect("it is ready again");
+                serving = stage.model.serving_after(serving.generation).await.expect("the model serves again");
             }
-            assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
+            assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "the engine lives");
             // The numbers include new pictures, so that both the encoder and decoder steps are
             // needed.
             let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
@@ -169,7 +169,7 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
                 replies.push(stage.model.chat(about(number)).await.expect("accepted"));
             }
             for (number, reply) in numbers.into_iter().zip(replies) {
-                let said = listen(reply).await.expect("it ends well").text;
+                let said = listen(reply).await.expect("the reply ends well").text;
                 if let Some(expected) = expected.get(number as usize - 1) {
                     assert_eq!(&said, expected, "round {round}");
                 }
@@ -179,11 +179,11 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
             })
             .await;
         }
-        let after = stage.model.serving().await.expect("it serves").record.kv_tokens();
+        let after = stage.model.serving().await.expect("the model serves").record.kv_tokens();
         assert_eq!(after, tokens / 16 * 95 * 95 * 95 / 1_000_000 * 16);
         let ledger = stage.snapshot().await;
         assert_eq!(ledger.granted, stage.device.counts().backed, "{ledger}");
-        assert!(ledger.granted < before.granted, "keys and values were given up");
+        assert!(ledger.granted < before.granted, "the KV cache gave up memory");
         assert!(stage.device.counts().unbacks > 0);
         assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
     });
@@ -196,16 +196,16 @@ fn both_lanes_may_be_refused_at_once() {
         let expected = answer(&stage.model, about(1)).await;
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         for which in [WhichLane::Step, WhichLane::Vision] {
-            assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
+            assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "the engine lives");
         }
         // The chat with the cached picture needs only steps. The other also needs the encoder.
         let replies = [stage.model.chat(about(1)).await, stage.model.chat(about(30)).await];
         let [known, new] = replies.map(|reply| tokio::spawn(listen(reply.expect("accepted"))));
-        assert_eq!(known.await.expect("no panic").expect("it ends well").text, expected);
-        new.await.expect("no panic").expect("it ends well");
+        assert_eq!(known.await.expect("no panic").expect("the reply ends well").text, expected);
+        new.await.expect("no panic").expect("the reply ends well");
         // The second refusal may be reported while the first is being handled. The second refusal
         // then concerns actors that are gone, so it is not counted.
-        let refusals = stage.model.serving().await.expect("it serves").refusals;
+        let refusals = stage.model.serving().await.expect("the model serves").refusals;
         assert!((1..=2).contains(&refusals), "{refusals}");
         assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
     });
@@ -218,7 +218,7 @@ fn a_request_survives_three_refusals_of_memory() {
         let runtime = runtime_on(&device).await;
         let faults = FaultPlan::none().refuse(Phase::Serve, 3);
         let model = runtime.load_with(ModelSource::demo(), LoadOptions { faults, ..sized() }, |_| {}).await;
-        let said = answer(&model.expect("it starts"), about(1)).await;
+        let said = answer(&model.expect("the model starts"), about(1)).await;
         assert!(!said.is_empty());
         runtime.shutdown().await;
     });
@@ -234,7 +234,7 @@ fn a_fixed_size_is_stressed_and_never_made_smaller() {
             let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..small() }).await;
             let targets: Vec<_> = attempts.iter().map(|report| report.target_tokens).collect();
             assert_eq!(targets.len(), 3, "{attempts:?}");
-            let tokens = outcome.expect("it starts").serving().await.expect("it serves").record.kv_tokens();
+            let tokens = outcome.expect("the model starts").serving().await.expect("a model").record.kv_tokens();
             assert_eq!(targets, [tokens; 3], "{phase}");
             runtime.shutdown().await;
         }
@@ -281,6 +281,6 @@ fn refusals_at_any_one_or_two_calls_end_ready_or_typed() {
             runtime.shutdown().await;
         }
         println!("{calls} calls a start; {ready} ready, {failed} with a typed error");
-        assert!(ready > 0 && failed > 0, "memory is asked for again, addresses are not");
+        assert!(ready > 0 && failed > 0, "refused backing is retried, refused reservations are not");
     });
 }

@@ -38,13 +38,13 @@ fn each_number_is_checked_against_its_range_and_refused_by_name() {
         let before = stage.snapshot().await;
         for (name, set, refused, taken) in parameters() {
             for &value in refused.iter().chain(&NO_NUMBERS) {
-                let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
+                let beside = stage.model.chat(about(1)).await.expect("the good request is accepted");
                 let error = ask(&stage.model, set(about(2), value)).await.expect_err(name);
                 assert!(matches!(error, ChatError::Sampling(_)), "{name} {value}: {error:?}");
                 let said = error.to_string();
                 assert!(said.contains(name) && said.contains(&value.to_string()), "{name} {value}: {said}");
                 assert!(error.hint().contains(name), "{name} {value}: {}", error.hint());
-                assert_eq!(listen(beside).await.expect("it answers").text, expected, "beside {name} {value}");
+                assert_eq!(listen(beside).await.expect("the model answers").text, expected, "beside {name} {value}");
             }
             for &value in taken {
                 let whole = ask(&stage.model, set(text("Who are you?").temperature(1.0), value).max_tokens(2)).await;
@@ -65,23 +65,23 @@ fn zero_and_huge_counts_have_a_meaning_or_an_error() {
             let whole = ask(&stage.model, text("Who?").temperature(1.0).top_k(top_k).max_tokens(2)).await;
             whole.unwrap_or_else(|error| panic!("top_k {top_k}: {error}"));
         }
-        let whole = ask(&stage.model, text("Who?").max_tokens(usize::MAX)).await.expect("as many as the context holds");
+        let whole = ask(&stage.model, text("Who?").max_tokens(usize::MAX)).await.expect("limited by the context size");
         assert!(whole.usage.prompt_tokens + whole.usage.completion_tokens <= 256);
-        let error = ask(&stage.model, text("Who?").max_tokens(0)).await.expect_err("no tokens");
+        let error = ask(&stage.model, text("Who?").max_tokens(0)).await.expect_err("a reply has at least one token");
         assert!(matches!(error, ChatError::NoTokens) && error.hint().contains("one token"), "{error:?}");
-        let error = ask(&stage.model, text("Who?").min_tokens(usize::MAX)).await.expect_err("too many");
+        let error = ask(&stage.model, text("Who?").min_tokens(usize::MAX)).await.expect_err("the minimum is too large");
         assert!(matches!(error, ChatError::MinTokens { tokens_min: usize::MAX, .. }), "{error:?}");
-        let error = ask(&stage.model, text("Who?").logit_bias(u32::MAX, 1.0)).await.expect_err("no such token");
+        let error = ask(&stage.model, text("Who?").logit_bias(u32::MAX, 1.0)).await.expect_err("the token is unknown");
         assert!(matches!(error, ChatError::Sampling(_)) && error.to_string().contains("4294967295"), "{error}");
         // Lists of biases and stop tokens go to the device with every step.
         let biased =
             |count: u32| (0..count).fold(text("Who?").max_tokens(2), |chat, token| chat.logit_bias(token, 1.0));
         let ended =
             |count: u32| (0..count).fold(text("Who?").max_tokens(2), |chat, token| chat.stop_token(token % 800));
-        ask(&stage.model, biased(850)).await.expect("as many as there are");
-        ask(&stage.model, ended(850).min_tokens(1)).await.expect("none of them twice");
+        ask(&stage.model, biased(850)).await.expect("a bias for each token of the vocabulary");
+        ask(&stage.model, ended(850).min_tokens(1)).await.expect("repeated stop tokens count once");
         for samples in [0, 5000, usize::MAX] {
-            let error = stage.model.samples(text("Who?"), samples).await.map(drop).expect_err("out of range");
+            let error = stage.model.samples(text("Who?"), samples).await.map(drop).expect_err("an impossible number");
             assert!(error.to_string().contains(&samples.to_string()) && !error.hint().is_empty(), "{error}");
         }
         stage.settled(&before).await;
@@ -113,7 +113,7 @@ fn stop_strings_are_few_short_and_not_empty() {
             assert!(error.hint().contains("16") && error.to_string().len() < 200, "{name}: {error}");
         }
         for chat in [many(16), long(1024)] {
-            ask(&stage.model, chat.max_tokens(2)).await.expect("just within");
+            ask(&stage.model, chat.max_tokens(2)).await.expect("the request is just within the limit");
         }
         stage.settled(&before).await;
     });
@@ -143,7 +143,7 @@ fn empty_turns_and_endless_words_are_harmless() {
         // Send a prompt that is longer than the context, and a prompt so much longer that only its
         // beginning is tokenized.
         for (bytes, more) in [(8_000, false), (17 << 20, true)] {
-            let error = ask(&stage.model, text(&"so ".repeat(bytes / 3 + 1))).await.expect_err("too long");
+            let error = ask(&stage.model, text(&"so ".repeat(bytes / 3 + 1))).await.expect_err("too many tokens");
             let ChatError::TooLong { limit: 256, has_more, .. } = error else { panic!("{error:?}") };
             assert_eq!((has_more, error.hint().is_empty()), (more, false), "{bytes} bytes: {error}");
         }
@@ -159,21 +159,21 @@ fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
         let before = stage.snapshot().await;
         let mut accepted = Vec::new();
         for number in 0..3 {
-            accepted.push(stage.model.chat(about(number)).await.expect("there is room"));
+            accepted.push(stage.model.chat(about(number)).await.expect("the queue has room"));
         }
         for _ in 0..50 {
-            let error = stage.model.chat(about(9)).await.expect_err("there is none");
+            let error = stage.model.chat(about(9)).await.expect_err("the queue is full");
             assert!(matches!(error, ChatError::Overloaded { limit: 3 }), "{error:?}");
             assert!(error.to_string().contains('3') && error.hint().contains("requests"), "{error}: {}", error.hint());
         }
         for reply in accepted {
-            listen(reply).await.expect("those who were there are answered");
+            listen(reply).await.expect("accepted requests are answered");
         }
         // A request that is refused frees its slot in the queue too.
         for _ in 0..4 {
-            ask(&stage.model, about(1).temperature(f64::NAN)).await.expect_err("no number");
+            ask(&stage.model, about(1).temperature(f64::NAN)).await.expect_err("NaN is not a temperature");
         }
-        ask(&stage.model, about(1)).await.expect("there is room again");
+        ask(&stage.model, about(1)).await.expect("the queue has room again");
         stage.settled(&before).await;
     });
 }
@@ -184,12 +184,12 @@ fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
         let stage = Stage::set(LoadOptions { requests: Some(1), ..small() }).await;
         let kept = blocking_threads_kept(4);
         let asking = tokio::time::timeout(Duration::from_millis(50), stage.model.chat(text("Who?"))).await;
-        assert!(asking.is_err(), "no thread is free to prepare it");
-        assert_eq!(stage.model.requests().0, 1, "it is to be prepared still");
-        let error = ask(&stage.model, text("Who?")).await.expect_err("one too many");
+        assert!(asking.is_err(), "no thread is free to prepare the request");
+        assert_eq!(stage.model.requests().0, 1, "the request still counts");
+        let error = ask(&stage.model, text("Who?")).await.expect_err("one request more than the limit");
         assert!(matches!(error, ChatError::Overloaded { limit: 1 }), "{error:?}");
         drop(kept);
         eventually("it has ended", async || stage.model.requests().0 == 0).await;
-        ask(&stage.model, text("Who?").max_tokens(2)).await.expect("it answers");
+        ask(&stage.model, text("Who?").max_tokens(2)).await.expect("the model answers");
     });
 }

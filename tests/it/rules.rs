@@ -32,16 +32,16 @@ fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
             ..small()
         };
         let stage = Stage::set(options).await;
-        assert_eq!(stage.model.serving().await.expect("it serves").record.sequences, 2);
+        assert_eq!(stage.model.serving().await.expect("the model serves").record.sequences, 2);
         let mut replies = Vec::new();
         for number in 0..8 {
             replies.push(stage.model.chat(about(number)).await.expect("accepted"));
         }
         for reply in replies {
-            listen(reply).await.expect("it answers");
+            listen(reply).await.expect("the model answers");
         }
-        assert_eq!(ears.most("bursar_sequences_running{model=rule 4}"), Some(2.0), "as many as that, and never more");
-        assert!(ears.most("bursar_sequences_waiting{model=rule 4}") > Some(0.0), "the others waited");
+        assert_eq!(ears.most("bursar_sequences_running{model=rule 4}"), Some(2.0), "exactly two sequences run at once");
+        assert!(ears.most("bursar_sequences_waiting{model=rule 4}") > Some(0.0), "the other sequences waited");
     });
 }
 
@@ -141,7 +141,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let resized = question.ask(&serving.scheduler, |reply| SchedulerMessage::Resize { blocks, reply }).await;
             resized.map_err(|error| said(&error))
         }),
-        other => panic!("{other:?} stands in the table of questions and not here"),
+        other => panic!("{other:?} is in the table of questions but is not asked here"),
     }
 }
 
@@ -171,7 +171,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
                 for _ in 0..3 {
                     let answer = tokio::time::timeout(soon, put(question, world)).await;
                     let answer = answer.unwrap_or_else(|_| panic!("{question:?} is not answered, {ending}"));
-                    assert!(!answer.as_ref().is_err_and(String::is_empty), "{question:?}: an error says something");
+                    assert!(!answer.as_ref().is_err_and(String::is_empty), "{question:?}: an error has a text");
                     *answers.entry(answer.is_ok()).or_insert(0usize) += 1;
                 }
                 assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
@@ -252,7 +252,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
             said.push(says(&error));
         }
         let reply = answer(&stage.model, secret().temperature(9.0).top_k(0).seed(1)).await;
-        assert!(reply.len() > 8, "there is something that must not be seen: {} bytes", reply.len());
+        assert!(reply.len() > 8, "the reply has only {} bytes of text to search for", reply.len());
 
         // Errors of accepted requests: overload, deaths, and shutdown.
         let under_way = [stage.model.chat(secret().max_tokens(150)).await, stage.model.chat(secret()).await];
@@ -263,25 +263,25 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
                 Err(error) => break said.push(says(&error)),
             }
         }
-        let serving = stage.model.serving().await.expect("it serves");
+        let serving = stage.model.serving().await.expect("the model serves");
         drop(serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         eventually("it is ready again", async || {
             stage.model.serving().await.is_ok_and(|now| now.generation > serving.generation)
         })
         .await;
-        stage.runtime.unload("demo").await.expect("it unloads");
+        stage.runtime.unload("demo").await.expect("the model unloads");
         for reply in under_way.into_iter().map(|reply| reply.expect("accepted")).chain(unread) {
             said.extend(listen(reply).await.err().as_ref().map(says));
         }
-        said.push(says(&ask(&stage.model, secret()).await.expect_err("it is over")));
+        said.push(says(&ask(&stage.model, secret()).await.expect_err("the model has ended")));
 
-        assert!(said.len() >= 8, "{} errors", said.len());
+        assert!(said.len() >= 8, "only {} errors were collected", said.len());
         for error in said {
-            assert!(!error.contains(SECRET) && !error.contains(&reply), "an error shows what it must not");
+            assert!(!error.contains(SECRET) && !error.contains(&reply), "an error shows content of a request");
         }
         let names = ears.names();
-        assert!(names.iter().any(|name| name.contains("model=demo")), "metrics were heard: {names:?}");
-        assert!(names.iter().all(|name| !name.contains(SECRET) && !name.contains(&reply)), "a metric shows it");
+        assert!(names.iter().any(|name| name.contains("model=demo")), "metrics of the model were recorded: {names:?}");
+        assert!(names.iter().all(|name| !name.contains(SECRET) && !name.contains(&reply)), "a metric shows content");
     });
 }
 
@@ -300,12 +300,12 @@ fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
             })
             .collect();
         eventually("all of them wait", async || stage.snapshot().await.waiting.len() == 256).await;
-        let refused = budget.lease(Class::external("more"), MIB).await.expect_err("there is no room to wait in");
+        let refused = budget.lease(Class::external("more"), MIB).await.expect_err("the queue of leases is full");
         assert!(!refused.hint().is_empty() && refused.to_string().contains("256"), "{refused}");
-        assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model has what it needs");
+        assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model works with the memory that it has");
         drop(all);
         for waited in waiting {
-            waited.await.expect("no panic").expect("each has its turn");
+            waited.await.expect("no panic").expect("each waiting lease is granted");
         }
     });
 }

@@ -34,11 +34,11 @@ const GREEDY: [&str; 4] = ["--temperature", "0", "--max-tokens", "24"];
 fn an_unreadable_picture_is_dropped_and_named() {
     let folder = Folder::empty();
     let (bad, damaged) = (folder.path().join("bad.gif"), folder.path().join("damaged.png"));
-    fs::write(&bad, b"no picture at all").expect("it is written");
+    fs::write(&bad, b"no picture at all").expect("the file is written");
     // The header of this file is complete. The damage is found while decoding, so only the turn
     // with this picture fails.
     let whole = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, (x * y) as u8])));
-    fs::write(&damaged, &whole[..whole.len() / 2]).expect("it is written");
+    fs::write(&damaged, &whole[..whole.len() / 2]).expect("the file is written");
 
     let output = chat(&GREEDY, format!("/image {}\nhello\nhello\n", bad.display()));
     assert!(output.status.success(), "{}", told(&output));
@@ -51,11 +51,11 @@ fn an_unreadable_picture_is_dropped_and_named() {
     let events = events(&output);
     let [error] = of_type(&events, "error").try_into().expect("one turn fails");
     assert!(error["error"].as_str().expect("text").contains("damaged.png"), "{error}");
-    let [_, _, dropped, left] = notes(&events).try_into().expect("two are taken, one is dropped, one is listed");
+    let [_, _, dropped, left] = notes(&events).try_into().expect("two added, one dropped, one listed");
     assert!(dropped.contains("damaged.png") && !dropped.contains(&good), "{dropped}");
-    assert!(left.contains(&good), "what could be read stays: {left}");
+    assert!(left.contains(&good), "the readable picture stays: {left}");
     let [done] = of_type(&events, "done").try_into().expect("the next question is answered");
-    assert!(done["usage"]["picture_tokens"].as_u64().expect("a number") > 0, "with the picture: {done}");
+    assert!(done["usage"]["picture_tokens"].as_u64().expect("a number") > 0, "the reply is about the picture: {done}");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_full_context_offers_working_ways_out() {
     let ways = told(&output);
     assert!(["/clear", "/undo", "/forget", "--forget-oldest"].iter().all(|way| ways.contains(way)), "{ways}");
     let answered = replies(&output).len();
-    assert!((2..5).contains(&answered), "some did not fit, and after /clear one did: {ways}");
+    assert!((2..5).contains(&answered), "some questions did not fit, and one after /clear did: {ways}");
 
     let output = chat(&[&small[..], &["--forget-oldest"]].concat(), format!("{long}\n{long}\n{long}\n{long}\n"));
     assert_eq!(replies(&output).len(), 4, "{}", told(&output));
@@ -78,14 +78,14 @@ fn a_full_context_offers_working_ways_out() {
 fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
     let folder = Folder::empty();
     let spaced = folder.path().join("my shapes.png");
-    fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("it is copied");
+    fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("the file is copied");
     let lines = format!(
         "/imgae cat.png\n/help\n/images\n/image '{}'\n/images\n/drop 1\n/images\n/image ~/shapes.png\n/drop\nhello\n/undo\n/undo\n\
          /quit\nnever\n",
         spaced.display()
     );
     let mut command = command(&[&GREEDY[..], &["--json"]].concat());
-    fs::copy(&spaced, folder.path().join("shapes.png")).expect("it is copied");
+    fs::copy(&spaced, folder.path().join("shapes.png")).expect("the file is copied");
     command.env("HOME", folder.path());
     let output = crate::command_line::feed(command, lines);
     assert!(output.status.success(), "{}", told(&output));
@@ -107,9 +107,9 @@ fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
     ];
     assert_eq!(notes.len(), expected.len(), "{notes:?}");
     for (note, expected) in notes.iter().zip(expected) {
-        assert!(note.contains(expected), "{note:?} says {expected:?}");
+        assert!(note.contains(expected), "{note:?} does not say {expected:?}");
     }
-    assert_eq!(of_type(&events, "done").len(), 1, "a question is answered, and nothing after /quit");
+    assert_eq!(of_type(&events, "done").len(), 1, "only the question before /quit is answered");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_reply_cut_off_by_length_says_so() {
     let output = chat(&[&ENDLESS[..], &small].concat(), "");
     assert!(told(&output).contains("the context is full"), "{}", told(&output));
     let output = chat(&["--choice", "yes", "hello"], "");
-    assert_eq!(told(&output), "", "a whole reply says nothing");
+    assert_eq!(told(&output), "", "a complete reply prints no notice");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn an_error_during_a_reply_starts_its_own_line() {
             return;
         }
     }
-    panic!("no deadline lets a reply begin");
+    panic!("no deadline is long enough for a reply to begin");
 }
 
 struct Spoken {
@@ -161,12 +161,12 @@ impl Spoken {
         let mut command = command(&[&ENDLESS[..], &["--json"]].concat());
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.expect("the binary is there");
-        let heard = BufReader::new(child.stdout.take().expect("it was piped"));
+        let heard = BufReader::new(child.stdout.take().expect("stdout is piped"));
         Spoken { child, heard }
     }
 
     fn say(&mut self, line: &str) {
-        writeln!(self.child.stdin.as_mut().expect("it was piped"), "{line}").expect("it listens");
+        writeln!(self.child.stdin.as_mut().expect("stdin is piped"), "{line}").expect("the program reads");
     }
 
     /// The next event of this type.
@@ -174,7 +174,7 @@ impl Spoken {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.heard.read_line(&mut line).expect("UTF-8") > 0, "it ended before {kind}");
+            assert!(self.heard.read_line(&mut line).expect("UTF-8") > 0, "the program ended before {kind}");
             let event: Value = serde_json::from_str(&line).expect("an event");
             if event["type"] == kind {
                 return event;
@@ -184,7 +184,7 @@ impl Spoken {
 
     fn press_ctrl_c(&self) {
         let pressed = Command::new("sh").args(["-c", &format!("kill -INT {}", self.child.id())]).status();
-        assert!(pressed.expect("there is a shell").success());
+        assert!(pressed.expect("a shell can be started").success());
     }
 }
 
@@ -200,6 +200,6 @@ fn ctrl_c_ends_a_reply_and_pressed_again_the_session() {
         assert!(!interrupted["text"].as_str().expect("text").is_empty(), "{interrupted}");
     }
     session.press_ctrl_c();
-    let over = session.child.wait().expect("it ends");
+    let over = session.child.wait().expect("the program ends");
     assert_eq!(over.code(), Some(130));
 }

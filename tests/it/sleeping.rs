@@ -52,23 +52,23 @@ fn a_sleeping_model_holds_no_device_memory_and_answers_as_before() {
         let chats = || [about(1), about(2), text("Who are you?")];
         let mut expected = Vec::new();
         for chat in chats() {
-            expected.push(ask(model, chat).await.expect("it answers").text);
+            expected.push(ask(model, chat).await.expect("the model answers").text);
         }
         let before = stage.snapshot().await;
-        let record = model.serving().await.expect("it serves").record;
+        let record = model.serving().await.expect("the model serves").record;
         for level in LEVELS.into_iter().chain(LEVELS) {
-            model.sleep(level, LONG).await.expect("it sleeps");
+            model.sleep(level, LONG).await.expect("the model sleeps");
             let ledger = assert_free(runtime, &stage.device).await;
             let kept = if level == SleepLevel::Level1 { before.of_class(&Class::Weights) } else { Bytes::ZERO };
             assert_eq!(ledger.host_granted, kept * ranks() as u64, "level {level}");
             assert_eq!(model.is_asleep(), Some(level));
             let health = runtime.health().await;
             assert!(health.models["demo"] == ModelHealth::Asleep && health.is_ready(), "{health:?}");
-            assert_eq!(model.facts().await.expect("they are known").name, "demo");
-            model.sleep(level, LONG).await.expect("it does already");
-            model.wake().await.expect("it wakes up");
+            assert_eq!(model.facts().await.expect("the facts are known").name, "demo");
+            model.sleep(level, LONG).await.expect("the model sleeps already");
+            model.wake().await.expect("the model wakes up");
             assert_eq!(model.is_asleep(), None);
-            let serving = model.serving().await.expect("it serves");
+            let serving = model.serving().await.expect("the model serves");
             assert_eq!((serving.record.kv_blocks, &serving.record.peaks), (record.kv_blocks, &record.peaks));
             for (chat, expected) in chats().into_iter().zip(&expected) {
                 assert_eq!(answer(model, chat).await, *expected, "after level {level}");
@@ -79,12 +79,12 @@ fn a_sleeping_model_holds_no_device_memory_and_answers_as_before() {
                 assert_eq!(after.of_class(&class), before.of_class(&class), "{class}");
             }
         }
-        model.wake().await.expect("it is awake");
+        model.wake().await.expect("the model is awake");
         // From level 1 to level 2: the weights in host memory are released.
-        model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
-        model.sleep(SleepLevel::Level2, LONG).await.expect("it sleeps deeper");
+        model.sleep(SleepLevel::Level1, LONG).await.expect("the model sleeps");
+        model.sleep(SleepLevel::Level2, LONG).await.expect("the model sleeps deeper");
         assert_eq!(assert_free(runtime, &stage.device).await.host_granted, Bytes::ZERO);
-        assert_eq!(answer(model, about(1)).await, expected[0], "a request wakes it");
+        assert_eq!(answer(model, about(1)).await, expected[0], "a request wakes the model");
     });
 }
 
@@ -93,8 +93,8 @@ fn a_model_may_sleep_again_before_its_last_copy_is_freed() {
     story(async {
         let stage = Stage::set(small()).await;
         for _ in 0..40 {
-            stage.model.sleep(SleepLevel::Level1, LONG).await.expect("there is host memory for one copy at a time");
-            stage.model.wake().await.expect("it wakes up");
+            stage.model.sleep(SleepLevel::Level1, LONG).await.expect("host memory for one copy is enough");
+            stage.model.wake().await.expect("the model wakes up");
         }
         let expected = answer(&stage.model, about(1)).await;
         eventually("the copy is freed", async || stage.snapshot().await.host_granted == Bytes::ZERO).await;
@@ -107,33 +107,33 @@ fn level_1_reads_no_file_to_wake_and_level_2_needs_its_files() {
     story(async {
         let folder = Folder::empty();
         let golden = bursar_golden::path("qwen2");
-        for file in std::fs::read_dir(golden).expect("it is there") {
-            let file = file.expect("it is readable");
+        for file in std::fs::read_dir(golden).expect("the file is there") {
+            let file = file.expect("a readable file");
             if !file.path().is_file() {
                 continue;
             }
-            std::fs::copy(file.path(), folder.path().join(file.file_name())).expect("it is copied");
+            std::fs::copy(file.path(), folder.path().join(file.file_name())).expect("the file is copied");
         }
         let device = device();
         let runtime = crate::stage::runtime_on(&device).await;
         let source = || ModelSource::folder(folder.path());
-        let model = runtime.load_with(source(), small(), |_| {}).await.expect("it starts");
+        let model = runtime.load_with(source(), small(), |_| {}).await.expect("the model starts");
         let chat = || text("Hello!").max_tokens(8).ignore_end();
         let expected = answer(&model, chat()).await;
         let away = folder.path().with_extension("away");
-        std::fs::rename(folder.path(), &away).expect("it is moved");
+        std::fs::rename(folder.path(), &away).expect("the folder is moved");
         for _ in 0..2 {
-            model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+            model.sleep(SleepLevel::Level1, LONG).await.expect("the model sleeps");
             assert_eq!(answer(&model, chat()).await, expected);
         }
-        model.sleep(SleepLevel::Level2, LONG).await.expect("it sleeps");
-        let error = model.wake().await.expect_err("its files are gone");
+        model.sleep(SleepLevel::Level2, LONG).await.expect("the model sleeps");
+        let error = model.wake().await.expect_err("the model's files are gone");
         assert!(matches!(error, SleepError::NotWoken(_)) && !error.hint().is_empty(), "{error:?}");
-        let error = ask(&model, chat()).await.expect_err("likewise");
+        let error = ask(&model, chat()).await.expect_err("the model's files are gone");
         assert!(matches!(error, ChatError::Asleep(_)) && !error.hint().is_empty(), "{error:?}");
-        assert_eq!(model.is_asleep(), Some(SleepLevel::Level2), "it sleeps on");
+        assert_eq!(model.is_asleep(), Some(SleepLevel::Level2), "the model stays asleep");
         assert_free(&runtime, &device).await;
-        std::fs::rename(&away, folder.path()).expect("it is moved back");
+        std::fs::rename(&away, folder.path()).expect("the folder is moved back");
         assert_eq!(answer(&model, chat()).await, expected);
         runtime.shutdown().await;
         assert_eq!(device.counts().backed, Bytes::ZERO);
@@ -150,12 +150,12 @@ fn requests_to_a_sleeping_model_wake_it_once_and_are_all_answered() {
         }
         let mut events = stage.runtime.events();
         for level in LEVELS {
-            stage.model.sleep(level, LONG).await.expect("it sleeps");
+            stage.model.sleep(level, LONG).await.expect("the model sleeps");
             let asking: Vec<_> = (0..6).map(|number| tokio::spawn(ask_of(stage.model.clone(), number))).collect();
             // One request is cancelled while it waits.
             drop(tokio::time::timeout(Duration::ZERO, stage.model.chat(about(9))).await);
             for (asked, expected) in asking.into_iter().zip(&expected) {
-                assert_eq!(asked.await.expect("no panic").expect("it answers").text, *expected);
+                assert_eq!(asked.await.expect("no panic").expect("the model answers").text, *expected);
             }
         }
         assert_eq!(stage.model.requests().0, 0);
@@ -164,7 +164,7 @@ fn requests_to_a_sleeping_model_wake_it_once_and_are_all_answered() {
         while let Some(recorded) = events.next().await {
             wakes += usize::from(recorded.is_ok_and(|recorded| recorded.event.name() == "awake"));
         }
-        assert_eq!(wakes, 2, "once for each time it slept");
+        assert_eq!(wakes, 2, "the model woke once for each sleep");
     });
 }
 
@@ -184,8 +184,8 @@ fn weights_are_copied_while_requests_end() {
         eventually("a copy has begun", async || stage.device.counts().held_calls > 0).await;
         assert_eq!((stage.model.requests().0, stage.model.is_asleep()), (1, None));
         stage.device.let_calls_pass();
-        assert_eq!(listen(unread).await.expect("it ends as it would have").text, expected);
-        sleeping.await.expect("no panic").expect("it sleeps");
+        assert_eq!(listen(unread).await.expect("the reply is complete").text, expected);
+        sleeping.await.expect("no panic").expect("the model sleeps");
         assert_eq!(stage.model.is_asleep(), Some(SleepLevel::Level1));
         assert_eq!(answer(&stage.model, endless(1)).await, expected);
     });
@@ -199,10 +199,10 @@ fn running_requests_end_first_or_keep_the_model_awake() {
         let expected = answer(model, endless(1)).await;
         let unread = model.chat(endless(1)).await.expect("accepted");
         let within = Duration::from_millis(50);
-        let error = model.sleep(SleepLevel::Level1, within).await.expect_err("it runs on");
+        let error = model.sleep(SleepLevel::Level1, within).await.expect_err("a running request keeps the model awake");
         assert!(matches!(error, SleepError::Busy { running: 1, .. }) && !error.hint().is_empty(), "{error:?}");
         eventually("nothing has happened", async || ledger_of(&stage.runtime).await == before).await;
-        assert_eq!(answer(model, about(2)).await, answer(model, about(2)).await, "it is awake");
+        assert_eq!(answer(model, about(2)).await, answer(model, about(2)).await, "the model is awake");
         // Requests that arrive while the model goes to sleep wait, up to the request limit.
         let sleeping = tokio::spawn({
             let model = model.clone();
@@ -211,10 +211,10 @@ fn running_requests_end_first_or_keep_the_model_awake() {
         let waiting = [tokio::spawn(ask_of(model.clone(), 2)), tokio::spawn(ask_of(model.clone(), 3))];
         eventually("both wait", async || model.requests().0 == 3).await;
         assert!(matches!(ask(model, about(4)).await, Err(ChatError::Overloaded { limit: 3 })));
-        assert_eq!(listen(unread).await.expect("it ends as it would have").text, expected);
-        sleeping.await.expect("no panic").expect("it slept");
+        assert_eq!(listen(unread).await.expect("the reply is complete").text, expected);
+        sleeping.await.expect("no panic").expect("the model sleeps");
         for asked in waiting {
-            asked.await.expect("no panic").expect("it was woken");
+            asked.await.expect("no panic").expect("the request wakes the model");
         }
         stage.runtime.shutdown().await;
         assert_eq!(stage.device.counts().backed, Bytes::ZERO);
@@ -237,7 +237,7 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
         })
         .await;
         drop(unread);
-        sleeping.await.expect("no panic").expect("it sleeps");
+        sleeping.await.expect("no panic").expect("the model sleeps");
         // The model may be waking up for the request that was refused after its wait.
         eventually("it sleeps and another holds its memory", async || {
             drop(stage.model.sleep(SleepLevel::Level1, LONG).await);
@@ -246,11 +246,11 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
             let Ok(tenant) = stage.runtime.budget().try_lease(Class::external("index"), all).await else {
                 return false;
             };
-            let error = stage.model.wake().await.expect_err("there is no room");
+            let error = stage.model.wake().await.expect_err("no memory is free");
             assert!(matches!(error, SleepError::NotWoken(_)), "{error:?}");
             assert_eq!(stage.model.is_asleep(), Some(SleepLevel::Level1));
             let facts = tokio::time::timeout(Duration::from_secs(5), stage.model.facts()).await;
-            facts.expect("nobody has to wake it").expect("they are known");
+            facts.expect("facts need no wake").expect("the facts are known");
             drop(tenant);
             true
         })
@@ -300,7 +300,7 @@ async fn strike(stage: &Stage, blow: Blow, after: usize) {
                 drop(end.await);
             }
         }
-        Blow::Unload => stage.runtime.unload("demo").await.expect("it answers"),
+        Blow::Unload => stage.runtime.unload("demo").await.expect("the model unloads"),
         Blow::Shutdown => stage.runtime.clone().shutdown().await,
     }
 }
@@ -361,16 +361,16 @@ fn a_model_that_fell_asleep_while_its_actors_were_replaced_tells_its_facts() {
         let stage = Stage::set(LoadOptions { engine_intensity: PATIENT, ..small() }).await;
         let model = &stage.model;
         for round in 0..8 {
-            let serving = model.serving().await.expect("it serves");
+            let serving = model.serving().await.expect("the model serves");
             serving.scheduler.kill();
             for _ in 0..round * round {
                 tokio::task::yield_now().await;
             }
-            model.sleep(LEVELS[round % 2], LONG).await.expect("it sleeps");
+            model.sleep(LEVELS[round % 2], LONG).await.expect("the model sleeps");
             let facts = tokio::time::timeout(Duration::from_secs(5), model.facts()).await;
-            assert_eq!(&*facts.expect("nobody has to wake it").expect("they are known").name, "demo");
+            assert_eq!(&*facts.expect("facts need no wake").expect("the facts are known").name, "demo");
             assert!(model.is_asleep().is_some());
-            assert!(!answer(model, about(1)).await.is_empty(), "it wakes up in round {round}");
+            assert!(!answer(model, about(1)).await.is_empty(), "the model wakes up in round {round}");
         }
     });
 }
@@ -380,14 +380,14 @@ fn an_unload_of_a_sleeping_model_returns_its_host_memory() {
     story(async {
         for level in LEVELS {
             let stage = Stage::set(small()).await;
-            stage.model.sleep(level, LONG).await.expect("it sleeps");
-            assert_eq!(stage.runtime.unload_within("demo", LONG).await.expect("it answers"), 0);
+            stage.model.sleep(level, LONG).await.expect("the model sleeps");
+            assert_eq!(stage.runtime.unload_within("demo", LONG).await.expect("the model unloads"), 0);
             assert_eq!(assert_free(&stage.runtime, &stage.device).await.host_granted, Bytes::ZERO);
             assert!(matches!(ask(&stage.model, about(1)).await, Err(ChatError::Stopped { .. })));
             assert!(matches!(stage.model.wake().await, Err(SleepError::Stopped { .. })));
             assert!(matches!(stage.model.sleep(level, LONG).await, Err(SleepError::Stopped { .. })));
             let again = demo(&stage.runtime, small()).await;
-            assert!(!answer(&again, about(1)).await.is_empty(), "its name is free");
+            assert!(!answer(&again, about(1)).await.is_empty(), "the model's name is free again");
         }
     });
 }
@@ -397,15 +397,15 @@ fn a_model_that_slept_on_a_lost_device_wakes_on_the_next() {
     story(async {
         let devices = [device(), device()];
         let (first, spares) = (devices[0].clone(), Mutex::new(devices.clone().into_iter()));
-        let make = move || match spares.lock().expect("nobody panics with it").next() {
+        let make = move || match spares.lock().expect("no holder panicked").next() {
             Some(device) => Ok(placed(&device)),
             None => Err(DeviceError::Lost { reason: "there are two".to_owned() }),
         };
         let device = DeviceChoice::Made(Arc::new(make));
-        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("a runtime");
         let model = demo(&runtime, LoadOptions { name: Some("sleeper".into()), ..small() }).await;
         let expected = answer(&model, about(1)).await;
-        model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+        model.sleep(SleepLevel::Level1, LONG).await.expect("the model sleeps");
         first.lose("a script says so");
         eventually("the device was replaced", async || runtime.device().memory().is_ok()).await;
         eventually("its copy is gone", async || model.is_asleep() == Some(SleepLevel::Level2)).await;
@@ -429,7 +429,7 @@ async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
     probe.runtime.shutdown().await;
     // The capacity covers one model, the canary (a sixteenth), and a small rest.
     let capacity = (ledger.granted + ledger.granted / 8).round_up(probe.device.page());
-    assert!(ledger.of_class(&Class::Weights) * 2 > capacity, "their weights exceed the device: {ledger}");
+    assert!(ledger.of_class(&Class::Weights) * 2 > capacity, "the weights of two models exceed the device: {ledger}");
     let device = device_of(capacity);
     let config = RuntimeConfig {
         device: DeviceChoice::Custom(placed(&device)),
@@ -450,7 +450,7 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
         alone.runtime.shutdown().await;
         let (device, runtime) = cramped(Some(Duration::from_millis(20))).await;
         let models = [demo(&runtime, slim("one")).await, demo(&runtime, slim("two")).await];
-        assert!(models[0].is_asleep().is_some(), "it has made room");
+        assert!(models[0].is_asleep().is_some(), "the first model sleeps to make room");
         for round in 0..8 {
             assert_eq!(answer(&models[round % 2], about(round as u32 % 3)).await, expected[round % 3], "{round}");
             let ledger = ledger_of(&runtime).await;
@@ -470,11 +470,11 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
             }
         }
         for asked in asking {
-            asked.await.expect("each is answered");
+            asked.await.expect("each request is answered");
         }
         assert!(models.iter().any(|model| model.is_asleep().is_some()));
-        runtime.unload("one").await.expect("it answers");
-        runtime.unload("two").await.expect("it answers");
+        runtime.unload("one").await.expect("the model unloads");
+        runtime.unload("two").await.expect("the model unloads");
         assert_eq!(assert_free(&runtime, &device).await.host_granted, Bytes::ZERO);
     });
 }
@@ -487,7 +487,7 @@ fn an_unread_reply_does_not_hold_up_other_models() {
         let models = [demo(&runtime, soon("one")).await, demo(&runtime, soon("two")).await];
         let expected = answer(&models[1], about(2)).await;
         let unread = models[1].chat(endless(1)).await.expect("accepted");
-        let error = ask(&models[0], about(1)).await.expect_err("the other does not make room in time");
+        let error = ask(&models[0], about(1)).await.expect_err("the other model does not sleep in time");
         assert!(
             matches!(&error, ChatError::Asleep(error) if matches!(**error, SleepError::TooLate { .. })),
             "{error:?}"
@@ -509,10 +509,10 @@ fn a_request_waits_for_memory_that_another_gives_back() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
-        stage.model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+        stage.model.sleep(SleepLevel::Level1, LONG).await.expect("the model sleeps");
         let ledger = stage.snapshot().await;
         let all = ledger.total - ledger.canary_wanted;
-        let tenant = stage.runtime.budget().try_lease(Class::external("index"), all).await.expect("nobody has it");
+        let tenant = stage.runtime.budget().try_lease(Class::external("index"), all).await.expect("the memory is free");
         let model = stage.model.clone();
         let asked = tokio::spawn(async move { ask(&model, about(1)).await });
         let is_told = |event: &serde_json::Value| event["event"] == "not_woken";
@@ -521,7 +521,7 @@ fn a_request_waits_for_memory_that_another_gives_back() {
         })
         .await;
         drop(tenant);
-        assert_eq!(asked.await.expect("no panic").expect("it answers").text, expected);
+        assert_eq!(asked.await.expect("no panic").expect("the model answers").text, expected);
     });
 }
 
@@ -531,14 +531,14 @@ fn a_load_without_room_fails_unless_models_make_room() {
         let (_, runtime) = cramped(None).await;
         let model = demo(&runtime, slim("one")).await;
         let error =
-            runtime.load_with(ModelSource::demo(), slim("two"), |_| {}).await.map(drop).expect_err("it is full");
+            runtime.load_with(ModelSource::demo(), slim("two"), |_| {}).await.map(drop).expect_err("no memory is free");
         assert!(error.to_string().contains("does not fit"), "{error}");
         assert!(!answer(&model, about(1)).await.is_empty() && model.is_asleep().is_none());
         // A model that would not fit even on an empty device puts no other model to sleep.
         let (_, runtime) = cramped(Some(LONG)).await;
         let model = demo(&runtime, slim("one")).await;
         let large = LoadOptions { kv_tokens: Some(1 << 20), ..slim("two") };
-        let error = runtime.load_with(ModelSource::demo(), large, |_| {}).await.map(drop).expect_err("too large");
+        let error = runtime.load_with(ModelSource::demo(), large, |_| {}).await.map(drop).expect_err("cache too large");
         assert!(error.to_string().contains("does not fit"), "{error}");
         assert_eq!(model.is_asleep(), None);
     });

@@ -49,12 +49,12 @@ fn a_model_answers_while_another_takes_memory() {
             until_held(&device).await;
             assert_eq!(answer(&model, about(1)).await, expected);
             drop(runtime.budget().lease(Class::external("mine"), MIB).await.expect("there is room"));
-            assert_eq!(device.counts().backs, undisturbed + backs - 1, "it is still at it");
+            assert_eq!(device.counts().backs, undisturbed + backs - 1, "the start has not backed more memory");
             device.let_one_call_pass();
             eventually("it has backed", async || device.counts().backs == undisturbed + backs).await;
         }
         device.let_calls_pass();
-        loading.await.expect("no panic").expect("it starts");
+        loading.await.expect("no panic").expect("the model starts");
     });
 }
 
@@ -66,7 +66,7 @@ fn an_unload_disturbs_no_model_and_ends_after_its_bytes_return() {
         let beside = demo(&runtime, small()).await;
         let kept = runtime.budget().snapshot().await.expect("the budget answers").granted;
         let going = LoadOptions { name: Some("going".into()), ..small() };
-        runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("it starts");
+        runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("the model starts");
         let expected = answer(&beside, about(1)).await;
         device.hold_calls();
         let unloading = tokio::spawn({
@@ -76,10 +76,10 @@ fn an_unload_disturbs_no_model_and_ends_after_its_bytes_return() {
         until_held(&device).await;
         assert_eq!(answer(&beside, about(1)).await, expected);
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
-        assert!(ledger.granted > kept && ledger.deficit.is_zero(), "not before the device has it: {ledger}");
-        assert!(!unloading.is_finished(), "its bytes are not home");
+        assert!(ledger.granted > kept && ledger.deficit.is_zero(), "memory waits for the device: {ledger}");
+        assert!(!unloading.is_finished(), "the unload waits for the device");
         device.let_calls_pass();
-        unloading.await.expect("no panic").expect("it unloads");
+        unloading.await.expect("no panic").expect("the model unloads");
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!((ledger.granted, device.counts().backed), (kept, kept), "{ledger}");
     });
@@ -99,7 +99,7 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
             let watch = move |progress| {
                 if matches!(progress, Progress::Loading { .. }) && loads.fetch_add(1, SeqCst) == 0 {
                     watched.hold_calls();
-                    reached.try_send(()).expect("told once");
+                    reached.try_send(()).expect("the moment is reported once");
                 }
             };
             async move { runtime.load_with(ModelSource::demo(), small(), watch).await }
@@ -108,24 +108,24 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         until_held(&device).await;
         let backed = device.counts().backed;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        engine.kill_and_wait(Some(LONG)).await.expect("it ends");
+        engine.kill_and_wait(Some(LONG)).await.expect("the actor ends");
         // The engine's thread still waits in a device call. No successor starts before the call
         // returns, but the runtime still answers questions.
         for _ in 0..20 {
             let engines = runtime.supervised().await.expect("the runtime answers").engines;
-            assert_eq!(engines["demo"].get_id(), engine.get_id(), "its successor has to wait");
-            assert_eq!(device.counts().held_calls, 1, "one attempt at a time");
+            assert_eq!(engines["demo"].get_id(), engine.get_id(), "no successor starts before the call returns");
+            assert_eq!(device.counts().held_calls, 1, "only one attempt runs");
             tokio::task::yield_now().await;
         }
         assert_eq!(device.counts().backed, backed);
         device.let_calls_pass();
-        let loaded = timeout(LONG, loading).await.expect("its successor starts in time");
-        let model = loaded.expect("no panic").expect("its successor starts");
+        let loaded = timeout(LONG, loading).await.expect("the successor starts in time");
+        let model = loaded.expect("no panic").expect("the successor starts");
         let answer = timeout(LONG, answer(&model, text("Who are you?").max_tokens(2))).await;
-        assert!(!answer.expect("it answers in time").is_empty());
+        assert!(!answer.expect("the model answers in time").is_empty());
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(ledger.granted, device.counts().backed, "{ledger}");
-        timeout(LONG, runtime.shutdown()).await.expect("it ends in time");
+        timeout(LONG, runtime.shutdown()).await.expect("the runtime ends in time");
         eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
     });
 }
@@ -138,7 +138,7 @@ struct Watched {
 
 impl Device for Watched {
     fn timeline(&self) -> Timeline {
-        self.lanes_made_on.lock().expect("nobody panics with it").push(thread::current().id());
+        self.lanes_made_on.lock().expect("no holder panicked").push(thread::current().id());
         self.host.timeline()
     }
 
@@ -202,16 +202,16 @@ fn lanes_that_allocate_are_made_outside_actor_threads() {
         let runtime = Runtime::start(config).await.expect("a host device starts");
         let model = demo(&runtime, small()).await;
         let expected = answer(&model, about(1)).await;
-        assert_eq!(made_on().len(), 2, "one for steps and one for pictures");
+        assert_eq!(made_on().len(), 2, "one lane for steps and one for pictures");
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         let (ended, end) = Responder::new();
         let drill = EngineMessage::KillLane { which: WhichLane::Step, ended };
         engine.send_message(drill).expect("the engine lives");
-        end.await.expect("it ends");
+        end.await.expect("the lane ends");
         assert_eq!(answer(&model, about(1)).await, expected);
-        assert_eq!(made_on().len(), 3, "another for steps");
+        assert_eq!(made_on().len(), 3, "another lane for steps");
         runtime.shutdown().await;
     });
     let here = thread::current().id();
-    assert!(!made_on().contains(&here), "{:?}, and actors run on {here:?}", made_on());
+    assert!(!made_on().contains(&here), "lanes were made on {:?}, but actors run on {here:?}", made_on());
 }

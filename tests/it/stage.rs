@@ -58,7 +58,7 @@ pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>
                 }
                 None => String::new(),
             };
-            panic!("the story hangs: {place}\n{ledger}");
+            panic!("the test hangs: {place}\n{ledger}");
         }
     });
     threads.shutdown_background();
@@ -71,7 +71,7 @@ pub fn blocking_threads_kept(count: usize) -> SyncSender<()> {
     for _ in 0..count {
         let dropped = dropped.clone();
         tokio::task::spawn_blocking(move || {
-            dropped.lock().expect("nobody panics with it").recv().expect_err("nothing is sent");
+            dropped.lock().expect("no holder panicked").recv().expect_err("the sender is dropped");
         });
     }
     sender
@@ -104,8 +104,8 @@ pub fn shared_out(device: &Arc<HostDevice>, ranks: usize) -> Arc<dyn Device> {
     if ranks == 1 {
         return device.clone();
     }
-    let (capacity, page) = (device.memory().expect("it is there").total, device.page());
-    let twin = |_| Arc::new(HostDevice::new(HostConfig { page, ..HostConfig::new(capacity) }).expect("as the other"));
+    let (capacity, page) = (device.memory().expect("the device answers").total, device.page());
+    let twin = |_| Arc::new(HostDevice::new(HostConfig { page, ..HostConfig::new(capacity) }).expect("the same sizes"));
     let others = (1..ranks).map(|rank| twin(rank) as Arc<dyn Device>);
     Arc::new(DeviceGroup::of(others.chain([device.clone() as Arc<dyn Device>]).collect(), "host").expect("of one kind"))
 }
@@ -176,7 +176,7 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));
     let deadline = tokio::time::Instant::now() + PATIENCE / 2;
     while !holds().await {
-        assert!(looks.tick().await < deadline, "never true: {what}");
+        assert!(looks.tick().await < deadline, "never became true: {what}");
     }
 }
 
@@ -198,16 +198,16 @@ pub struct Whole {
 pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     let (mut pieces, mut prompt, mut tokens, mut end) = (Vec::new(), None, Vec::new(), None);
     while let Some(event) = reply.next().await {
-        assert!(end.is_none(), "nothing comes after the end");
+        assert!(end.is_none(), "no event follows the end");
         match event {
             Ok(ChatEvent::Prompt(scores)) => {
-                assert!(pieces.is_empty() && tokens.is_empty(), "the prompt comes first");
-                assert!(prompt.replace(scores).is_none(), "the prompt comes once");
+                assert!(pieces.is_empty() && tokens.is_empty(), "the prompt's scores come first");
+                assert!(prompt.replace(scores).is_none(), "the prompt's scores come once");
             }
             Ok(ChatEvent::Token(score)) => tokens.push(score),
             Ok(ChatEvent::Text(text)) => pieces.push(text),
             Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. }) => {
-                assert!(reasoning.is_empty() && tool_calls.is_empty(), "neither was asked for");
+                assert!(reasoning.is_empty() && tool_calls.is_empty(), "reasoning and tool calls were not asked for");
                 let (pieces, tokens) = (std::mem::take(&mut pieces), std::mem::take(&mut tokens));
                 let cached_tokens = usage.cached_tokens;
                 let mut usage = usage;
@@ -216,11 +216,11 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
                 end =
                     Some(Ok(Whole { pieces, text, finish_reason, stop_reason, usage, cached_tokens, prompt, tokens }));
             }
-            Ok(event) => panic!("an event that no story knows: {event:?}"),
+            Ok(event) => panic!("an event that this test does not expect: {event:?}"),
             Err(error) => end = Some(Err(error)),
         }
     }
-    assert!(reply.next().await.is_none(), "an ended reply stays ended");
+    assert!(reply.next().await.is_none(), "a reply that has ended stays ended");
     end.expect("a reply has an end")
 }
 
@@ -237,7 +237,7 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> String {
 /// A PNG with a colored square. Each number gives a different picture.
 pub fn picture(number: u32) -> Image {
     static DRAWN: OnceLock<std::sync::Mutex<BTreeMap<u32, Arc<[u8]>>>> = OnceLock::new();
-    let mut drawn = DRAWN.get_or_init(Default::default).lock().expect("nobody panics while drawing");
+    let mut drawn = DRAWN.get_or_init(Default::default).lock().expect("no holder panicked");
     let bytes = drawn.entry(number).or_insert_with(|| {
         let colour = Rgb([(number * 83 % 256) as u8, (number * 47 % 256) as u8, 200]);
         let side = 56 + number % 60;

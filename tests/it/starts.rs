@@ -28,7 +28,7 @@ fn a_start_on_a_small_device_names_shortfall_and_remedy() {
     story(async {
         let device = device_of(Bytes::mib(6));
         let runtime = runtime_on(&device).await;
-        let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it cannot fit");
+        let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("the model cannot fit");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
         let Lack::Memory { needed, available, short_by } = unfit.lack else { panic!("{unfit}") };
@@ -36,7 +36,7 @@ fn a_start_on_a_small_device_names_shortfall_and_remedy() {
         assert!(error.to_string().contains(&short_by.exact()), "{error}");
         assert!(error.hint().contains("`capacity` "), "{}", error.hint());
         assert_all_home(&runtime, &device, "after a start that could not be").await;
-        assert_eq!(device.counts().backs, 0, "nothing was tried");
+        assert_eq!(device.counts().backs, 0, "no memory was backed");
     });
 }
 
@@ -53,10 +53,10 @@ fn host_worst_cases_run_only_the_layers_that_prove_the_plan() {
                 }
             };
             let options = LoadOptions { full_stress, ..small() };
-            let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("it starts");
+            let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("the model starts");
             let (record, told) =
-                (model.serving().await.expect("it serves").record, told.lock().expect("no panic").clone());
-            assert!(record.peaks.len() >= 3, "a model that sees has several worst cases: {:?}", record.peaks);
+                (model.serving().await.expect("the model serves").record, told.lock().expect("no panic").clone());
+            assert!(record.peaks.len() >= 3, "a vision model has several worst cases: {:?}", record.peaks);
             for (worst_case, _) in &record.peaks {
                 let depths: Vec<Depth> =
                     told.iter().filter(|(what, _)| what == worst_case).map(|told| told.1).collect();
@@ -81,9 +81,9 @@ fn a_start_reports_pictures_smaller_than_the_models_own() {
                 heard.lock().expect("no panic").push(notice);
             }
         };
-        let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("it starts");
-        let envelope = model.serving().await.expect("it serves").context.envelope.clone();
-        assert_eq!(envelope.picture_patches, 192 * 4, "a question and an answer have a quarter");
+        let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("the model starts");
+        let envelope = model.serving().await.expect("the model serves").context.envelope.clone();
+        assert_eq!(envelope.picture_patches, 192 * 4, "a chat with a picture leaves a quarter for text");
         let lowered = Notice::PicturesLowered { from: 200_704, to: 192 * 28 * 28, context_tokens: 256 };
         assert_eq!(*notices.lock().expect("no panic"), [lowered]);
     });
@@ -95,14 +95,14 @@ fn a_failed_model_can_be_loaded_again_with_other_limits() {
         let device = device_of(Bytes::mib(24));
         let runtime = runtime_on(&device).await;
         let greedy = LoadOptions { kv_tokens: Some(4_000_000), ..small() };
-        let error = runtime.load_with(ModelSource::demo(), greedy, |_| {}).await.err().expect("it cannot fit");
+        let error = runtime.load_with(ModelSource::demo(), greedy, |_| {}).await.err().expect("the model cannot fit");
         assert!(
             matches!(&error, RuntimeError::Start(start) if matches!(**start, StartError::DoesNotFit(_))),
             "{error:?}"
         );
         assert_all_home(&runtime, &device, "after a start that was refused").await;
         let model = demo(&runtime, small()).await;
-        assert_eq!(model.serving().await.expect("it serves").context.name, "demo");
+        assert_eq!(model.serving().await.expect("the model serves").context.name, "demo");
         answer(&model, about(1)).await;
     });
 }
@@ -114,7 +114,7 @@ fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
         let undisturbed = {
             let device = device();
             let runtime = runtime_on(&device).await;
-            let blocks = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
+            let blocks = demo(&runtime, sized()).await.serving().await.expect("the model serves").record.kv_blocks;
             runtime.shutdown().await;
             (device.counts().backs, blocks)
         };
@@ -126,14 +126,14 @@ fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
             match runtime.load_with(ModelSource::demo(), sized(), |_| {}).await {
                 Ok(model) => {
                     ready += 1;
-                    let blocks = model.serving().await.expect("it serves").record.kv_blocks;
-                    assert!(blocks < undisturbed.1, "back {nth}: {blocks} of {}", undisturbed.1);
+                    let blocks = model.serving().await.expect("the model serves").record.kv_blocks;
+                    assert!(blocks < undisturbed.1, "back {nth}: {blocks} of {} blocks", undisturbed.1);
                     assert!(!answer(&model, text("Who are you?").max_tokens(2)).await.is_empty(), "back {nth}");
                     let ledger = snapshot(&runtime).await;
                     assert_eq!(
                         ledger.granted,
                         device.counts().backed,
-                        "back {nth}: no byte of the failed attempt is left"
+                        "back {nth}: no memory of the failed attempt is left"
                     );
                 }
                 Err(error) => {
@@ -144,9 +144,9 @@ fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
                 }
             }
             runtime.shutdown().await;
-            assert_eq!(device.counts().backed, Bytes::ZERO, "back {nth}, after the end");
+            assert_eq!(device.counts().backed, Bytes::ZERO, "back {nth}, after the shutdown");
         }
-        assert!(ready > failed, "{ready} ready, {failed} failed: only weights are not tried again");
+        assert!(ready > failed, "{ready} ready, {failed} failed: only weights are not retried");
     });
 }
 
@@ -157,7 +157,7 @@ fn backs_refused_in_every_attempt_fail_after_four() {
         // The first call that backs memory is for the weights. All later calls are refused.
         device.play((2..200).fold(Script::new(), Script::refuse_back));
         let runtime = runtime_on(&device).await;
-        let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("refused");
+        let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("all attempts fail");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         assert!(matches!(start.as_ref(), StartError::Profile { attempt: 4, .. }), "{start:?}");
         assert_all_home(&runtime, &device, "after four attempts").await;
@@ -171,7 +171,7 @@ fn a_device_lost_during_a_start_is_the_stated_reason() {
             let device = device();
             device.play(Script::new().lose_at_back(nth));
             let runtime = runtime_on(&device).await;
-            let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("lost");
+            let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("a device is lost");
             assert!(error.to_string().contains("lost") || error.hint().contains("again"), "back {nth}: {error}");
         }
     });
@@ -183,7 +183,7 @@ fn another_process_taking_memory_during_sizing_shrinks_the_cache() {
         let sized = || LoadOptions { kv_tokens: None, ..small() };
         let device = device();
         let runtime = runtime_on(&device).await;
-        let undisturbed = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
+        let undisturbed = demo(&runtime, sized()).await.serving().await.expect("the model serves").record.kv_blocks;
         let backs = device.counts().backs;
         runtime.shutdown().await;
         for nth in 2..=backs {
@@ -192,7 +192,7 @@ fn another_process_taking_memory_during_sizing_shrinks_the_cache() {
             let runtime = runtime_on(&device).await;
             match runtime.load_with(ModelSource::demo(), sized(), |_| {}).await {
                 Ok(model) => {
-                    let serving = model.serving().await.expect("it serves");
+                    let serving = model.serving().await.expect("the model serves");
                     assert!(serving.record.kv_blocks < undisturbed, "back {nth}");
                     assert!(device.counts().backed + device.counts().foreign <= Bytes::mib(64));
                 }
@@ -210,11 +210,11 @@ fn bytes_another_process_frees_serve_the_next_model() {
         assert_eq!(device.foreign_takes(Bytes::mib(16)), Bytes::mib(16));
         let runtime = runtime_on(&device).await;
         let sized = || LoadOptions { kv_tokens: None, ..small() };
-        let before = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
-        runtime.unload("demo").await.expect("it unloads");
+        let before = demo(&runtime, sized()).await.serving().await.expect("the model serves").record.kv_blocks;
+        runtime.unload("demo").await.expect("the model unloads");
         device.foreign_gives_back(Bytes::mib(16));
-        let after = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
-        assert!(after > before, "{before} blocks while it held 16 MiB, {after} afterwards");
+        let after = demo(&runtime, sized()).await.serving().await.expect("the model serves").record.kv_blocks;
+        assert!(after > before, "{before} blocks while another process held 16 MiB, {after} afterwards");
     });
 }
 
@@ -227,16 +227,16 @@ fn an_unload_returns_every_byte_and_a_reload_works() {
         let expected = answer(&first, about(1)).await;
         let loaded = snapshot(&runtime).await;
         for _ in 0..3 {
-            runtime.unload("demo").await.expect("it unloads");
+            runtime.unload("demo").await.expect("the model unloads");
             assert_all_home(&runtime, &device, "after unloading").await;
             let again = demo(&runtime, small()).await;
             assert_eq!(answer(&again, about(1)).await, expected);
             eventually("as much is leased as before", async || snapshot(&runtime).await.granted == loaded.granted)
                 .await;
         }
-        let gone = first.chat(about(1)).await.expect_err("its model is gone");
+        let gone = first.chat(about(1)).await.expect_err("the model has ended");
         assert!(matches!(gone, bursar::ChatError::Stopped { .. }), "{gone:?}");
-        runtime.unload("nobody").await.expect("an unknown name is nobody's loss");
+        runtime.unload("nobody").await.expect("unloading an unknown name is not an error");
     });
 }
 
@@ -251,7 +251,7 @@ fn unloading_with_requests_under_way_ends_each_once() {
             replies.push(model.chat(about(number).max_tokens(150)).await.expect("accepted"));
         }
         drop(replies[0].next().await);
-        runtime.unload("demo").await.expect("it unloads");
+        runtime.unload("demo").await.expect("the model unloads");
         assert_all_home(&runtime, &device, "after unloading under load").await;
         for reply in replies {
             if let Err(error) = listen(reply).await {
@@ -271,7 +271,7 @@ fn an_unload_at_any_moment_of_a_start_frees_everything() {
             let runtime = runtime_on(&device).await;
             let seen = moments.clone();
             let note = move |progress| seen.lock().expect("no panic").push(progress);
-            runtime.load_with(ModelSource::demo(), small(), note).await.expect("it starts");
+            runtime.load_with(ModelSource::demo(), small(), note).await.expect("the model starts");
         }
         let moments: Vec<Progress> = std::mem::take(&mut moments.lock().expect("no panic"));
         let step = (moments.len() / 12).max(1);
@@ -292,10 +292,10 @@ fn an_unload_at_any_moment_of_a_start_frees_everything() {
                 tokio::spawn(async move { runtime.load_with(ModelSource::demo(), small(), note).await.map(drop) })
             };
             at_moment.recv().await;
-            runtime.unload("demo").await.expect("it unloads");
+            runtime.unload("demo").await.expect("the model unloads");
             assert_all_home(&runtime, &device, &format!("unloaded at {moment:?}")).await;
             if let Err(error) = loading.await.expect("no panic") {
-                assert!(matches!(error, RuntimeError::Start(_)), "at {moment:?}: {error:?}");
+                assert!(matches!(error, RuntimeError::Start(_)), "unloaded at {moment:?}: {error:?}");
             }
         }
     });
@@ -334,7 +334,7 @@ fn a_runtime_starts_and_ends_three_times_on_one_device() {
             texts.push(answer(&demo(&runtime, small()).await, about(1)).await);
             runtime.clone().shutdown().await;
             assert_eq!(device.counts().backed, Bytes::ZERO, "round {round}");
-            let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is over");
+            let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("the runtime ended");
             assert!(!error.hint().is_empty());
             // A second shutdown does nothing.
             runtime.shutdown().await;
@@ -360,7 +360,7 @@ fn a_shutdown_ends_every_request_once_and_frees_everything() {
                 assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
             }
         }
-        let error = model.chat(about(1)).await.expect_err("it is over");
+        let error = model.chat(about(1)).await.expect_err("the runtime ended");
         assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
     });
 }
@@ -375,7 +375,7 @@ fn dropping_the_last_runtime_handle_ends_requests_too() {
         drop(runtime);
         drop(listen(reply).await);
         eventually("its memory is home", async || device.counts().backed.is_zero()).await;
-        let error = ask(&model, about(1)).await.expect_err("it is over");
+        let error = ask(&model, about(1)).await.expect_err("the runtime ended");
         assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
     });
 }
@@ -389,6 +389,6 @@ fn two_runtimes_in_one_process_are_independent() {
         let expected = answer(&model, about(1)).await;
         assert_eq!(answer(&other, about(1)).await, expected);
         first.shutdown().await;
-        assert_eq!(answer(&other, about(1)).await, expected, "the other goes on");
+        assert_eq!(answer(&other, about(1)).await, expected, "the other runtime goes on");
     });
 }

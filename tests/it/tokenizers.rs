@@ -20,18 +20,18 @@ fn a_tokenizer_and_its_template_may_come_from_another_folder() {
             let loaded = runtime.load_with(ModelSource::folder(model.0.path()), options, |_| {}).await;
             let loaded = loaded.map_err(|error| error.to_string())?;
             let prompt = loaded.prompt_of(text("Hello")).await.expect("a prompt").token_ids;
-            runtime.unload(loaded.name()).await.expect("it was loaded");
+            runtime.unload(loaded.name()).await.expect("the model was loaded");
             Ok::<_, String>(prompt)
         };
-        let own = prompt_of(None).await.expect("it loads");
+        let own = prompt_of(None).await.expect("the model loads");
         tokenizer.set("tokenizer_config.json", &["chat_template"], json!("{{ messages[0].content }}"));
-        let other = prompt_of(Some(&tokenizer)).await.expect("it loads");
-        assert!(other.len() < own.len(), "{other:?} is shorter than {own:?}");
+        let other = prompt_of(Some(&tokenizer)).await.expect("the model loads");
+        assert!(other.len() < own.len(), "{other:?} is not shorter than {own:?}");
         // If a tokenizer folder is given, the model's folder needs no tokenizer.
         model.remove("tokenizer.json");
         assert_eq!(prompt_of(Some(&tokenizer)).await, Ok(other));
         tokenizer.remove("tokenizer.json");
-        let error = prompt_of(Some(&tokenizer)).await.expect_err("there is none");
+        let error = prompt_of(Some(&tokenizer)).await.expect_err("there is no tokenizer");
         let folder = tokenizer.0.path().display().to_string();
         assert!(error.contains("tokenizer.json") && error.contains(&folder), "{error}");
         runtime.shutdown().await;
@@ -56,11 +56,11 @@ fn a_token_that_was_added_beyond_the_logits_is_refused_only_where_a_prompt_has_i
         // Make a padding token an end token too, as releases of this kind do.
         model.set("generation_config.json", &["eos_token_id"], json!([config["eos_token_id"], rows]));
         let runtime = runtime_on(&device()).await;
-        let loaded = runtime.load_with(ModelSource::folder(model.0.path()), small(), |_| {}).await.expect("it loads");
+        let loaded = runtime.load_with(ModelSource::folder(model.0.path()), small(), |_| {}).await.expect("a model");
         ask(&loaded, text("Hello")).await.expect("an answer");
-        ask(&loaded, text("Hello <|0|>")).await.expect("users cannot write special tokens");
+        ask(&loaded, text("Hello <|0|>")).await.expect("a user's text has no special tokens");
         let tokens = loaded.tokenize("Hello <|0|>", false).await.expect("a text");
-        let error = ask(&loaded, Chat::from_tokens(tokens)).await.expect_err("the model has no such row");
+        let error = ask(&loaded, Chat::from_tokens(tokens)).await.expect_err("the logits have no such row");
         let unknown =
             SamplingError::UnknownToken { parameter: "prompt", token: rows as u32, vocabulary: rows as usize };
         assert!(matches!(&error, ChatError::Sampling(found) if **found == unknown), "{error:?}");

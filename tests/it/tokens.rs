@@ -11,10 +11,10 @@ const QUESTION: &str = "Describe the picture.";
 
 /// A question about a picture as tokens, rendered with the model's template.
 async fn rendered(stage: &Stage) -> Vec<u32> {
-    let context = stage.model.serving().await.expect("it serves").context;
+    let context = stage.model.serving().await.expect("the model serves").context;
     let content = vec![Part::Image, Part::Text(QUESTION.to_owned())];
     let messages = [Message { role: Role::User, content }];
-    context.prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered")
+    context.prompts.encode(&messages, &TemplateInputs::default()).expect("the prompt is encoded")
 }
 
 #[test]
@@ -23,12 +23,12 @@ fn a_token_prompt_is_answered_like_the_turns_it_encodes() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let turns = text(QUESTION).image(picture(3)).max_tokens(12);
-        let expected = ask(&stage.model, turns).await.expect("it answers");
+        let expected = ask(&stage.model, turns).await.expect("the model answers");
         let tokens = Chat::from_tokens(rendered(&stage).await).image(picture(3)).temperature(0.0).max_tokens(12);
-        let found = ask(&stage.model, tokens.clone()).await.expect("it answers");
+        let found = ask(&stage.model, tokens.clone()).await.expect("the model answers");
         assert_eq!((found.text, found.usage.prompt_tokens), (expected.text, expected.usage.prompt_tokens));
-        assert!(found.cached_tokens > 0, "they are the same prompt");
-        assert!(format!("{tokens:?}").contains("tokens: Some("), "a prompt is shown by its length: {tokens:?}");
+        assert!(found.cached_tokens > 0, "the same prompt is found in the cache");
+        assert!(format!("{tokens:?}").contains("tokens: Some("), "the debug output shows only the length: {tokens:?}");
         stage.settled(&before).await;
     });
 }
@@ -38,32 +38,32 @@ fn ids_of_the_prompt_and_of_each_token_are_told_if_asked_for() {
     story(async {
         let stage = Stage::set(small()).await;
         let chat = text(QUESTION).image(picture(3)).max_tokens(40).token_ids();
-        let expected = ask(&stage.model, text(QUESTION).image(picture(3)).max_tokens(40)).await.expect("it answers");
-        let context = stage.model.serving().await.expect("it serves").context;
+        let expected = ask(&stage.model, text(QUESTION).image(picture(3)).max_tokens(40)).await.expect("an answer");
+        let context = stage.model.serving().await.expect("the model serves").context;
         let mut replies = stage.model.samples(chat.seed(1), 2).await.expect("accepted");
         for reply in &mut replies {
             let (mut events, mut ids, mut so_far) = (0, Vec::new(), String::new());
             while let Some(event) = reply.next().await {
-                match event.expect("it goes on") {
+                match event.expect("the reply goes on") {
                     ChatEvent::PromptIds(prompt) => {
-                        assert_eq!((events, prompt.len()), (0, expected.usage.prompt_tokens), "first, and whole");
+                        assert_eq!((events, prompt.len()), (0, expected.usage.prompt_tokens), "the ids come first");
                     }
                     ChatEvent::TokenId(id) => ids.push(id),
                     ChatEvent::Text(piece) => {
                         so_far += &piece;
                         let told = context.prompts.tokenizer().decode(&ids, true).expect("known ids");
-                        assert!(told.starts_with(&so_far), "ids come before the text that they complete");
+                        assert!(told.starts_with(&so_far), "token ids come before the text that they complete");
                     }
                     ChatEvent::Done { text, usage, end_token, .. } => {
                         assert_eq!((text.as_str(), usage.completion_tokens), (expected.text.as_str(), ids.len()));
-                        let end = end_token.expect("the model ends it");
+                        let end = end_token.expect("the model ended the reply");
                         assert!(context.generation.eos_ids.contains(&end) && !ids.contains(&end));
                     }
-                    event => panic!("nothing else was asked for: {event:?}"),
+                    event => panic!("an event that was not asked for: {event:?}"),
                 }
                 events += 1;
             }
-            assert!(events > 3, "it has answered");
+            assert!(events > 3, "the reply had more than three events");
         }
     });
 }
@@ -73,7 +73,7 @@ fn a_reply_ignoring_its_end_has_exactly_the_requested_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let chat = Chat::from_tokens((40..90).collect::<Vec<u32>>()).temperature(0.0).max_tokens(30).ignore_end();
-        let whole = ask(&stage.model, chat).await.expect("it answers");
+        let whole = ask(&stage.model, chat).await.expect("the model answers");
         assert_eq!((whole.usage.prompt_tokens, whole.usage.completion_tokens), (50, 30));
     });
 }
@@ -83,7 +83,7 @@ fn tokens_unknown_to_the_model_are_refused_alone() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        let refused = async |chat: Chat| ask(&stage.model, chat).await.expect_err("it is refused");
+        let refused = async |chat: Chat| ask(&stage.model, chat).await.expect_err("the request is refused");
         let error = refused(Chat::from_tokens([3, 864])).await;
         let ChatError::Sampling(source) = &error else { panic!("{error:?}") };
         assert!(
@@ -96,10 +96,10 @@ fn tokens_unknown_to_the_model_are_refused_alone() {
             assert!(matches!(error, ChatError::TokensAndTurns) && error.hint().contains("tokens"), "{error:?}");
         }
         let error = refused(Chat::from_tokens([3]).image(picture(1))).await;
-        assert!(matches!(error, ChatError::Layout(_)), "no token stands for the picture: {error:?}");
+        assert!(matches!(error, ChatError::Layout(_)), "the prompt has no token for the picture: {error:?}");
         let error = refused(Chat::from_tokens(vec![3; 256])).await;
         assert!(matches!(error, ChatError::TooLong { tokens: 256, has_more: false, limit: 256 }), "{error:?}");
-        ask(&stage.model, about(1)).await.expect("a good one is answered");
+        ask(&stage.model, about(1)).await.expect("a good request is answered");
         stage.settled(&before).await;
     });
 }
@@ -111,20 +111,20 @@ fn a_chats_prompt_is_told_without_a_reply_however_long() {
         let before = stage.snapshot().await;
         let chat = || text(QUESTION).image(picture(3)).user("And?").image(picture(40)).max_tokens(1);
         let prompt = stage.model.prompt_of(chat()).await.expect("a prompt");
-        let whole = ask(&stage.model, chat()).await.expect("it answers");
+        let whole = ask(&stage.model, chat()).await.expect("the model answers");
         assert_eq!(prompt.token_ids.len(), whole.usage.prompt_tokens);
         assert_eq!(prompt.picture_tokens.len(), 2);
         assert_eq!(prompt.picture_tokens.iter().sum::<usize>(), whole.usage.picture_tokens);
         assert!(format!("{prompt:?}").starts_with("Prompt { token_ids: "), "{prompt:?}");
         let again = ask(&stage.model, Chat::from_tokens(prompt.token_ids).max_tokens(1)).await;
-        assert!(matches!(again, Err(ChatError::Layout(_))), "its pictures are missing, not their places: {again:?}");
-        let facts = stage.model.facts().await.expect("it serves");
+        assert!(matches!(again, Err(ChatError::Layout(_))), "the pictures are missing, not their tokens: {again:?}");
+        let facts = stage.model.facts().await.expect("the facts are known");
         let long = stage.model.prompt_of(text("shape ".repeat(900).as_str())).await.expect("a prompt");
         assert!(long.token_ids.len() > facts.context_tokens, "{long:?}, {facts:?}");
-        let too_long = ask(&stage.model, text("shape ".repeat(900).as_str())).await.expect_err("it is too long");
+        let too_long = ask(&stage.model, text("shape ".repeat(900).as_str())).await.expect_err("the text is too long");
         let ChatError::TooLong { tokens, limit, has_more: false } = too_long else { panic!("{too_long}") };
         assert_eq!((tokens, limit), (long.token_ids.len(), facts.context_tokens));
-        let error = stage.model.prompt_of(Chat::new()).await.expect_err("nothing is said");
+        let error = stage.model.prompt_of(Chat::new()).await.expect_err("the chat is empty");
         assert!(matches!(error, ChatError::Empty), "{error}");
         let error =
             stage.model.prompt_of(text("Hm?").image(Image::from_bytes(*b"script"))).await.expect_err("no picture");
@@ -139,13 +139,13 @@ fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
         let stage = Stage::set(small()).await;
         let (_, limit) = stage.model.requests();
         let running = stage.model.samples(text("Who are you?").temperature(1.0), limit).await.expect("accepted");
-        let (tokenizer, model) = (stage.model.serving().await.expect("it serves").context, &stage.model);
+        let (tokenizer, model) = (stage.model.serving().await.expect("the model serves").context, &stage.model);
         let tokenizer = tokenizer.prompts.tokenizer();
         let ids = model.tokenize("<|im_start|>A red star", true).await.expect("tokens");
-        assert_eq!(ids[0], tokenizer.id_of("<|im_start|>").expect("it is one"));
+        assert_eq!(ids[0], tokenizer.id_of("<|im_start|>").expect("a token"));
         assert_eq!(model.detokenize(ids.clone()).await.expect("text"), "<|im_start|>A red star");
         let spelled = model.token_strs(ids.clone()).await.expect("words");
-        let expected: Vec<_> = ids.iter().map(|id| tokenizer.token_of(*id).expect("known")).collect();
+        let expected: Vec<_> = ids.iter().map(|id| tokenizer.token_of(*id).expect("a known token")).collect();
         assert_eq!((spelled[0].as_str(), &spelled), ("<|im_start|>", &expected));
         for unknown in [model.detokenize([3, 864]).await.err(), model.token_strs([864]).await.err()] {
             let Some(ChatError::Sampling(source)) = unknown else { panic!("{unknown:?}") };
@@ -154,7 +154,7 @@ fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
                 "{source}"
             );
         }
-        let error = model.tokenize("a ".repeat(8 << 20), false).await.expect_err("it is too long");
+        let error = model.tokenize("a ".repeat(8 << 20), false).await.expect_err("the text is too long");
         assert!(matches!(error, ChatError::TooLong { tokens: 8704, has_more: true, limit: 256 }), "{error:?}");
         assert_eq!(model.tokenize("", false).await.expect("tokens"), [0; 0]);
         drop(running);
@@ -165,8 +165,8 @@ fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
 fn a_models_facts_are_those_of_its_folder_and_envelope() {
     story(async {
         let stage = Stage::set(small()).await;
-        let context = stage.model.serving().await.expect("it serves").context;
-        let facts = stage.model.facts().await.expect("it serves");
+        let context = stage.model.serving().await.expect("the model serves").context;
+        let facts = stage.model.facts().await.expect("the facts are known");
         assert_eq!((facts.vocabulary, facts.name.as_str()), (864, context.name.as_str()));
         assert_eq!(facts.context_tokens, context.envelope.context_tokens);
         assert_eq!((facts.pictures, facts.video_frames), (context.envelope.pictures, context.envelope.video_frames));
@@ -175,8 +175,8 @@ fn a_models_facts_are_those_of_its_folder_and_envelope() {
         // A model without pictures.
         let runtime = runtime_on(&device()).await;
         let folder = bursar_golden::path("qwen2");
-        let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
-        let facts = text_only.facts().await.expect("it serves");
+        let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("a model");
+        let facts = text_only.facts().await.expect("the facts are known");
         assert_eq!((facts.pictures, facts.video_frames), (0, 0), "{facts:?}");
         assert_eq!((facts.picture_pixels, facts.picture_tiles), (None, None));
         runtime.shutdown().await;
@@ -193,16 +193,16 @@ fn raw_pixels_equal_the_lossless_file_of_them() {
         // reuse of computed blocks.
         let chat = |salt: &str| text(QUESTION).max_tokens(16).log_probabilities(3).cache_salt(salt);
         let file = ask(&stage.model, chat("1").image(Image::from_bytes(png(&drawn)))).await.expect("a file");
-        let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("as many bytes as pixels take");
-        assert_eq!(format!("{pixels:?}"), "Image(EncodedImage { name: None, bytes: 17751 })", "pixels are the user's");
+        let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("three bytes for each pixel");
+        assert_eq!(format!("{pixels:?}"), "Image(EncodedImage { name: None, bytes: 17751 })", "pixels are not shown");
         assert_eq!(ask(&stage.model, chat("2").image(pixels)).await.expect("pixels"), file);
-        let turned = Image::from_rgb(61, 97, drawn.clone().into_raw()).expect("as many bytes");
+        let turned = Image::from_rgb(61, 97, drawn.clone().into_raw()).expect("three bytes a pixel");
         let turned = ask(&stage.model, chat("3").image(turned)).await.expect("pixels");
-        assert_ne!(turned.tokens, file.tokens, "the same bytes in other rows are another picture");
+        assert_ne!(turned.tokens, file.tokens, "the same bytes with another width are another picture");
         let error = Image::from_rgb(97, 62, drawn.into_raw()).expect_err("a row is missing");
         assert!(matches!(error, ImageError::PixelBytes { expected: 18_042, found: 17_751, .. }), "{error:?}");
         assert!(error.hint().contains("alpha"), "{}", error.hint());
-        let error = Image::from_rgb(0, 9, Vec::new()).expect_err("nothing to see");
+        let error = Image::from_rgb(0, 9, Vec::new()).expect_err("the picture has no pixels");
         assert!(matches!(error, ImageError::Empty { width: 0, height: 9 }), "{error:?}");
         stage.settled(&before).await;
     });
@@ -215,16 +215,16 @@ fn a_random_weight_model_is_planned_stressed_and_served_normally() {
         let runtime = runtime_on(&device).await;
         let answers = async |seed: u64| {
             let checkpoint = random_checkpoint("qwen2.5-vl-tiny", seed).expect("a known shape");
-            let model = runtime.load_with(ModelSource::random(checkpoint), small(), |_| {}).await.expect("it starts");
+            let model = runtime.load_with(ModelSource::random(checkpoint), small(), |_| {}).await.expect("a model");
             let chat = text(QUESTION).image(picture(2)).max_tokens(24).ignore_end();
-            let whole = ask(&model, chat).await.expect("it answers");
-            runtime.unload("qwen2.5-vl-tiny").await.expect("it ends");
+            let whole = ask(&model, chat).await.expect("the model answers");
+            runtime.unload("qwen2.5-vl-tiny").await.expect("the model unloads");
             assert!(whole.usage.picture_tokens > 0 && whole.usage.completion_tokens == 24, "{:?}", whole.usage);
             whole.text
         };
         let first = answers(1).await;
-        assert_eq!(first, answers(1).await, "the same seed");
-        assert_ne!(first, answers(2).await, "another");
+        assert_eq!(first, answers(1).await, "the same seed gives the same reply");
+        assert_ne!(first, answers(2).await, "another seed gives another reply");
         runtime.shutdown().await;
     });
 }

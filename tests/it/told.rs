@@ -21,7 +21,7 @@ fn told(output: &Output) -> String {
 /// The message of a refused chat as a person reads it, and the exit code.
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
-    assert!(!output.status.success(), "{arguments:?} is refused");
+    assert!(!output.status.success(), "{arguments:?} must be refused");
     (told(&output), output.status.code())
 }
 
@@ -40,7 +40,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary is there");
         drop(child.stdout.take());
-        let output = child.wait_with_output().expect("it ends");
+        let output = child.wait_with_output().expect("the program ends");
         assert_eq!(told(&output), "", "{arguments:?}");
         let is_refused = arguments[0] == "drill";
         assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
@@ -52,7 +52,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         .spawn()
         .expect("the binary is there");
     drop(child.stderr.take());
-    assert_eq!(child.wait().expect("it ends").code(), Some(1));
+    assert_eq!(child.wait().expect("the program ends").code(), Some(1));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_schema_error_is_reported_with_its_place() {
     let folder = Folder::empty();
     let schema = folder.path().join("schema.json");
     let fault = json!({"type": "object", "properties": {"size": {"type": "integer"}, "kind": {"type": "zebra"}}});
-    fs::write(&schema, fault.to_string()).expect("it is written");
+    fs::write(&schema, fault.to_string()).expect("the file is written");
     let (told, _) = refused(&["--json-schema", &schema.display().to_string(), "hello"]);
     assert!(told.contains("zebra") && told.contains("/properties/kind"), "{told}");
 }
@@ -72,7 +72,7 @@ fn a_templates_refusal_is_reported_in_its_own_words() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
     }
     let template = "{{ raise_exception('quietly, please: ' + messages[0].role) }}";
-    fs::write(folder.path().join("chat_template.jinja"), template).expect("it is written");
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("the file is written");
     let (told, _) = refused(&["--model", &folder.path().display().to_string(), "hello"]);
     assert!(told.contains("quietly, please: user"), "{told}");
 }
@@ -97,7 +97,7 @@ fn a_nonexistent_folder_is_reported_as_missing() {
     let (told, _) = refused(&["--model", "./nowhere", "hello"]);
     assert!(told.contains("there is no folder ./nowhere"), "{told}");
     let (told, _) = refused(&["--model", &path("docs"), "hello"]);
-    assert!(told.contains("has no config.json"), "one that is there is not: {told}");
+    assert!(told.contains("has no config.json"), "an existing folder is not reported as missing: {told}");
 }
 
 #[test]
@@ -158,11 +158,11 @@ fn each_failed_sample_says_which_it_is() {
         let errors = of_type(&events(&output), "error");
         errors.iter().map(|error| error["sample"].as_u64()).collect::<Vec<_>>()
     };
-    assert_eq!(samples(&["--top-p", "7"]), [Some(0), Some(1), Some(2)], "refused before a model is loaded");
+    assert_eq!(samples(&["--top-p", "7"]), [Some(0), Some(1), Some(2)], "refused before any model loads");
     assert_eq!(samples(&["--context-tokens", "64", "--step-tokens", "64", "--min-tokens", "80"]).len(), 3);
     let mut late = samples(&["--deadline", "0.05", "--regex", "[a-z]{4000}"]);
     late.sort_unstable();
-    assert_eq!(late, [Some(0), Some(1), Some(2)], "while they are said");
+    assert_eq!(late, [Some(0), Some(1), Some(2)], "each sample misses its deadline during the reply");
 }
 
 /// A command's output on a terminal.
@@ -202,13 +202,13 @@ fn json_tokens(folder: &Path, whitespace: &[&str]) -> (String, u64) {
         "required": ["count", "round"],
         "additionalProperties": false,
     });
-    fs::write(&schema, shape.to_string()).expect("it is written");
+    fs::write(&schema, shape.to_string()).expect("the file is written");
     let schema = schema.display().to_string();
     let asked = ["--json", "--temperature", "0", "--json-schema", &schema, "How many shapes are there?"];
     let output = feed(command(&[whitespace, &asked].concat()), "");
     let [done] = of_type(&events(&output), "done").try_into().expect("one reply");
     let text = done["text"].as_str().expect("text").to_owned();
-    let value: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?} is JSON"));
+    let value: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("not JSON: {text:?}"));
     assert!(value["count"].is_u64() && value["round"].is_boolean(), "{text}");
     (text, done["usage"]["completion_tokens"].as_u64().expect("a number"))
 }

@@ -54,14 +54,14 @@ async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEv
                     Some(Heard { events: Vec::new(), scored, text, reasoning, calls, finish_reason, tokens, reasoned });
                 continue;
             }
-            other => panic!("an event that no story knows: {other:?}"),
+            other => panic!("an event that this test does not expect: {other:?}"),
         };
         match events.last_mut().filter(|last| last.starts_with(&kind)) {
             Some(last) => *last += &more,
             None => events.push(kind + &more),
         }
     }
-    let heard = last.expect("a reply ends");
+    let heard = last.expect("a reply has an end");
     let of = |kind: &str| events.iter().filter_map(|event| event.strip_prefix(kind)).collect::<String>();
     assert_eq!((of("text "), of("reasoning ")), (heard.text.clone(), heard.reasoning.clone()));
     for (index, call) in heard.calls.iter().enumerate() {
@@ -99,7 +99,7 @@ fn about() -> Chat {
 /// A chat whose reply is exactly `script`. The chat has tools, so the grammar allows a tool call in
 /// place of the script. A penalty on the first character of a call prevents that.
 async fn scripted(model: &ModelHandle, chat: Chat, script: &str) -> Chat {
-    let context = model.serving().await.expect("it serves").context;
+    let context = model.serving().await.expect("the model serves").context;
     let tokenizer = context.prompts.tokenizer();
     let mut chat = chat.format(OutputFormat::Choice(vec![script.to_owned()]));
     for id in 0..tokenizer.vocabulary_size() as u32 {
@@ -119,7 +119,7 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
         let stage = Stage::set(roomy()).await;
         for seed in 0..4 {
             let chat = about().temperature(2.0).seed(seed).parallel_tool_calls(false).log_probabilities(1);
-            let heard = hear(&stage.model, chat.tool_choice(ToolChoice::Required), |_| {}).await.expect("it answers");
+            let heard = hear(&stage.model, chat.tool_choice(ToolChoice::Required), |_| {}).await.expect("an answer");
             assert_eq!(heard.finish_reason, FinishReason::ToolCalls);
             assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.scored), ("", "", heard.tokens));
             let [call] = &heard.calls[..] else { panic!("{:?}", heard.calls) };
@@ -128,14 +128,14 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
             );
         }
         let named = |name: &str| about().tool_choice(ToolChoice::Named(name.to_owned()));
-        let heard = hear(&stage.model, named("weather"), |_| {}).await.expect("it answers");
+        let heard = hear(&stage.model, named("weather"), |_| {}).await.expect("the model answers");
         let arguments = heard.calls[0].parsed().expect("an object");
         assert!(arguments["place"].is_string() && (1..=9).contains(&arguments["days"].as_u64().expect("a number")));
-        let heard = hear(&stage.model, named("clock"), |_| {}).await.expect("it answers");
+        let heard = hear(&stage.model, named("clock"), |_| {}).await.expect("the model answers");
         assert_eq!((heard.calls[0].name.as_str(), heard.calls[0].arguments.as_str()), ("clock", "{}"));
         // The next turn contains the call and its result.
         let next = about().tool_call(heard.calls[0].clone()).tool_result(&heard.calls[0].id, "12:00").max_tokens(4);
-        assert!(ask(&stage.model, next).await.expect("it answers").usage.prompt_tokens > 100);
+        assert!(ask(&stage.model, next).await.expect("the model answers").usage.prompt_tokens > 100);
     });
 }
 
@@ -145,7 +145,7 @@ fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
         let stage = Stage::set(roomy()).await;
         let script = format!("Let me see.\n{CALL}\nAnd then:\n\n{CALL}\n{CALL}\nDone.");
         let chat = scripted(&stage.model, about(), &script).await;
-        let heard = hear(&stage.model, chat.clone(), |_| {}).await.expect("it answers");
+        let heard = hear(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
         let arguments = "{\"place\": \"Bern\", \"days\": 2}";
         let call = |index: usize| {
             [format!("begin {index} weather"), format!("arguments {index} {arguments}"), format!("end {index} true")]
@@ -157,23 +157,23 @@ fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
         assert_eq!((&heard.events, heard.finish_reason), (&expected, FinishReason::ToolCalls));
         assert_eq!(heard.text, "Let me see.\nAnd then:\nDone.");
         // The reply ends with the first call.
-        let one = hear(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("it answers");
+        let one = hear(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert_eq!((&one.events[..], one.finish_reason), (&expected[..4], FinishReason::ToolCalls));
         assert!(one.tokens < heard.tokens);
         // A call that is not valid does not count as the requested call.
         let broken = CALL.replace("\"days\": 2", "\"days\": ,");
         let chat_of = scripted(&stage.model, about(), &format!("{broken}\nOnce more:\n{CALL}\nDone.")).await;
-        let again = hear(&stage.model, chat_of.parallel_tool_calls(false), |_| {}).await.expect("it answers");
+        let again = hear(&stage.model, chat_of.parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert_eq!(again.calls.iter().map(|call| call.is_whole).collect::<Vec<_>>(), [false, true]);
         assert_eq!((again.text.trim(), again.finish_reason), ("Once more:", FinishReason::ToolCalls));
         // Stop strings and limits apply to the raw text that the model generates.
-        let stopped = hear(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("it answers");
+        let stopped = hear(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("the model answers");
         assert_eq!(stopped.calls[0].arguments, "{\"place\": \"Bern");
         assert_eq!((stopped.calls[0].is_whole, stopped.finish_reason), (false, FinishReason::Stop));
-        let cut = hear(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("it answers");
+        let cut = hear(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("an answer");
         assert_eq!((cut.calls.len(), cut.finish_reason), (3, FinishReason::Length));
         // Without reply formats, everything is text.
-        let plain = hear(&stage.model, chat.reply_format(ReplyFormat::default()), |_| {}).await.expect("it answers");
+        let plain = hear(&stage.model, chat.reply_format(ReplyFormat::default()), |_| {}).await.expect("an answer");
         assert_eq!((plain.text, plain.calls, plain.finish_reason), (script, Vec::new(), FinishReason::Stop));
     });
 }
@@ -183,9 +183,9 @@ fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let chat = scripted(&stage.model, about(), &format!("Let me see.\n{CALL}\n{CALL}\nDone.")).await;
-        let undisturbed = hear(&stage.model, chat.clone(), |_| {}).await.expect("it answers");
+        let undisturbed = hear(&stage.model, chat.clone(), |_| {}).await.expect("the model answers");
         for (moment, occurrence) in [("begin", 0), ("arguments", 2), ("end", 0)] {
-            let victim = stage.model.serving().await.expect("it serves").scheduler;
+            let victim = stage.model.serving().await.expect("the model serves").scheduler;
             let mut seen = 0;
             let heard = hear(&stage.model, chat.clone(), |event| {
                 let is_moment = matches!(
@@ -199,8 +199,8 @@ fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
                 }
                 seen += usize::from(is_moment);
             });
-            let heard = heard.await.expect("it goes on");
-            assert!(seen > occurrence, "it was killed");
+            let heard = heard.await.expect("the reply goes on");
+            assert!(seen > occurrence, "the scheduler was killed during the reply");
             assert_eq!(heard.events, undisturbed.events, "{moment}");
             assert_eq!((heard.tokens, heard.finish_reason), (undisturbed.tokens, undisturbed.finish_reason));
         }
@@ -214,8 +214,8 @@ async fn with_template(runtime: &bursar::Runtime, template: &str) -> (Folder, Mo
     for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
     }
-    fs::write(folder.path().join("chat_template.jinja"), template).expect("it is written");
-    let model = runtime.load_with(ModelSource::folder(folder.path()), roomy(), |_| {}).await.expect("it starts");
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("the file is written");
+    let model = runtime.load_with(ModelSource::folder(folder.path()), roomy(), |_| {}).await.expect("the model starts");
     (folder, model)
 }
 
@@ -232,7 +232,7 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
         // which this model never closes.
         let one = OutputFormat::Choice(vec!["1".into()]);
         let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
-        let thinking = hear(&model, chat.clone(), |_| {}).await.expect("it answers");
+        let thinking = hear(&model, chat.clone(), |_| {}).await.expect("the model answers");
         assert_eq!((thinking.text.as_str(), thinking.finish_reason), ("", FinishReason::Length));
         assert_eq!((!thinking.reasoning.trim().is_empty(), thinking.scored), (true, 12), "{thinking:?}");
         assert_eq!(thinking.reasoned, 12, "every token is reasoning");
@@ -241,17 +241,17 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
         // A caller may want the raw text, in which the format applies from the beginning.
         let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
         for chat in [off, chat.clone().reply_format(raw)] {
-            let heard = hear(&model, chat, |_| {}).await.expect("it answers");
+            let heard = hear(&model, chat, |_| {}).await.expect("the model answers");
             assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.reasoned), ("1", "", 0));
         }
-        let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a form ends");
+        let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a format needs an end");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
         // Continued reasoning is still reasoning, and continued text is still text.
         let more = hear(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
-        let more = more.expect("it goes on");
+        let more = more.expect("the reply goes on");
         assert_eq!((more.text.as_str(), more.reasoned, more.reasoning.is_empty()), ("", 12, false), "{more:?}");
         let said = hear(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
-        assert_eq!(said.expect("it goes on").text, "1");
+        assert_eq!(said.expect("the reply goes on").text, "1");
         // Reasoning of earlier turns reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
         let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;
@@ -262,9 +262,9 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
 
 /// The number of tokens in a chat's prompt.
 async fn ask_prompt(model: &ModelHandle, chat: Chat) -> usize {
-    let mut reply = model.chat(chat).await.expect("it answers");
+    let mut reply = model.chat(chat).await.expect("the model answers");
     loop {
-        if let ChatEvent::Done { usage, .. } = reply.next().await.expect("it ends").expect("well") {
+        if let ChatEvent::Done { usage, .. } = reply.next().await.expect("the reply goes on").expect("without error") {
             return usage.prompt_tokens;
         }
     }
@@ -278,7 +278,7 @@ fn without_a_choice_the_tools_are_hidden_and_calls_are_text() {
         let hidden = about().tool_choice(ToolChoice::None);
         assert_eq!(ask_prompt(&stage.model, hidden.clone().max_tokens(1)).await, blank);
         let chat = hidden.format(OutputFormat::Choice(vec![CALL.to_owned()]));
-        let heard = hear(&stage.model, chat, |_| {}).await.expect("it answers");
+        let heard = hear(&stage.model, chat, |_| {}).await.expect("the model answers");
         assert_eq!((heard.text.as_str(), heard.finish_reason), (CALL, FinishReason::Stop));
     });
 }
@@ -287,7 +287,7 @@ fn without_a_choice_the_tools_are_hidden_and_calls_are_text() {
 fn tools_that_cannot_be_called_are_refused_by_name() {
     story(async {
         let stage = Stage::set(roomy()).await;
-        let refused = async |chat: Chat| stage.model.chat(chat).await.expect_err("it is refused");
+        let refused = async |chat: Chat| stage.model.chat(chat).await.expect_err("the request is refused");
         let required = || about().tool_choice(ToolChoice::Required);
         let none = refused(text("Hm?").tool_choice(ToolChoice::Required)).await;
         assert!(matches!(none, ChatError::Tools(ToolError::NoTools)), "{none}");
@@ -301,7 +301,7 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         assert!(schema.reason().is_some_and(|reason| reason.contains("/properties/a")), "{schema:?}");
         // If a tool is named, only the schema of that tool is checked.
         let named = about().tools([fault]).tool_choice(ToolChoice::Named("clock".into()));
-        assert_eq!(hear(&stage.model, named, |_| {}).await.expect("it answers").calls.len(), 1);
+        assert_eq!(hear(&stage.model, named, |_| {}).await.expect("the model answers").calls.len(), 1);
         let no_format = refused(required().reply_format(ReplyFormat::default())).await;
         assert!(matches!(no_format, ChatError::Tools(ToolError::NoFormat)), "{no_format}");
         let formed = refused(required().format(OutputFormat::json(json!({"type": "zebra"})))).await;
@@ -317,17 +317,17 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         let about = || about().template_variable("enable_thinking", false);
         let required = || about().tool_choice(ToolChoice::Required);
         let prompt = blind.prompt_of(about()).await.expect("a prompt");
-        let shown = blind.detokenize(prompt.token_ids).await.expect("its text");
+        let shown = blind.detokenize(prompt.token_ids).await.expect("the prompt's text");
         assert!(shown.contains("<tools>\n{\"type\":\"function\"") && shown.contains("\"clock\""), "{shown}");
-        let called = hear(&blind, required().parallel_tool_calls(false), |_| {}).await.expect("it answers");
+        let called = hear(&blind, required().parallel_tool_calls(false), |_| {}).await.expect("the model answers");
         assert!(called.calls.len() == 1 && called.calls[0].is_whole, "{:?}", called.calls);
         let next = about().tool_call(called.calls[0].clone()).tool_result(&called.calls[0].id, "12:00");
         let shown = blind.prompt_of(next).await.expect("a prompt").token_ids;
-        let shown = blind.detokenize(shown).await.expect("its text");
+        let shown = blind.detokenize(shown).await.expect("the prompt's text");
         assert!(shown.contains("<tool_call>\n{") && shown.contains("<tool_response>\n12:00\n"), "{shown}");
         // A caller that describes the tools in words can set the format of the calls.
         let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
         let told = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);
-        assert_eq!(hear(&blind, told, |_| {}).await.expect("it answers").calls.len(), 1);
+        assert_eq!(hear(&blind, told, |_| {}).await.expect("the model answers").calls.len(), 1);
     });
 }

@@ -23,11 +23,11 @@ fn said(bytes: &[u8]) -> String {
 /// request gets the later scrape.
 fn recorded() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
-    let address = listener.local_addr().expect("it has one").to_string();
+    let address = listener.local_addr().expect("a local address").to_string();
     thread::spawn(move || {
         let mut metrics = include_str!("../../cli/src/top/recorded/card_before.prom");
         for stream in listener.incoming() {
-            let mut stream = stream.expect("somebody comes");
+            let mut stream = stream.expect("a client connects");
             let asked = BufReader::new(stream.try_clone().expect("a second handle"));
             let lines: Vec<_> = asked.lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
             let body = match lines.first().map(String::as_str) {
@@ -35,10 +35,10 @@ fn recorded() -> String {
                     std::mem::replace(&mut metrics, include_str!("../../cli/src/top/recorded/card.prom"))
                 }
                 Some("GET /events HTTP/1.1") => include_str!("../../cli/src/top/recorded/card_events.json"),
-                other => panic!("somebody asks for {other:?}"),
+                other => panic!("unexpected request: {other:?}"),
             };
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("it is taken");
+            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("a client reads");
         }
     });
     address
@@ -54,23 +54,23 @@ fn one_look_at_a_process_prints_text_or_one_object() {
     {
         assert!(text.contains(told), "{told} is not in\n{text}");
     }
-    assert!(!text.contains('\u{1b}'), "what goes to a file has no colours:\n{text}");
+    assert!(!text.contains('\u{1b}'), "output to a file has no colors:\n{text}");
 
     let coloured = said(&top(&[&recorded(), "--once", "--every", "100ms", "--color", "always"]).stdout);
-    assert!(coloured.contains("\u{1b}[38;5;"), "sixteen colours, since nobody says there are more:\n{coloured}");
+    assert!(coloured.contains("\u{1b}[38;5;"), "sixteen colors without COLORTERM:\n{coloured}");
 
     let output = top(&[&recorded(), "--once", "--json", "--every", "100ms"]);
     let object: Value = serde_json::from_slice(&output.stdout).expect("one object");
     let view = &object["view"];
     assert_eq!(view["devices"][0]["total"], 159_987_531_776_u64);
-    assert!(view["models"][0]["speed"]["generated_tokens"].as_f64().expect("two looks make a rate") > 0.0);
+    assert!(view["models"][0]["speed"]["generated_tokens"].as_f64().expect("two scrapes give a rate") > 0.0);
     assert_eq!(view["events"][7]["kind"], "moved");
 }
 
 #[test]
 fn top_without_served_metrics_exits_1_with_a_hint() {
     let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
-    let address = gone.local_addr().expect("it has one").to_string();
+    let address = gone.local_addr().expect("a local address").to_string();
     drop(gone);
     let output = top(&[&address, "--once"]);
     assert_eq!(output.status.code(), Some(1));
@@ -84,5 +84,5 @@ fn top_without_served_metrics_exits_1_with_a_hint() {
     assert_eq!(output.status.code(), Some(1), "there is no terminal to draw on");
     assert!(said(&output.stderr).contains("--once"), "{}", said(&output.stderr));
     assert_eq!(top(&["host:port"]).status.code(), Some(2));
-    assert_eq!(top(&["--json"]).status.code(), Some(2), "one object is one look");
+    assert_eq!(top(&["--json"]).status.code(), Some(2), "--json needs --once");
 }

@@ -32,7 +32,7 @@ fn a_video_chat_is_answered_and_its_steps_are_counted() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let tokens = async |frames| {
-            let whole = ask(&stage.model, about_video(film(frames, 2.0))).await.expect("it answers");
+            let whole = ask(&stage.model, about_video(film(frames, 2.0))).await.expect("the model answers");
             assert!(!whole.text.is_empty() && whole.usage.completion_tokens > 0);
             assert!(whole.usage.prompt_tokens > whole.usage.picture_tokens);
             whole.usage.picture_tokens
@@ -57,12 +57,12 @@ fn videos_and_pictures_share_turns_and_alternate_between_turns() {
         let before = stage.snapshot().await;
         let mixed =
             about_video(film(2, 1.0)).image(picture(1)).assistant("A square.").user("And now?").video(film(3, 4.0));
-        let whole = ask(&stage.model, mixed).await.expect("it answers");
-        let one = ask(&stage.model, about(1)).await.expect("it answers").usage.picture_tokens;
-        assert!(whole.usage.picture_tokens > one + 2, "a picture and three steps: {:?}", whole.usage);
+        let whole = ask(&stage.model, mixed).await.expect("the model answers");
+        let one = ask(&stage.model, about(1)).await.expect("the model answers").usage.picture_tokens;
+        assert!(whole.usage.picture_tokens > one + 2, "one picture and three video steps: {:?}", whole.usage);
         let between = vec![Content::Text("Before".into()), Content::Video(film(2, 1.0)), Content::Text("after".into())];
         let chat = Chat::new().turn(Role::User, between).temperature(0.0).max_tokens(8);
-        assert_eq!(ask(&stage.model, chat).await.expect("it answers").usage.picture_tokens, 9);
+        assert_eq!(ask(&stage.model, chat).await.expect("the model answers").usage.picture_tokens, 9);
         stage.settled(&before).await;
     });
 }
@@ -88,7 +88,7 @@ fn concurrent_video_chats_are_answered_as_if_alone() {
             })
             .collect();
         for (number, reply) in together.into_iter().enumerate() {
-            assert_eq!(reply.await.expect("no panic"), alone[number], "chat {number} alone and among others");
+            assert_eq!(reply.await.expect("no panic"), alone[number], "chat {number} alone and concurrently");
         }
         stage.settled(&before).await;
     });
@@ -103,7 +103,7 @@ fn the_frame_rate_reaches_the_model() {
         let mut scores = std::collections::BTreeSet::new();
         let mut tokens = std::collections::BTreeSet::new();
         for rate in [30.0, 2.0, 0.5, 0.1, 0.02] {
-            let whole = ask(&stage.model, about_video(film(8, rate)).log_probabilities(0)).await.expect("it answers");
+            let whole = ask(&stage.model, about_video(film(8, rate)).log_probabilities(0)).await.expect("an answer");
             scores.insert(whole.tokens[0].token.log_probability.to_bits());
             tokens.insert(whole.usage.prompt_tokens);
         }
@@ -117,10 +117,10 @@ fn a_vision_actor_dying_under_a_video_costs_only_a_pause() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, about_video(film(6, 2.0))).await;
-        let serving = stage.model.serving().await.expect("it serves");
+        let serving = stage.model.serving().await.expect("the model serves");
         let reply = stage.model.chat(about_video(film(6, 2.0))).await.expect("accepted");
-        serving.vision.expect("a model with pictures").kill();
-        assert_eq!(listen(reply).await.expect("it answers").text, expected);
+        serving.vision.expect("the model takes pictures").kill();
+        assert_eq!(listen(reply).await.expect("the model answers").text, expected);
         eventually("the ledger is as before", async || stage.snapshot().await == before).await;
     });
 }
@@ -171,13 +171,13 @@ fn each_bad_video_fails_alone_with_its_error() {
         let expected = answer(&stage.model, about_video(film(2, 2.0))).await;
         let before = stage.snapshot().await;
         for (name, video, says, words) in table() {
-            let beside = stage.model.chat(about_video(film(2, 2.0))).await.expect("a good one beside it");
+            let beside = stage.model.chat(about_video(film(2, 2.0))).await.expect("the good request is accepted");
             let error = ask(&stage.model, about_video(video)).await.expect_err(name);
             assert!(says(&error), "{name}: {error:?}");
             assert!(error.to_string().contains(words), "{name} does not say '{words}': {error}");
             assert!(!error.hint().is_empty(), "{name} has no hint");
             assert!(!format!("{error} {error:?} {}", error.hint()).contains("secret"), "{error:?}");
-            assert_eq!(listen(beside).await.expect("it answers").text, expected, "beside {name}");
+            assert_eq!(listen(beside).await.expect("the model answers").text, expected, "beside {name}");
             stage.settled(&before).await;
         }
     });
@@ -192,12 +192,12 @@ fn a_video_with_damaged_frames_or_no_room_fails_alone() {
         let middle = bytes.len() / 2;
         bytes[middle..middle + 40].fill(0xA5);
         let broken = Video::from_frames([frame(84, 84, 0), Image::from_bytes(Arc::<[u8]>::from(bytes))], 2.0);
-        let error = ask(&stage.model, about_video(broken)).await.expect_err("damaged");
+        let error = ask(&stage.model, about_video(broken)).await.expect_err("the video is damaged");
         assert!(matches!(error, ChatError::Vision(_)), "{error:?}");
         assert!(error.to_string().contains("video 0: frame 1"), "{error}");
         let large = || Image::from_bytes(png(&RgbImage::new(400, 400)));
         let crowded = about_video(film(2, 2.0)).image(large()).image(large());
-        let error = ask(&stage.model, crowded).await.expect_err("two pictures fill the envelope");
+        let error = ask(&stage.model, crowded).await.expect_err("two large pictures fill the envelope");
         let says = |e: &VideoError| matches!(e, VideoError::TooLarge { limit: 0, .. });
         assert!(matches!(&error, ChatError::Video { index: 0, source } if says(source)), "{error:?}");
         stage.settled(&before).await;
@@ -212,7 +212,7 @@ fn a_model_without_video_refuses_videos_and_keeps_placeholders_as_text() {
         let folder = bursar_golden::path("qwen2");
         let model = runtime.load_with(ModelSource::folder(&folder), small(), |_| {}).await;
         let model = model.unwrap_or_else(|error| panic!("{error}: {}", error.hint()));
-        let error = ask(&model, about_video(film(2, 2.0))).await.expect_err("it takes no videos");
+        let error = ask(&model, about_video(film(2, 2.0))).await.expect_err("the model takes no videos");
         assert!(matches!(error, ChatError::Layout(_)), "{error:?}");
         assert!(error.hint().contains("vision model"), "{}", error.hint());
         runtime.shutdown().await;

@@ -45,8 +45,8 @@ impl Start {
             let told = told.clone();
             move |progress| told.lock().expect("no panic").push((progress, Instant::now()))
         };
-        let model = runtime.load_with(source, options, listen).await.expect("it starts");
-        let serving = model.serving().await.expect("it serves");
+        let model = runtime.load_with(source, options, listen).await.expect("the model starts");
+        let serving = model.serving().await.expect("the model serves");
         let told = std::mem::take(&mut *told.lock().expect("no panic"));
         Start { told, began, model, serving }
     }
@@ -76,7 +76,7 @@ impl Start {
     fn reasons(&self) -> Vec<String> {
         let of = |notice| match notice {
             Notice::ProfileIgnored { reasons, .. } => reasons,
-            notice => panic!("another notice: {notice}"),
+            notice => panic!("expected another notice: {notice}"),
         };
         self.notices().into_iter().flat_map(of).collect()
     }
@@ -84,8 +84,8 @@ impl Start {
     #[track_caller]
     fn assert_ran(&self, times: usize) {
         let runs = self.runs();
-        assert!(runs.len() >= 3, "a model that sees has several worst cases: {runs:?}");
-        assert!(runs.iter().all(|(_, runs)| *runs == times), "each {times} times: {runs:?}");
+        assert!(runs.len() >= 3, "a vision model has several worst cases: {runs:?}");
+        assert!(runs.iter().all(|(_, runs)| *runs == times), "each worst case runs {times} times: {runs:?}");
         assert_eq!(self.serving.is_warm, times == 1);
     }
 
@@ -93,7 +93,7 @@ impl Start {
     fn sizing(&self) -> Duration {
         let sizes = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { .. });
         let first = self.told.iter().find(sizes).map_or(self.began, |(_, at)| *at);
-        self.told.last().expect("it told of READY").1 - first
+        self.told.last().expect("READY was reported").1 - first
     }
 }
 
@@ -114,16 +114,16 @@ fn a_second_start_runs_each_worst_case_once_and_reports_alike() {
         let runtime = runtime_on(&device()).await;
         let cold = Start::demo(&runtime, sized(folder.path())).await;
         cold.assert_ran(2);
-        assert_eq!(cold.notices(), [], "there is nothing to tell of a first start");
+        assert_eq!(cold.notices(), [], "a first start has nothing to report");
         let expected = answer(&cold.model, about(1)).await;
         end(runtime).await;
-        assert_eq!(files(folder.path()).len(), 1, "one file a model and device");
+        assert_eq!(files(folder.path()).len(), 1, "one file per model and device");
 
         let runtime = runtime_on(&device()).await;
         let warm = Start::demo(&runtime, sized(folder.path())).await;
         warm.assert_ran(1);
         assert_eq!(warm.notices(), []);
-        assert_eq!(warm.serving.record, cold.serving.record, "permits are the same");
+        assert_eq!(warm.serving.record, cold.serving.record, "warm and cold start have the same record");
         assert_eq!(answer(&warm.model, about(1)).await, expected);
         let (cold_lease, warm_lease) = (cold.serving.record.kv_tokens(), warm.serving.record.kv_tokens());
         assert_eq!(cold_lease, warm_lease);
@@ -152,10 +152,10 @@ fn a_warm_start_sizes_in_less_time() {
             of_its_kind.push(start.sizing());
             end(runtime).await;
         }
-        assert_eq!((cold.len(), warm.len()), (2, 2), "two measured anew, two relied on the second");
-        let (cold, warm) = (cold.iter().min().expect("two"), warm.iter().min().expect("two"));
+        assert_eq!((cold.len(), warm.len()), (2, 2), "two cold starts and two warm starts");
+        let (cold, warm) = (cold.iter().min().expect("two starts"), warm.iter().min().expect("two starts"));
         println!("sizing took {} ms cold and {} ms warm", cold.as_millis(), warm.as_millis());
-        assert!(warm < cold, "{warm:?} with half the work, {cold:?}");
+        assert!(warm < cold, "a warm start took {warm:?} with half the work, a cold one {cold:?}");
     });
 }
 
@@ -166,7 +166,7 @@ fn no_profile_is_written_or_read_without_a_folder() {
         let runtime = runtime_on(&device()).await;
         let silent = LoadOptions { profiles: None, ..sized(folder.path()) };
         Start::demo(&runtime, silent.clone()).await.assert_ran(2);
-        runtime.unload("demo").await.expect("it unloads");
+        runtime.unload("demo").await.expect("the model unloads");
         Start::demo(&runtime, silent).await.assert_ran(2);
         assert_eq!(files(folder.path()), [] as [PathBuf; 0]);
         end(runtime).await;
@@ -183,7 +183,7 @@ fn a_new_envelope_share_or_canary_is_measured_once() {
         let runtime = runtime_on(&device()).await;
         let start = async |options: LoadOptions| {
             let start = Start::demo(&runtime, options).await;
-            runtime.unload("demo").await.expect("it unloads");
+            runtime.unload("demo").await.expect("the model unloads");
             start
         };
         start(usual()).await.assert_ran(2);
@@ -241,7 +241,7 @@ fn another_capacity_page_or_driver_is_named() {
         let coarser = start(HostConfig { page: Bytes::kib(128), ..host() }).await;
         coarser.assert_ran(2);
         assert_eq!(coarser.reasons(), ["page was 65,536 B, is 131,072 B"]);
-        assert!(coarser.notices()[0].to_string().contains(&folder.path().display().to_string()), "it says where");
+        assert!(coarser.notices()[0].to_string().contains(&folder.path().display().to_string()), "names the folder");
     });
 }
 
@@ -250,12 +250,12 @@ fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> 
     let from = bursar_golden::demo_checkpoint();
     for file in files(&from) {
         let name = file.file_name().expect("a file has a name");
-        fs::copy(&file, folder.path().join(name)).expect("it is copied");
+        fs::copy(&file, folder.path().join(name)).expect("the file is copied");
     }
     let settings = folder.path().join("preprocessor_config.json");
-    let mut json = serde_json::from_slice(&fs::read(&settings).expect("it is there")).expect("JSON");
+    let mut json = serde_json::from_slice(&fs::read(&settings).expect("the file is there")).expect("JSON");
     change(&mut json);
-    fs::write(settings, json.to_string()).expect("it is written");
+    fs::write(settings, json.to_string()).expect("the file is written");
     ModelSource::folder(folder.path())
 }
 
@@ -267,7 +267,7 @@ fn a_changed_processor_setting_is_named_with_old_and_new_values() {
         let start = async |source: ModelSource| {
             let name = Some("eyes".to_owned());
             let start = Start::on(&runtime, source, LoadOptions { name, ..sized(profiles.path()) }).await;
-            runtime.unload("eyes").await.expect("it unloads");
+            runtime.unload("eyes").await.expect("the model unloads");
             start
         };
         start(demo_folder(&model, |_| {})).await.assert_ran(2);
@@ -302,12 +302,12 @@ fn a_warm_start_refused_memory_becomes_a_cold_one() {
             assert_eq!(
                 sizes(&start.serving.record),
                 sizes(&cold.serving.record),
-                "{phase}: what is measured anew is all there is"
+                "{phase}: a new measurement gives the cold size"
             );
-            assert_eq!(start.serving.refusals, 0, "{phase}: nothing was refused of what was measured");
+            assert_eq!(start.serving.refusals, 0, "{phase}: no refusal counts against the new profile");
             answer(&start.model, about(1)).await;
             let ledger = runtime.budget().snapshot().await.expect("the budget answers");
-            assert_eq!(ledger.granted, device.counts().backed, "{phase}: no byte of the warm attempt is left");
+            assert_eq!(ledger.granted, device.counts().backed, "{phase}: no memory of the warm attempt is left");
             end(runtime).await;
             assert_eq!(device.counts().backed, Bytes::ZERO, "{phase}");
         }
@@ -320,7 +320,7 @@ fn a_warm_attempt_is_one_of_four() {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
         Start::demo(&runtime, sized(folder.path())).await;
-        runtime.unload("demo").await.expect("it unloads");
+        runtime.unload("demo").await.expect("the model unloads");
         let told = Arc::new(Mutex::new(Vec::new()));
         let listen = {
             let told = told.clone();
@@ -332,11 +332,11 @@ fn a_warm_attempt_is_one_of_four() {
         };
         let faults = FaultPlan::none().refuse(Phase::Validate, 4);
         let load = LoadOptions { faults, ..sized(folder.path()) };
-        let error = runtime.load_with(ModelSource::demo(), load, listen).await.err().expect("all are refused");
+        let error = runtime.load_with(ModelSource::demo(), load, listen).await.err().expect("every attempt is refused");
         assert!(error.to_string().contains("attempt 4"), "{error}");
         let told = std::mem::take(&mut *told.lock().expect("no panic"));
         let [warm, first, second, third] = told.try_into().expect("four attempts");
-        assert_eq!(warm, first, "what was written down is what there is");
+        assert_eq!(warm, first, "the warm attempt has the same size as the first cold one");
         let of = |blocks: usize, part: usize| blocks / 16 * part / 100 * 16;
         assert_eq!(second, of(first, 95));
         assert!(third < second);
@@ -364,9 +364,9 @@ fn a_change_of_other_processes_since_the_profile_is_measured_anew() {
         let [Notice::ProfileDropped { reason, .. }] = &*beside.notices() else { panic!("{:?}", beside.notices()) };
         let tokens = |start: &Start| format!("{} tokens", start.serving.record.kv_tokens());
         assert!(reason.contains(&format!("was {}, is {}", tokens(&alone), tokens(&beside))), "{reason}");
-        assert!(start(Bytes::mib(16)).await.serving.is_warm, "that is known now");
+        assert!(start(Bytes::mib(16)).await.serving.is_warm, "the new profile is used");
         let again = start(Bytes::ZERO).await;
-        assert!(!again.serving.is_warm, "there is room for more");
+        assert!(!again.serving.is_warm, "more memory is free, so the size is measured again");
         assert_eq!(again.serving.record.kv_blocks, alone.serving.record.kv_blocks);
         // A difference of a few pages does not invalidate a profile, because such amounts vary.
         let nearly = start(Bytes::kib(128)).await;
@@ -393,12 +393,12 @@ fn a_size_reached_by_shrinking_starts_warm_next_time() {
         let runtime = runtime_on(&device()).await;
         let warm = Start::demo(&runtime, sized(folder.path())).await;
         warm.assert_ran(1);
-        assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
+        assert_eq!(warm.serving.record, shrunk.serving.record, "the refused size is not tried again");
         // A further refusal shrinks the cache from this size.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "the engine lives");
         answer(&warm.model, about(1)).await;
-        let blocks = warm.model.serving().await.expect("it serves").record.kv_blocks;
+        let blocks = warm.model.serving().await.expect("the model serves").record.kv_blocks;
         assert_eq!(blocks, shrunk.serving.record.kv_blocks * 95 / 100);
         end(runtime).await;
     });
@@ -411,7 +411,7 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
         let runtime = runtime_on(&device()).await;
         let start = async || {
             let start = Start::demo(&runtime, sized(folder.path())).await;
-            runtime.unload("demo").await.expect("it unloads");
+            runtime.unload("demo").await.expect("the model unloads");
             start
         };
         let cold = start().await;
@@ -419,7 +419,7 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
         let good = fs::read_to_string(&file).expect("text");
         let written = |pointer: &str, value: serde_json::Value| {
             let mut json: serde_json::Value = serde_json::from_str(&good).expect("JSON");
-            *json.pointer_mut(pointer).expect("it is there") = value;
+            *json.pointer_mut(pointer).expect("the field is there") = value;
             json.to_string()
         };
         let huge = u64::MAX.into();
@@ -436,12 +436,12 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
             (written("/profiles/0/basis/driver", "old".into()), "driver was old, is "),
             (written("/profiles/0/kv_blocks", huge), "room for keys and values was "),
         ] {
-            fs::write(&file, &content).expect("it is written");
+            fs::write(&file, &content).expect("the file is written");
             let told = start().await;
             told.assert_ran(2);
             let [notice] = told.notices().try_into().expect("one notice");
             assert!(notice.to_string().contains(reason), "{reason}: {notice}");
-            assert!(!notice.to_string().contains("sequences\":"), "no line of the file is quoted: {notice}");
+            assert!(!notice.to_string().contains("sequences\":"), "the notice quotes no line of the file: {notice}");
             assert_eq!(sizes(&told.serving.record), sizes(&cold.serving.record), "{reason}");
             start().await.assert_ran(1);
         }
@@ -454,7 +454,7 @@ fn an_unwritable_folder_is_reported_without_an_error() {
     story(async {
         let folder = Folder::empty();
         let file = folder.path().join("a file");
-        fs::write(&file, "no folder").expect("it is written");
+        fs::write(&file, "no folder").expect("the file is written");
         let runtime = runtime_on(&device()).await;
         let start = Start::demo(&runtime, sized(&file.join("profiles"))).await;
         start.assert_ran(2);
@@ -480,7 +480,7 @@ fn two_simultaneous_starts_do_not_disturb_each_other() {
             }
             end(one).await;
             end(two).await;
-            assert_eq!(files(folder.path()).len(), 1, "nothing is left beside the file");
+            assert_eq!(files(folder.path()).len(), 1, "only the profile is left in the folder");
         }
     });
 }
@@ -494,7 +494,7 @@ fn a_dead_engine_restarts_from_its_written_profile() {
         let expected = answer(&start.model, about(1)).await;
         let supervised = runtime.supervised().await.expect("the runtime answers");
         supervised.engines["demo"].kill();
-        let again = start.model.serving_after(start.serving.generation).await.expect("it comes back");
+        let again = start.model.serving_after(start.serving.generation).await.expect("the model serves again");
         assert!(again.is_warm && !start.serving.is_warm);
         assert_eq!(again.record, start.serving.record);
         assert_eq!(answer(&start.model, about(1)).await, expected);
@@ -547,14 +547,14 @@ fn a_profile_killed_during_a_warm_start_is_measured_anew() {
         sizing.recv().await;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         engine.get_children().iter().for_each(|child| child.kill());
-        let model = loading.await.expect("no panic").expect("it starts");
-        let serving = model.serving().await.expect("it serves");
+        let model = loading.await.expect("no panic").expect("the model starts");
+        let serving = model.serving().await.expect("the model serves");
         assert!(!serving.is_warm);
         assert_eq!(sizes(&serving.record), sizes(&cold.serving.record));
-        let notice = notices.recv().await.expect("it tells why");
+        let notice = notices.recv().await.expect("the notice names the reason");
         assert!(matches!(notice, Notice::ProfileDropped { .. }), "{notice}");
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
-        assert_eq!(ledger.granted, device.counts().backed, "no byte of the dead attempt is left");
+        assert_eq!(ledger.granted, device.counts().backed, "no memory of the dead attempt is left");
         end(runtime).await;
     });
 }

@@ -121,7 +121,7 @@ impl Load {
     }
 
     fn note(&mut self, ended: Option<Result<Result<End, ChatError>, tokio::task::JoinError>>) {
-        match ended.expect("some are under way").expect("no request panics") {
+        match ended.expect("a request is in progress").expect("no request panics") {
             Ok(End::Finished) => self.ends.finished += 1,
             Ok(End::Cancelled) => self.ends.cancelled += 1,
             Ok(End::Differing) => self.ends.differing += 1,
@@ -130,7 +130,7 @@ impl Load {
             Err(ChatError::TooLong { .. } | ChatError::Picture { .. } | ChatError::Vision(_)) => {
                 self.ends.refused += 1;
             }
-            Err(error) => panic!("no chat of this soak ends so: {error:?}"),
+            Err(error) => panic!("unexpected end of a chat: {error:?}"),
         }
     }
 

@@ -109,7 +109,7 @@ impl Troubled {
                 engine_intensity: PATIENT,
                 ..small()
             };
-            models.push(runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts"));
+            models.push(runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("the model starts"));
         }
         Troubled { place, runtime, models, random: Random(seed), befallen: Befallen::default() }
     }
@@ -146,17 +146,17 @@ impl Troubled {
     async fn kill(&mut self, kind: usize, model: &ModelHandle) {
         let fault = [FaultInjection::Panic, FaultInjection::Fail][self.random.below(2)];
         let Ok(supervised) = self.runtime.supervised().await else { return };
-        let serving = model.serving().await.expect("it serves or sleeps");
+        let serving = model.serving().await.expect("the model serves or sleeps");
         let sent = match kind {
             0 => supervised.budget.send_message(BudgetMessage::InjectFault(fault)).is_ok(),
             1 => {
-                let facts = model.facts().await.expect("they are known");
+                let facts = model.facts().await.expect("the facts are known");
                 let engine = supervised.engines.get(&*facts.name);
                 let sent = engine.is_some_and(|engine| engine.send_message(EngineMessage::InjectFault(fault)).is_ok());
                 if sent {
                     // If another process took memory now, the new engine might not
                     // have enough to start.
-                    model.serving_after(serving.generation).await.expect("it starts again");
+                    model.serving_after(serving.generation).await.expect("the model starts again");
                 }
                 sent
             }
@@ -173,7 +173,7 @@ impl Troubled {
         match model.sleep(level, within).await {
             Ok(()) => self.befallen.sleeps += 1,
             Err(SleepError::Busy { .. }) => self.befallen.busy += 1,
-            Err(error) => panic!("a model sleeps or is busy: {error:?}"),
+            Err(error) => panic!("unexpected result of a sleep: {error:?}"),
         }
     }
 
@@ -198,7 +198,7 @@ impl Troubled {
     /// `before` in every class.
     pub async fn settled(&self, before: &Snapshot) {
         for model in &self.models {
-            model.wake().await.expect("it wakes up");
+            model.wake().await.expect("the model wakes up");
         }
         // On a GPU the driver's own memory use varies by a few MiB. The driver also allocates the
         // memory of CUDA graphs, and allocates less if it still has free memory from other
@@ -232,7 +232,7 @@ impl Troubled {
         .await;
         for model in &self.models {
             eventually("all blocks are home", async || {
-                let serving = model.serving().await.expect("it serves");
+                let serving = model.serving().await.expect("the model serves");
                 let (reply, usage) = Responder::new();
                 drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
                 usage.await.is_ok_and(|usage| usage.held == 0 && usage.blocks == serving.record.kv_blocks)

@@ -127,7 +127,7 @@ mod tests {
                     answer.give(Ok(()));
                     format!("forget {rows}")
                 }
-                _ => panic!("nothing else was asked"),
+                _ => panic!("the test sends no other job"),
             });
             done.collect()
         });
@@ -139,25 +139,25 @@ mod tests {
         let (lane, asked) = lane(4);
         let captured = Captured::default();
         (0..9).for_each(|_| captured.one_more());
-        assert_eq!(capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("it answers"), Bytes::mib(4));
-        assert_eq!(captured.count(), 5, "what was captured before counts no more");
+        assert_eq!(capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("the capture is answered"), Bytes::mib(4));
+        assert_eq!(captured.count(), 5, "graphs that were captured before do not count");
         drop(lane);
-        let asked = asked.join().expect("it has ended");
+        let asked = asked.join().expect("the lane thread has ended");
         assert_eq!(asked, ["capture 10", "capture 8", "capture 4", "capture 2", "capture 1"]);
     }
 
     #[tokio::test]
     async fn a_second_capture_takes_no_more_than_is_leased() {
         let (same, asked) = lane(4);
-        let outcome = recapture(same, SHAPE, Bytes::mib(4), Arc::default()).await.expect("it answers");
+        let outcome = recapture(same, SHAPE, Bytes::mib(4), Arc::default()).await.expect("the capture is answered");
         assert_eq!(outcome, Recaptured::All);
-        assert_eq!(asked.join().expect("it has ended").len(), 5);
+        assert_eq!(asked.join().expect("the lane thread has ended").len(), 5);
         let (larger, asked) = lane(0);
         let captured = Arc::<Captured>::default();
-        let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured.clone()).await.expect("it answers");
-        assert_eq!(captured.count(), 2, "the size that was forgotten is not counted");
-        assert_eq!(outcome, Recaptured::From(Some(8)), "what is smaller is launched");
-        assert_eq!(asked.join().expect("it has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
+        let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured.clone()).await.expect("the capture is answered");
+        assert_eq!(captured.count(), 2, "the forgotten size is not counted");
+        assert_eq!(outcome, Recaptured::From(Some(8)), "batches of smaller sizes run without a graph");
+        assert_eq!(asked.join().expect("the lane thread has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
     }
 
     #[tokio::test]

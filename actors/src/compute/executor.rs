@@ -63,7 +63,7 @@ impl Deref for Loaded {
     type Target = Arc<CudaKernels>;
 
     fn deref(&self) -> &Arc<CudaKernels> {
-        self.0.as_ref().expect("they are there until this drops")
+        self.0.as_ref().expect("the kernels exist until the value is dropped")
     }
 }
 
@@ -223,7 +223,7 @@ impl Executor {
     /// Creates the link that GPUs use for the collectives of steps, and returns one end per rank.
     /// No lane that uses an earlier link may still exist.
     fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<RankLink>, OpenError> {
-        let exchange = memory.exchange.as_ref().expect("GPUs of several ranks have memory to exchange in");
+        let exchange = memory.exchange.as_ref().expect("several GPU ranks have exchange memory");
         let addresses = exchange.addresses(self.ranks.len());
         if let Some(nccl) = &self.nccl {
             let kernels: Vec<_> = self.kernels().map(|kernels| &**kernels).collect();
@@ -239,7 +239,7 @@ impl Executor {
             // No lane uses that memory yet, so no other access races with the clear.
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
-        let Target::Cuda(CudaTarget { sms, .. }) = self.target() else { unreachable!("these are GPUs") };
+        let Target::Cuda(CudaTarget { sms, .. }) = self.target() else { unreachable!("the target is a GPU") };
         let sharing = ranks_of_a_device(devices(device));
         // SAFETY: the memory is mapped for all ranks and was cleared above, and the runners of all
         // ranks keep it alive until their work has ended.
@@ -288,7 +288,7 @@ impl OfRank {
             OfRank::Cuda(kernels) => {
                 let cuda = Cuda::new(kernels).map_err(|error| match error {
                     OpenError::Device(error) => KernelError::Device(error),
-                    error => unreachable!("what is loaded is not looked for again: {error}"),
+                    error => unreachable!("loaded kernels are not searched again: {error}"),
                 })?;
                 let model = Model::load_rank(checkpoint, rank, &cuda, segment, progress)?;
                 // The copies are still running, and lanes use other streams, so wait for them here.

@@ -55,12 +55,12 @@ mod tests {
     #[test]
     fn the_layer_that_is_shared_out_worst_counts_from_the_second_look_on() {
         let mut loads = ExpertLoads::new(4, Instant::now());
-        assert_eq!(loads.imbalance(vec![9, 9, 9, 9, u32::MAX, 0, 0, 0]), None, "where to count from");
+        assert_eq!(loads.imbalance(vec![9, 9, 9, 9, u32::MAX, 0, 0, 0]), None, "the first loads are the baseline");
         // The first layer is balanced. In the second layer one counter overflows and gets
         // 8 of 10 tokens.
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), Some(3.2));
-        assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "nothing was chosen");
-        assert_eq!(loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]), Some(1.0), "one layer stood still");
+        assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "no expert was chosen in one layer");
+        assert_eq!(loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]), Some(1.0), "a layer without new choices is ignored");
     }
 
     #[test]

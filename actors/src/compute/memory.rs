@@ -77,7 +77,7 @@ impl Deref for EngineMemory {
     type Target = EngineParts;
 
     fn deref(&self) -> &EngineParts {
-        self.0.as_ref().expect("it is there until it drops")
+        self.0.as_ref().expect("the parts exist until the value is dropped")
     }
 }
 
@@ -110,7 +110,7 @@ impl SamplingMemory {
     /// If fewer bytes are backed.
     pub fn over(segment: Segment, shape: SamplingShape) -> Self {
         let bytes = DType::U32.bytes(shape.words());
-        assert!(bytes <= segment.backed(), "sampling buffers of {bytes} in {}", segment.backed());
+        assert!(bytes <= segment.backed(), "sampling buffers of {bytes} do not fit {}", segment.backed());
         SamplingMemory { segment, shape }
     }
 
@@ -142,7 +142,7 @@ impl GraphInputs {
     /// If fewer bytes are backed.
     pub fn over(segment: Segment, shape: GraphShape) -> Self {
         let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
-        assert!(bytes <= segment.backed(), "inputs of {bytes} in {}", segment.backed());
+        assert!(bytes <= segment.backed(), "inputs of {bytes} do not fit {}", segment.backed());
         GraphInputs { segment, shape, paid: OnceLock::new(), captured: Arc::default() }
     }
 
@@ -475,6 +475,6 @@ fn of_each_rank(device: &Arc<dyn Device>, bytes: Bytes, lease: &Lease) -> Result
         ranks => ranks.iter().map(|rank| rank.clone().host_memory(bytes)).collect::<Result<_, _>>()?,
     };
     let taken = bytes * ranks.len() as u64;
-    assert!(taken <= lease.bytes(), "slots of {taken} in a lease of {}", lease.bytes());
+    assert!(taken <= lease.bytes(), "slots of {taken} exceed a lease of {}", lease.bytes());
     Ok(ranks)
 }

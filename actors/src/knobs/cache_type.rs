@@ -146,7 +146,7 @@ mod tests {
             assert_eq!(named(name).on(&target), Ok(CacheFormat::Plain), "{name}");
         }
         for (name, target, activation) in [("half", GPU, "bf16"), ("bfloat16", HOST, "f32"), ("float", GPU, "bf16")] {
-            let error = named(name).on(&target).expect_err("another type");
+            let error = named(name).on(&target).expect_err("the target has another activation type");
             assert!(error.to_string().ends_with(activation) && error.hint().contains("fp8"), "{error}");
         }
         assert!(["fp8_e5m2", "int8", ""].iter().all(|name| name.parse::<KvCacheType>().is_err()));
@@ -162,7 +162,7 @@ mod tests {
         }
         assert_eq!([&HOST, &GPU].map(|target| named("fp8").check_served(target)), [Ok(()), Ok(())]);
         assert_eq!(named("auto").check_served(&OLDER), Ok(()));
-        let error = named("fp8").check_served(&OLDER).expect_err("no kernels");
+        let error = named("fp8").check_served(&OLDER).expect_err("the target has no kernels for the type");
         let told = "kv_cache_dtype is fp8, but cuda sm_89 has no kernels for a KV cache of this type";
         assert_eq!(error.to_string(), told);
     }

@@ -127,7 +127,7 @@ mod tests {
         let credits = Credits::new(2);
         let (first, second) = (credits.take(1), credits.clone().take(1));
         assert!(first.is_ok() && second.is_ok());
-        assert_eq!(credits.take(1).err(), Some(NoCredit::Full), "full is an answer");
+        assert_eq!(credits.take(1).err(), Some(NoCredit::Full), "a full queue refuses the credit");
         assert_eq!((credits.taken(), credits.limit()), (2, 2));
         drop(first);
         assert_eq!(credits.taken(), 1);
@@ -139,9 +139,9 @@ mod tests {
     #[test]
     fn several_credits_are_taken_together_or_not_at_all() {
         let credits = Credits::new(3);
-        let two = credits.take(2).expect("there are three");
+        let two = credits.take(2).expect("three credits are available");
         assert_eq!(credits.take(2).err(), Some(NoCredit::Full));
-        assert_eq!(credits.taken(), 2, "the one that was free still is");
+        assert_eq!(credits.taken(), 2, "the credit that was refused is not counted");
         drop(two);
         assert_eq!(credits.take(3).map(|credits| credits.len()), Ok(3));
     }
@@ -156,14 +156,14 @@ mod tests {
         let credits = Credits::new(2);
         let taken = credits.take(1);
         credits.close();
-        assert_eq!(credits.take(1).err(), Some(NoCredit::Closed), "closed is an answer too");
+        assert_eq!(credits.take(1).err(), Some(NoCredit::Closed), "a closed queue refuses the credit");
         let waiting = tokio::spawn({
             let credits = credits.clone();
             async move { credits.idle().await }
         });
         tokio::task::yield_now().await;
-        assert!(!waiting.is_finished(), "one is still taken");
+        assert!(!waiting.is_finished(), "one credit is still taken");
         drop(taken);
-        waiting.await.expect("no panic");
+        waiting.await.expect("the waiting task does not panic");
     }
 }

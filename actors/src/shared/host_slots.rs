@@ -105,7 +105,7 @@ impl<K: Ord + Copy> HostSlots<K> {
             self.fetch(key, now());
         }
         new.drain(..new.len().saturating_sub(self.slots - kept.len()));
-        let evicted = self.make_room(new.len(), |_| false).expect("there are as many slots");
+        let evicted = self.make_room(new.len(), |_| false).expect("eviction freed enough slots");
         let mut new: Vec<_> = new.into_iter().map(|(key, block)| (block, key, now())).collect();
         // Adjacent blocks get adjacent slots, so that one copy moves them.
         new.sort_unstable_by_key(|(block, ..)| *block);
@@ -133,7 +133,7 @@ impl<K: Ord + Copy> HostSlots<K> {
             victims.push(*victim);
         }
         for victim in &victims {
-            let Stored { slots, used } = self.stored.remove(victim).expect("listed above");
+            let Stored { slots, used } = self.stored.remove(victim).expect("the victim is stored");
             self.by_use.remove(&used);
             self.free.extend(slots.iter());
         }
@@ -160,14 +160,14 @@ mod tests {
         let none = |_: &u8| false;
         assert_eq!(host.store(1, 3, 1, none), slots(&[0, 1, 2]));
         assert_eq!(host.store(2, 4, 2, none), slots(&[3, 4, 5, 6]));
-        assert_eq!(host.store(2, 4, 3, none), None, "it is here");
+        assert_eq!(host.store(2, 4, 3, none), None, "the entry is stored already");
         assert_eq!(host.fetch(&1, 4), slots(&[0, 1, 2]));
-        assert_eq!(host.store(3, 9, 5, none), None, "it is too large");
-        assert_eq!(host.store(3, 2, 5, |key| *key == 2), slots(&[0, 1]), "the second is kept");
+        assert_eq!(host.store(3, 9, 5, none), None, "the entry is larger than the pool");
+        assert_eq!(host.store(3, 2, 5, |key| *key == 2), slots(&[0, 1]), "entry 2 is kept, so entry 1 is evicted");
         assert_eq!(host.store(4, 8, 6, |key| *key == 3), None);
-        assert!(host.holds(&2) && host.holds(&3) && !host.holds(&1), "nothing went for nothing");
+        assert!(host.holds(&2) && host.holds(&3) && !host.holds(&1), "a refused entry evicts nothing");
         assert_eq!(host.in_use(), 6);
-        assert_eq!(host.store(5, 4, 7, none), slots(&[2, 3, 4, 5]), "the second was used before the third");
+        assert_eq!(host.store(5, 4, 7, none), slots(&[2, 3, 4, 5]), "the second entry was used before the third");
         assert!(host.holds(&3) && !host.holds(&2));
     }
 
@@ -177,7 +177,7 @@ mod tests {
         let leaving = [("third", 9), ("second", 8), ("first", 7)];
         assert_eq!(host.store_blocks(&leaving, &[], &mut clock).0, [copy(7, 0), copy(8, 1), copy(9, 2)]);
         assert_eq!(host.slots(&"first"), Some(&[0][..]));
-        assert_eq!(host.store_blocks(&leaving, &[], &mut clock).0, [], "they are there");
+        assert_eq!(host.store_blocks(&leaving, &[], &mut clock).0, [], "the blocks are stored already");
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
         host.store_blocks(&[(old[1], 1), (old[0], 0)], &[], &mut clock);
         let leaving = [(new[3], 5), (new[2], 4), (new[1], 3), (new[0], 2)];
         let (copies, evicted) = host.store_blocks(&leaving, &old, &mut clock);
-        assert_eq!(copies, [copy(2, 2)], "the beginning alone has room beside what is kept");
+        assert_eq!(copies, [copy(2, 2)], "only the beginning fits next to the kept blocks");
         assert!(evicted.is_empty());
         assert!(host.fetch(&old[0], clock + 1).is_some() && host.fetch(&new[0], clock + 2).is_some());
         assert!(host.fetch(&new[1], clock + 3).is_none());

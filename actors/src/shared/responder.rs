@@ -118,7 +118,7 @@ mod tests {
     async fn a_question_times_out_at_its_deadline_and_not_before() {
         let (reply, answer) = Responder::<u8>::new();
         let asked = tokio::time::Instant::now();
-        let error = QUESTION.wait(answer).await.expect_err("nobody answers");
+        let error = QUESTION.wait(answer).await.expect_err("the actor never answers");
         assert_eq!(error, AskError::TimedOut { role: Role::Budget, what: "the time", seconds: 3 });
         assert_eq!(asked.elapsed(), Duration::from_secs(3));
         reply.answer(1); // Too late, and harmless.

@@ -118,12 +118,12 @@ mod tests {
         {
             assert_eq!(TenantWeights::read(&json!(wrong)), None, "{wrong}");
         }
-        let (weights, gold, mouse) = (expected.expect("right"), Tenant::new("gold"), Tenant::new("mouse"));
+        let (weights, gold, mouse) = (expected.expect("the weights are valid"), Tenant::new("gold"), Tenant::new("mouse"));
         assert_eq!((weights.weight(&gold), weights.weight(&mouse)), (4, 1));
         assert_eq!(
             weights.counted(&mouse).as_ref().map(Tenant::as_str),
             Some("other"),
-            "names of strangers are no label"
+            "unlisted tenants share one metric label"
         );
         assert_eq!(TenantWeights::default().counted(&gold), None);
         assert_eq!(format!("{mouse:?}"), "Tenant(5 bytes)");

@@ -201,13 +201,13 @@ mod tests {
         assert!(model.is_awaited() && model.idle_for().is_none());
         model.set(Rest::Waking);
         tokio::task::yield_now().await;
-        assert!(!waiting.is_finished(), "it is not awake yet");
+        assert!(!waiting.is_finished(), "the model is not awake yet");
         model.set(Rest::Awake);
-        let inside = waiting.await.expect("no panic").expect("it is awake");
+        let inside = waiting.await.expect("the waiting task does not panic").expect("the model is awake");
         assert_eq!((model.inside(), wakes.load(std::sync::atomic::Ordering::Relaxed)), (1, 1));
         model.set(Rest::Draining);
         let emptied = tokio::time::timeout(Duration::from_secs(1), model.empty()).await;
-        assert!(emptied.is_err(), "one is still in");
+        assert!(emptied.is_err(), "one request is still inside");
         drop(inside);
         model.empty().await;
         tokio::time::advance(Duration::from_secs(7)).await;
@@ -226,7 +226,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         model.fail(SleepLevel::Level2, error.clone());
-        assert_eq!(waiting.await.expect("no panic"), Err(error));
+        assert_eq!(waiting.await.expect("the waiting task does not panic"), Err(error));
         model.set(Rest::Awake);
         assert!(model.enter_awake(|| {}).await.is_ok());
     }

@@ -57,10 +57,10 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
             let params = SamplingParams { temperature, ..SamplingParams::default() };
             Sampler::new(params, 864).expect("parameters within their limits")
         };
-        let tokenizer = demo::checkpoint().require("tokenizer.json").expect("it is embedded");
+        let tokenizer = demo::checkpoint().require("tokenizer.json").expect("the demo tokenizer is embedded");
         let tokenizer = Tokenizer::from_bytes(&tokenizer).expect("a tokenizer");
         let compiler = GrammarCompiler::new(&tokenizer, 864, &[858]).expect("a byte-level vocabulary");
-        let grammar = compiler.compile(&OutputFormat::Regex("a*".to_owned())).expect("it is small");
+        let grammar = compiler.compile(&OutputFormat::Regex("a*".to_owned())).expect("the grammar is small enough");
         [sampler(0.0), sampler(1.0), sampler(1.0).with_grammar(grammar)].map(Arc::new)
     });
     samplers[if number.is_multiple_of(9) { 2 } else { number as usize % 2 }].clone()
@@ -166,7 +166,7 @@ impl Request {
         let place = |(number, picture): (usize, &EncodeRequest)| {
             let content = ContentSpan { tokens: start..start + picture.rows, hash: picture.key };
             start += picture.rows;
-            let cache_rows = if number < self.computed { [].into() } else { rows.next().expect("it was encoded") };
+            let cache_rows = if number < self.computed { [].into() } else { rows.next().expect("each picture that is not cached was encoded") };
             Placeholder { content, cache_rows }
         };
         self.pictures.iter().enumerate().map(place).collect()

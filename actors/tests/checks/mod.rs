@@ -9,18 +9,18 @@ impl World {
     pub(super) fn check_plan(&mut self, plan: Box<StepPlan>) {
         self.copies_before_a_step();
         let ahead = self.under_way.len();
-        assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are under way already");
+        assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are already running");
         let batch = &plan.batch;
-        assert!(batch.token_count() <= self.limits.step_tokens, "{} tokens", batch.token_count());
-        assert!(batch.sequence_count() <= self.limits.sequences, "{} sequences", batch.sequence_count());
+        assert!(batch.token_count() <= self.limits.step_tokens, "a step has {} tokens", batch.token_count());
+        assert!(batch.sequence_count() <= self.limits.sequences, "a step has {} sequences", batch.sequence_count());
         assert!(batch.token_count() > 0);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
-        assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
+        assert_eq!(distinct.len(), batch.slots.len(), "each token is written to a separate slot");
         // Each sequence reads only content that it would have computed itself, and no part reads
         // slots that the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
-            let request = self.of_sequence(*id).expect("somebody asked for it");
-            assert!(request.has_begun, "{id} was said to begin");
+            let request = self.of_sequence(*id).expect("a request asked for the sequence");
+            assert!(request.has_begun, "{id} was reported as begun");
             let number = request.number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             let unseen: Vec<u32> = (0..2).map(|next| chosen(number, sequence.produced + next)).collect();
@@ -32,10 +32,10 @@ impl World {
             };
             if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
                 let known = sequence.produced + usize::from(row.unseen.is_some());
-                assert_eq!(known, row.position, "one token at most is unseen of {id}");
+                assert_eq!(known, row.position, "at most one token of {id} is unseen");
                 let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
-                assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
-                assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
+                assert!(before.is_none_or(|before| before == unseen[0]), "a row counts another chosen token of {id}");
+                assert!(before.is_none() || !sequence.must_be_seen(), "the host must see the token of {id}");
             }
             let mut tokens = sequence.tokens.iter().chain(&unseen);
             assert_eq!(tokens.nth(batch.context_lengths[part] as usize - 1), Some(&last), "the last token of {id}");
@@ -45,7 +45,7 @@ impl World {
             for (token, content) in content.iter().enumerate().take(length) {
                 let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
                 let is_written = token >= length - new;
-                assert_eq!(distinct.contains(&slot), is_written, "token {token} of {id} lies where another writes");
+                assert_eq!(distinct.contains(&slot), is_written, "{id} reads token {token} where another writes");
                 if is_written {
                     self.slots[slot as usize] = Some(*content)
                 } else {
@@ -58,12 +58,12 @@ impl World {
         assert_eq!(
             (distinct.len(), plan.rows.len()),
             (plan.rows.len(), batch.logit_rows.len()),
-            "one token a sequence"
+            "each sequence chooses one token"
         );
         for scored in &plan.scored {
-            let request = self.of_sequence(scored.sequence).expect("somebody asked for it");
+            let request = self.of_sequence(scored.sequence).expect("a request asked for the sequence");
             let tokens = &request.tokens()[..request.prompt_tokens()];
-            assert_eq!((scored.first, Some(scored.top)), (request.scored + 1, request.scores()), "each token once");
+            assert_eq!((scored.first, Some(scored.top)), (request.scored + 1, request.scores()), "scored once");
             assert_eq!(scored.tokens, tokens[scored.first..scored.first + scored.tokens.len()]);
             request.scored += scored.tokens.len();
             scored_tokens += scored.tokens.len();
@@ -76,16 +76,16 @@ impl World {
         };
         assert!(
             batch.picture_cache_rows.iter().all(holds),
-            "a row is read that nobody holds, or that was never written"
+            "a row is read that is not held or was never written"
         );
         for id in &plan.shown.read {
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             for picture in &sequence.pictures {
                 let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash);
-                assert!(picture.cache_rows.iter().all(shows), "another picture lies where {id} reads");
+                assert!(picture.cache_rows.iter().all(shows), "{id} reads rows that hold another picture");
             }
         }
-        let past = plan.shown.past.iter().map(|id| self.pins.remove(id).expect("it held them until now"));
+        let past = plan.shown.past.iter().map(|id| self.pins.remove(id).expect("the sequence held its pictures"));
         self.pins_of_steps.push_back(past.collect());
         let (tokens, rows) = (batch.token_count(), plan.rows.len());
         self.note(format_args!("step of {tokens} tokens, {rows} chosen"));
@@ -104,11 +104,11 @@ impl World {
     }
 
     pub(super) fn check_end(&self) {
-        assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
-        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are home");
-        assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
+        assert_eq!(self.scheduler.counts(), (0, 0), "no sequence waits or runs");
+        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are free");
+        assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "all pins and pixels are released");
         for request in self.requests.values() {
-            assert!(request.is_over(), "request {} has no end", request.number);
+            assert!(request.is_over(), "request {} has not ended", request.number);
             let (tokens, finish) = request.expected();
             assert!(tokens.starts_with(&request.produced), "request {}", request.number);
             if !request.cancelled && !request.is_late {

@@ -11,7 +11,7 @@ impl World {
         }
         let number = live[self.chance.below(live.len())];
         self.note(format_args!("request {number} is cancelled"));
-        let request = self.requests.get_mut(&number).expect("it lives");
+        let request = self.requests.get_mut(&number).expect("the request is running");
         request.cancelled = true;
         // Requests with even numbers withdraw their ticket before the answer. The other requests
         // are found to be cancelled when the answer arrives.
@@ -34,7 +34,7 @@ impl World {
     /// driver would.
     pub(super) fn return_all(&mut self) {
         while let Some((number, id)) = self.returning.pop_front() {
-            let request = self.requests.get_mut(&number).expect("it is remembered");
+            let request = self.requests.get_mut(&number).expect("the request is in the list");
             if !request.is_over() {
                 request.returns_as = Some(id);
                 self.returned += 1;
@@ -45,18 +45,18 @@ impl World {
 
     /// The scheduler has dropped a sequence that missed a deadline.
     pub(super) fn is_late(&mut self, id: SequenceId, deadline: Deadline) {
-        let request = self.of_sequence(id).expect("somebody asked for it");
-        assert!(!request.is_over(), "one end");
+        let request = self.of_sequence(id).expect("a request asked for the sequence");
+        assert!(!request.is_over(), "a request ends once");
         let had_to_be_met = match deadline {
             Deadline::Queue => request.deadlines().queue.is_some() && !request.has_begun,
             Deadline::FirstToken => request.deadlines().first_token.is_some() && request.produced.is_empty(),
             Deadline::Reply => request.deadlines().reply.is_some(),
         };
-        assert!(had_to_be_met, "{deadline:?} of {id}");
+        assert!(had_to_be_met, "deadline {deadline:?} of {id} does not apply");
         request.is_late = true;
         let number = request.number;
         self.note(format_args!("request {number} is late"));
-        let (keys, _) = self.pins.remove(&id).expect("it waited with its pictures");
+        let (keys, _) = self.pins.remove(&id).expect("the late request held pins on its pictures");
         self.vision_step(vision::Input::Unpin(keys));
         *self.late.entry(deadline).or_default() += 1;
     }
@@ -130,7 +130,7 @@ impl World {
             self.rows_end();
             self.launch_ends();
             self.step_ends();
-            assert!(self.steps < bound, "it does not come to an end");
+            assert!(self.steps < bound, "the simulation ends within its steps");
         }
     }
 }

@@ -39,13 +39,13 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
         let runtime = match Runtime::start(config).await {
             Ok(runtime) => runtime,
             Err(RuntimeError::Device(error @ DeviceError::NoDevice { .. })) => {
-                return println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+                return println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
             }
             Err(error) => panic!("{error}"),
         };
-        let device = runtime.device().as_cuda().expect("a GPU was asked for");
+        let device = runtime.device().as_cuda().expect("the runtime uses a GPU");
         let stage = Stage { runtime: runtime.clone(), device };
-        tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story hangs");
+        tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story ends in time");
         runtime.shutdown().await;
     });
     // Memory that is still being freed needs the driver, which is gone when the process exits.
@@ -93,7 +93,7 @@ pub fn picture(number: u32) -> Image {
             }
         })
         .collect();
-    Image::from_rgb(wide, high, pixels).expect("as many bytes as pixels")
+    Image::from_rgb(wide, high, pixels).expect("the byte count matches the size")
 }
 
 /// A greedy question whose reply has exactly this many tokens.
@@ -107,7 +107,7 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> Result<String, ChatError
 
 /// The result of `work`. Fails the story if `work` takes too long.
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(A_WHILE, work).await.unwrap_or_else(|_| panic!("it hangs: {what}"))
+    tokio::time::timeout(A_WHILE, work).await.unwrap_or_else(|_| panic!("{what} did not end in time"))
 }
 
 /// Waits for a condition. Fails the story if it takes too long.
@@ -115,7 +115,7 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));
     let deadline = tokio::time::Instant::now() + A_WHILE;
     while !holds().await {
-        assert!(looks.tick().await < deadline, "never true: {what}");
+        assert!(looks.tick().await < deadline, "this never became true: {what}");
     }
 }
 
@@ -138,13 +138,13 @@ pub async fn demo(stage: &Stage, options: LoadOptions) -> Option<ModelHandle> {
     let is_fp8 = options.kv_cache_dtype == KvCacheType::Fp8;
     match started(stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await) {
         Ok(model) => {
-            let cache = model.serving().await.expect("it serves").context.cache;
+            let cache = model.serving().await.expect("the model serves").context.cache;
             assert_eq!(cache == CacheFormat::Fp8, is_fp8, "{cache:?}");
             Some(model)
         }
         Err(error) if matches!(*error, StartError::KvCacheType(KvCacheTypeError::Unserved { .. })) => {
-            let target = CudaTarget::of(&stage.device).expect("it says what it is");
-            assert_ne!(target.capability, (9, 0), "Hopper has them");
+            let target = CudaTarget::of(&stage.device).expect("the device reports its target");
+            assert_ne!(target.capability, (9, 0), "a Hopper GPU has FP8 kernels");
             println!("skipped, {error}");
             None
         }

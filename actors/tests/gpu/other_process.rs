@@ -31,16 +31,16 @@ impl OtherProcess {
     /// Starts a process that holds only a context. `test` is the name of the test in this
     /// program that calls [`live`].
     pub fn moves_in(test: &str) -> OtherProcess {
-        let program = std::env::current_exe().expect("a program knows where it is");
+        let program = std::env::current_exe().expect("the path of the test program is known");
         let mut child = Command::new(program)
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(ROLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("it starts");
+            .expect("the other process starts");
         let told = child.stdin.take();
-        let says = BufReader::new(child.stdout.take().expect("it was asked for"));
+        let says = BufReader::new(child.stdout.take().expect("the output is piped"));
         let mut other_process = OtherProcess { child, told, says };
         other_process.hear();
         other_process
@@ -69,8 +69,8 @@ impl OtherProcess {
     }
 
     fn tell(&mut self, what: &str, bytes: Bytes) {
-        let told = self.told.as_mut().expect("it is there until it drops");
-        writeln!(told, "{what} {}", bytes.0).expect("it listens");
+        let told = self.told.as_mut().expect("the input exists until the value is dropped");
+        writeln!(told, "{what} {}", bytes.0).expect("the other process reads its input");
     }
 
     /// Reads the bytes that the process holds, and the free bytes.
@@ -78,10 +78,10 @@ impl OtherProcess {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.says.read_line(&mut line).expect("it can be read") > 0, "the other process died");
+            assert!(self.says.read_line(&mut line).expect("the output can be read") > 0, "the other process died");
             if let Some((_, answer)) = line.split_once(ANSWER) {
                 let numbers = answer.split_whitespace().map(|number| Bytes(number.parse().expect("a number")));
-                return numbers.collect::<Vec<_>>().try_into().expect("two numbers");
+                return numbers.collect::<Vec<_>>().try_into().expect("there are two numbers");
             }
         }
     }
@@ -93,7 +93,7 @@ impl Drop for OtherProcess {
         drop(self.told.take());
         let ended = self.child.wait();
         if !std::thread::panicking() {
-            assert!(ended.expect("it can be waited for").success(), "the other process failed");
+            assert!(ended.expect("the other process can be waited for").success(), "the other process failed");
         }
     }
 }
@@ -104,23 +104,23 @@ pub fn live() {
     if std::env::var_os(ROLE).is_none() {
         return println!("skipped, this is the other process of other stories");
     }
-    let device = CudaDevice::open(0).expect("the story that started this has a GPU");
-    let address: Address = device.reserve(Bytes::gib(256)).expect("addresses are not memory");
-    let free = || device.memory().expect("it says").free;
+    let device = CudaDevice::open(0).expect("the GPU of the parent test opens");
+    let address: Address = device.reserve(Bytes::gib(256)).expect("reserving addresses takes no memory");
+    let free = || device.memory().expect("the device reports its memory").free;
     let mut held = Bytes::ZERO;
     println!("{ANSWER}0 {}", free().0);
     for line in std::io::stdin().lines() {
-        let line = line.expect("it can be read");
-        let (what, bytes) = line.split_once(' ').expect("what to do, and how much");
+        let line = line.expect("the input can be read");
+        let (what, bytes) = line.split_once(' ').expect("a command and a number of bytes");
         let (bytes, all) = (Bytes(bytes.parse().expect("a number")), held + free());
         let wanted = match what {
             "leave" => all.saturating_sub(bytes),
             "hold" => bytes.min(all.saturating_sub(ROOM)),
-            what => panic!("{what} cannot be done"),
+            what => panic!("unknown command {what}"),
         };
         let wanted = wanted.round_down(Bytes::mib(2));
         if wanted < held {
-            device.unback(address.offset(wanted), held - wanted).expect("it is its own");
+            device.unback(address.offset(wanted), held - wanted).expect("the bytes belong to this process");
             held = wanted;
         }
         while held < wanted {

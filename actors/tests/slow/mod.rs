@@ -32,17 +32,17 @@ pub struct State {
 
 impl Clock {
     pub fn note(&self, what: String) {
-        self.state.lock().expect("nobody panics with it").log.push(what);
+        self.state.lock().expect("the lock is not poisoned").log.push(what);
         self.changed.notify_all();
     }
 
     pub fn let_past(&self, downloads: usize) {
-        self.state.lock().expect("no holder panicked").past = downloads;
+        self.state.lock().expect("the lock is not poisoned").past = downloads;
         self.changed.notify_all();
     }
 
     pub fn refuse_next(&self) {
-        self.state.lock().expect("no holder panicked").refuses = true;
+        self.state.lock().expect("the lock is not poisoned").refuses = true;
     }
 
     /// Waits until this many downloads have begun.
@@ -51,12 +51,12 @@ impl Clock {
     }
 
     pub fn until(&self, holds: impl Fn(&State) -> bool) {
-        let state = self.state.lock().expect("no holder panicked");
-        drop(self.changed.wait_while(state, |state| !holds(state)).expect("no holder panicked"));
+        let state = self.state.lock().expect("the lock is not poisoned");
+        drop(self.changed.wait_while(state, |state| !holds(state)).expect("the lock is not poisoned"));
     }
 
     pub fn log(&self) -> Vec<String> {
-        self.state.lock().expect("no holder panicked").log.clone()
+        self.state.lock().expect("the lock is not poisoned").log.clone()
     }
 }
 
@@ -75,12 +75,12 @@ struct Coming {
 
 impl Arrival for Coming {
     fn has_come(&self) -> bool {
-        self.number < self.clock.state.lock().expect("no holder panicked").past
+        self.number < self.clock.state.lock().expect("the lock is not poisoned").past
     }
 
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
-        let state = self.clock.state.lock().expect("no holder panicked");
-        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("no holder panicked"));
+        let state = self.clock.state.lock().expect("the lock is not poisoned");
+        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("the lock is not poisoned"));
         self.copied.wait(out)
     }
 }
@@ -101,7 +101,7 @@ impl Backend for Slow {
     fn download_later(&self, call: calls::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
         let copied = self.cpu.download_later(call)?;
         let (number, refuses) = {
-            let mut state = self.clock.state.lock().expect("no holder panicked");
+            let mut state = self.clock.state.lock().expect("the lock is not poisoned");
             state.launched += 1;
             (state.launched - 1, std::mem::take(&mut state.refuses))
         };
@@ -118,7 +118,7 @@ impl Backend for Slow {
     }
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
-        self.clock.state.lock().expect("no holder panicked").waits += 1;
+        self.clock.state.lock().expect("the lock is not poisoned").waits += 1;
         self.clock.changed.notify_all();
         self.clock.until(|state| state.past >= state.launched);
         Ok(())
@@ -136,7 +136,7 @@ impl Backend for Slow {
         // SAFETY: the op layer has checked that the tensor has `count` computed `f32` elements. The
         // CPU backend keeps them in host memory, and nothing writes to them during this call.
         let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
-        self.clock.state.lock().expect("no holder panicked").logits.push(row);
+        self.clock.state.lock().expect("the lock is not poisoned").logits.push(row);
         self.cpu.sample(call)
     }
 

@@ -98,7 +98,7 @@ impl World {
     pub(super) fn want(&mut self, number: u64, mut wanted: Vec<EncodeRequest>, decodes_all: bool) {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
-        self.requests.get_mut(&number).expect("it lives").ticket = Some(ticket);
+        self.requests.get_mut(&number).expect("the request is running").ticket = Some(ticket);
         for picture in &mut wanted {
             picture.has_pixels = decodes_all || !self.vision.holds_all(&[picture.key]);
         }
@@ -111,7 +111,7 @@ impl World {
     pub(super) fn is_lost(&mut self, ticket: Ticket) {
         self.host_rows.lost += 1;
         let request = self.requests.values().find(|request| request.ticket == Some(ticket));
-        let request = request.expect("only those that wait are told so");
+        let request = request.expect("only waiting requests get this effect");
         let (number, wanted) = (request.number, request.pictures[request.computed..].to_vec());
         self.want(number, wanted, true);
     }
@@ -121,14 +121,14 @@ impl World {
         self.note(format_args!("copies of {} and {} rows", to_host.len(), to_device.len()));
         for BlockCopy { block, slot } in to_host.iter().copied() {
             let content = self.rows[block as usize];
-            assert!(content.is_some(), "a row leaves that is not written");
+            assert!(content.is_some(), "a row that was never written is copied out");
             self.host_rows.slots[slot as usize] = content;
         }
         let of_slot =
-            |copy: &BlockCopy| self.host_rows.slots[copy.slot as usize].expect("a slot is read that was written");
+            |copy: &BlockCopy| self.host_rows.slots[copy.slot as usize].expect("the slot was written before it is read");
         let coming: Vec<_> = to_device.iter().map(|copy| (copy.block, of_slot(copy))).collect();
         for (row, _) in &coming {
-            assert!(!self.all_pins().any(|(_, rows)| rows.contains(row)), "a row that somebody reads is written");
+            assert!(!self.all_pins().any(|(_, rows)| rows.contains(row)), "a row is overwritten that a request reads");
             self.rows[*row as usize] = None;
         }
         let names: BTreeSet<_> = coming.iter().map(|(_, key)| *key).collect();
@@ -144,7 +144,7 @@ impl World {
 
     /// The step lane gets copies.
     pub(super) fn copy(&mut self, copies: Copies) {
-        assert!(self.host.under_way.len() < 6, "the lane's queue has room for six");
+        assert!(self.host.under_way.len() < 6, "the queue of the lane has room for six copies");
         self.note(format_args!("copies of {} and {} blocks", copies.to_host.len(), copies.to_device.len()));
         self.host.under_way.push_back(copies.len());
         self.host.begun += 1;
@@ -180,7 +180,7 @@ impl World {
 
     /// The lane answers the copies that a step waited for before it answers the step.
     pub(super) fn copies_end_before_a_step(&mut self) {
-        let before = self.host.before_steps.pop_front().expect("each step notes what it waits for");
+        let before = self.host.before_steps.pop_front().expect("each step notes the copies it waits for");
         while self.host.ended < before {
             self.copies_end();
         }

@@ -10,7 +10,7 @@ pub struct Address(pub u64);
 
 impl Address {
     pub fn offset(self, bytes: Bytes) -> Address {
-        Address(self.0.checked_add(bytes.0).expect("an address within u64"))
+        Address(self.0.checked_add(bytes.0).expect("the address stays within u64"))
     }
 
     /// Rounds up to a multiple of `bytes`.

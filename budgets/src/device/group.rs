@@ -118,7 +118,7 @@ impl Device for DeviceGroup {
     fn addresses(&self, address: Address) -> Vec<Address> {
         let reservations = self.lock();
         let found = reservations.range(..=address).next_back();
-        let (start, all) = found.expect("an address of this group");
+        let (start, all) = found.expect("the address is reserved by this group");
         all.iter().map(|first| first.offset(address.distance_from(*start))).collect()
     }
 

@@ -9,14 +9,14 @@ impl Ledger {
     pub(super) fn check_accounts(&self) {
         for memory in [Memory::Device, Memory::Host] {
             let account = self.account(memory);
-            assert!(account.canary <= account.canary_wanted, "no more is kept than is wanted");
+            assert!(account.canary <= account.canary_wanted, "the canary is at most its wanted size");
             if let Some(head) = self.queue(memory).iter().next() {
-                assert!(head.bytes > account.available(), "{} waits for what is there", head.id);
+                assert!(head.bytes > account.available(), "{} waits only if memory is short", head.id);
             }
         }
         // Rule 1 holds, or a `Deficit` effect has announced by how many bytes it is broken.
-        assert_eq!(self.device.deficit(), self.announced_deficit, "rule 1 is true, or was said not to be");
-        assert!(self.host.deficit().is_zero(), "no more host memory is leased than there is");
+        assert_eq!(self.device.deficit(), self.announced_deficit, "the deficit is the announced one");
+        assert!(self.host.deficit().is_zero(), "host leases fit the host memory");
     }
 
     /// Audits all maps and sums, in time proportional to the number of leases. Debug builds audit
@@ -41,18 +41,18 @@ impl Ledger {
         for memory in [Memory::Device, Memory::Host] {
             let held: Bytes =
                 self.holdings().filter(|holding| holding.class.memory() == memory).map(|holding| holding.bytes).sum();
-            assert_eq!(self.account(memory).granted, held, "the sum of all {memory:?} leases is what is granted");
+            assert_eq!(self.account(memory).granted, held, "granted is the sum of all {memory:?} leases");
         }
         let by_owner: usize = self.owners.values().map(|leases| leases.len()).sum();
-        assert_eq!(by_owner, self.leases.len(), "each lease is in the book of its owner");
+        assert_eq!(by_owner, self.leases.len(), "each lease is listed with its owner");
         for entry in self.entries() {
             let holding = &entry.holding;
-            assert!(holding.id < self.next_lease, "numbers of leases are new");
+            assert!(holding.id < self.next_lease, "lease numbers are below the next number");
             let of_owner = self.owners.get(&holding.owner);
-            assert!(of_owner.is_some_and(|leases| leases.contains(&holding.id)), "{} is its owner's", holding.id);
+            assert!(of_owner.is_some_and(|leases| leases.contains(&holding.id)), "{} is its owner's lease", holding.id);
             let dead = self.dead.get(&holding.owner.name);
             if dead.is_some_and(|dead| holding.owner.generation <= *dead) {
-                assert_eq!(entry.state, State::Revoking, "the dead hold nothing");
+                assert_eq!(entry.state, State::Revoking, "leases of a dead owner are being revoked");
             }
             if let State::Shrinking { to, .. } = entry.state {
                 assert!(to < holding.bytes, "a shrinking lease gets smaller");
@@ -60,9 +60,9 @@ impl Ledger {
         }
         for waiting in self.waiting() {
             if let RequestKind::Grow { lease, to } = waiting.wish {
-                let entry = self.leases.get(&lease).expect("only a lease that is held waits to grow");
-                assert_eq!(entry.state, State::Held, "only a lease that is held waits to grow");
-                assert_eq!(to, entry.holding.bytes + waiting.bytes, "growth is the difference");
+                let entry = self.leases.get(&lease).expect("only a held lease waits to grow");
+                assert_eq!(entry.state, State::Held, "only a held lease waits to grow");
+                assert_eq!(to, entry.holding.bytes + waiting.bytes, "a growth waits for the size difference");
             }
         }
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no more is kept than is wanted")]
+    #[should_panic(expected = "the canary is at most its wanted size")]
     fn a_canary_larger_than_wanted_stops_the_next_step() {
         let mut ledger = ledger();
         ledger.device.canary = Bytes(1);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "request 3 waits for what is there")]
+    #[should_panic(expected = "request 3 waits only if memory is short")]
     fn a_wait_for_what_is_there_stops_the_next_step() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 500);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "rule 1 is true, or was said not to be")]
+    #[should_panic(expected = "the deficit is the announced one")]
     fn a_deficit_that_was_not_announced_stops_the_next_step() {
         let mut ledger = ledger();
         ledger.device.total = Bytes(599);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "no more host memory is leased than there is")]
+    #[should_panic(expected = "host leases fit the host memory")]
     fn host_memory_leased_twice_stops_the_next_step() {
         let mut ledger = ledger();
         ledger.host.total = Bytes(39);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the sum of all Host leases is what is granted")]
+    #[should_panic(expected = "granted is the sum of all Host leases")]
     fn a_wrong_sum_fails_the_audit() {
         let mut ledger = ledger();
         ledger.host.granted = Bytes(41);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "each lease is in the book of its owner")]
+    #[should_panic(expected = "each lease is listed with its owner")]
     fn a_lease_in_two_owners_books_fails_the_audit() {
         let mut ledger = ledger();
         ledger.owners.entry(Owner::new("thief", 0)).or_default().insert(KV);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "lease 1 is its owner's")]
+    #[should_panic(expected = "lease 1 is its owner's lease")]
     fn a_lease_in_anothers_book_fails_the_audit() {
         let mut ledger = ledger();
         let of_owner = ledger.owners.get_mut(&Owner::new("owner", 1)).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "numbers of leases are new")]
+    #[should_panic(expected = "lease numbers are below the next number")]
     fn a_number_that_will_be_given_again_fails_the_audit() {
         let mut ledger = ledger();
         ledger.next_lease = HOST;
@@ -170,7 +170,7 @@ mod tests {
             let mut ledger = ledger();
             ledger.dead.insert("owner".into(), dead);
             let audited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ledger.audit()));
-            assert_eq!(audited.is_err(), fails, "generation 1 is held, and {dead} is dead");
+            assert_eq!(audited.is_err(), fails, "generation 1 holds a lease, and generation {dead} is dead");
         }
     }
 
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "only a lease that is held waits to grow")]
+    #[should_panic(expected = "only a held lease waits to grow")]
     fn a_revoked_lease_that_waits_to_grow_fails_the_audit() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 300);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "growth is the difference")]
+    #[should_panic(expected = "a growth waits for the size difference")]
     fn a_wait_for_another_difference_fails_the_audit() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 300);
@@ -225,6 +225,6 @@ mod tests {
         ledger.audit_after(2);
         ledger.audit_after(2);
         let third = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ledger.audit_after(2)));
-        assert!(third.is_err(), "the third step audits");
+        assert!(third.is_err(), "the third step audits the ledger");
     }
 }

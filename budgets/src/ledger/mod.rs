@@ -269,14 +269,14 @@ impl Ledger {
         self.account_mut(holding.class.memory()).granted += holding.bytes;
         self.owners.entry(holding.owner.clone()).or_default().insert(id);
         let twice = self.leases.insert(id, Entry { holding, state: State::Held, floor: Bytes::ZERO });
-        assert!(twice.is_none(), "{id} lives twice");
+        assert!(twice.is_none(), "{id} is in the ledger only once");
     }
 
     /// Removes a lease from all maps and sums.
     fn remove(&mut self, lease: LeaseId) -> Holding {
-        let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
+        let holding = self.leases.remove(&lease).expect("the caller has found this lease").holding;
         self.account_mut(holding.class.memory()).granted -= holding.bytes;
-        let left = self.owners.get_mut(&holding.owner).expect("entered with its owner");
+        let left = self.owners.get_mut(&holding.owner).expect("the owner was added with the lease");
         left.remove(&lease);
         if left.is_empty() {
             self.owners.remove(&holding.owner);
@@ -405,7 +405,7 @@ impl Ledger {
     }
 
     fn shrink(&mut self, id: RequestId, lease: LeaseId, to: Bytes, passed: bool, effects: &mut Vec<Effect>) {
-        let entry = self.leases.get_mut(&lease).expect("looked up by the caller");
+        let entry = self.leases.get_mut(&lease).expect("the caller has found this lease");
         if passed || to == entry.holding.bytes {
             self.set_size(id, lease, to, effects);
         } else {
@@ -414,7 +414,7 @@ impl Ledger {
     }
 
     fn set_size(&mut self, request: RequestId, lease: LeaseId, to: Bytes, effects: &mut Vec<Effect>) {
-        let entry = self.leases.get_mut(&lease).expect("a lease that changes its size is in the books");
+        let entry = self.leases.get_mut(&lease).expect("a lease that changes its size is in the ledger");
         let (from, memory) = (entry.holding.bytes, entry.holding.class.memory());
         (entry.holding.bytes, entry.state) = (to, State::Held);
         let account = self.account_mut(memory);

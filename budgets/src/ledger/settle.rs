@@ -38,7 +38,7 @@ impl Ledger {
         );
         let revoked: Vec<LeaseId> = self.holdings_of(owner.first()..=owner.clone()).map(|holding| holding.id).collect();
         for lease in revoked {
-            let entry = self.leases.get_mut(&lease).expect("listed above");
+            let entry = self.leases.get_mut(&lease).expect("the lease was collected above");
             let before = std::mem::replace(&mut entry.state, State::Revoking);
             self.end_growth_and_shrink(lease, before, effects);
             if before != State::Revoking {

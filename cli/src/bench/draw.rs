@@ -54,7 +54,7 @@ mod tests {
         let below = lengths.iter().filter(|length| **length < 600).count();
         assert!((1900..2100).contains(&below), "{below} of 4000");
         assert!(lengths.iter().all(|length| (50..=6000).contains(length)));
-        assert!(lengths.iter().any(|length| *length > 3000), "it has a long tail");
+        assert!(lengths.iter().any(|length| *length > 3000), "the lengths have a long tail");
     }
 
     #[test]

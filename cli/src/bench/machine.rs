@@ -113,7 +113,7 @@ mod tests {
     fn a_process_ages_by_its_ticks_whatever_its_name() {
         let stat = "77 (a ) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4250 20";
         assert_eq!(process_age(stat, "60.25 99.0"), Some(Duration::from_millis(17_750)));
-        assert_eq!(process_age(stat, "2.0 1.0"), None, "started in the future");
+        assert_eq!(process_age(stat, "2.0 1.0"), None, "a process cannot have started in the future");
         assert_eq!(process_age("nothing", "60.25"), None);
     }
 

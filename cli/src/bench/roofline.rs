@@ -157,24 +157,24 @@ mod tests {
 
     fn planner_of(shape: &str, capability: (u32, u32), quantization: Option<WeightQuantization>) -> Planner {
         let random = shape_settings(shape).expect("a known shape");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
         let checkpoint = checkpoint.with_quantization(quantization);
         let target = Target::Cuda(CudaTarget { capability, sms: 132, activation: DType::BF16 });
-        let model = Model::plan(&checkpoint, &target).expect("it is planned");
+        let model = Model::plan(&checkpoint, &target).expect("the model is planned");
         Planner { model, target, step_tokens: 8192, launch_patches: 3 * 5476 }
     }
 
     #[track_caller]
     fn assert_near(what: &str, found: f64, expected: f64, within: f64) {
-        assert!((found / expected - 1.0).abs() < within, "{what}: {found} where {expected} is expected");
+        assert!((found / expected - 1.0).abs() < within, "{what}: {found} is close to {expected}");
     }
 
     #[test]
     fn the_7b_floors_on_an_h200_match_hand_calculation() {
-        let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
+        let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("the GPU's rates are known"));
         // 7.07e9 weights of two bytes each. The embedding table is not included, because only one
         // of its rows is read.
-        let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
+        let step = rates.floor_seconds(&planner.decode(1, 576).expect("the work is planned"));
         assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
         // 6.53e9 weights in 28 layers. The last layer multiplies 217e6 of its 233e6 weights only
         // for the prompt's last token.
@@ -182,12 +182,12 @@ mod tests {
         // Each token attends to half of its prompt on average, in 28 heads of dimension 128.
         let attention = 28.0 * 4.0 * 256.5 * 3584.0;
         let tokens = 64 * 512;
-        let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"));
+        let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("the work is planned"));
         assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * weights + attention), 0.005);
         // 675e6 weights of the tower for each patch, a quarter of the merger's weights, and four
         // layers with full attention.
         let grid = Grid { t: 1, h: 74, w: 74 };
-        let encode = rates.floor_seconds(&planner.encode(1, grid).expect("it is planned"));
+        let encode = rates.floor_seconds(&planner.encode(1, grid).expect("the work is planned"));
         let (tower, merger) = (32.0 * (4.0 * 1280.0 + 3.0 * 3420.0) * 1280.0, 5120.0 * (5120.0 + 3584.0) / 4.0);
         let flops = 5476.0 * 2.0 * (tower + merger) + 4.0 * 4.0 * 5476.0 * 5476.0 * 1280.0;
         assert_near("a picture", encode, flops / 780e12, 0.03);
@@ -198,7 +198,7 @@ mod tests {
         let rates = Rates::of("NVIDIA H200").expect("its rates are known");
         let prefill = |capability, quantization| {
             let planner = planner_of("qwen2.5-vl-7b", capability, quantization);
-            rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"))
+            rates.floor_seconds(&planner.prefill(64, 512).expect("the work is planned"))
         };
         let attention = 28.0 * 4.0 * 256.5 * 3584.0 * (64.0 * 512.0) / 780e12;
         let plain = prefill((9, 0), None);
@@ -212,16 +212,16 @@ mod tests {
     #[test]
     fn prompts_fill_steps_in_order_and_pictures_fill_launches() {
         let planner = Planner { step_tokens: 64, launch_patches: 32, ..planner("qwen2.5-vl-tiny") };
-        let steps = planner.prefill(3, 50).expect("they are planned");
-        assert_eq!(steps.len(), 3, "64, 64 and 22 tokens");
+        let steps = planner.prefill(3, 50).expect("the work is planned");
+        assert_eq!(steps.len(), 3, "chunks of 64, 64 and 22 tokens");
         let alone = Planner { step_tokens: 150, ..self::planner("qwen2.5-vl-tiny") };
-        let together: u64 = alone.prefill(3, 50).expect("it is planned").iter().map(|work| work.flops).sum();
+        let together: u64 = alone.prefill(3, 50).expect("the work is planned").iter().map(|work| work.flops).sum();
         let apart: u64 = steps.iter().map(|work| work.flops).sum();
-        assert_eq!(together, apart, "chunks take the same operations");
-        let launches = planner.encode(5, Grid { t: 1, h: 4, w: 4 }).expect("they are planned");
-        assert_eq!(launches.len(), 3, "two, two and one");
+        assert_eq!(together, apart, "pictures cost the same together and apart");
+        let launches = planner.encode(5, Grid { t: 1, h: 4, w: 4 }).expect("the work is planned");
+        assert_eq!(launches.len(), 3, "launches of two, two and one picture");
         assert!(launches[0] == launches[1] && launches[2].flops < launches[0].flops);
-        assert_eq!(planner.encode(2, Grid { t: 1, h: 8, w: 8 }).expect("one alone is too large").len(), 2);
+        assert_eq!(planner.encode(2, Grid { t: 1, h: 8, w: 8 }).expect("both pictures are planned").len(), 2);
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Workload {
         let of = |width: u32, height: u32| (width / patch) as usize * (height / patch) as usize;
         let PictureLoad { width, height, .. } = *pictures;
         let Some(tiling) = tiling else { return of(width, height) };
-        let tiles = tiling.choose(Size { width, height }, u64::MAX).expect("a picture has pixels");
+        let tiles = tiling.choose(Size { width, height }, u64::MAX).expect("a picture has at least one pixel");
         tiles.count() * of(tiling.side, tiling.side)
     }
 
@@ -177,21 +177,21 @@ mod tests {
     fn pictures_in_tiles_have_the_patches_of_all_of_them() {
         let workload = FULL.cut_by(TILES);
         let patches = workload.pictures.map(|pictures| workload.patches(&pictures));
-        assert_eq!(patches, [(9 + 1) * 1024, (8 + 1) * 1024], "three by three, and four by two");
+        assert_eq!(patches, [(9 + 1) * 1024, (8 + 1) * 1024], "three by three tiles, and four by two");
     }
 
     #[test]
     fn the_envelope_admits_everything_at_once() {
         for workload in [FULL, QUICK, FULL.cut_by(SIXTEEN), QUICK.cut_by(SIXTEEN), FULL.cut_by(TILES)] {
             let envelope = workload.envelope();
-            envelope.check().expect("limits that go together");
+            envelope.check().expect("the limits agree with each other");
             assert!(workload.batches.iter().all(|batch| *batch <= envelope.sequences));
             assert!(workload.prefill.iter().all(|prompts| prompts.length < envelope.context_tokens));
             for pictures in &workload.pictures {
                 assert!(workload.patches(pictures) <= envelope.picture_patches);
             }
         }
-        assert_eq!(FULL.envelope().context_tokens, 8192, "as the peer's");
+        assert_eq!(FULL.envelope().context_tokens, 8192, "as many context tokens as the peer has");
     }
 
     #[test]
@@ -199,16 +199,16 @@ mod tests {
         for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
             let workload = FULL.cut_by(PatchGeometry { patch, tiling: None });
             let random = shape_settings(shape).expect("a known shape");
-            let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-            let processor = checkpoint.image_processor.expect("it takes pictures");
+            let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("a checkpoint");
+            let processor = checkpoint.image_processor.expect("the model takes pictures");
             let pixels = workload.envelope().picture_patches as u64 * u64::from(patch).pow(2);
-            let processor = processor.limited(pixels).expect("a limit");
+            let processor = processor.limited(pixels).expect("a valid limit");
             for pictures in &workload.pictures {
-                let plan = processor.plan(pictures.width, pictures.height).expect("a picture of usual sides");
+                let plan = processor.plan(pictures.width, pictures.height).expect("the picture's sides are accepted");
                 assert_eq!((plan.resized, plan.patches), (plan.source, workload.patches(pictures)), "{shape}");
             }
         }
         let [square, wide] = FULL.cut_by(SIXTEEN).pictures.map(|pictures| (pictures.width, pictures.height));
-        assert_eq!((square, wide), ((1024, 1024), (1920, 1088)), "as near as can be");
+        assert_eq!((square, wide), ((1024, 1024), (1920, 1088)), "the size nearest to the limit");
     }
 }

@@ -120,12 +120,12 @@ mod tests {
             let failure = Line::read(wrong.as_bytes()).expect_err(wrong);
             assert!(failure.hint.contains("/help"), "{wrong}: {failure}");
         }
-        assert!(Line::read(b"caf\xe9").expect_err("Latin-1").error.contains("byte 4"));
+        assert!(Line::read(b"caf\xe9").expect_err("Latin-1 is not valid UTF-8").error.contains("byte 4"));
     }
 
     #[test]
     fn file_names_may_have_quotes_spaces_and_a_tilde() {
-        let home = home_dir().expect("tests have one");
+        let home = home_dir().expect("the tests run with a home directory");
         let image = |names: &[&str]| Line::Image(names.iter().map(PathBuf::from).collect());
         assert_eq!(read("/image a.png 'my cat.png' my\\ dog.png"), image(&["a.png", "my cat.png", "my dog.png"]));
         assert_eq!(read("/image \"~/a b.png\""), Line::Image(vec![home.join("a b.png")]));

@@ -75,7 +75,7 @@ impl Planned {
                     planned => Ok(planned?),
                 }
             }
-            ref custom => unreachable!("the command line makes no {custom:?}"),
+            ref custom => unreachable!("the command line never makes {custom:?}"),
         }
     }
 

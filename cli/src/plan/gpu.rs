@@ -112,7 +112,7 @@ mod tests {
         let sizes: Vec<_> = Gpu::of_each_size().map(|gpu| gpu.total).collect();
         assert!(sizes.len() == OF_EACH_SIZE.len() && sizes.is_sorted(), "{sizes:?}");
         assert_eq!(Gpu::expected().total, Some(Bytes::mib(143_155)));
-        assert_eq!("sm_90".parse::<Gpu>().map(|gpu| gpu.total), Ok(None), "of any of them");
+        assert_eq!("sm_90".parse::<Gpu>().map(|gpu| gpu.total), Ok(None), "the name does not say which GPU it is");
         for wrong in ["", "sm_", "sm_x", "sm_90:", "sm_90:0", "sm_90:9999", "sm_sm_90", "gtx", "sm_120"] {
             assert!(numbers(wrong).is_err(), "{wrong}");
         }

@@ -42,7 +42,7 @@ static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
             (Some("switch"), Some(why)) => Meaning::Switch(why),
             (Some("value"), Some(why)) => Meaning::Value(why),
             (Some("refused"), Some(why)) => Meaning::Refused(why),
-            _ => panic!("vllm_flags.txt: {line}"),
+            _ => panic!("vllm_flags.txt has a line of unknown form: {line}"),
         };
         let name = name.expect("a line has a word");
         Flag { name, negated: format!("no-{name}"), meaning }
@@ -134,7 +134,7 @@ mod tests {
 
     fn typed(line: &str) -> VllmFlags {
         let matches = command().try_get_matches_from(line.split_whitespace());
-        VllmFlags::from_arg_matches(&matches.unwrap_or_else(|error| panic!("{error}"))).expect("they are there")
+        VllmFlags::from_arg_matches(&matches.unwrap_or_else(|error| panic!("{error}"))).expect("all flags are accepted")
     }
 
     #[test]
@@ -159,13 +159,13 @@ mod tests {
     fn flags_without_effect_are_taken_and_others_are_named() {
         let first = command().try_get_matches_from(["--seed", "7", "--tool-call-parser", "hermes", "org/name"]);
         let first = first.unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(first.get_one::<String>("sole").map(String::as_str), Some("org/name"), "the model may come last");
+        assert_eq!(first.get_one::<String>("sole").map(String::as_str), Some("org/name"), "the model may be last");
         let taken = typed("a/b --enforce-eager --no-enable-prefix-caching --seed 7 --block-size 32 --max-model-len 99");
         let names: Vec<_> = taken.0.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["block-size", "no-enable-prefix-caching", "enforce-eager", "seed"]);
         assert!(taken.check().is_ok());
         for line in ["--enable-lora a/b", "--data-parallel-size 4", "--speculative-config {}"] {
-            let failure = typed(line).check().expect_err("it would change what is served");
+            let failure = typed(line).check().expect_err("this flag would change what is served");
             let (error, hint) = failure.told();
             let name = line.split(' ').next().expect("a flag");
             assert!(error.starts_with(name) && !hint.is_empty(), "{error}: {hint}");

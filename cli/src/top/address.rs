@@ -86,7 +86,7 @@ mod tests {
     fn anything_but_a_host_or_port_is_refused() {
         for typed in ["", "99999", "host:", "host:port", "::1", "0", "https://host:1", "a b:1", "host:1/other"] {
             let refused = typed.parse::<Address>();
-            assert!(refused.is_err(), "{typed:?} is taken for {refused:?}");
+            assert!(refused.is_err(), "{typed:?} is refused, but was read as {refused:?}");
         }
     }
 }

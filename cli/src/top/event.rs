@@ -180,7 +180,7 @@ mod tests {
         fn no_input_panics_or_sends_control_characters_to_the_terminal(text in "(?s).{0,60}", at in ".{0,8}") {
             let _ = read(&text);
             let event = serde_json::json!([{ "number": 1, "at": at, "event": text, "model": text, "field": [text] }]);
-            let events = read(&event.to_string()).expect("it is an event");
+            let events = read(&event.to_string()).expect("the event is valid");
             let shown = format!("{}{}", events[0].title(), events[0].told);
             prop_assert!(!shown.chars().any(char::is_control));
         }

@@ -175,12 +175,12 @@ mod tests {
         let text = "# HELP bursar_a What it is.\n# TYPE bursar_a gauge\nbursar_a{model=\"demo\",class=\"kv\"} 12\n\n\
                     bursar_a { model = \"a\\\\b\\\"c\\nd\" , } +Inf 1700000000\r\nbursar_b 1.5e3\nother_total 7\n\
                     bursar_c NaN\nbursar_d_bucket{le=\"+Inf\"} -0\n# EOF";
-        let samples = read(text, "bursar_").expect("it is well-formed");
+        let samples = read(text, "bursar_").expect("the text is well-formed");
         assert_eq!(samples.value("bursar_a", &[("model", "demo"), ("class", "kv")]), Some(12.0));
         assert_eq!(samples.value("bursar_a", &[("model", "a\\b\"c\u{fffd}d")]), Some(f64::INFINITY));
         assert_eq!(samples.value("bursar_b", &[]), Some(1500.0));
-        assert_eq!(samples.value("other_total", &[]), None, "others' metrics are none of ours");
-        assert_eq!(samples.value("bursar_c", &[]), None, "what is no number is no value");
+        assert_eq!(samples.value("other_total", &[]), None, "metrics without the prefix are left out");
+        assert_eq!(samples.value("bursar_c", &[]), None, "a value that is not a number is left out");
         assert_eq!(samples.value("bursar_d_bucket", &[("le", "+Inf")]), Some(0.0));
     }
 
@@ -237,7 +237,7 @@ mod tests {
                 .collect();
             // A carriage return does not end a line here. It is replaced,
             // like other control characters.
-            let samples = read(&lines, "m").expect("it is well-formed");
+            let samples = read(&lines, "m").expect("the text is well-formed");
             for (at, (label, value)) in values.iter().enumerate() {
                 let (at, label) = (at.to_string(), harmless(label));
                 prop_assert_eq!(samples.value("m", &[("at", &at), ("label", &label)]), Some(*value));

@@ -99,8 +99,8 @@ mod tests {
     fn a_histogram_without_observations_has_no_quantile() {
         assert_eq!(Histogram::default().quantile(0.5), None);
         assert_eq!(Histogram::new([(1.0, 0.0), (f64::INFINITY, 0.0)]).quantile(0.5), None);
-        assert_eq!(Histogram::new([(1.0, 3.0)]).quantile(0.5), None, "no bucket has them all");
-        assert_eq!(Histogram::new([(f64::INFINITY, 3.0)]).quantile(0.5), None, "no bound is finite");
+        assert_eq!(Histogram::new([(1.0, 3.0)]).quantile(0.5), None, "there is no bucket for all observations");
+        assert_eq!(Histogram::new([(f64::INFINITY, 3.0)]).quantile(0.5), None, "there is no finite bound");
     }
 
     #[test]

@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(Colours::of(When::Always, Surroundings { is_terminal: false, ..all }), Colours::True);
         let unwanted = Surroundings { no_color: said("1"), ..all };
         assert_eq!(Colours::of(When::Auto, unwanted), Colours::None);
-        assert_eq!(Colours::of(When::Always, unwanted), Colours::True, "what is typed wins");
+        assert_eq!(Colours::of(When::Always, unwanted), Colours::True, "a typed choice overrides the environment");
         assert_eq!(Colours::of(When::Auto, Surroundings { no_color: said(""), ..all }), Colours::True);
         assert_eq!(Colours::of(When::Auto, Surroundings { term: said("dumb"), ..all }), Colours::None);
     }

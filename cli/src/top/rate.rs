@@ -32,8 +32,8 @@ mod tests {
 
     #[test]
     fn a_fallen_counter_restarted_and_a_new_one_was_zero() {
-        let before = read("a_total{m=\"x\"} 10\na_total{m=\"y\"} 10\n", "").expect("it is well-formed");
-        let now = read("a_total{m=\"x\"} 16\na_total{m=\"y\"} 4\nb_total 3\n", "").expect("it is well-formed");
+        let before = read("a_total{m=\"x\"} 10\na_total{m=\"y\"} 10\n", "").expect("the text is well-formed");
+        let now = read("a_total{m=\"x\"} 16\na_total{m=\"y\"} 4\nb_total 3\n", "").expect("the text is well-formed");
         let since = Since { before: &before, seconds: 2.0 };
         assert_eq!(since.per_second(&now, "a_total", &[("m", "x")]), Some(3.0));
         assert_eq!(since.increase(&now, "a_total", &[("m", "y")]), Some(4.0));

@@ -99,7 +99,7 @@ mod tests {
     use super::{super::exposition::read, *};
 
     fn samples(text: &str) -> Samples {
-        read(text, "").expect("it is well-formed")
+        read(text, "").expect("the text is well-formed")
     }
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
         let samples = samples("a{x=\"1\",y=\"1\"} 1\na{x=\"1\",y=\"2\"} 2\na{x=\"2\"} 4\nb -3\nc 1e300\n");
         assert_eq!(samples.value("a", &[("x", "1")]), Some(3.0));
         assert_eq!(samples.value("a", &[]), Some(7.0));
-        assert_eq!(samples.value("a", &[("y", "")]), Some(4.0), "a label that is not there is empty");
+        assert_eq!(samples.value("a", &[("y", "")]), Some(4.0), "a missing label equals an empty label");
         assert_eq!(samples.value("a", &[("x", "3")]), None);
         assert_eq!(samples.bytes("b", &[]), Some(Bytes::ZERO));
         assert_eq!(samples.bytes("c", &[]), Some(Bytes::MAX));

@@ -180,10 +180,10 @@ mod tests {
     /// Starts a server that sends these answers, one per connection, and then closes.
     fn listener(answers: Vec<String>) -> Address {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
-        let address = listener.local_addr().expect("it has one").to_string().parse().expect("an address");
+        let address = listener.local_addr().expect("a local address").to_string().parse().expect("an address");
         std::thread::spawn(move || {
             for answer in answers {
-                let (stream, _) = listener.accept().expect("somebody comes");
+                let (stream, _) = listener.accept().expect("a client connects");
                 let asked = BufReader::new(stream.try_clone().expect("a second handle"));
                 asked.lines().map_while(Result::ok).find(String::is_empty);
                 // A client that has read enough may hang up.
@@ -205,14 +205,14 @@ mod tests {
     fn metrics_and_events_are_read_and_events_may_be_missing() {
         let metrics = answer("200 OK", "# a comment\nother 1\nbursar_device_total_bytes{device=\"host\"} 8\n");
         let events = answer("200 OK", "[{\"number\":3,\"at\":1.5,\"event\":\"canary_given\",\"bytes\":1024}]");
-        let found = scrape(&[metrics.clone(), events]).expect("it is there");
+        let found = scrape(&[metrics.clone(), events]).expect("the server answers");
         assert_eq!(found.samples.bytes("bursar_device_total_bytes", &[]), Some(Bytes(8)));
         assert!(matches!(&found.events, Events::Told(told) if told[0].number == 3), "{:?}", found.events);
-        let without = scrape(&[metrics.clone(), answer("404 Not Found", "nothing")]).expect("it is there");
+        let without = scrape(&[metrics.clone(), answer("404 Not Found", "nothing")]).expect("the server answers");
         assert_eq!(without.events, Events::NotTold);
-        let guarded = scrape(&[metrics.clone(), answer("401 Unauthorized", "a key")]).expect("it is there");
+        let guarded = scrape(&[metrics.clone(), answer("401 Unauthorized", "a key")]).expect("the server answers");
         assert_eq!(guarded.events, Events::NotTold);
-        let broken = scrape(&[metrics, answer("200 OK", "[")]).expect("it is there");
+        let broken = scrape(&[metrics, answer("200 OK", "[")]).expect("the server answers");
         assert!(matches!(&broken.events, Events::Unreadable(why) if why.contains("/events")), "{:?}", broken.events);
     }
 
@@ -238,9 +238,9 @@ mod tests {
     fn an_unanswered_address_gets_a_hint_naming_the_flag() {
         let address = {
             let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
-            gone.local_addr().expect("it has one").to_string()
+            gone.local_addr().expect("a local address").to_string()
         };
-        let error = Scraper::new(address.parse().expect("an address")).scrape().expect_err("nobody listens");
+        let error = Scraper::new(address.parse().expect("an address")).scrape().expect_err("no server listens");
         assert!(matches!(error, ScrapeError::Unreachable { .. }), "{error}");
         assert!(error.hint().contains(&format!("--metrics {address}")), "{}", error.hint());
     }

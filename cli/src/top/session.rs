@@ -297,7 +297,7 @@ mod tests {
     };
 
     fn scrape(text: &str) -> Scrape {
-        let samples = exposition::read(text, "bursar_").expect("it is well-formed");
+        let samples = exposition::read(text, "bursar_").expect("the text is well-formed");
         Scrape { samples, events: Events::NotTold }
     }
 
@@ -323,7 +323,7 @@ mod tests {
     }
 
     fn speed(session: &Session) -> Option<f64> {
-        session.view().expect("something was seen").models[0].speed.generated_tokens
+        session.view().expect("the session has a view").models[0].speed.generated_tokens
     }
 
     #[test]
@@ -331,11 +331,11 @@ mod tests {
         let mut session = session();
         assert!(session.view().is_none());
         session.hear(Ok(generated(100, &["a"])), seconds(1));
-        assert_eq!(speed(&session), None, "one look is no rate");
+        assert_eq!(speed(&session), None, "a single scrape gives no rate");
         session.hear(Ok(generated(300, &["a"])), seconds(3));
         session.hear(Ok(generated(310, &["a"])), seconds(4));
         assert_eq!(speed(&session), Some(10.0));
-        assert_eq!(session.trail("a").expect("it is known").generated, [100.0, 10.0]);
+        assert_eq!(session.trail("a").expect("the speed is known").generated, [100.0, 10.0]);
     }
 
     #[test]
@@ -344,7 +344,7 @@ mod tests {
         session.hear(Ok(generated(100, &["a"])), seconds(1));
         session.hear(Err(lost()), seconds(3));
         session.hear(Err(lost()), seconds(9));
-        assert_eq!(session.lost().expect("it is lost").since, seconds(3));
+        assert_eq!(session.lost().expect("the server is lost").since, seconds(3));
         assert_eq!(session.age(seconds(10)), Some(seconds(9)));
         assert!(session.view().is_some());
         session.hear(Ok(generated(110, &["a"])), seconds(11));
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(session.began_anew(seconds(50)), None);
         session.hear(Ok(generated(9, &["a"])), seconds(4));
         assert_eq!(speed(&session), Some(2.0));
-        assert_eq!(session.trail("a").expect("it is known").generated, [2.0]);
+        assert_eq!(session.trail("a").expect("the speed is known").generated, [2.0]);
     }
 
     #[test]
@@ -377,13 +377,13 @@ mod tests {
         assert!(
             kept[0] <= Duration::from_millis(199_900 - 60_000) && kept[1] > Duration::from_millis(199_900 - 60_000)
         );
-        assert_eq!(session.trail("a").expect("it is known").generated.len(), TRAIL);
+        assert_eq!(session.trail("a").expect("the speed is known").generated.len(), TRAIL);
     }
 
     #[test]
     fn a_chosen_model_stays_chosen_while_others_come_and_go() {
         let mut session = session();
-        assert!(session.press(Key::Next), "there is nothing to choose yet");
+        assert!(session.press(Key::Next), "no model can be chosen yet");
         session.hear(Ok(generated(1, &["b", "d"])), seconds(1));
         assert_eq!(session.chosen(), Some(0));
         assert!(session.press(Key::Next));
@@ -391,11 +391,11 @@ mod tests {
         session.hear(Ok(generated(2, &["a", "b", "c", "d"])), seconds(2));
         assert_eq!(session.chosen(), Some(3));
         assert!(session.press(Key::Next));
-        assert_eq!(session.chosen(), Some(0), "behind the last is the first");
+        assert_eq!(session.chosen(), Some(0), "the first model follows the last");
         assert!(session.press(Key::Previous) && session.press(Key::Previous));
         assert_eq!(session.chosen(), Some(2));
         session.hear(Ok(generated(3, &["a", "b"])), seconds(3));
-        assert_eq!(session.chosen(), Some(0), "one that is gone is not chosen");
+        assert_eq!(session.chosen(), Some(0), "a model that is gone is no longer chosen");
         assert!(session.press(Key::Last));
         assert_eq!(session.chosen(), Some(1));
         session.hear(Ok(scrape("bursar_device_total_bytes 1\n")), seconds(4));
@@ -417,15 +417,15 @@ mod tests {
         assert!(session.press(Key::Pause) && session.is_paused);
         assert!(session.press(Key::Pause) && !session.is_paused);
         assert!(session.press(Key::Help) && session.shows_help);
-        assert!(session.press(Key::Back) && !session.shows_help, "the first way back is out of the help");
+        assert!(session.press(Key::Back) && !session.shows_help, "the first Back key closes the help");
         session.room = Viewport { rows: 10, lines: 25 };
-        let mut tops = [Key::PageDown; 5].map(|key| session.press(key).then_some(session.top).expect("it goes on"));
-        assert_eq!(tops, [Some(0), Some(9), Some(15), Some(15), Some(15)], "it ends with the last line");
+        let mut tops = [Key::PageDown; 5].map(|key| session.press(key).then_some(session.top).expect("not ended"));
+        assert_eq!(tops, [Some(0), Some(9), Some(15), Some(15), Some(15)], "paging ends at the last line");
         tops = [Key::Previous, Key::Next, Key::First, Key::Last, Key::PageUp]
-            .map(|key| session.press(key).then_some(session.top).expect("it goes on"));
+            .map(|key| session.press(key).then_some(session.top).expect("the session goes on"));
         assert_eq!(tops, [Some(14), Some(15), Some(0), Some(15), Some(6)]);
         assert!(session.press(Key::PageUp) && session.top == Some(0));
-        assert!(session.press(Key::PageUp) && session.top.is_none(), "in front of it is the overview");
+        assert!(session.press(Key::PageUp) && session.top.is_none(), "the overview comes before the first page");
         assert!(session.press(Key::PageDown) && session.press(Key::Back) && session.top.is_none());
         assert!(!session.press(Key::Back));
         assert!(!session.press(Key::Quit));

@@ -59,7 +59,7 @@ pub(super) unsafe fn multiply(
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
-    assert_eq!(a.len(), b.len(), "an inner product of other lengths");
+    assert_eq!(a.len(), b.len(), "both vectors of an inner product have the same length");
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let mut sums = [0.0f32; LANES];
     for (a, b) in a.iter().zip(b) {

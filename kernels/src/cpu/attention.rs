@@ -55,7 +55,7 @@ impl Running<'_> {
     /// Resets the tile to at most [`QUERIES`] queries, multiplied by `scale`.
     pub(super) fn start<'q>(&mut self, queries: impl ExactSizeIterator<Item = &'q [f32]>, scale: f32) {
         self.count = queries.len();
-        assert!(self.count <= QUERIES, "{} queries in a tile of {QUERIES}", self.count);
+        assert!(self.count <= QUERIES, "{} queries do not fit a tile of {QUERIES}", self.count);
         for (out, query) in self.queries.chunks_exact_mut(self.head_dim).zip(queries) {
             out.iter_mut().zip(query).for_each(|(out, query)| *out = query * scale);
         }
@@ -136,6 +136,6 @@ impl Running<'_> {
 impl Vectors<'_> {
     fn assert_hold(&self, count: usize, head_dim: usize) {
         let end = count.saturating_sub(1) * self.pitch + head_dim;
-        assert!(self.elements.len() >= end, "{count} vectors in {} elements", self.elements.len());
+        assert!(self.elements.len() >= end, "{count} vectors do not fit {} elements", self.elements.len());
     }
 }

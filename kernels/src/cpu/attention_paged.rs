@@ -142,4 +142,4 @@ fn take(call: &AttentionPaged<'_>, block: usize, half: usize, head: usize, to: &
     }
 }
 
-const _: () = assert!(CPU_TILE_KEYS.is_multiple_of(BLOCK_TOKENS), "a tile of keys is whole blocks");
+const _: () = assert!(CPU_TILE_KEYS.is_multiple_of(BLOCK_TOKENS), "a tile of keys consists of whole blocks");

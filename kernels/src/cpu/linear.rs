@@ -60,7 +60,7 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
 /// Computes the panel's columns of the output, or adds to them.
 fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
-    assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
+    assert_eq!(weight.len(), columns.len() * in_features, "the panel is whole");
     let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
     // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the op layer has

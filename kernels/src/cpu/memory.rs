@@ -13,7 +13,7 @@ const HOST_ADDRESSES_END: u64 = 1 << 56;
 /// Returns the address of the first element of `tensor`. Panics if `tensor` is not in host memory
 /// or has another element type.
 pub(super) fn start_of<E: Element>(tensor: &Tensor<'_>) -> *mut E {
-    assert_eq!(tensor.dtype(), E::DTYPE, "a view of another type");
+    assert_eq!(tensor.dtype(), E::DTYPE, "the view has another element type");
     host_bytes(tensor).cast()
 }
 
@@ -63,7 +63,7 @@ impl<'a, E: Element> Rows<'a, E> {
     /// Returns the elements from column `column` of the first row in `rows` to column
     /// `column + length` of the last row, including all columns in between.
     pub(super) fn span(&self, rows: Range<usize>, column: usize, length: usize) -> &'a [E] {
-        assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "a span outside");
+        assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "the span is outside the tensor");
         let elements = (rows.len() - 1) * self.pitch + length;
         // SAFETY: the span starts and ends in rows that the tensor's creator guarantees to be
         // valid. The elements between two rows of this view belong to the larger tensor that the
@@ -78,7 +78,7 @@ impl<'a, E: Element> Rows<'a, E> {
 
     /// Returns all elements. Panics if there are gaps between the rows.
     pub(super) fn all(&self) -> &'a [E] {
-        assert!(self.pitch == self.columns || self.rows <= 1, "the rows have gaps between them");
+        assert!(self.pitch == self.columns || self.rows <= 1, "the rows are contiguous");
         // SAFETY: the tensor's creator guarantees that all its rows are valid, the rows are
         // adjacent, and nothing writes an operand while the operation runs.
         unsafe { slice::from_raw_parts(self.start, self.rows * self.columns) }
@@ -139,7 +139,7 @@ impl<'a, E: Element> Output<'a, E> {
     /// No other slice overlaps the returned slice while it is alive.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [E] {
-        assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
+        assert!(row < self.rows && column + length <= self.columns, "the part is outside the output");
         // SAFETY: the tensor's creator guarantees that its rows are valid, the part is inside one
         // row, and the caller keeps parts disjoint.
         unsafe { slice::from_raw_parts_mut(self.start.add(row * self.pitch + column), length) }
@@ -170,7 +170,7 @@ impl<'a> Scratch<'a> {
     /// The worker has no other such slice while this one is alive.
     #[allow(clippy::mut_from_ref, reason = "each worker has a share of its own")]
     pub(super) unsafe fn of_worker(&self, worker: usize) -> &'a mut [f32] {
-        assert!((worker + 1) * self.share <= self.elements, "the declared scratch has a share for each worker");
+        assert!((worker + 1) * self.share <= self.elements, "the declared scratch holds a share for each worker");
         // SAFETY: the part is inside the scratch, and the caller holds no other slice of it.
         unsafe { slice::from_raw_parts_mut(self.start.add(worker * self.share), self.share) }
     }
@@ -196,7 +196,7 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
             // A bf16 is the upper half of an f32. Written like this, the compiler widens
             // eight numbers at once.
             let row = Rows::<bf16>::of(tensor).row(row);
-            assert_eq!(row.len(), out.len(), "a row widened into another length");
+            assert_eq!(row.len(), out.len(), "the output row has another length");
             for (out, half) in out.iter_mut().zip(row) {
                 *out = f32::from_bits(u32::from(half.to_bits()) << 16);
             }

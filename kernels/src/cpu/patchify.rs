@@ -22,7 +22,7 @@ pub(super) fn patchify(threads: &Threads, call: Patchify<'_>) {
         let row_bytes = across * side * CHANNELS;
         let frame_bytes = down * side * row_bytes;
         let corner = first + row * side * row_bytes + column * side * CHANNELS;
-        let (factor, channels) = levels.row(picture).split_first().expect("the front has checked the shape");
+        let (factor, channels) = levels.row(picture).split_first().expect("the shape was checked before");
         let (shifts, scales) = channels.split_at(CHANNELS);
         for (channel, planes) in out.chunks_exact_mut(frames * side * side).enumerate() {
             let (shift, scale) = (shifts[channel], scales[channel]);

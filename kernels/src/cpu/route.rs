@@ -41,7 +41,7 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised:
     for rank in 0..chosen.len() {
         let left = (0..logits.len()).filter(|expert| !chosen[..rank].contains(&(*expert as u32)));
         let best = left.reduce(|best, expert| if of(expert) > of(best) { expert } else { best });
-        chosen[rank] = best.expect("no row has more experts than there are") as u32;
+        chosen[rank] = best.expect("there are at least as many experts as are chosen per row") as u32;
     }
     let largest = logits[chosen[0] as usize];
     weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight = exp(logits[*expert as usize] - largest));

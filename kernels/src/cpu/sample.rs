@@ -40,11 +40,11 @@ pub(super) fn sample(threads: &Threads, call: Sample<'_>) {
         // SAFETY: a worker processes one row at a time, so nothing else uses this worker's scratch.
         let buffers = activation_scratch(unsafe { scratch.of_worker(worker) }, vocabulary);
         let answer = asked.answer(logits.row(row), row, buffers);
-        assert!(answers[row].set(answer).is_ok(), "each row is worked on once");
+        assert!(answers[row].set(answer).is_ok(), "each row is sampled once");
     });
     let [faults, own, ids, logarithms] = call.layout.report_parts();
     for (row, answer) in answers.into_iter().enumerate() {
-        let answer = answer.into_inner().expect("each row was worked on");
+        let answer = answer.into_inner().expect("each row was sampled");
         chosen[row] = answer.chosen.unwrap_or(NO_CHOICE);
         report[faults + row] = answer.chosen.err().map_or(0, |fault| fault as u32);
         report[own + row] = answer.log_probability.to_bits();
@@ -61,7 +61,7 @@ fn activation_scratch(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_>
     let (weights, share) = share.split_at_mut(2 * vocabulary);
     let (candidates, share) = share.split_at_mut(2 * vocabulary);
     let (changed, tally) = share.split_at_mut(vocabulary);
-    assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are of whole 8 bytes");
+    assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are aligned to 8 bytes");
     // SAFETY: each slice has the size and alignment of its new type, for which all
     // bit patterns are valid.
     unsafe {
@@ -83,7 +83,7 @@ struct Asked<'a> {
 
 impl Asked<'_> {
     fn answer(&self, logits: &[f32], at: usize, buffers: ChoiceScratch<'_>) -> Answer {
-        let words = self.words[at * ROW_WORDS..].first_chunk().expect("the front has checked that all rows are there");
+        let words = self.words[at * ROW_WORDS..].first_chunk().expect("the number of rows was checked before");
         let (row, mask) = SampleRow::from_words(words);
         let nothing = |fault| Answer { chosen: Err(fault), log_probability: f32::NAN, top: Vec::new() };
         if row.ignored {

@@ -58,7 +58,7 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
         let taken = rows.iter().zip(slots).filter(|(_, slot)| **slot != NO_STATE);
         let snapshots = taken.map(|(count, slot)| {
             let count = *count as usize;
-            assert!((1..=range.len()).contains(&count), "a snapshot after {count} of {} rows", range.len());
+            assert!((1..=range.len()).contains(&count), "a snapshot after {count} of {} rows is out of range", range.len());
             (range.start + count - 1, *slot)
         });
         let part = Part {
@@ -79,7 +79,7 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
         assert!(of_others <= own, "a slot that a sequence reads is written by another sequence");
     }
     let distinct: std::collections::BTreeSet<_> = written.iter().collect();
-    assert!(distinct.len() == written.len(), "two sequences write one slot of {}", layer.slots());
+    assert!(distinct.len() == written.len(), "two sequences write the same slot of {}", layer.slots());
     parts
 }
 

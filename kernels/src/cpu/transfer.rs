@@ -9,14 +9,14 @@ use crate::{
 };
 
 pub(super) fn upload(_: &Threads, call: Upload<'_>) {
-    assert_eq!(Bytes::of_slice(call.source), call.out.bytes(), "upload of another size");
+    assert_eq!(Bytes::of_slice(call.source), call.out.bytes(), "the upload has the size of its target");
     // SAFETY: the creator of `out` guarantees that its bytes are valid, and the caller's memory
     // does not overlap a segment.
     unsafe { std::ptr::copy_nonoverlapping(call.source.as_ptr(), host_bytes(&call.out), call.source.len()) };
 }
 
 pub(super) fn download(_: &Threads, call: Download<'_>) {
-    assert_eq!(Bytes::of_slice(call.out), call.source.bytes(), "download of another size");
+    assert_eq!(Bytes::of_slice(call.out), call.source.bytes(), "the download has the size of its source");
     // SAFETY: the creator of `source` guarantees that its bytes are valid, and the caller's memory
     // does not overlap a segment.
     unsafe { std::ptr::copy_nonoverlapping(host_bytes(&call.source), call.out.as_mut_ptr(), call.out.len()) };

@@ -50,7 +50,7 @@ impl Default for Arguments {
 impl Arguments {
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
-        assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
+        assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "the arguments exceed the kernel's parameters");
         // SAFETY: the assertion has checked that the argument fits after the words in use, and that
         // a word's alignment suffices for the argument.
         unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
@@ -62,7 +62,7 @@ impl Arguments {
 
     /// Appends all arguments of another list.
     pub(super) fn followed_by(mut self, other: Arguments) -> Self {
-        assert!(self.used + other.used <= WORDS, "a kernel has fewer parameters");
+        assert!(self.used + other.used <= WORDS, "the arguments exceed the kernel's parameters");
         self.words[self.used..][..other.used].copy_from_slice(&other.words[..other.used]);
         for (place, word) in self.places[self.count..].iter_mut().zip(&other.places[..other.count]) {
             *place = self.used + word;

@@ -67,8 +67,8 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
     let ring = attention_decode::ring_bytes(head_dim);
     let launch = DecodeLaunch::of(sequences, call.heads, shape.kv_heads, sms).within(shared_most, ring, sms);
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
-    assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
-    assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
+    assert!(partials <= call.scratch.bytes().as_usize(), "the target declares the scratch that decoding takes");
+    assert!(launch.workers <= attention_decode::COUNTERS, "no device has this many multiprocessors");
     // If all sequences have a single row, the cached tokens before these rows were written by
     // earlier steps. The kernel may therefore read those tokens before the preceding kernel has
     // ended.
@@ -147,7 +147,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
         .with(call.sequences.block_tables.address());
     if split.is_some() {
         let parts = jobs * splits * attention_hopper::PAGED_PART_NUMBERS * DType::F32.size();
-        assert!(parts <= call.scratch.bytes().as_usize(), "the target declares what split tiles take");
+        assert!(parts <= call.scratch.bytes().as_usize(), "the target declares the scratch that split tiles take");
         arguments = arguments.with(call.scratch.address());
     }
     arguments = arguments

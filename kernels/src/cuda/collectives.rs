@@ -312,7 +312,7 @@ mod tests {
                     let grid = at_once.min(link.blocks);
                     let pieces = at_once.div_ceil(grid).div_ceil(of);
                     let used = at_once + (of - 1) * pieces * grid;
-                    assert!(used <= tokens as usize, "{at_once} of {rows} rows, {of} ranks, {tokens} tokens");
+                    assert!(used <= tokens as usize, "{at_once} of {rows} rows on {of} ranks exceed {tokens} tokens");
                     assert!(of > 2 && at_once * row >= SHARES_FROM.as_usize());
                 }
                 let of_all = link.at_once_in_shares(tokens as usize, row);

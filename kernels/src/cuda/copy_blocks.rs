@@ -115,7 +115,7 @@ impl CopyStream {
         // `Running` returns its clock when it is dropped, even if a copy is refused. The lane waits for
         // the copies that have started.
         let copying = Box::new(Running { clock: Some(clock), clocks: self.clocks.clone() });
-        let clock = copying.clock.as_ref().expect("it is there until it drops");
+        let clock = copying.clock.as_ref().expect("the field is set until the value is dropped");
         let each = |stretches: &[BlockRange]| -> Vec<Piece> {
             call.pieces.iter().flat_map(|pieces| stretches.iter().map(|stretch| sides(pieces, stretch))).collect()
         };
@@ -157,7 +157,7 @@ impl Copying for Running {
     }
 
     fn wait(self: Box<Self>) -> Result<Duration, KernelError> {
-        let clock = self.clock.as_ref().expect("it is there until it drops");
+        let clock = self.clock.as_ref().expect("the field is set until the value is dropped");
         Ok(Duration::from_secs_f32(clock.milliseconds()?.max(0.0) / 1000.0))
     }
 }

@@ -124,8 +124,8 @@ impl Arrival for Download {
     }
 
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
-        let buffer = self.buffer.as_ref().expect("it is there until it drops");
-        assert_eq!(out.len(), self.bytes, "as many bytes as are coming");
+        let buffer = self.buffer.as_ref().expect("the buffer exists until the value is dropped");
+        assert_eq!(out.len(), self.bytes, "the output has the size of the download");
         buffer.come.wait()?;
         let read = |at: usize, out: &mut [u8]| {
             // SAFETY: the wait above returned after the copy had ended, and the buffer is long
@@ -190,6 +190,6 @@ mod tests {
         assert_eq!(find([short, 9 * short, 7 * short].into_iter(), 6 * short), Find::Free(2));
         assert_eq!(find([9 * short].into_iter(), 4), Find::Free(0));
         assert_eq!(find([].into_iter(), 0), Find::New(SHORTEST, None));
-        assert_eq!(find([short, short].into_iter(), short + 1), Find::New(SHORTEST * 2, None), "short ones stay");
+        assert_eq!(find([short, short].into_iter(), short + 1), Find::New(SHORTEST * 2, None), "short buffers are kept");
     }
 }

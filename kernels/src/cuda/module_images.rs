@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn each_generation_gets_its_own_code() {
-        assert!(images_for((7, 0)).is_empty(), "older than Turing");
+        assert!(images_for((7, 0)).is_empty(), "there are no images for GPUs older than Turing");
         assert!(images_for((9, 0))[0].is_machine_code && !images_for((9, 0))[1].is_machine_code);
         assert!(module((9, 0), "rms_norm").starts_with(b"\x7fELF"));
         for (capability, target) in [((7, 5), "sm_75"), ((8, 6), "sm_80"), ((8, 9), "sm_80"), ((12, 0), "sm_80")] {

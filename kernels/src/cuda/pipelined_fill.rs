@@ -36,7 +36,7 @@ pub(super) fn fill_pipelined<'m, E>(
         };
         for (part, source) in source.chunks(piece).enumerate() {
             if filling.len() == AHEAD {
-                send(filling.pop_front().expect("there are some"))?;
+                send(filling.pop_front().expect("the queue is not empty"))?;
             }
             let memory = &mut memory(part)?[..source.len()];
             let left = Countdown::from(source.len().div_ceil(FILLED_AT_ONCE));
@@ -111,19 +111,19 @@ mod tests {
             let starts: Vec<*mut MaybeUninit<u8>> = ring.iter_mut().map(Vec::as_mut_ptr).collect();
             let (out, copied) = (RefCell::new(Vec::new()), Cell::new(0));
             let memory = |part: usize| {
-                assert!(part < copied.get() + PIECES, "part {part} is written over one that was not copied");
+                assert!(part < copied.get() + PIECES, "part {part} overwrites a part that was not copied");
                 // SAFETY: the piece has this length, and its last part was copied.
                 Ok::<_, ()>(unsafe { std::slice::from_raw_parts_mut(starts[part % PIECES], piece) })
             };
             let copy = |part: usize, length: usize| {
-                assert_eq!(part, copied.get(), "in order");
+                assert_eq!(part, copied.get(), "parts are copied in order");
                 copied.set(part + 1);
                 // SAFETY: the piece is filled, and every byte of it was initialized.
                 let filled = unsafe { std::slice::from_raw_parts(starts[part % PIECES].cast::<u8>(), length) };
                 out.borrow_mut().extend_from_slice(filled);
                 Ok(())
             };
-            fill_pipelined(&pool, &source, piece, memory, copy).expect("nothing fails");
+            fill_pipelined(&pool, &source, piece, memory, copy).expect("the fill succeeds");
             assert!(*out.borrow() == source, "{length} bytes");
         }
     }
@@ -149,7 +149,7 @@ mod tests {
                     Ok(())
                 }
             };
-            let error = fill_pipelined(&pool, &source, 64, memory, copy).expect_err("it fails");
+            let error = fill_pipelined(&pool, &source, 64, memory, copy).expect_err("the copy fails");
             assert_eq!((error, copied.get()), (if fails_in_memory { "no memory" } else { "no copy" }, reached));
         }
     }

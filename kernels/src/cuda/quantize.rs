@@ -52,7 +52,7 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>
 /// rows and rounds it. `before` are the kernel's arguments for the sum and the norm.
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activations<'_>) -> Result<(), KernelError> {
     const OP: &str = "add_experts_rms_norm";
-    let rounded = out.rounded.as_ref().expect("it is asked for");
+    let rounded = out.rounded.as_ref().expect("the rounded output was requested");
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let kernel = Kernel::row_each(hopper.add_experts_rms_norm_rounded, rounded.data.rows(), rounded.data.columns());
     launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
@@ -61,7 +61,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
 /// Computes the gate of rows and rounds it. If `out.plain` is requested, the gate without rounding
 /// is written to it too.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
-    let rounded = out.rounded.as_ref().expect("it is asked for");
+    let rounded = out.rounded.as_ref().expect("the rounded output was requested");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
     let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.sms;
     let kernels = cuda.entry_points();

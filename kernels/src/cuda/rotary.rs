@@ -24,7 +24,7 @@ impl Argument for Sections {}
 impl Sections {
     /// Panics if there are more than `AXES_MAX` axes. No supported model has that many.
     fn of(axes: &PairAxes) -> Self {
-        assert!(axes.count() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", axes.count());
+        assert!(axes.count() <= AXES_MAX, "{} position axes; kernels take at most {AXES_MAX}", axes.count());
         let mut pairs = [0; AXES_MAX];
         match axes {
             PairAxes::Sections(sections) => {
@@ -83,7 +83,7 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
         None => (plain, arguments),
         Some(HeadNorms { query, key, epsilon, .. }) => {
             let heads = call.heads + shape.kv_heads;
-            assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalise; the kernel takes {NORMED_HEADS_MAX}");
+            assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalize; the kernel takes at most {NORMED_HEADS_MAX}");
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
             (normed, arguments)
         }

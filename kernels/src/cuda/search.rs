@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(search.folders(), [named.clone(), wheel.clone()]);
         let found = search.candidates();
         assert_eq!(found[..2], [named.join("libcublasLt.so.13"), wheel.join("libcublasLt.so.13")]);
-        assert_eq!(found[2..], BLAS_NAMES.map(PathBuf::from), "and the system's own search at last");
+        assert_eq!(found[2..], BLAS_NAMES.map(PathBuf::from), "the system's search comes last");
         std::fs::remove_dir_all(place).unwrap();
     }
 }

@@ -17,7 +17,7 @@ const PIECE: Bytes = Bytes::mib(8);
 
 /// Number of pieces in the ring.
 const PIECES: usize = 4;
-const _: () = assert!(PIECES > AHEAD, "some cross the bus while others are filled");
+const _: () = assert!(PIECES > AHEAD, "some pieces are copied while others are filled");
 
 /// Alignment of uploads inside a piece, in bytes. Copies from unaligned addresses are slow.
 const ALIGNMENT: usize = 256;
@@ -105,7 +105,7 @@ impl Stage {
             CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
             piece(part).read.record(stream)
         };
-        let fillers = self.fillers.as_ref().expect("whoever calls this has them");
+        let fillers = self.fillers.as_ref().expect("a backend that loads weights has fill threads");
         fill_pipelined(fillers, source, PIECE.as_usize(), memory, copy)?;
         self.current = (first + source.len().div_ceil(PIECE.as_usize()) - 1) % PIECES;
         Ok(())

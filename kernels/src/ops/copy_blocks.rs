@@ -33,7 +33,7 @@ pub fn copy_blocks<B: Backend>(
 ) -> Result<Box<dyn Copying>, KernelError> {
     assert!(
         layers.len() == host.shape.layers && layers.iter().all(|layer| layer.shape == host.shape),
-        "the blocks of {} layers are not those of {:?}",
+        "{} layers of blocks do not match the host blocks of {:?}",
         layers.len(),
         host.shape
     );
@@ -62,7 +62,7 @@ pub fn copy_rows<B: Backend>(
     to_device: &[BlockCopy],
 ) -> Result<Box<dyn Copying>, KernelError> {
     let bytes = cache.dtype().bytes(cache.columns());
-    assert!(cache.is_contiguous() && bytes == host.row_bytes, "rows of {bytes} in slots of {}", host.row_bytes);
+    assert!(cache.is_contiguous() && bytes == host.row_bytes, "rows of {bytes} do not match slots of {}", host.row_bytes);
     let pieces = [Pieces { device: cache.address(), host: host.address, bytes }];
     copy(backend, &pieces, (cache.rows(), host.slots), to_host, to_device)
 }
@@ -76,7 +76,7 @@ fn copy<B: Backend>(
 ) -> Result<Box<dyn Copying>, KernelError> {
     for copy in to_host.iter().chain(to_device) {
         let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < slots;
-        assert!(is_there, "{copy:?} in {blocks} blocks and {slots} slots");
+        assert!(is_there, "{copy:?} is outside {blocks} blocks and {slots} slots");
     }
     backend.copy_blocks(calls::CopyBlocks { pieces, to_host: stretches(to_host), to_device: stretches(to_device) })
 }

@@ -24,7 +24,7 @@ impl<B: Backend> Scope<'_, B> {
         bias: Option<&'a Tensor<'a>>,
     ) -> Result<Tensor<'_>, KernelError> {
         let out = self.gated_linear_as(x, weight, bias, ActivationFormat::PLAIN)?;
-        Ok(out.plain.expect("it was asked for"))
+        Ok(out.plain.expect("the plain format was requested"))
     }
 
     /// Like [`gated_linear`](Scope::gated_linear), but returns the result in `format`.

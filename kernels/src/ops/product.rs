@@ -87,7 +87,7 @@ impl<B: Backend> Scope<'_, B> {
         quant_scratch: &'a QuantScratch<'_>,
     ) -> Result<Activations<'a>, KernelError> {
         let Some(quant_scratch) = &quant_scratch.0 else {
-            return Ok(x.only(weight.wants()).expect("room was not needed"));
+            return Ok(x.only(weight.wants()).expect("input in the format of the weight needs no scratch"));
         };
         self.round(x.plain(), quant_scratch)?;
         Ok(quant_scratch.view())

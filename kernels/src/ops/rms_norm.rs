@@ -54,7 +54,7 @@ impl<B: Backend> Scope<'_, B> {
     /// Normalizes the rows of `x` `[rows, hidden]` and scales them by the weight of `norm`. Returns
     /// `[rows, hidden]`.
     pub fn rms_norm(&self, x: &Tensor<'_>, norm: RmsNorm<'_>) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.rms_norm_as(x, norm, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
+        Ok(self.rms_norm_as(x, norm, ActivationFormat::PLAIN)?.plain.expect("the plain format was requested"))
     }
 
     /// Like [`rms_norm`](Scope::rms_norm), but returns the result in `format`.

@@ -8,7 +8,7 @@ impl<B: Backend> Scope<'_, B> {
     /// Multiplies the SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` by the
     /// second half. Returns `[rows, features]`.
     pub fn silu_mul(&self, gate_up: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.silu_mul_as(gate_up, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
+        Ok(self.silu_mul_as(gate_up, ActivationFormat::PLAIN)?.plain.expect("the plain format was requested"))
     }
 
     /// Like [`silu_mul`](Scope::silu_mul), but returns the result in `format`.

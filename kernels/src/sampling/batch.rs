@@ -59,14 +59,14 @@ impl SampleBatch {
     pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
         let mask = wishes.allowed.map(|allowed| {
-            assert!(allowed.len() >= words_of_mask, "a mask of {} words for {}", allowed.len(), self.vocabulary);
+            assert!(allowed.len() >= words_of_mask, "a mask of {} words is too short for {}", allowed.len(), self.vocabulary);
             self.masks.extend_from_slice(&allowed[..words_of_mask]);
             self.masks.len() / words_of_mask.max(1) - 1
         });
         assert_eq!(wishes.biased.len(), wishes.biases.len(), "a bias for each token");
-        assert!(wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX, "{wishes:?} of {LISTED_MAX} each");
-        assert!(row.given.is_none_or(|token| (token as usize) < self.vocabulary), "a token that the logits have");
-        assert!(row.top == NO_REPORT || row.top as usize <= TOP_MAX, "{} of the likeliest", row.top);
+        assert!(wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX, "{wishes:?} lists more than {LISTED_MAX} tokens");
+        assert!(row.given.is_none_or(|token| (token as usize) < self.vocabulary), "the given token is in the vocabulary");
+        assert!(row.top == NO_REPORT || row.top as usize <= TOP_MAX, "{} of the likeliest tokens exceed the maximum", row.top);
         self.rows.push((*row, mask));
         let [forbidden, biased, biases, prompt, produced] = &mut self.lists;
         forbidden.push(wishes.forbidden.iter().copied());
@@ -94,10 +94,10 @@ impl SampleBatch {
     pub fn pack(&self, rows: usize, words: &mut Vec<u32>) -> SampleLayout {
         let layout = SampleLayout { rows, vocabulary: self.vocabulary };
         let own = self.rows.len();
-        assert!(own <= rows, "{own} rows in {rows}");
+        assert!(own <= rows, "{own} rows do not fit {rows} rows");
         let ragged: usize = self.lists.iter().map(|list| list.words.len()).sum();
         let masks = layout.lists() + ragged;
-        let place = |word: usize| u32::try_from(word).expect("a batch's words are counted in 32 bits");
+        let place = |word: usize| u32::try_from(word).expect("the words of a batch are counted in 32 bits");
         words.clear();
         for (row, mask) in &self.rows {
             let mask = mask.map_or(NO_MASK, |mask| place(masks + mask * layout.mask_words()));
@@ -153,12 +153,12 @@ mod tests {
             &words[starts[row] as usize..starts[row + 1] as usize]
         };
         assert_eq!([0, 1, 2, 3, 4].map(|row| listed(SampleList::Produced, row).len()), [2, 0, 0, 0, 0]);
-        assert_eq!(listed(SampleList::Produced, 0), [4, 5], "the second row reads no past");
+        assert_eq!(listed(SampleList::Produced, 0), [4, 5], "the second row has no list of past tokens");
         assert_eq!(listed(SampleList::Prompt, 0), [0; 0], "presence does not count the prompt");
         assert_eq!([0, 1].map(|row| listed(SampleList::Biased, row).len()), [0, 1]);
         assert_eq!((listed(SampleList::Biased, 1), listed(SampleList::Biases, 1)), (&[9][..], &[0.5f32.to_bits()][..]));
         let mask = words[17] as usize;
-        assert_eq!(words[mask..], [7, 8], "and the mask is the last");
+        assert_eq!(words[mask..], [7, 8], "the mask is the last array");
     }
 
     #[test]

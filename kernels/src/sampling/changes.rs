@@ -43,7 +43,7 @@ pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
 /// prompt and reply), then OpenAI's frequency penalty (each time a token was produced) and presence
 /// penalty (once for a token that was produced).
 fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally: &mut [u32]) {
-    assert!(wishes.unseen.is_none(), "on the host every token is seen");
+    assert!(wishes.unseen.is_none(), "the host samples over all tokens");
     let vocabulary = logits.len();
     tally.fill(0);
     let prompt = if row.repetition == 1.0 { &[] } else { wishes.prompt };

@@ -94,7 +94,7 @@ impl SampleRow {
         let (ignored, given) = (u32::from(self.ignored), self.given.unwrap_or(NONE_GIVEN));
         let single = [self.repetition.to_bits(), self.top_k, self.top, mask, ignored, given];
         let mut words = longs.flat_map(halves).chain(single);
-        std::array::from_fn(|_| words.next().expect("so many were written"))
+        std::array::from_fn(|_| words.next().expect("the buffer holds all words of a row"))
     }
 
     /// Returns the row and the first word of its mask. This is the inverse of `to_words`.

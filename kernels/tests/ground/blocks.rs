@@ -40,7 +40,7 @@ impl Blocks {
         let words = self.shape.block_bytes().as_usize() / 4;
         for layer in 0..self.shape.layers {
             let content: Vec<u32> = (0..self.blocks).flat_map(|block| vec![of(layer, block); words]).collect();
-            fill_elements(backend, &content, &mut self.words(layer)).expect("it is put there");
+            fill_elements(backend, &content, &mut self.words(layer)).expect("the content is uploaded");
         }
     }
 
@@ -49,9 +49,9 @@ impl Blocks {
         let (counter, workspace) = (WorkCounter::default(), poisoned(Bytes::kib(64)));
         let scope = Scope::new(backend, &workspace, &counter);
         let of_layer = |layer| {
-            let all = scope.download::<u32>(&self.words(layer)).expect("it comes");
+            let all = scope.download::<u32>(&self.words(layer)).expect("the content is downloaded");
             let block = &all[block * all.len() / self.blocks..(block + 1) * all.len() / self.blocks];
-            assert!(block.iter().all(|word| *word == block[0]), "a block is whole");
+            assert!(block.iter().all(|word| *word == block[0]), "all words of a block are equal");
             block[0]
         };
         (0..self.shape.layers).map(of_layer).collect()
@@ -71,7 +71,7 @@ impl Blocks {
         let host = unsafe { HostBlocks::new(self.host.address(), self.slots, self.shape) };
         let copy = |(block, slot): &(u32, u32)| BlockCopy { block: *block, slot: *slot };
         let copies = |pairs: &[(u32, u32)]| pairs.iter().map(copy).collect::<Vec<_>>();
-        copy_blocks(backend, &layers, &host, &copies(to_host), &copies(to_device)).expect("they begin")
+        copy_blocks(backend, &layers, &host, &copies(to_host), &copies(to_device)).expect("the copies begin")
     }
 }
 
@@ -82,21 +82,21 @@ pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     let blocks = Blocks::new(device, shape, 9, 5);
     let content = |layer: usize, block: usize| (100 * layer + block + 1) as u32;
     blocks.fill(backend, content);
-    backend.wait_for_all().expect("the device is well");
+    backend.wait_for_all().expect("the device reports no error");
     let leaving = blocks.copy(backend, &[(1, 0), (2, 1), (5, 4), (7, 3)], &[]);
     // Later work waits for these copies.
     blocks.fill(backend, |_, _| 0);
-    let took = leaving.wait().expect("they were made");
+    let took = leaving.wait().expect("the copies complete");
     assert!(took < Duration::from_secs(60), "{took:?}");
-    backend.wait_for_all().expect("as before");
+    backend.wait_for_all().expect("the device still works");
     let coming = blocks.copy(backend, &[(8, 0)], &[(6, 4), (1, 1), (2, 3)]);
-    coming.wait().expect("they were made");
+    coming.wait().expect("the copies complete");
     let of = |block| (0..3).map(|layer| content(layer, block)).collect::<Vec<_>>();
     for (block, expected) in [(6, of(5)), (1, of(2)), (2, of(7)), (3, vec![0; 3]), (5, vec![0; 3])] {
         assert_eq!(blocks.read(backend, block), expected, "block {block}");
     }
-    blocks.copy(backend, &[], &[(1, 0)]).wait().expect("they were made");
-    assert_eq!(blocks.read(backend, 1), [0; 3], "the slot has what came last");
+    blocks.copy(backend, &[], &[(1, 0)]).wait().expect("the copies complete");
+    assert_eq!(blocks.read(backend, 1), [0; 3], "the slot holds the content of the last copy");
 }
 
 /// Copies rows of a picture to the host, immediately overwrites them with later work, and copies
@@ -113,22 +113,22 @@ pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) 
     let host = unsafe { HostRows::new(memory.address(), slots, row_bytes) };
     let fill = |of: fn(usize) -> f32| {
         let content: Vec<f32> = (0..rows).flat_map(|row| vec![of(row); width]).collect();
-        fill_elements(backend, &content, &mut cache()).expect("it is put there");
+        fill_elements(backend, &content, &mut cache()).expect("the content is uploaded");
     };
     let copies =
         |pairs: &[(u32, u32)]| pairs.iter().map(|&(block, slot)| BlockCopy { block, slot }).collect::<Vec<_>>();
     let copy = |to_host: &[(u32, u32)], to_device: &[(u32, u32)]| {
-        copy_rows(backend, &cache(), &host, &copies(to_host), &copies(to_device)).expect("they begin")
+        copy_rows(backend, &cache(), &host, &copies(to_host), &copies(to_device)).expect("the copies begin")
     };
     fill(|row| row as f32 + 1.0);
-    backend.wait_for_all().expect("the device is well");
+    backend.wait_for_all().expect("the device reports no error");
     let leaving = copy(&[(3, 0), (4, 1), (9, 6)], &[]);
     fill(|row| -(row as f32));
-    leaving.wait().expect("they were made");
-    backend.wait_for_all().expect("as before");
-    copy(&[(1, 4), (2, 5)], &[(1, 0), (2, 1), (10, 6), (0, 5)]).wait().expect("they were made");
+    leaving.wait().expect("the copies complete");
+    backend.wait_for_all().expect("the device still works");
+    copy(&[(1, 4), (2, 5)], &[(1, 0), (2, 1), (10, 6), (0, 5)]).wait().expect("the copies complete");
     let (counter, workspace) = (WorkCounter::default(), poisoned(Bytes::kib(64)));
-    let all = Scope::new(backend, &workspace, &counter).download::<f32>(&cache()).expect("it comes");
+    let all = Scope::new(backend, &workspace, &counter).download::<f32>(&cache()).expect("the content is downloaded");
     let expected = [-2.0, 4.0, 5.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0, -9.0, 10.0];
     for (row, expected) in expected.into_iter().enumerate() {
         assert_eq!(all[row * width..][..width], [expected; 5], "row {row}");

@@ -242,7 +242,7 @@ impl Fp8 {
                 floats(scope, &sum)
             }
             Product::Quantize => {
-                let rounded = scope.quantize(&inside(&x), self.quantization())?.rounded.expect("what was asked for");
+                let rounded = scope.quantize(&inside(&x), self.quantization())?.rounded.expect("rounded output");
                 let codes: Vec<E4m3> = scope.download(&rounded.data)?;
                 let scales: Vec<f32> = scope.download(&rounded.scales)?;
                 Ok(codes.into_iter().map(E4m3::to_f32).chain(scales).collect())
@@ -252,7 +252,7 @@ impl Fp8 {
 
     /// The expected result of a linear product at only some rows and features.
     pub fn linear_at(&self, activation: DType, random: &mut Random, places: &[(usize, usize)]) -> Vec<f64> {
-        let Product::Linear { how, bias: has_bias } = self.product else { panic!("{self:?} is no linear product") };
+        let Product::Linear { how, bias: has_bias } = self.product else { panic!("{self:?} is not a linear product") };
         self.logits(random);
         let x = Wide::new(activation, self.rows, self.in_features, random);
         let (codes, scales) = self.weight(random);

@@ -10,7 +10,7 @@ pub fn first_gpu() -> Option<Arc<CudaDevice>> {
     match CudaDevice::open(0) {
         Ok(device) => Some(Arc::new(device)),
         Err(error @ DeviceError::NoDevice { .. }) => {
-            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -19,7 +19,7 @@ pub fn first_gpu() -> Option<Arc<CudaDevice>> {
 
 /// The kernels of `device` for `target`.
 pub fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
-    CudaKernels::load(device, target, &search()).expect("its kernels load")
+    CudaKernels::load(device, target, &search()).expect("the kernels load")
 }
 
 /// The folders to search for libraries.

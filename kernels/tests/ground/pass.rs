@@ -335,7 +335,7 @@ impl Pass {
                     NO_CHOICE => vec![0.0; hidden],
                     id => table[id as usize * hidden..][..hidden].to_vec(),
                 };
-                let known = |id: &u32| InputToken::of_code(*id).id(&previous).expect("a row of the step before");
+                let known = |id: &u32| InputToken::of_code(*id).id(&previous).expect("a row of the previous step");
                 ids.iter().map(known).flat_map(row).collect()
             }
             Pass::RmsNorm { rows, hidden, dtype } => {

@@ -143,7 +143,7 @@ fn a_pass_embeds_what_the_pass_before_has_chosen_without_the_host_having_seen_it
         let embedded = scope.embed(&table, &ids, &previous)?;
         Ok((scope.download(&previous)?, scope.download(&embedded)?))
     });
-    assert_eq!(found.0, [2, 1, 9, 9], "only the rows that were chosen for are written");
+    assert_eq!(found.0, [2, 1, 9, 9], "only the chosen rows are written");
     assert_eq!(found.1, [10.0, 11.0, 0.0, 1.0, 20.0, 21.0]);
 }
 
@@ -155,7 +155,7 @@ fn what_is_downloaded_later_is_what_it_was_when_it_was_asked_for() {
         scope.argmax_into(&scope.upload([2, 3], &[0.0f32, 1.0, 0.0, 1.0, 0.0, 0.0])?, &mut chosen)?;
         let after = scope.download_later(&chosen)?;
         let moment = scope.moment()?;
-        assert!(moment.has_come() && before.has_come(), "on the CPU all work is done when its call returns");
+        assert!(moment.has_come() && before.has_come(), "work on the CPU is complete when its call returns");
         assert!(moment.wait()?.is_empty());
         Ok((before.wait()?, after.wait()?))
     });

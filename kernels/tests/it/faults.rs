@@ -23,7 +23,7 @@ fn every_operation_computes_as_wrapped_and_fails_when_told_to() {
         assert_eq!(bits(found), bits(compute(2, |scope| pass.run(scope))), "{pass:?}");
         let error = on_faulty(|backend| backend.fail_launches(0, 1), |scope| pass.run(scope));
         assert_eq!(
-            error.map(drop).expect_err("told to").to_string(),
+            error.map(drop).expect_err("the fault was injected").to_string(),
             "a launch: this error was injected by a drill",
             "{pass:?}"
         );
@@ -39,5 +39,5 @@ fn faults_come_after_as_many_launches_as_were_said() {
             Ok((0..7).map(|_| scope.gelu(&mut x, Gelu::Erf).is_err()).collect::<Vec<_>>())
         },
     );
-    assert_eq!(failed.expect("copies are no launches"), [false, false, true, true, true, false, false]);
+    assert_eq!(failed.expect("a copy is not counted as a launch"), [false, false, true, true, true, false, false]);
 }

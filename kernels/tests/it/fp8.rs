@@ -9,7 +9,7 @@ const WAYS: [Quantization; 3] = [Quantization::Groups, Quantization::Rows, Quant
 
 /// The codes and scales of quantized activations.
 fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, KernelError> {
-    let rounded = x.rounded.as_ref().expect("they were asked for rounded");
+    let rounded = x.rounded.as_ref().expect("the rounded output was requested");
     let scales: Vec<f32> = scope.download(&rounded.scales)?;
     Ok((scope.download(&rounded.data)?, scales.into_iter().map(f32::to_bits).collect()))
 }
@@ -124,7 +124,7 @@ fn a_row_has_the_same_bits_whatever_stands_beside_it() {
 #[test]
 fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
     let text = |refused: fn(&Scope<'_, Plan>) -> Result<(), KernelError>| {
-        plan(1, |scope| refused(scope).expect_err("it must be refused").to_string()).0
+        plan(1, |scope| refused(scope).expect_err("the shape is refused").to_string()).0
     };
     let found = [
         text(|scope| {
@@ -175,5 +175,5 @@ fn a_pass_counts_the_bytes_of_rounded_activations_and_scales_and_takes_no_more()
         scope.rms_norm_as(&x, RmsNorm::new(&weight, 1e-6), ActivationFormat::of(Some(Quantization::Groups))).unwrap();
     });
     assert_eq!(work.bytes.0, 4 * 3 * 300 + 4 * 300 + 3 * 300 + 4 * 3 * 3);
-    assert_eq!(taken.0, 3840 + 1280 + 1024 + 256, "whole multiples of 256 bytes");
+    assert_eq!(taken.0, 3840 + 1280 + 1024 + 256, "each buffer takes whole multiples of 256 bytes");
 }

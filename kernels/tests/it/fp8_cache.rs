@@ -66,7 +66,7 @@ fn keys_and_values_become_the_nearest_numbers_of_their_heads_scales() {
         }
     }
     let first: Vec<f32> = (0..6).map(|element| codes[3 * BLOCK_TOKENS * SHAPE.head_dim + element].to_f32()).collect();
-    assert!(first[3].is_nan(), "what is no number stays none");
+    assert!(first[3].is_nan(), "NaN stays NaN");
     assert_eq!((&first[..3], &first[4..]), (&[448.0, -448.0, 448.0][..], &[0.0, -448.0][..]));
 }
 

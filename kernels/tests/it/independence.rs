@@ -101,7 +101,7 @@ fn other_sequences_in_the_batch_leave_a_sequences_attention_as_it_is() {
             step(scope, cache, &[(0, 0..30), (1, 0..123), (2, 0..399)])?;
             step(scope, cache, &[(2, 399..400), (1, 123..124), (0, 30..95)])
         });
-        assert_eq!(alone[0], beside[1], "an item of work is one sequence's, so even the bits agree over {dtype}");
+        assert_eq!(alone[0], beside[1], "one work item is one sequence, so the bits agree over {dtype}");
     }
 }
 

@@ -65,7 +65,7 @@ fn a_product_declares_one_panel_of_widened_weight_rows_a_thread() {
     let panel = |threads: usize| scratch(threads, DType::BF16);
     assert_eq!(scratch(2, DType::F32), Bytes(0));
     assert_eq!(panel(2), panel(1) * 2);
-    assert_eq!(panel(64), panel(1) * 300u64.div_ceil(panel(1).0 / 200), "no more panels than there are");
+    assert_eq!(panel(64), panel(1) * 300u64.div_ceil(panel(1).0 / 200), "there are no more panels than rows of panels");
 }
 
 #[test]

@@ -33,8 +33,8 @@ fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) 
 fn the_same_seed_gives_the_same_numbers_whoever_draws_them_and_another_gives_others() {
     let count = 3 * (1 << 14) + 61;
     let alone = drawn(1, count, DType::F32, 7, 0.02);
-    assert_eq!(alone, drawn(3, count, DType::F32, 7, 0.02), "threads do not matter");
-    assert_eq!(alone[..61], drawn(1, 61, DType::F32, 7, 0.02), "nor does what is drawn behind them");
+    assert_eq!(alone, drawn(3, count, DType::F32, 7, 0.02), "the number of threads does not change the numbers");
+    assert_eq!(alone[..61], drawn(1, 61, DType::F32, 7, 0.02), "the numbers drawn after them do not change the first numbers");
     let other = drawn(1, count, DType::F32, 8, 0.02);
     let equal = alone.iter().zip(&other).filter(|(one, other)| one == other).count();
     assert!(equal < count / 1000, "{equal} of {count} are equal by chance");
@@ -63,7 +63,7 @@ fn narrow_types_hold_the_same_numbers_rounded() {
     for (dtype, unit) in [(DType::BF16, 2f32.powi(-8)), (DType::F16, 2f32.powi(-11))] {
         let narrow = drawn(2, count, dtype, 3, 1.0);
         for (narrow, whole) in narrow.iter().zip(&whole) {
-            assert!((narrow - whole).abs() <= whole.abs() * unit + 1e-7, "{narrow} for {whole} in {dtype}");
+            assert!((narrow - whole).abs() <= whole.abs() * unit + 1e-7, "{narrow} is not {whole} rounded to {dtype}");
         }
     }
 }
@@ -75,11 +75,11 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
     let moment =
         |power: i32| numbers.iter().map(|x| (x / f64::from(deviation)).powi(power)).sum::<f64>() / count as f64;
     assert!(moment(1).abs() < 0.01, "the mean is {} deviations", moment(1));
-    assert!((moment(2) - 1.0).abs() < 0.01, "the variance is {} times the wanted one", moment(2));
+    assert!((moment(2) - 1.0).abs() < 0.01, "the variance is {} times the requested variance", moment(2));
     // The sum of four uniform numbers has a kurtosis of 3 - 6 / 5 / 4 = 2.7. A single uniform
     // number has 1.8, and a normal one 3.
     assert!((moment(4) - 2.7).abs() < 0.05, "the kurtosis is {}", moment(4));
-    assert!(numbers.iter().all(|x| x.abs() <= 3.5 * f64::from(deviation)), "nothing is far out");
+    assert!(numbers.iter().all(|x| x.abs() <= 3.5 * f64::from(deviation)), "no number is more than 3.5 deviations out");
     let adjacent = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;
     assert!(adjacent.abs() < 0.01 * f64::from(deviation * deviation), "adjacent numbers are independent");
 }
@@ -89,7 +89,7 @@ fn indices_are_no_weights() {
     let workspace = poisoned(Bytes::kib(64));
     // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut indices = unsafe { Tensor::persistent(workspace.address(), [4], DType::U32) };
-    transfer::fill(&Cpu::new(1), &[0; 16], &mut indices).expect("they can be uploaded");
+    transfer::fill(&Cpu::new(1), &[0; 16], &mut indices).expect("the indices are uploaded");
     let refused = fill_random(&Cpu::new(1), 1, 1.0, &mut indices);
     assert!(matches!(refused, Err(KernelError::Type { op: "fill_random", .. })), "{refused:?}");
 }

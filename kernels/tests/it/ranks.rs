@@ -46,7 +46,7 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
             let expected: Vec<u32> = new.chain(sum).map(f32::to_bits).collect();
             for threads in [1, 2] {
                 for found in on_ranks(of, threads, |scope| sums(scope, rows, columns)) {
-                    let found: Vec<u32> = found.expect("all come").into_iter().map(f32::to_bits).collect();
+                    let found: Vec<u32> = found.expect("all ranks join").into_iter().map(f32::to_bits).collect();
                     assert!(found == expected, "[{rows}, {columns}] of {of} ranks");
                 }
             }
@@ -72,7 +72,7 @@ fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
             Ok(((one?, scope.download::<f32>(normed.plain())?), (other?, expected?)))
         });
         for found in found {
-            let (found, expected) = found.expect("all come");
+            let (found, expected) = found.expect("all ranks join");
             assert!(found == expected, "[{rows}, {columns}] of {of} ranks");
         }
     }
@@ -91,7 +91,7 @@ fn each_rank_gets_the_columns_of_all_side_by_side() {
             scope.all_gather_into(&part.column_range(0..columns), &mut out)?;
             scope.download::<f32>(&out)
         });
-        gathered.into_iter().for_each(|found| assert_eq!(found.expect("all come"), expected, "{of} ranks"));
+        gathered.into_iter().for_each(|found| assert_eq!(found.expect("all ranks join"), expected, "{of} ranks"));
     }
 }
 
@@ -125,7 +125,7 @@ fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
                 scope.argmax_of_ranks_into(&own.column_range(0..columns.count), columns, &mut out)?;
                 scope.download::<u32>(&out)
             });
-            found.into_iter().for_each(|found| assert_eq!(found.expect("all come"), expected, "{vocabulary}, {of}"));
+            found.into_iter().for_each(|found| assert_eq!(found.expect("all ranks join"), expected, "{vocabulary}, {of}"));
         }
     }
 }
@@ -148,7 +148,7 @@ fn a_thousand_meetings_give_the_same_bits_again() {
         })
     };
     let bits = |runs: Vec<Result<Vec<f32>, _>>| -> Vec<Vec<u32>> {
-        runs.into_iter().map(|run| run.expect("all come").into_iter().map(f32::to_bits).collect()).collect()
+        runs.into_iter().map(|run| run.expect("all ranks join").into_iter().map(f32::to_bits).collect()).collect()
     };
     let (first, second) = (bits(run()), bits(run()));
     assert!(first == second && first.iter().all(|rank| *rank == first[0]));
@@ -185,10 +185,10 @@ struct StillLinked(#[expect(dead_code, reason = "it is only held")] Cpu);
 #[test]
 fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
     let mut links = HostLink::between(3, Duration::from_millis(50)).into_iter();
-    let [first, absent, third] = [(); 3].map(|()| links.next().expect("three ends"));
+    let [first, absent, third] = [(); 3].map(|()| links.next().expect("there are three links"));
     let (one, other) = std::thread::scope(|scope| {
         let running = [first, third].map(|link| scope.spawn(move || reason(one_sum(link, 1))));
-        running.map(|rank| rank.join().expect("it ends")).into()
+        running.map(|rank| rank.join().expect("the rank does not panic")).into()
     });
     let expected = "a collective of the model's ranks failed: rank 1 did not join all_reduce within 0.05 s";
     assert!(one == expected || other == expected, "{one}; {other}");
@@ -201,12 +201,12 @@ fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
 fn a_rank_that_dies_is_not_waited_for() {
     for times in [0, 3] {
         let mut links = HostLink::between(2, PATIENCE).into_iter();
-        let [first, second] = [(); 2].map(|()| links.next().expect("two ends"));
+        let [first, second] = [(); 2].map(|()| links.next().expect("there are two links"));
         let found = std::thread::scope(|scope| {
             let dying = scope.spawn(move || one_sum(second, times).map(drop));
             let living = scope.spawn(move || reason(one_sum(first, times + 1)));
-            dying.join().expect("it ends").expect("until then all came");
-            living.join().expect("it ends")
+            dying.join().expect("the rank does not panic").expect("all ranks joined the earlier exchanges");
+            living.join().expect("the rank does not panic")
         });
         assert_eq!(found, "a collective of the model's ranks failed: rank 1 of 2 is gone");
     }
@@ -236,10 +236,10 @@ fn shares_of_a_table_add_up_to_its_rows() {
         let (ids, previous) = (scope.upload([ids.len()], &ids)?, scope.upload([3], &previous)?);
         scope.download::<f32>(&scope.embed(&table, &ids, &previous)?)
     });
-    let whole = whole.into_iter().next().expect("one rank").expect("it is alone");
+    let whole = whole.into_iter().next().expect("there is one rank").expect("the single rank has a result");
     for of in [2, 4] {
         let shared = on_ranks(of, 2, |scope| {
-            let tokens = scope.rank().share(vocabulary).expect("it divides");
+            let tokens = scope.rank().share(vocabulary).expect("the vocabulary divides among the ranks");
             let own = &table[tokens.first * hidden..][..tokens.count * hidden];
             let table = scope.upload([tokens.count, hidden], own)?;
             let (ids, previous) = (scope.upload([ids.len()], &ids)?, scope.upload([3], &previous)?);
@@ -248,7 +248,7 @@ fn shares_of_a_table_add_up_to_its_rows() {
             inner.all_reduce_into(&inner.embed_share(&table, tokens, &ids, &previous)?, &mut out)?;
             scope.download::<f32>(&out)
         });
-        shared.into_iter().for_each(|found| assert_eq!(found.expect("all come"), whole, "{of} ranks"));
+        shared.into_iter().for_each(|found| assert_eq!(found.expect("all ranks join"), whole, "{of} ranks"));
     }
 }
 
@@ -275,7 +275,7 @@ fn experts_on_several_ranks_add_up_to_those_on_one() {
     let (gate_up, down) = (random.floats(experts * 2 * features * hidden), random.floats(experts * hidden * features));
     let run = |of: usize, is_fp8: bool| {
         on_ranks(of, 2, |scope| {
-            let held = scope.rank().share(experts).expect("they divide");
+            let held = scope.rank().share(experts).expect("the experts divide among the ranks");
             let part = |numbers: &[f32], size: usize| numbers[held.times(size).range()].to_vec();
             let logits = scope.upload([rows, experts], &logits)?;
             let routing = scope.route(&logits, top, true, &scope.upload([experts], &vec![0u32; experts])?)?.held(held);
@@ -293,11 +293,11 @@ fn experts_on_several_ranks_add_up_to_those_on_one() {
         })
     };
     for is_fp8 in [false, true] {
-        let whole = run(1, is_fp8).remove(0).expect("it is alone");
+        let whole = run(1, is_fp8).remove(0).expect("the single rank has a result");
         let largest = whole.iter().copied().map(f32::abs).fold(0.0, f32::max);
         for of in [2, 4, 8] {
             for found in run(of, is_fp8) {
-                let found = found.expect("all come");
+                let found = found.expect("all ranks join");
                 let worst = found.iter().zip(&whole).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
                 assert!(found.iter().all(|number| number.is_finite()), "{of} ranks");
                 assert!(worst < 1e-6 * largest, "{of} ranks, FP8 {is_fp8}: {worst:e} of {largest}");
@@ -321,7 +321,7 @@ fn the_plan_of_a_rank_is_what_it_takes() {
     let planned = Rank::all(4).map(|rank| {
         let (plan, workspace) = (Plan::of_rank(Target::Cpu { threads: 1 }, rank), Workspace::dry());
         let counter = WorkCounter::default();
-        pass(&Scope::new(&plan, &workspace, &counter)).expect("shapes agree");
+        pass(&Scope::new(&plan, &workspace, &counter)).expect("the shapes agree");
         (workspace.high_water(), counter.total())
     });
     let links = HostLink::between(4, PATIENCE);
@@ -329,12 +329,12 @@ fn the_plan_of_a_rank_is_what_it_takes() {
         let run = |link| {
             scope.spawn(move || {
                 let (cpu, workspace, counter) = (Cpu::linked(1, link), poisoned(Bytes::mib(1)), WorkCounter::default());
-                pass(&Scope::new(&cpu, &workspace, &counter)).expect("all come");
+                pass(&Scope::new(&cpu, &workspace, &counter)).expect("the pass runs");
                 (workspace.high_water(), counter.total())
             })
         };
         let running: Vec<_> = links.into_iter().map(run).collect();
-        running.into_iter().map(|rank| rank.join().expect("it ends")).collect()
+        running.into_iter().map(|rank| rank.join().expect("the rank does not panic")).collect()
     });
     assert_eq!(planned.collect::<Vec<_>>(), measured);
 }
@@ -344,7 +344,7 @@ fn shapes_that_ranks_cannot_bring_together_are_refused() {
     let text = |pass: &dyn Fn(&Scope<'_, Plan>) -> Result<(), KernelError>| {
         let (plan, workspace) = (Plan::of_rank(Target::Cpu { threads: 1 }, Rank::new(1, 2)), Workspace::dry());
         let counter = WorkCounter::default();
-        pass(&Scope::new(&plan, &workspace, &counter)).expect_err("they disagree").to_string()
+        pass(&Scope::new(&plan, &workspace, &counter)).expect_err("the shapes disagree").to_string()
     };
     let sum = text(&|scope| scope.all_reduce_add(&scope.empty([3, 4])?, &mut scope.empty([3, 5])?));
     assert_eq!(sum, "all_reduce: out is [3, 5]; expected [3, 4]");
@@ -354,7 +354,7 @@ fn shapes_that_ranks_cannot_bring_together_are_refused() {
     let best = text(&|scope| scope.argmax_of_ranks_into(&scope.empty_f32([3, 5])?, own, &mut scope.empty_u32([3])?));
     assert_eq!(best, "argmax_of_ranks: x is [3, 5]; expected [3, 4]");
     let table = text(&|scope| {
-        let (ids, share) = (scope.empty_u32([2])?, Rank::new(1, 2).share(8).expect("it divides"));
+        let (ids, share) = (scope.empty_u32([2])?, Rank::new(1, 2).share(8).expect("8 divides among the ranks"));
         scope.embed_share(&scope.empty([5, 4])?, share, &ids, &scope.empty_u32([0])?).map(drop)
     });
     assert_eq!(table, "embed: table is [5, 4]; expected [4, 4]");

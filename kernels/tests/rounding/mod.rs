@@ -40,7 +40,7 @@ fn rounded_rows(
         "silu_mul" => scope.silu_mul_as(x, format)?,
         _ => scope.quantize(x, quantization)?,
     };
-    let rounded = made.rounded.as_ref().expect("it was asked for");
+    let rounded = made.rounded.as_ref().expect("the rounded output was requested");
     let codes = scope.download::<E4m3>(&rounded.data)?.into_iter().map(|code| code.0).collect();
     Ok((codes, scope.download::<f32>(&rounded.scales)?.into_iter().map(f32::to_bits).collect()))
 }
@@ -80,7 +80,7 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
                         few.0.extend(codes);
                         few.1.extend(scales);
                     }
-                    assert!(all == few, "{case:?} of {rows} x {columns} in {activation}");
+                    assert!(all == few, "{case:?} of {rows} x {columns} in {activation} is the same in smaller batches");
                     Ok(())
                 });
             }

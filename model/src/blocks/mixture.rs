@@ -206,7 +206,7 @@ impl SharedExpert {
         normed: &Activations<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let gated = self.mlp.gate_up.forward_gated(scope, normed, ActivationFormat::PLAIN)?;
-        let mut gated = gated.plain.expect("the format was asked for");
+        let mut gated = gated.plain.expect("the plain format was requested");
         let scope = scope.scope();
         let gate = self.gate.forward(&scope, normed)?; // [rows, 1]
         scope.sigmoid_mul(&mut gated, &gate)?;

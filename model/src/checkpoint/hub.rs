@@ -203,6 +203,6 @@ impl Fetch<'_> {
     }
 
     fn folder(&self) -> PathBuf {
-        self.cache.folder(self.commit.as_deref().expect("a file was brought, so its commit is known"))
+        self.cache.folder(self.commit.as_deref().expect("the file was downloaded, so its commit is known"))
     }
 }

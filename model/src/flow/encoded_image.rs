@@ -177,11 +177,11 @@ mod tests {
         let image = EncodedImage::from_rgb(2, 3, vec![9; 18]).expect("2 x 3 pixels");
         assert_eq!((image.bytes(), image.pixel_size()), (&[9; 18][..], Some(PixelSize { width: 2, height: 3 })));
         for found in [15, 17, 19] {
-            let error = EncodedImage::from_rgb(2, 3, vec![9; found]).expect_err("no 2 x 3 pixels");
+            let error = EncodedImage::from_rgb(2, 3, vec![9; found]).expect_err("the byte count does not match 2 x 3 pixels");
             assert_eq!(error, ImageError::PixelBytes { width: 2, height: 3, expected: 18, found: found as u64 });
         }
         for (width, height) in [(0, 3), (2, 0)] {
-            let error = EncodedImage::from_rgb(width, height, vec![]).expect_err("a side is empty");
+            let error = EncodedImage::from_rgb(width, height, vec![]).expect_err("a side of the image is 0");
             assert_eq!(error, ImageError::Empty { width, height });
         }
     }
@@ -190,7 +190,7 @@ mod tests {
     fn a_files_name_is_kept_for_errors_and_its_bytes_are_never_printed() {
         let named = EncodedImage::named(b"my secret".to_vec(), "cat.jpg");
         assert_eq!((named.name(), named.file_name().to_string()), (Some("cat.jpg"), " (cat.jpg)".to_owned()));
-        assert_eq!(named.pixel_size(), None, "it is encoded");
+        assert_eq!(named.pixel_size(), None, "an encoded picture has no pixel size");
         assert_eq!(format!("{named:?}"), r#"EncodedImage { name: Some("cat.jpg"), bytes: 9 }"#);
         let unnamed = EncodedImage::new(b"my secret".to_vec());
         assert_eq!((unnamed.name(), unnamed.file_name().to_string()), (None, String::new()));

@@ -128,7 +128,7 @@ mod tests {
         let mut other = long.clone();
         other[33] = 7;
         let (long, other) = (keys(&long, 0, &[]), keys(&other, 0, &[]));
-        assert_eq!(long.len(), 3, "two tokens are no block");
+        assert_eq!(long.len(), 3, "two tokens do not fill a block");
         assert_eq!(long[..2], other[..2]);
         assert_ne!(long[2], other[2]);
     }
@@ -173,18 +173,18 @@ mod tests {
     fn tokens_of_other_pictures_places_or_positions_are_other_content() {
         let tokens = [9; 32];
         let plain = keys(&tokens, 0, &[picture(4..24, 1)]);
-        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..24, 2)])[0], "another picture");
-        assert_ne!(plain[0], keys(&tokens, 0, &[picture(5..25, 1)])[0], "one token further");
-        assert_ne!(plain[0], keys(&tokens, 1, &[picture(4..24, 1)])[0], "other positions");
-        assert_ne!(plain[0], keys(&tokens, 0, &[])[0], "typed, not shown");
-        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..14, 1), picture(14..24, 1)])[0], "the same one twice");
+        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..24, 2)])[0], "another picture changes the key");
+        assert_ne!(plain[0], keys(&tokens, 0, &[picture(5..25, 1)])[0], "a picture that begins one token later changes the key");
+        assert_ne!(plain[0], keys(&tokens, 1, &[picture(4..24, 1)])[0], "other positions change the key");
+        assert_ne!(plain[0], keys(&tokens, 0, &[])[0], "typed placeholder tokens without a picture change the key");
+        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..14, 1), picture(14..24, 1)])[0], "the same picture shown twice changes the key");
     }
 
     #[test]
     fn a_picture_after_a_block_is_no_part_of_it() {
         let tokens = [9; 48];
         let (plain, shown) = (keys(&tokens, 0, &[]), keys(&tokens, 0, &[picture(16..24, 1)]));
-        assert_eq!(shown[0], plain[0], "it begins where the block ends");
+        assert_eq!(shown[0], plain[0], "the picture begins where the block ends");
         assert!(shown[1] != plain[1] && shown[2] != plain[2]);
     }
 

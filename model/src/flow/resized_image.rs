@@ -81,7 +81,7 @@ impl ResizedImage {
         let side = size.side as u32;
         let (width, height) = (grid.w * side, grid.h * side);
         let bytes = CHANNELS * width as usize * height as usize;
-        let frame = || RgbImage::new(width, height, vec![0; bytes]).expect("a grid has a patch at least");
+        let frame = || RgbImage::new(width, height, vec![0; bytes]).expect("a grid has at least one patch");
         ResizedImage { frames: (0..size.frames).map(|_| frame()).collect(), grid, levels: Levels::PLAIN }
     }
 
@@ -136,7 +136,7 @@ mod tests {
         let blank = ResizedImage::blank(Grid { t: 1, h: 2, w: 3 }, PatchSize { side: 14, frames: 2 });
         let sides: Vec<_> = blank.frames.iter().map(|frame| (frame.width(), frame.height())).collect();
         assert_eq!((sides, blank.bytes()), (vec![(42, 28); 2], Bytes(2 * 42 * 28 * 3)));
-        assert_eq!(format!("{blank:?}"), "ResizedImage { grid: Grid { t: 1, h: 2, w: 3 }, frames: 2 }", "no pixels");
+        assert_eq!(format!("{blank:?}"), "ResizedImage { grid: Grid { t: 1, h: 2, w: 3 }, frames: 2 }", "the debug output shows no pixels");
     }
 
     #[test]

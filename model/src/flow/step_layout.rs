@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(
             StepLayout { format: axes(1), ..layout }.place(StepArray::Positions).len(),
             5,
-            "one axis takes the first"
+            "a model with one position axis takes the first axis"
         );
     }
 
@@ -309,9 +309,9 @@ mod tests {
         assert_eq!(found(StepArray::Slots), [2 * 16 + 4, 3 * 16 + 8, NO_SLOT, NO_SLOT]);
         assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4]);
         assert_eq!(found(StepArray::ContextLengths), [21, 41, 0, 0]);
-        assert!(found(StepArray::ChosenRows).is_empty(), "all of them, in order");
+        assert!(found(StepArray::ChosenRows).is_empty(), "all rows are chosen in order, so no list is uploaded");
         let tables = &words[layout.place(StepArray::BlockTables).start..];
-        assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "and the end of the tables is not uploaded");
+        assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "the end of the block tables is not uploaded");
         assert!(words.len() < layout.words());
     }
 
@@ -327,8 +327,8 @@ mod tests {
     fn a_bucket_takes_decoding_that_fits_and_nothing_else() {
         let layout = StepLayout::decode(2, axes(3), 64);
         assert!(layout.takes(&decoding(&[63])) && layout.takes(&decoding(&[10, 50])));
-        assert!(!layout.takes(&decoding(&[64])), "a fifth block");
-        assert!(!layout.takes(&decoding(&[1, 2, 3])), "a third row");
+        assert!(!layout.takes(&decoding(&[64])), "the layout has no room for a fifth block");
+        assert!(!layout.takes(&decoding(&[1, 2, 3])), "the layout has no room for a third row");
         let changes: [fn(&mut StepBatch); 3] =
             [|batch| batch.score_rows.push(0), |batch| batch.picture_rows.push(0), |batch| batch.logit_rows.clear()];
         for change in changes {

@@ -105,7 +105,7 @@ mod tests {
             assert_eq!(
                 orientation_of_exif(&exif(is_little, 1, 6)),
                 Some(Orientation::NoTransforms),
-                "a BYTE, as Pillow"
+                "a BYTE is read as in Pillow"
             );
         }
         for broken in [&b""[..], b"II*\0", b"II*\0\xff\xff\xff\xff", b"XX*\0\x08\0\0\0\x01\0"] {

@@ -67,8 +67,8 @@ mod tests {
         assert_eq!(TWO.frames(3.0), Ok((6, 2.0)));
         assert_eq!(TWO.frames(3.1), Ok((7, 2.0)));
         assert_eq!(TWO.frames(4.0), Ok((8, 2.0)));
-        assert_eq!(TWO.frames(0.0), Ok((1, 2.0)), "a still one");
-        let (frames, rate) = TWO.frames(7200.0).expect("it is long");
+        assert_eq!(TWO.frames(0.0), Ok((1, 2.0)), "a video of zero seconds has one frame");
+        let (frames, rate) = TWO.frames(7200.0).expect("a long video is within the limits");
         assert_eq!((frames, frames as f64 / rate), (8, 7200.0));
         assert_eq!(FrameSampling { frames_per_second: 1e300, ..TWO }.frames(4.0), Ok((8, 2.0)));
     }
@@ -86,6 +86,6 @@ mod tests {
     fn a_large_frame_shrinks_within_its_pixels_and_keeps_its_shape() {
         let fit = |width, height| TWO.fit(width, height, 4);
         assert_eq!((fit(10, 10), fit(40, 10), fit(1, 9)), ((10, 10), (20, 5), (1, 9)));
-        assert_eq!(fit(100_000, 1), (3162, 1), "a side is never empty");
+        assert_eq!(fit(100_000, 1), (3162, 1), "a side is never 0");
     }
 }

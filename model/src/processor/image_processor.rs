@@ -181,7 +181,7 @@ impl ImageProcessor {
     /// # Panics
     /// If the processor cuts tiles. Use [`process_tiles`](Self::process_tiles) instead.
     pub fn process(&self, picture: &RgbImage) -> Result<EncoderInput, ImageError> {
-        assert!(self.config.tiling.is_none(), "a picture in tiles has several pieces");
+        assert!(self.config.tiling.is_none(), "a tiled picture has several pieces");
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
     }

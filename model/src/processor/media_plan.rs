@@ -295,8 +295,8 @@ mod tests {
         let pixels = |width, height| [EncodedImage::from_rgb(width, height, &b"one two"[..6]).expect("two pixels")];
         let (wide, tall) = (pixels(2, 1), pixels(1, 2));
         let key = MediaKey::of(&wide, MediaGrid::Image(grid));
-        assert_ne!(key, MediaKey::of(&tall, MediaGrid::Image(grid)), "the same bytes in other rows");
-        assert_ne!(key, MediaKey::of(&[EncodedImage::new(&b"one tw"[..])], MediaGrid::Image(grid)), "or in a file");
+        assert_ne!(key, MediaKey::of(&tall, MediaGrid::Image(grid)), "the same bytes in rows of another length have another key");
+        assert_ne!(key, MediaKey::of(&[EncodedImage::new(&b"one tw"[..])], MediaGrid::Image(grid)), "the same bytes in a file have another key");
         let key = MediaKey::of(&file, MediaGrid::Image(grid));
         let tiled = |columns, rows, has_thumbnail| {
             let tiles = Tiles { columns, rows, has_thumbnail };
@@ -304,7 +304,7 @@ mod tests {
         };
         let keys = [key, tiled(1, 1, false), tiled(2, 1, false), tiled(1, 2, false), tiled(2, 1, true)];
         let distinct: std::collections::BTreeSet<_> = keys.into_iter().collect();
-        assert_eq!(distinct.len(), keys.len(), "the same file in other tiles");
+        assert_eq!(distinct.len(), keys.len(), "the same file in other tiles has another key");
         let video = MediaGrid::Video { step: grid, steps: 1, frames: 1, frames_per_second: 2.0 };
         assert_ne!(key, MediaKey::of(&file, video));
     }

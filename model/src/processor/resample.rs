@@ -34,7 +34,7 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     } else {
         resize_columns(rows, wide * CHANNELS, &AxisWeights::new(height, tall, filter))
     };
-    RgbImage::new(size.width, size.height, data).expect("both passes fill the size they were given")
+    RgbImage::new(size.width, size.height, data).expect("both passes fill the given size")
 }
 
 /// Host bytes that [`resize`] takes in addition to its input: the picture between the

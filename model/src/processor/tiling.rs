@@ -87,7 +87,7 @@ mod tests {
     fn the_nearest_aspect_ratio_wins_and_a_large_picture_gets_more_tiles_of_it() {
         assert_eq!(chosen(RELEASED, 448, 448, 13), (1, 1, false));
         assert_eq!(chosen(RELEASED, 1024, 1024, 13), (3, 3, true));
-        assert_eq!(chosen(RELEASED, 600, 600, 13), (1, 1, false), "it does not fill half of four tiles");
+        assert_eq!(chosen(RELEASED, 600, 600, 13), (1, 1, false), "the picture does not fill half of four tiles");
         assert_eq!(chosen(RELEASED, 4000, 3000, 13), (4, 3, true));
         assert_eq!(chosen(RELEASED, 100, 2000, 13), (1, 12, true));
     }
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(chosen(RELEASED, 4000, 3000, 12), (3, 2, true));
         assert_eq!(chosen(RELEASED, 4000, 3000, 2), (1, 1, false));
         assert_eq!(chosen(Tiling { has_thumbnail: false, ..RELEASED }, 4000, 3000, 12), (4, 3, false));
-        assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 2), (1, 1, false), "none of two tiles is left");
+        assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 2), (1, 1, false), "no layout of two tiles is left");
         assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 13), (2, 2, true));
     }
 

@@ -70,7 +70,7 @@ impl<'a> Scores<'a> {
     /// If `logits` and the next chunk of `wanted` differ in length, which is a bug in the caller.
     pub fn score<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
         let wanted = self.left.next().unwrap_or_default();
-        assert_eq!(wanted.len(), logits.rows(), "a score a row");
+        assert_eq!(wanted.len(), logits.rows(), "each row has a score");
         let mut batch = SampleBatch::new(self.vocabulary);
         for &Score { token, top } in wanted {
             if (token as usize) < self.vocabulary && top <= TOP_MAX {
@@ -96,7 +96,7 @@ impl<'a> Scores<'a> {
     /// # Panics
     /// If some rows are not scored yet, which is a bug in the caller.
     pub fn download<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Option<Scored>, KernelError> {
-        assert!(self.left.len() == 0, "every row has come");
+        assert!(self.left.len() == 0, "every row was returned");
         if self.first == 0 {
             return Ok(None);
         }

@@ -55,7 +55,7 @@ fn spelling(byte: u8) -> char {
         char::from(byte)
     } else {
         let unseen_before = (0..byte).filter(|byte| !is_seen(*byte)).count() as u32;
-        char::from_u32(0x100 + unseen_before).expect("a letter of Latin Extended-A")
+        char::from_u32(0x100 + unseen_before).expect("the character is a letter of Latin Extended-A")
     }
 }
 
@@ -67,25 +67,25 @@ mod tests {
     #[test]
     fn a_vocabulary_of_any_size_spells_every_text_and_knows_its_control_tokens() {
         for words in [BYTES, 1000, 20_000] {
-            let tokenizer = Tokenizer::from_bytes(&tokenizer(words, &["<|end|>", "<|pad|>"])).expect("it is valid");
+            let tokenizer = Tokenizer::from_bytes(&tokenizer(words, &["<|end|>", "<|pad|>"])).expect("the tokenizer is valid");
             assert_eq!(tokenizer.vocabulary_size(), words + 2);
             assert_eq!(
                 (tokenizer.id_of("<|end|>"), tokenizer.id_of("<|pad|>")),
                 (Some(words as u32), Some(words as u32 + 1))
             );
             let text = "A cat, 猫, and \u{0}\u{7f}é\u{ad} of every kind ~";
-            let ids = tokenizer.encode_plain(text).expect("it encodes");
-            assert_eq!(tokenizer.decode(&ids, false).expect("it decodes"), text);
-            let marked = tokenizer.encode("cat<|end|>", false).expect("it encodes");
+            let ids = tokenizer.encode_plain(text).expect("the text encodes");
+            assert_eq!(tokenizer.decode(&ids, false).expect("the tokens decode"), text);
+            let marked = tokenizer.encode("cat<|end|>", false).expect("the text encodes");
             assert_eq!(marked.last(), Some(&(words as u32)));
         }
     }
 
     #[test]
     fn words_of_three_letters_are_merged_of_two() {
-        let tokenizer = Tokenizer::from_bytes(&tokenizer(151_643, &[])).expect("it is valid");
+        let tokenizer = Tokenizer::from_bytes(&tokenizer(151_643, &[])).expect("the tokenizer is valid");
         assert_eq!(tokenizer.vocabulary_size(), 151_643);
-        let (last, word) = (151_642, tokenizer.decode(&[151_642], false).expect("it decodes"));
+        let (last, word) = (151_642, tokenizer.decode(&[151_642], false).expect("the tokens decode"));
         assert_eq!(word.len(), 3);
         assert!(tokenizer.encode_plain(&word).is_ok_and(|ids| ids.len() <= 2), "{word:?} is token {last}");
     }

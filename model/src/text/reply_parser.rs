@@ -367,7 +367,7 @@ impl ReplyParser {
         };
         let phase = if seen == Seen::Arguments { Phase::Arguments } else { Phase::Tail };
         let name = name.to_owned();
-        let Phase::Held { text, .. } = std::mem::replace(&mut call.phase, phase) else { unreachable!("seen above") };
+        let Phase::Held { text, .. } = std::mem::replace(&mut call.phase, phase) else { unreachable!("the phase was matched above") };
         self.markup(&text[..begin]);
         self.parts.push(ReplyPart::CallBegin { index: self.calls, name });
         self.calls += 1;
@@ -462,7 +462,7 @@ impl ReplyParser {
                 | ReplyPart::Arguments(whole)
                 | ReplyPart::Markup(whole),
             ) => whole.push_str(text),
-            _ => unreachable!("a part with text was added"),
+            _ => unreachable!("a part with text was added before"),
         }
     }
 }

@@ -351,7 +351,7 @@ impl Metering<'_> {
     /// Replaces the first `sign` after the offset `after`. Only parentheses and blanks may be
     /// between the offset and the sign. Returns the offset after the sign.
     fn replace(&mut self, sign: &str, after: usize, text: String) -> usize {
-        let at = after + self.source[after..].find(sign).expect("the sign follows");
+        let at = after + self.source[after..].find(sign).expect("the sign follows in the source");
         self.edits.push(Edit { at, bytes: sign.len(), text });
         at + sign.len()
     }

@@ -159,15 +159,15 @@ mod tests {
     #[test]
     fn each_splitter_makes_the_pieces_that_transformers_makes() {
         let path = bursar_golden::path("gguf/pieces.json");
-        let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("it is there")).expect("JSON");
+        let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("the file exists")).expect("JSON");
         let texts = recorded["texts"].as_array().expect("texts");
         for splitter in SPLITTERS {
             let lists = TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter };
-            let tokenizer = tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("it is made"))
-                .expect("it is a tokenizer");
+            let tokenizer = tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("the tokenizer JSON is built"))
+                .expect("the JSON is a tokenizer");
             for (text, pieces) in texts.iter().zip(recorded["pieces"][splitter.name].as_array().expect("pieces")) {
                 let mut split = PreTokenizedString::from(text.as_str().expect("a text"));
-                tokenizer.get_pre_tokenizer().expect("it has one").pre_tokenize(&mut split).expect("it splits");
+                tokenizer.get_pre_tokenizer().expect("the tokenizer has a pre-tokenizer").pre_tokenize(&mut split).expect("the text is split");
                 let ours: Vec<_> = split
                     .get_splits(OffsetReferential::Original, OffsetType::Byte)
                     .into_iter()

@@ -70,10 +70,10 @@ mod tests {
     fn a_share_of_blocks_ends_with_a_block_or_with_all() {
         let share = |first, count| RankShard { first, count, whole: 300 };
         let units = |share| whole_units("x", share, (128, "blocks")).map(|units| (units.first, units.count));
-        assert_eq!(units(share(128, 172)).expect("it ends with all"), (1, 2));
-        assert_eq!(units(share(0, 256)).expect("whole blocks"), (0, 2));
-        let error = units(share(0, 150)).expect_err("within a block").to_string();
+        assert_eq!(units(share(128, 172)).expect("the share ends at the last unit"), (1, 2));
+        assert_eq!(units(share(0, 256)).expect("the share consists of whole blocks"), (0, 2));
+        let error = units(share(0, 150)).expect_err("the share is cut within a block").to_string();
         assert_eq!(error, "tensor x would be split at 150, but its blocks cannot be split within 128");
-        units(share(150, 150)).expect_err("within a block");
+        units(share(150, 150)).expect_err("the share is cut within a block");
     }
 }

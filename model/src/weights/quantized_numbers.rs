@@ -148,7 +148,7 @@ mod tests {
             scales.extend_from_slice(of_some);
             Ok::<_, ()>(())
         })
-        .expect("nothing fails");
+        .expect("rounding reports no error");
         let scale = |at: usize| match by {
             ScaledBy::Block { columns: width, .. } => {
                 scales[at / columns / height * columns.div_ceil(width) + at % columns / width]
@@ -179,7 +179,7 @@ mod tests {
                 };
                 let allowed = (number.abs() / 16.0).max(scale / 1024.0) * 1.001;
                 assert!((back - number).abs() <= allowed, "{by:?}: {back} for {number} at {at}");
-                assert!(number.abs() <= scale * 448.0 * 1.001, "{by:?}: nothing is cut off");
+                assert!(number.abs() <= scale * 448.0 * 1.001, "{by:?}: no number is clipped");
             }
             if by == ScaledBy::Tensor {
                 assert!(

@@ -56,7 +56,7 @@ impl WeightMap<'_> {
         let start = self.segment.end();
         let mut copies = self.copies()[first..].iter().enumerate().filter(|(_, copy)| copy.source.name().is_some());
         let data_copies: Vec<_> =
-            modules.iter().map(|_| first + copies.next().expect("a copy for each part").0).collect();
+            modules.iter().map(|_| first + copies.next().expect("each part has a copy").0).collect();
         for ((module, rows), copy) in modules.iter().zip(data_copies) {
             let one = Matrices { count: 1.into(), rows: *rows, columns: in_features, swapped: false };
             let shape = [rows.count.div_ceil(height), across];

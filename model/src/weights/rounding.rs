@@ -38,7 +38,7 @@ pub(super) fn buffer_for(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
 
 /// Rounds all of `source`, on all threads.
 fn round(source: &[u8], found: DType, out: &mut [u8], kept: DType) {
-    assert_eq!(source.len() / found.size(), out.len() / kept.size(), "as many numbers");
+    assert_eq!(source.len() / found.size(), out.len() / kept.size(), "the output holds as many numbers as the source");
     let parts = source.par_chunks(BY_A_THREAD * found.size());
     let places = out.par_chunks_mut(BY_A_THREAD * kept.size());
     parts.zip(places).for_each(|(source, out)| {
@@ -132,7 +132,7 @@ mod tests {
                 count += 1;
                 Ok::<_, ()>(())
             };
-            rounded_parts(bytes, types, most, &mut buffer, each).expect("nothing fails");
+            rounded_parts(bytes, types, most, &mut buffer, each).expect("rounding reports no error");
             assert_eq!(count, 3);
             out
         };

@@ -66,8 +66,8 @@ mod tests {
         let shares = RoutingSkew { top: 8, exponent: 1.0 }.shares(128);
         assert!((shares.iter().sum::<f64>() - 8.0).abs() < 1e-9);
         let largest = shares.iter().filter(|share| **share == LARGEST_SHARE).count();
-        assert!((1..=8).contains(&largest), "{largest} have as much as one can");
-        assert!((shares[63] / shares[127] - 2.0).abs() < 1e-9, "twice the rank, half the share");
+        assert!((1..=8).contains(&largest), "the largest share occurs {largest} times; expected 1 to 8");
+        assert!((shares[63] / shares[127] - 2.0).abs() < 1e-9, "an expert of twice the rank has half the share");
         let even = RoutingSkew { top: 8, exponent: 0.0 }.shares(128);
         assert!(even.iter().all(|share| (share - 1.0 / 16.0).abs() < 1e-9));
     }
@@ -109,7 +109,7 @@ mod tests {
             let of = |rank: usize| quarter * 16 + rank;
             let found: f64 = (0..16).map(|rank| chosen[ranked[of(rank)]]).sum();
             let expected: f64 = (0..16).map(|rank| shares[of(rank)]).sum();
-            assert!((found / expected - 1.0).abs() < 0.25, "ranks from {}: {found} where {expected} is wanted", of(0));
+            assert!((found / expected - 1.0).abs() < 0.25, "ranks from {}: share ratio {found}; expected {expected}", of(0));
         }
     }
 

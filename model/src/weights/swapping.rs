@@ -43,7 +43,7 @@ pub(super) fn swapped_parts<E>(
                 1 => swap::<1>(matrix, out, columns),
                 2 => swap::<2>(matrix, out, columns),
                 4 => swap::<4>(matrix, out, columns),
-                size => unreachable!("no type of a tensor has {size} bytes"),
+                size => unreachable!("no data type has {size} bytes"),
             }
         });
         each(out)

@@ -24,7 +24,7 @@ impl Caches {
         let of_kv = |_| memory.poisoned(backend, Class::Kv, kv.block_bytes() * blocks as u64);
         let of_states = states.map_or(0, |states| states.layers);
         let of_state = |_| {
-            let bytes = states.expect("there are layers with states").slot_bytes() * Self::STATES as u64;
+            let bytes = states.expect("the model has layers with states").slot_bytes() * Self::STATES as u64;
             memory.poisoned(backend, Class::States, bytes)
         };
         let (kv, states) = ((0..kv.layers).map(of_kv).collect(), (0..of_states).map(of_state).collect());
@@ -38,7 +38,7 @@ impl Caches {
         // accesses them.
         let of_kv = |segment: &Segment| unsafe { KvLayer::new(segment.address(), self.blocks, kv) };
         let of_state = |segment: &Segment| {
-            let shape = states.expect("there are layers with states");
+            let shape = states.expect("the model has layers with states");
             // SAFETY: the segments are backed for as long as they live, and only the test's thread
             // accesses them.
             unsafe { StateLayer::new(segment.address(), Self::STATES, shape) }

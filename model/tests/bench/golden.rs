@@ -106,7 +106,7 @@ impl Case {
         let family = FamilyConfig::of(checkpoint).expect("a family serves it");
         checkpoint
             .prompts()
-            .expect("it has a tokenizer")
+            .expect("the checkpoint has a tokenizer")
             .with_placeholders(family.placeholder_texts())
             .encode_rewritten(&self.messages, &TemplateInputs::default(), usize::MAX, |text| {
                 family.write_visuals(text, &self.visuals)
@@ -117,7 +117,7 @@ impl Case {
     /// Asserts that the prompt's text, its tokens and their positions equal the recording.
     pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
         let rendered = checkpoint.template.render(&self.messages, &TemplateInputs::default());
-        assert_eq!(rendered.expect("it renders"), self.prompt, "{}", self.name);
+        assert_eq!(rendered.expect("the template renders"), self.prompt, "{}", self.name);
         self.assert_tokens_and_positions(checkpoint);
     }
 
@@ -125,7 +125,7 @@ impl Case {
     pub fn assert_tokens_and_positions(&self, checkpoint: &Checkpoint) {
         let name = &self.name;
         let config = FamilyConfig::of(checkpoint).expect("a family serves it");
-        let layout = config.lay_out(self.prompt_ids(checkpoint), &self.visuals).expect("it is laid out");
+        let layout = config.lay_out(self.prompt_ids(checkpoint), &self.visuals).expect("the prompt is laid out");
         let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
         assert_eq!(Some(ids), self.integers("input_ids"), "{name}");
         let positions: Vec<i64> =
@@ -196,8 +196,8 @@ fn message(recorded: &Value) -> Message {
 
 /// The largest difference, relative to the largest expected number.
 pub fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(found.len(), expected.len(), "numbers of another shape");
-    assert!(found.iter().all(|number| number.is_finite()), "not a number among those computed");
+    assert_eq!(found.len(), expected.len(), "both lists have the same length");
+    assert!(found.iter().all(|number| number.is_finite()), "every computed number is finite");
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     worst / expected.iter().map(|number| number.abs()).fold(0.0, f32::max)
 }

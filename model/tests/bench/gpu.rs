@@ -29,12 +29,12 @@ pub fn gpu() -> Option<(Turn, &'static Gpu)> {
         let device = match CudaDevice::open(0) {
             Ok(device) => Arc::new(device),
             Err(error @ DeviceError::NoDevice { .. }) => {
-                println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+                println!("skipped, {error}; {}", error.hint().expect("the error has a hint"));
                 return None;
             }
             Err(error) => panic!("{error}"),
         };
-        let best = CudaTarget::of(&device).expect("it says what it is");
+        let best = CudaTarget::of(&device).expect("the device reports its target");
         let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
         targets.dedup();
         let kernels = targets.into_iter().map(|target| load(&device, target)).collect();
@@ -49,7 +49,7 @@ fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
     let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-    CudaKernels::load(device, target, &search).expect("its kernels load")
+    CudaKernels::load(device, target, &search).expect("the kernels load")
 }
 
 /// Time that a rank waits for the other ranks.
@@ -88,10 +88,10 @@ impl Gpu {
             .map(|(device, kernels)| {
                 let bytes = CudaLink::bytes(room.at_once).round_up(device.page());
                 let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
-                device.open_to(devices.iter(), segment.address(), bytes).expect("they reach each other");
+                device.open_to(devices.iter(), segment.address(), bytes).expect("the devices can access each other's memory");
                 // SAFETY: the segment backs this many bytes, and nothing else uses it yet.
                 unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
-                    .expect("it is copied");
+                    .expect("the zeros are copied");
                 segment
             })
             .collect();
@@ -112,7 +112,7 @@ impl Gpu {
                     }
                     let bench = Bench::on(checkpoint(), cuda, memory, room);
                     let bench = Bench { goes_on: GoesOn::Recorded, ..bench };
-                    bench.backend.wait().expect("it is loaded");
+                    bench.backend.wait().expect("the weights are loaded");
                     begun.wait();
                     story(&bench)
                 })

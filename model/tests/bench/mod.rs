@@ -232,7 +232,7 @@ impl<B: Backend> Bench<B> {
     /// A sequence at the start of its prompt, in scattered and shuffled blocks.
     pub fn sequence(&self, case: &Case, picture_rows: &[Vec<u32>]) -> Sequence {
         let ids = case.prompt_ids(&self.checkpoint);
-        self.start(self.model.config().lay_out(ids, &case.visuals).expect("it is laid out"), picture_rows)
+        self.start(self.model.config().lay_out(ids, &case.visuals).expect("the prompt is laid out"), picture_rows)
     }
 
     /// A sequence at the start of the prompt `layout`.
@@ -279,7 +279,7 @@ impl<B: Backend> Bench<B> {
         });
         shares.iter_mut().for_each(Share::advance);
         let logits = logits.expect("the step runs");
-        assert!(logits.iter().chain(&scores).all(|logit| logit.is_finite()), "poison reached the logits");
+        assert!(logits.iter().chain(&scores).all(|logit| logit.is_finite()), "poisoned memory reached the logits");
         let rows = |logits: Vec<f32>| logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect();
         (rows(logits), rows(scores))
     }
@@ -290,7 +290,7 @@ impl<B: Backend> Bench<B> {
         let mut sizes = sizes.iter().copied().cycle();
         let mut logits = Vec::new();
         while sequence.prompt_left() > 0 {
-            let count = sizes.next().expect("a cycle has no end").min(sequence.prompt_left());
+            let count = sizes.next().expect("the cycle of sizes is endless").min(sequence.prompt_left());
             logits.extend(self.step(&mut [sequence.share(count)]));
         }
         logits

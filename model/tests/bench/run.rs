@@ -100,16 +100,16 @@ pub fn together(
         let logits = bench.step(&mut shares);
         assert_eq!(logits.len(), wanting.len());
         for (index, logits) in wanting.into_iter().zip(logits) {
-            let sequence = sequences[index].as_mut().expect("it ran");
+            let sequence = sequences[index].as_mut().expect("the sequence is running");
             runs[index].tokens.push(greatest(&logits));
             sequence.push(bench.next(cases[index].0, sequence.answer().len(), &logits));
             runs[index].logits.push(logits);
             if sequence.answer().len() == ANSWER {
-                bench.end(sequences[index].take().expect("it ran"));
+                bench.end(sequences[index].take().expect("the sequence is running"));
             }
         }
     }
-    unreachable!("the steps have no end")
+    unreachable!("the list of steps is endless")
 }
 
 /// Tokens per chunk in the functions below.

@@ -32,7 +32,7 @@ fn gif(side: u32, frames: &[(u8, u32)]) -> Vec<u8> {
 
 /// A chunk of RIFF.
 fn chunk(name: &[u8; 4], content: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(content.len()).expect("it is small").to_le_bytes();
+    let length = u32::try_from(content.len()).expect("the length fits u32").to_le_bytes();
     let padding = &[0][..content.len() % 2];
     [name, &length[..], content, padding].concat()
 }
@@ -83,11 +83,11 @@ fn frames_are_those_shown_at_even_times() {
         let five = read(&write(16, &even), &sampling(5.0, 8)).expect("an animation");
         assert_eq!((greys(&five), five.frames_per_second()), (vec![0, 40, 80, 120, 160], 5.0));
         let two = read(&write(16, &uneven), &sampling(2.0, 8)).expect("an animation");
-        assert_eq!(greys(&two), [0, 40, 120, 120], "a frame that lasts is shown twice");
+        assert_eq!(greys(&two), [0, 40, 120, 120], "a frame with a longer duration is sampled twice");
         let three = read(&write(16, &even), &sampling(10.0, 3)).expect("an animation");
-        assert_eq!((greys(&three), three.frames_per_second()), (vec![0, 60, 120], 3.0), "over all of its second");
+        assert_eq!((greys(&three), three.frames_per_second()), (vec![0, 60, 120], 3.0), "frames are sampled over the whole second");
         let hasty = read(&write(16, &[(0, 0), (80, 0)]), &sampling(10.0, 8)).expect("an animation");
-        assert_eq!(greys(&hasty), [0, 80], "a frame without a time is shown for a tenth of a second");
+        assert_eq!(greys(&hasty), [0, 80], "a frame without a duration is shown for 0.1 seconds");
     }
 }
 
@@ -109,23 +109,23 @@ fn bombs_are_refused_before_anything_is_decoded() {
     let started = Instant::now();
     let mut large = gif(16, &[(0, 100); 2]);
     large[6..10].copy_from_slice(&[0x20, 0x4e, 0x20, 0x4e]); // 20,000 x 20,000
-    let refused = read(&large, &sampling(2.0, 8)).expect_err("too large");
+    let refused = read(&large, &sampling(2.0, 8)).expect_err("the frame is too large");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::TooManyPixels { pixels: 400_000_000, .. }, .. }));
     // 10,000 frames of a megapixel, each of a few bytes. All frames up to the last one are wanted.
     let mut long = gif(16, &[(0, 100)]);
     long[6..10].copy_from_slice(&[0xe8, 3, 0xe8, 3]);
-    let frame = long.iter().position(|byte| *byte == 0x21).expect("its first block");
+    let frame = long.iter().position(|byte| *byte == 0x21).expect("the animation has a first block");
     let blocks = long[frame..long.len() - 1].repeat(10_000);
     let long = [&long[..frame], &blocks, &[0x3b]].concat();
-    let refused = read(&long, &sampling(2.0, 8)).expect_err("too many");
+    let refused = read(&long, &sampling(2.0, 8)).expect_err("the animation has too many frames");
     assert!(matches!(refused, VideoError::TooManyPixels { limit: 512_000_000, .. }), "{refused:?}");
     // A frame whose own header states a larger size than the animation.
     let vp8 = [&[0, 0, 0, 0x9d, 1, 0x2a, 0xff, 0x3f, 0xff, 0x3f][..], &[0; 8]].concat();
     let lying = webp_of(16, &[webp_frame(16, 100, &chunk(b"VP8 ", &vp8))]);
-    let refused = read(&lying, &sampling(2.0, 8)).expect_err("it lies");
+    let refused = read(&lying, &sampling(2.0, 8)).expect_err("the frame header contradicts the container");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::Damaged { .. }, .. }), "{refused:?}");
     let tight = ImageLimits { decode_bytes_max: Bytes::mib(1), ..ImageLimits::default() };
-    let refused = Video::from_animation(&gif(512, &[(0, 100)]), &sampling(2.0, 8), &tight).expect_err("too much");
+    let refused = Video::from_animation(&gif(512, &[(0, 100)]), &sampling(2.0, 8), &tight).expect_err("the animation exceeds the memory limit");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::TooMuchDecodeMemory { .. }, .. }));
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }

@@ -32,12 +32,12 @@ fn what_is_replaced_is_what_is_read_and_others_may_read_it_as_the_users_other_fi
     let file = CacheFile::named(&folder.0, &["demo"], &["demo"]);
     assert_eq!(file.read(), Ok(None));
     for content in [&b"first"[..], b"", b"third, which is longer"] {
-        file.replace(content).expect("it is written");
-        assert_eq!(file.read().expect("it is read").as_deref(), Some(content));
+        file.replace(content).expect("the file is written");
+        assert_eq!(file.read().expect("the file is read").as_deref(), Some(content));
     }
     let beside = folder.0.join("beside");
-    fs::write(&beside, "as the user's other files").expect("it is written");
-    let permissions = |path: &Path| fs::metadata(path).expect("it is there").permissions();
+    fs::write(&beside, "as the user's other files").expect("the file is written");
+    let permissions = |path: &Path| fs::metadata(path).expect("the file exists").permissions();
     assert_eq!(permissions(&file.path()), permissions(&beside));
 }
 
@@ -48,9 +48,9 @@ fn what_a_process_that_died_left_behind_goes_and_what_another_writes_stays() {
     let name = file.path().file_name().expect("a name").to_string_lossy().into_owned();
     let aside = |name: &str, hours: u64| {
         let path = folder.0.join(name);
-        let made = File::create(&path).expect("it is made");
+        let made = File::create(&path).expect("the file is created");
         let written = SystemTime::now() - Duration::from_secs(hours * 3600);
-        made.set_times(FileTimes::new().set_modified(written)).expect("it has a time");
+        made.set_times(FileTimes::new().set_modified(written)).expect("the modification time is set");
         path
     };
     let left = aside(&format!(".{name}.12-0.new"), 2);
@@ -59,9 +59,9 @@ fn what_a_process_that_died_left_behind_goes_and_what_another_writes_stays() {
     // This process's first temporary file name is taken, as by a process with the same
     // PID in a container.
     let taken = aside(&format!(".{name}.{}-0.new", std::process::id()), 0);
-    file.replace(b"new").expect("it is written");
+    file.replace(b"new").expect("the file is written");
     assert_eq!(file.read(), Ok(Some(b"new".to_vec())));
-    assert!(!left.exists(), "nobody writes for two hours");
+    assert!(!left.exists(), "a temporary file two hours old is removed");
     assert!(being_written.exists() && of_another.exists() && taken.exists());
 }
 
@@ -72,5 +72,5 @@ fn parts_that_end_elsewhere_are_others() {
     assert_eq!(fingerprint(&["ab", "c"]), fingerprint(&["ab", "c"]));
     let long = "x".repeat(10_000);
     let file = CacheFile::named("folder", &[&long, &long], &[&long]);
-    assert!(file.path().file_name().expect("a name").len() < 255, "every system takes such a name");
+    assert!(file.path().file_name().expect("a name").len() < 255, "the name is short enough for every file system");
 }

@@ -89,7 +89,7 @@ fn compare(
     mut theirs: impl FnMut(VarBuilder<'static>) -> Box<dyn FnMut(&Tensor, usize) -> candle_core::Result<Tensor>>,
 ) {
     let copy = Copy::of(QWEN2).write("config.json", config.to_string());
-    candle_core::safetensors::save(weights, copy.0.join("model.safetensors")).expect("it is written");
+    candle_core::safetensors::save(weights, copy.0.join("model.safetensors")).expect("the file is written");
     let bench = Bench::of(copy.open(), 2);
     let vocabulary = config["vocab_size"].as_u64().expect("a number") as u32;
     for length in PROMPTS {
@@ -98,9 +98,9 @@ fn compare(
         let mut forward = theirs(weights);
         let mut run = |ids: &[u32], first: usize| -> Vec<f32> {
             let input = Tensor::new(ids, &Device::Cpu).expect("ids").unsqueeze(0).expect("one sequence");
-            forward(&input, first).expect("it runs").flatten_all().expect("a row").to_vec1().expect("numbers")
+            forward(&input, first).expect("the model runs").flatten_all().expect("a row").to_vec1().expect("numbers")
         };
-        let layout = bench.model.config().lay_out(ids.clone(), &[]).expect("it is laid out");
+        let layout = bench.model.config().lay_out(ids.clone(), &[]).expect("the prompt is laid out");
         let mut sequence =
             Sequence::new(layout, Vec::new(), (0..Sequence::blocks_for(ids.len()) as u32).collect(), None);
         let ours = bench.prefill(&mut sequence, &[length, 1]);
@@ -108,7 +108,7 @@ fn compare(
         let found = [ours.first(), ours.last()].map(|row| row.expect("a row of logits"));
         for (found, expected) in found.iter().zip(&expected) {
             let error = relative_error(found, expected);
-            assert!(error < TOLERANCE, "{error:e} after {length} tokens of {config}");
+            assert!(error < TOLERANCE, "error is {error:e} after {length} tokens of {config}");
         }
     }
 }

@@ -32,11 +32,11 @@ impl Copy {
     }
 
     fn write(&self, file: &str, content: impl AsRef<[u8]>) {
-        std::fs::write(self.0.join(file), content).expect("it can be written");
+        std::fs::write(self.0.join(file), content).expect("the file can be written");
     }
 
     fn read(&self, file: &str) -> Vec<u8> {
-        std::fs::read(self.0.join(file)).expect("it can be read")
+        std::fs::read(self.0.join(file)).expect("the file can be read")
     }
 }
 
@@ -52,7 +52,7 @@ fn shard(number: usize) -> String {
 
 #[test]
 fn a_sharded_vision_checkpoint_opens_with_everything_in_it() {
-    let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2_5_vl"))).expect("it opens");
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2_5_vl"))).expect("the checkpoint opens");
     assert_eq!(Some("qwen2_5_vl"), checkpoint.model_type());
     assert_eq!(vec!["Qwen2_5_VLForConditionalGeneration"], checkpoint.architectures().collect::<Vec<_>>());
     assert!(!checkpoint.generation.eos_ids.is_empty());
@@ -71,7 +71,7 @@ fn a_sharded_vision_checkpoint_opens_with_everything_in_it() {
 #[test]
 fn tensors_hold_the_bytes_that_safetensors_reads() {
     for (folder, file) in [("qwen2", "model.safetensors".into()), ("qwen2_5_vl", shard(2))] {
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden(folder))).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden(folder))).expect("the checkpoint opens");
         let content = std::fs::read(golden(folder).join(file)).expect("a shard");
         let reference = safetensors::SafeTensors::deserialize(&content).expect("safetensors");
         assert!(!reference.is_empty());
@@ -84,7 +84,7 @@ fn tensors_hold_the_bytes_that_safetensors_reads() {
 
 #[test]
 fn an_embedded_checkpoint_is_the_same_as_a_folder() {
-    let folder = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
+    let folder = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("the checkpoint opens");
     // Leaked once per test run, because embedded files live as long as the program.
     let files: Vec<(&'static str, EmbeddedFile)> = std::fs::read_dir(golden("qwen2"))
         .expect("the checkpoint")
@@ -95,13 +95,13 @@ fn an_embedded_checkpoint_is_the_same_as_a_folder() {
             (name, EmbeddedFile::Plain(std::fs::read(entry.path()).expect("a file").leak()))
         })
         .collect();
-    let embedded = Checkpoint::open(CheckpointSource::Embedded(files.leak())).expect("it opens");
+    let embedded = Checkpoint::open(CheckpointSource::Embedded(files.leak())).expect("the checkpoint opens");
     assert_eq!(folder.fingerprint(), embedded.fingerprint());
     assert!(folder.tensors.names().eq(embedded.tensors.names()));
     for name in folder.tensors.names() {
         assert_eq!(folder.tensor(name).expect("a tensor").bytes, embedded.tensor(name).expect("a tensor").bytes);
     }
-    let error = Checkpoint::open(CheckpointSource::Embedded(&[])).expect_err("nothing is there");
+    let error = Checkpoint::open(CheckpointSource::Embedded(&[])).expect_err("the embedded list is empty");
     assert_eq!("the checkpoint at (embedded) has no config.json", error.to_string());
 }
 
@@ -123,19 +123,19 @@ fn a_missing_file_is_named() {
 #[test]
 fn weights_are_found_under_other_names_and_without_their_index() {
     let names = |copy: &Copy| -> Vec<String> {
-        let checkpoint = copy.open().expect("it opens");
+        let checkpoint = copy.open().expect("the checkpoint opens");
         checkpoint.tensors.names().map(str::to_owned).collect()
     };
     let whole = Copy::of("qwen2", "whole-beside-index");
     let expected = names(&whole);
     whole.write("model.safetensors.index.json", r#"{"weight_map": {"gone": "model-00001-of-00009.safetensors"}}"#);
-    assert_eq!(names(&whole), expected, "the index is stale");
+    assert_eq!(names(&whole), expected, "names come from the file that exists, not from the stale index");
     whole.remove("model.safetensors.index.json");
-    std::fs::rename(whole.0.join("model.safetensors"), whole.0.join("qwen2.bf16.safetensors")).expect("it is there");
+    std::fs::rename(whole.0.join("model.safetensors"), whole.0.join("qwen2.bf16.safetensors")).expect("the file exists");
     whole.write("adapter_model.safetensors", "none");
-    assert_eq!(names(&whole), expected, "there is only one");
+    assert_eq!(names(&whole), expected, "the only file is read");
     whole.write("other.safetensors", whole.read("qwen2.bf16.safetensors"));
-    let two = whole.open().expect_err("which of them?");
+    let two = whole.open().expect_err("two files without an index are ambiguous");
     assert!(matches!(two, CheckpointError::MissingFile { .. }), "{two}");
 
     let shards = Copy::of("qwen2_5_vl", "shards-without-index");
@@ -143,10 +143,10 @@ fn weights_are_found_under_other_names_and_without_their_index() {
     shards.remove("model.safetensors.index.json");
     assert_eq!(names(&shards), expected);
     shards.remove(&shard(1));
-    let error = shards.open().expect_err("one is missing");
+    let error = shards.open().expect_err("one shard is missing");
     assert!(matches!(&error, CheckpointError::MissingShard { shard: lacks, shards: 2, .. } if *lacks == shard(1)));
     shards.write(&shard(1), shards.read(&shard(2)));
-    let twice = shards.open().expect_err("each tensor is there twice");
+    let twice = shards.open().expect_err("each tensor is in two files");
     assert!(matches!(twice, CheckpointError::Inconsistent { .. }), "{twice}");
 }
 
@@ -155,11 +155,11 @@ fn an_adapter_is_told_to_be_one() {
     let copy = Copy::of("qwen2", "adapter");
     copy.remove("config.json");
     copy.write("adapter_config.json", r#"{"peft_type": "LORA", "base_model_name_or_path": "org/base"}"#);
-    let error = copy.open().expect_err("it is no model");
+    let error = copy.open().expect_err("an adapter is not a model");
     assert!(error.to_string().ends_with("is an adapter of org/base, not a model"), "{error}");
     assert_eq!(error.hint(), "merge it into org/base (peft's `merge_and_unload`) and load the merged folder");
     copy.write("adapter_config.json", "{}");
-    assert!(copy.open().expect_err("nor is this").hint().contains("its base model"));
+    assert!(copy.open().expect_err("an empty adapter is not a model").hint().contains("its base model"));
 }
 
 #[test]
@@ -168,10 +168,10 @@ fn what_is_optional_may_be_missing() {
     for file in ["preprocessor_config.json", "generation_config.json", "chat_template.json"] {
         copy.remove(file);
     }
-    let checkpoint = copy.open().expect("it opens");
+    let checkpoint = copy.open().expect("the checkpoint opens");
     assert!(checkpoint.image_processor.is_none());
     let own = checkpoint.config["eos_token_id"].as_u64().map(|id| id as u32);
-    assert_eq!(own.into_iter().collect::<Vec<_>>(), checkpoint.generation.eos_ids, "config.json steps in");
+    assert_eq!(own.into_iter().collect::<Vec<_>>(), checkpoint.generation.eos_ids, "end tokens come from config.json");
 }
 
 #[test]
@@ -204,9 +204,9 @@ fn damaged_headers_and_files_are_told_by_name() {
     copy.write("config.json", "[]");
     assert!(matches!(copy.open(), Err(CheckpointError::Malformed { .. })));
     copy.write("config.json", "{}");
-    assert_eq!(None, copy.open().expect("families judge the config").model_type());
+    assert_eq!(None, copy.open().expect("an empty config opens, because families check it").model_type());
     copy.write("tokenizer.json", "{}");
-    let prompts = copy.open().expect("no tokenizer is parsed yet").prompts();
+    let prompts = copy.open().expect("an invalid tokenizer is not parsed on opening").prompts();
     assert!(matches!(prompts, Err(CheckpointError::Text(_))));
 }
 
@@ -217,11 +217,11 @@ fn an_index_cannot_point_out_of_the_folder_or_lie() {
     let good = String::from_utf8(copy.read(file)).expect("UTF-8");
     for name in ["../../etc/passwd", "/etc/passwd", ".hidden", "c:x", ""] {
         copy.write(file, good.replace(&shard(1), name));
-        let error = copy.open().expect_err("it must be refused");
+        let error = copy.open().expect_err("the index is refused");
         assert!(matches!(error, CheckpointError::ShardName { .. }), "{name}: {error}");
     }
     copy.write(file, good.replace("\"weight_map\": {", &format!("\"weight_map\": {{\"ghost\": \"{}\",", shard(1))));
-    let error = copy.open().expect_err("a tensor that is nowhere");
+    let error = copy.open().expect_err("the index names a tensor that no file has");
     assert!(matches!(&error, CheckpointError::Inconsistent { tensor, .. } if tensor == "ghost"), "{error}");
     copy.write(file, good.replace(&shard(1), &shard(2)));
     assert!(matches!(copy.open(), Err(CheckpointError::Inconsistent { .. })));
@@ -231,8 +231,8 @@ fn an_index_cannot_point_out_of_the_folder_or_lie() {
 
 #[test]
 fn a_missing_tensor_brings_its_nearest_names() {
-    let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
-    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("a typing error");
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("the checkpoint opens");
+    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("the tensor name has a typing error");
     let hint = error.hint();
     assert!(
         hint.starts_with("check the checkpoint's release; the nearest names are model.layers.0.self_attn."),
@@ -246,7 +246,7 @@ fn types_that_are_not_computed_with_are_refused_when_asked_for() {
     let copy = Copy::of("qwen2", "types");
     let json = r#"{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#;
     copy.write("model.safetensors", [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[7; 16]].concat());
-    let checkpoint = copy.open().expect("the header is fine");
+    let checkpoint = copy.open().expect("the header is valid");
     assert_eq!(&[7; 8], checkpoint.tensor("b").expect("f32").bytes);
     let error = checkpoint.tensor("a").expect_err("i64");
     assert_eq!("the tensor a has the type I64; supported: BF16, F16, F32 and F8_E4M3", error.to_string());
@@ -255,7 +255,7 @@ fn types_that_are_not_computed_with_are_refused_when_asked_for() {
 #[test]
 fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
     let print =
-        |folder: &Path| Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("it opens").fingerprint();
+        |folder: &Path| Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens").fingerprint();
     let copy = Copy::of("qwen2_5_vl", "fingerprint");
     let before = print(&golden("qwen2_5_vl"));
     assert_eq!(before, print(&copy.0));
@@ -278,7 +278,7 @@ fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
 #[test]
 fn configuration_and_weights_have_fingerprints_of_their_own() {
     let print = |folder: &Path| {
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens");
         (checkpoint.config_fingerprint(), checkpoint.weights_fingerprint())
     };
     let copy = Copy::of("qwen2_5_vl", "two-fingerprints");
@@ -287,7 +287,7 @@ fn configuration_and_weights_have_fingerprints_of_their_own() {
         let mut changed = copy.read(file);
         changed.push(b'\n');
         copy.write(file, changed);
-        assert_eq!(print(&copy.0), (config, weights), "no profile depends on {file}'s bytes");
+        assert_eq!(print(&copy.0), (config, weights), "the profile fingerprint does not depend on the bytes of {file}");
     }
     let mut changed = copy.read("config.json");
     changed.push(b'\n');
@@ -301,5 +301,5 @@ fn configuration_and_weights_have_fingerprints_of_their_own() {
     shard.splice(8 + header_bytes as usize..8 + header_bytes as usize, [b' '; 8]);
     shard[..8].copy_from_slice(&(header_bytes + 8).to_le_bytes());
     copy.write(&shard_file, shard);
-    assert!(print(&copy.0).1 != weights, "another header");
+    assert!(print(&copy.0).1 != weights, "another header changes the weights' fingerprint");
 }

@@ -54,7 +54,7 @@ impl Copy {
             Value::Null => drop(object.remove(*last)),
             value => drop(object.insert((*last).to_owned(), value)),
         }
-        fs::write(path, json.to_string()).expect("it is written");
+        fs::write(path, json.to_string()).expect("the file is written");
         self
     }
 
@@ -110,7 +110,7 @@ impl Copy {
         change(&mut header, &mut data);
         let header = header.to_string();
         let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data];
-        fs::write(path, parts.concat()).expect("it is written");
+        fs::write(path, parts.concat()).expect("the file is written");
         self
     }
 
@@ -120,12 +120,12 @@ impl Copy {
     }
 
     pub fn write(self, file: &str, content: impl AsRef<[u8]>) -> Self {
-        fs::write(self.0.join(file), content).expect("it is written");
+        fs::write(self.0.join(file), content).expect("the file is written");
         self
     }
 
     pub fn remove(self, file: &str) -> Self {
-        fs::remove_file(self.0.join(file)).expect("it was there");
+        fs::remove_file(self.0.join(file)).expect("the file existed");
         self
     }
 

@@ -70,7 +70,7 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
                 let params = SamplingParams { temperature, seed, ..Default::default() };
                 let (produced, ended) = reply(model, &grammar, params, 4_000);
                 assert!(ended, "{}: {format:?}", model.name);
-                let calls = read(format, &model.tokenizer.decode(&produced, false).expect("it decodes"));
+                let calls = read(format, &model.tokenizer.decode(&produced, false).expect("the tokens decode"));
                 assert!((1..=16).contains(&calls.len()), "{}: {calls:?}", model.name);
                 assert!(calls.len() == 1 || (is_parallel && format == ToolFormat::Hermes));
                 all.push(calls);
@@ -84,7 +84,7 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
             }
             let several = all.iter().any(|calls| calls.len() > 1);
             assert_eq!(several, is_parallel && format == ToolFormat::Hermes, "{}: {all:?}", model.name);
-            assert!(all.iter().flatten().any(|(name, _)| name != "get_weather"), "each tool may be called");
+            assert!(all.iter().flatten().any(|(name, _)| name != "get_weather"), "a tool other than the first is called in some reply");
         }
     }
 }
@@ -92,8 +92,8 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
 /// Whether the grammar allows `text`, token by token, and then the end.
 fn allows(model: &Model, grammar: &Grammar, text: &str) -> bool {
     // The tags are separate tokens, as a model writes them.
-    let tokens = model.tokenizer.encode(text, false).expect("it encodes");
-    let follows = |at: usize, next: u32| grammar.allowed(&tokens[..at]).expect("it follows").contains(next);
+    let tokens = model.tokenizer.encode(text, false).expect("the text encodes");
+    let follows = |at: usize, next: u32| grammar.allowed(&tokens[..at]).expect("the token follows").contains(next);
     (0..tokens.len()).all(|at| follows(at, tokens[at])) && follows(tokens.len(), model.ends[0])
 }
 
@@ -129,7 +129,7 @@ fn reasoning_comes_before_the_form() {
 fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
     let refused = |tools: Vec<CallableTool>, format| {
         let form = ReplyForm::Calls(ForcedCalls { format, tools, is_parallel: false });
-        QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("it is refused")
+        QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("the forced call is refused")
     };
     let mut faulty = tools();
     faulty[1].parameters = json!({"type": "object", "not": {"required": ["a"]}});
@@ -140,8 +140,8 @@ fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
     faulty[1].parameters = json!({"type": "object", "properties": {"a": {"type": "zebra"}}});
     let ReplyFormError { tool, source: error } = refused(faulty.clone(), ToolFormat::Llama3Json);
     assert_eq!(tool, Some(1));
-    assert!(error.reason().expect("it says why").contains("/properties/a"), "{error:?}");
-    assert!(!format!("{error} {faulty:?}").contains("zebra"), "nothing of the schema is shown");
+    assert!(error.reason().expect("the error has a reason").contains("/properties/a"), "{error:?}");
+    assert!(!format!("{error} {faulty:?}").contains("zebra"), "the error does not show the schema");
     faulty[1].parameters = json!({"type": "object", "properties": {"a": {"multipleOf": 1e9}}});
     let ReplyFormError { tool, source } = refused(faulty.clone(), ToolFormat::Hermes);
     assert_eq!((tool, source.reason()), (Some(1), Some("`multipleOf` is above 100000000, at #/properties/a")));
@@ -152,7 +152,7 @@ fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
 fn a_limit_that_the_tools_exceed_together_refuses_them_without_a_look_at_each() {
     let refused = |tools: Vec<CallableTool>| {
         let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::Hermes, tools, is_parallel: false });
-        QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("it is refused")
+        QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("the forced call is refused")
     };
     // `zebra` has an invalid schema. An error that names this tool would show that
     // its schema was compiled.

@@ -25,7 +25,7 @@ fn open(folder: &str, cache: CacheFormat) -> Checkpoint {
 }
 
 fn refused(checkpoint: Checkpoint) -> LoadError {
-    Model::plan(&checkpoint, &CPU).map(drop).expect_err("it cannot be a scale")
+    Model::plan(&checkpoint, &CPU).map(drop).expect_err("the value is refused as a scale")
 }
 
 #[test]
@@ -33,11 +33,11 @@ fn an_fp8_cache_takes_a_byte_an_element_and_pictures_stay_as_they_are() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for (target, times) in [(CPU, 4), (gpu, 2)] {
         let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8]
-            .map(|cache| Model::plan(&open(FOLDER, cache), &target).expect("it is planned, with kernels or without"));
+            .map(|cache| Model::plan(&open(FOLDER, cache), &target).expect("the model is planned with or without kernels"));
         assert_eq!(plain.kv_shape(&target).token_bytes(), rounded.kv_shape(&target).token_bytes() * times);
         assert_eq!(plain.picture_row_bytes(&target), rounded.picture_row_bytes(&target));
         let (layers, scales) = (plain.kv_shape(&target).layers as u64, 256);
-        assert!((1..=layers * scales).contains(&(rounded.weight_bytes() - plain.weight_bytes()).0), "scales alone");
+        assert!((1..=layers * scales).contains(&(rounded.weight_bytes() - plain.weight_bytes()).0), "the plans differ only by the scales");
     }
 }
 
@@ -64,14 +64,14 @@ fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_ot
         // numbers.
         let noise = worst(&chunked.logits[..1], &whole.logits[..1]);
         println!("{}: in chunks by {noise:.1e}", case.name);
-        assert!(noise < distance, "{}: {noise:e} in chunks, {distance:e} by rounding", case.name);
+        assert!(noise < distance, "{}: noise is {noise:e} in chunks; rounding error is {distance:e}", case.name);
         runs.push((whole, of_rounded));
     }
     let asked: Vec<_> = cases.iter().zip(&runs).map(|(case, (_, rows))| (case, rows.clone())).collect();
     for ((found, (whole, _)), case) in together(&rounded, &asked, 2, 5).iter().zip(&runs).zip(&cases) {
         let noise = relative_error(&found.logits[0], &whole.logits[0]);
         println!("{}: beside others by {noise:.1e}", case.name);
-        assert!(noise < 0.05, "{}: {noise:e} beside others", case.name);
+        assert!(noise < 0.05, "{}: noise is {noise:e} in a batch with other sequences", case.name);
     }
 }
 
@@ -90,10 +90,10 @@ fn a_checkpoints_scales_are_those_of_its_keys_and_values() {
         data[start..start + 4].copy_from_slice(&64.0f32.to_le_bytes());
     });
     let coarse = logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR);
-    assert!(relative_error(&coarse, &stored) > 1e-3, "keys in steps of eight are others");
+    assert!(relative_error(&coarse, &stored) > 1e-3, "keys in steps of eight differ from the stored keys");
     let plain = logits(open(TENSOR, CacheFormat::Plain), TENSOR);
     let of_plain = logits(copy.open(), TENSOR);
-    assert_eq!(of_plain, plain, "a plain cache does not read them");
+    assert_eq!(of_plain, plain, "a plain cache ignores the scales");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothin
     };
     let cached = |copy: &Copy| logits(copy.open().with_cache(CacheFormat::Fp8), PLAIN);
     let (plain, of_one) = (logits(bench::open(PLAIN), PLAIN), logits(open(PLAIN, CacheFormat::Fp8), PLAIN));
-    assert_eq!(logits(with_scales(64.0).open(), PLAIN), plain, "a plain cache does not read them");
+    assert_eq!(logits(with_scales(64.0).open(), PLAIN), plain, "a plain cache ignores the scales");
     assert_eq!(cached(&with_scales(1.0)), of_one);
     assert!(relative_error(&cached(&with_scales(64.0)), &of_one) > 1e-3);
     let (file, index) = ("model-00001-of-00002.safetensors", "model.safetensors.index.json");
@@ -159,11 +159,11 @@ fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothin
         let copy = Copy::of(FOLDER).add(file, name).set(index, &["weight_map", name], json!(file));
         Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).map(drop)
     };
-    stray("visual.blocks.0.attn.k_scale").expect("a tower has no cache");
+    stray("visual.blocks.0.attn.k_scale").expect("the tower has no cache, so its scale is ignored");
     // A layer's scale under a name that no known tool writes is refused, because the layer's keys
     // would be scaled by 1.
     for name in ["model.layers.0.attn.k_scale", "language_model.layers.0.self_attn.k_scale"] {
-        let error = stray(name).expect_err("a layer's");
+        let error = stray(name).expect_err("the scale names an unknown layer");
         assert!(matches!(&error, LoadError::Weights(WeightError::Extra { .. })), "{error:?}");
     }
     let error = refused(
@@ -201,13 +201,13 @@ fn a_scale_that_is_missing_or_no_scale_is_a_typed_error() {
     let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, .. })) = &error else {
         panic!("{error:?}");
     };
-    assert_eq!(tensor, values, "one without the other");
+    assert_eq!(tensor, values, "one of two scales is missing");
     // The scheme announces a scale for all heads of a layer or for each head, but the
     // file has no scales.
     for strategy in ["tensor", "attn_head"] {
         let scheme =
             json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy, "dynamic": false });
         let copy = Copy::of(CHANNEL).set("config.json", &["quantization_config", "kv_cache_scheme"], scheme);
-        Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).expect("a layer without scales has those of 1");
+        Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).expect("a layer without scales uses 1");
     }
 }

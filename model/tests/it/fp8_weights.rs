@@ -95,7 +95,7 @@ fn settings_that_are_not_served_are_refused_by_name() {
         let copy = Copy::of(TENSOR).set(CONFIG, &["quantization_config"], modelopt.clone());
         copy.set(CONFIG, &[&["quantization_config"], field].concat(), value)
     };
-    Model::plan(&with(&["ignore"], modelopt["ignore"].clone()).open(), &CPU).expect("it is served");
+    Model::plan(&with(&["ignore"], modelopt["ignore"].clone()).open(), &CPU).expect("the checkpoint is served");
     for (field, value, words) in [
         (vec!["kv_cache_scheme", "num_bits"], json!(4), "kv_cache_scheme.num_bits is 4; supported: 8"),
         (vec!["kv_cache_scheme", "type"], json!("int"), "kv_cache_scheme.type is int; supported: float"),
@@ -192,7 +192,7 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
 
 #[test]
 fn settings_are_found_where_tools_have_written_them() {
-    let weigh = |copy: &Copy| Model::plan(&copy.open(), &CPU).expect("it is planned").weight_bytes();
+    let weigh = |copy: &Copy| Model::plan(&copy.open(), &CPU).expect("the model is planned").weight_bytes();
     let early = Copy::of(CHANNEL);
     let mut settings = early.json(CONFIG)["quantization_config"].clone();
     settings.as_object_mut().expect("an object").remove("quant_method");
@@ -207,7 +207,7 @@ fn settings_are_found_where_tools_have_written_them() {
         text.as_object_mut().expect("an object").remove(key);
     }
     let inner = copy.set(CONFIG, &["text_config"], text).set(CONFIG, &["quantization_config"], Value::Null);
-    assert_eq!(weigh(&inner), weight, "in the text part alone");
+    assert_eq!(weigh(&inner), weight, "settings in the text config are read");
 }
 
 #[test]
@@ -222,9 +222,9 @@ fn what_is_always_plain_here_says_so() {
         let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
         settings["ignore"] = ignored;
         let copy = Copy::of(INTERNVL).set(CONFIG, &["quantization_config"], settings);
-        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
-        let settings_alone = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-        (Model::plan(&settings_alone, &CPU).expect("it is planned").weight_bytes(), copy)
+        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("valid settings");
+        let settings_alone = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("a valid checkpoint");
+        (Model::plan(&settings_alone, &CPU).expect("the model is planned").weight_bytes(), copy)
     };
     let tower = json!(["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]);
     let ((of_listed, _), (silent, copy)) = (plan(tower), plan(json!(["lm_head"])));
@@ -245,7 +245,7 @@ fn a_text_part_may_repeat_how_the_model_is_quantised() {
         text.as_object_mut().expect("an object").remove(key);
     }
     let copy = copy.set(CONFIG, &["text_config"], text);
-    Model::plan(&copy.open(), &CPU).expect("both say the same");
+    Model::plan(&copy.open(), &CPU).expect("both places give the same settings");
     let error = copy.set(CONFIG, &["text_config", "quantization_config", "format"], json!("other")).error();
     assert!(error.to_string().contains("text_config.quantization_config"), "{error}");
 }
@@ -292,7 +292,7 @@ fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
         assert!(error.starts_with(&name) && error.ends_with(beyond), "{error}");
         let copy =
             Copy::of(TENSOR).rewrite(FILE, |header, data| overwrite(header, data, &name, &7.5e35f32.to_le_bytes()));
-        Model::plan(&copy.open(), &CPU).expect("f32 holds 448 times it");
+        Model::plan(&copy.open(), &CPU).expect("the scale times 448 fits f32");
     }
     let name = "model.layers.0.mlp.down_proj.input_scale";
     let error = with_bytes(TENSOR, name, &1e-39f32.to_le_bytes());
@@ -301,13 +301,13 @@ fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
 
 #[test]
 fn every_gpu_takes_fp8_whose_rows_its_kernels_can_read_and_refuses_other_shapes() {
-    let Target::Cuda(hopper) = GPU else { unreachable!("it is a GPU") };
+    let Target::Cuda(hopper) = GPU else { unreachable!("the target is a GPU") };
     for (capability, name) in [((9, 0), "sm_90"), ((8, 9), "sm_89"), ((8, 0), "sm_80"), ((7, 5), "sm_75")] {
         let gpu = Target::Cuda(CudaTarget { capability, ..hopper });
         for folder in [BLOCK, CHANNEL, TENSOR] {
             let checkpoint = open(folder);
-            let [on_cpu, on_gpu] = [CPU, gpu].map(|target| Model::plan(&checkpoint, &target).expect("it is planned"));
-            assert_eq!(on_cpu.parameters(), on_gpu.parameters(), "padding and scales are no parameters");
+            let [on_cpu, on_gpu] = [CPU, gpu].map(|target| Model::plan(&checkpoint, &target).expect("a model plan"));
+            assert_eq!(on_cpu.parameters(), on_gpu.parameters(), "padding and scales do not count as parameters");
             let config = registry::FamilyConfig::of(&checkpoint).expect("a family serves it").decoder().clone();
             let is_served = config.intermediate.is_multiple_of(16) && config.hidden.is_multiple_of(8);
             match claimed(&checkpoint, gpu) {
@@ -325,12 +325,12 @@ fn every_gpu_takes_fp8_whose_rows_its_kernels_can_read_and_refuses_other_shapes(
 
 #[test]
 fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_read() {
-    let Target::Cuda(hopper) = GPU else { unreachable!("it is a GPU") };
+    let Target::Cuda(hopper) = GPU else { unreachable!("the target is a GPU") };
     let older = Target::Cuda(CudaTarget { capability: (8, 9), ..hopper });
     let checkpoint = open(EXPERTS);
-    Model::plan(&checkpoint, &older).expect("it is planned");
+    Model::plan(&checkpoint, &older).expect("the model is planned");
     let experts = |target| {
-        let formats = checkpoint.weight_formats().expect("it is served");
+        let formats = checkpoint.weight_formats().expect("the checkpoint is served");
         // SAFETY: the claimed tensors are never accessed, so their address need not be backed.
         let mut map = unsafe { WeightMap::at(&checkpoint, target, formats, Address(4096)) };
         map.set_in_decoder(true);
@@ -338,7 +338,7 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
         map.experts("model.layers.0.mlp.experts", experts.into(), (hidden, intermediate)).map(drop)
     };
     experts(GPU).expect("Hopper has kernels for them");
-    let error = experts(older).expect_err("there are no kernels");
+    let error = experts(older).expect_err("the GPU has no kernels for the format");
     assert_eq!(error.to_string(), "FP8 weights of experts are not supported on cuda sm_89 yet");
     let error = LoadError::from(error);
     assert_eq!(
@@ -349,7 +349,7 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
 
 /// Claims a projection of the decoder at an address that is never accessed.
 fn claimed(checkpoint: &Checkpoint, target: Target) -> Result<(), WeightError> {
-    let formats = checkpoint.weight_formats().expect("it is served");
+    let formats = checkpoint.weight_formats().expect("the checkpoint is served");
     // SAFETY: the claimed tensors are never accessed, so their address need not be backed.
     let mut map = unsafe { WeightMap::at(checkpoint, target, formats, Address(4096)) };
     map.set_in_decoder(true);
@@ -392,7 +392,7 @@ fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
 #[test]
 fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
     let shape = |folder: &str, quantization| {
-        Model::plan(&open(folder).with_quantization(quantization), &CPU).expect("it is planned").weight_bytes()
+        Model::plan(&open(folder).with_quantization(quantization), &CPU).expect("the model is planned").weight_bytes()
     };
     for (folder, quantization) in [
         (BLOCK, WeightQuantization::Fp8PerBlock),
@@ -409,13 +409,13 @@ fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
         (BLOCK, WeightQuantization::ModelOpt),
         (TENSOR, WeightQuantization::CompressedTensors),
     ] {
-        let error = Model::plan(&rounded(folder, quantization), &CPU).err().expect("it has another");
+        let error = Model::plan(&rounded(folder, quantization), &CPU).err().expect("other stored formats fail");
         assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
         let words = "but the checkpoint is already quantized in another way";
         assert_eq!(error.to_string(), format!("quantization is {quantization}, {words}"));
     }
     for quantization in WeightQuantization::STORED {
-        let error = Model::plan(&rounded(QWEN2, quantization), &CPU).err().expect("it is plain");
+        let error = Model::plan(&rounded(QWEN2, quantization), &CPU).err().expect("plain weights are refused");
         assert_eq!(
             error.to_string(),
             format!("quantization is {quantization}, but the checkpoint's weights are not quantized")
@@ -486,7 +486,7 @@ fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -
         }
     }
     let settings = repository(CHANNEL).join(CONFIG);
-    let settings: Value = serde_json::from_slice(&std::fs::read(settings).expect("it is there")).expect("JSON");
+    let settings: Value = serde_json::from_slice(&std::fs::read(settings).expect("the file exists")).expect("JSON");
     copy.set(CONFIG, &["quantization_config"], settings["quantization_config"].clone()).set(
         CONFIG,
         &["quantization_config", "ignore"],
@@ -550,10 +550,10 @@ fn a_plain_tower_that_no_list_names_is_read_from_the_file() {
 
 #[test]
 fn a_plan_without_weights_weighs_what_one_with_them_does() {
-    let weigh = |checkpoint: &Checkpoint| Model::plan(checkpoint, &CPU).expect("it is planned").weight_bytes();
+    let weigh = |checkpoint: &Checkpoint| Model::plan(checkpoint, &CPU).expect("the model is planned").weight_bytes();
     let settings = |copy: &Copy| {
-        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
-        Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens")
+        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("valid settings");
+        Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("a valid checkpoint")
     };
     // llm-compressor names only linear layers, so its list lacks the patch embedding.
     let layers = ["attn.qkv", "attn.proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
@@ -574,10 +574,10 @@ fn a_plan_without_weights_weighs_what_one_with_them_does() {
 #[test]
 fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
     let checkpoint = open(BLOCK);
-    let mut map = WeightMap::dry(&checkpoint, GPU, checkpoint.weight_formats().expect("it is served"));
+    let mut map = WeightMap::dry(&checkpoint, GPU, checkpoint.weight_formats().expect("the checkpoint is served"));
     let name = |part: &str| format!("model.layers.0.mlp.{part}_proj");
     let [gate, up, down] = ["gate", "up", "down"].map(name);
-    let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136.into()), false).expect("they are there");
+    let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136.into()), false).expect("the tensors exist");
     // 136 rows are padded to 192, so up begins at a multiple of 64.
     assert_eq!(gate_up.weight.data.shape(), [384, 256].into());
     let WeightScales { factors: scales, by, .. } = gate_up.weight.scales.as_ref().expect("it is quantized");
@@ -587,7 +587,7 @@ fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
     assert_eq!((of_down.shape(), by.block_rows()), ([2, 2].into(), Some(128)));
     // The rows of the file's two blocks, 128 and 8 rows high, become three blocks of 64 rows.
     let copies: Vec<_> = map.copies().iter().filter(|copy| copy.kept == DType::F32).collect();
-    let WeightSource::WeightScales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };
+    let WeightSource::WeightScales(first, how) = &copies[0].source else { panic!("wrong scales: {:?}", copies[0]) };
     assert_eq!((first.as_str(), how.times, how.rows), ("model.layers.0.mlp.gate_proj.weight_scale_inv", 2, 3));
     assert_eq!((copies[0].to, copies[0].bytes.0), (scales.address(), 3 * 2 * 4));
     assert_eq!(copies[1].to, scales.address().offset(Bytes(3 * 2 * 4)));

@@ -30,7 +30,7 @@ impl File {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("bursar-{}-{}.gguf", std::process::id(), NUMBER.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, bytes).expect("it can be written");
+        std::fs::write(&path, bytes).expect("the file can be written");
         File(path)
     }
 
@@ -150,7 +150,7 @@ impl Written {
 
     #[track_caller]
     fn refused(&self) -> String {
-        self.open().expect_err("it is refused").to_string()
+        self.open().expect_err("the file is refused").to_string()
     }
 }
 
@@ -158,7 +158,7 @@ impl Written {
 fn a_file_answers_as_the_checkpoint_it_was_made_of() {
     for name in FILES {
         let (folder, file) = (format!("tests/golden/{name}"), File::of(&recorded(name)));
-        let (one, other) = (Bench::load(&folder, 2), Bench::of(file.open().expect("it opens"), 2));
+        let (one, other) = (Bench::load(&folder, 2), Bench::of(file.open().expect("the checkpoint opens"), 2));
         for case in ["short", "long"].map(|case| Case::read(&folder, &one.checkpoint, case)) {
             assert_eq!(case.prompt_ids(&other.checkpoint), case.prompt_ids(&one.checkpoint), "{name}");
             assert_recorded(&other, &case, &[], 1e-4);
@@ -177,7 +177,7 @@ fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
     for name in ["llama", "qwen2"] {
         let (folder, file) = (format!("tests/golden/{name}"), File::of(&recorded(name)));
         for quantization in WeightQuantization::ROUNDING.map(Some) {
-            let [one, other] = [open(&folder), file.open().expect("it opens")]
+            let [one, other] = [open(&folder), file.open().expect("the checkpoint opens")]
                 .map(|checkpoint| Bench::of(checkpoint.with_quantization(quantization), 2));
             let case = Case::read(&folder, &one.checkpoint, "short");
             let [ours, theirs] = [&other, &one].map(|bench| alone(bench, &case, &[], &[usize::MAX]));
@@ -190,7 +190,7 @@ fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
 fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
     for name in FILES {
         let (file, folder) = (File::of(&recorded(name)), open(&format!("tests/golden/{name}")));
-        let checkpoint = file.open().expect("it opens");
+        let checkpoint = file.open().expect("the checkpoint opens");
         for key in
             ["architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"]
         {
@@ -203,7 +203,7 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
         let [ours, theirs] = [&checkpoint, &folder].map(|checkpoint| &checkpoint.generation.eos_ids);
         assert!(
             theirs.iter().all(|id| ours.contains(id)),
-            "each end of {name} has its name, though its setting is one"
+            "the GGUF file of {name} lists every end token, though it sets only one"
         );
         assert_eq!(checkpoint.template.sources().templates, folder.template.sources().templates, "{name}");
         let [ours, theirs] = [&checkpoint, &folder].map(|checkpoint| checkpoint.prompts().expect("a tokenizer"));
@@ -224,51 +224,51 @@ fn a_file_is_told_apart_by_its_content_and_not_by_its_weights() {
         let (file, path) =
             (File::of(bytes), std::env::temp_dir().join(format!("bursar-{}-same.gguf", std::process::id())));
         std::fs::copy(&file.0, &path).expect("a copy");
-        let checkpoint = File(path).open().expect("it opens");
+        let checkpoint = File(path).open().expect("the checkpoint opens");
         (checkpoint.fingerprint(), checkpoint.config_fingerprint(), checkpoint.weights_fingerprint())
     };
     let first = fingerprint(&bytes);
     let mut other = bytes.clone();
     *other.last_mut().expect("a byte") ^= 1;
-    assert_eq!(fingerprint(&other), first, "weights do not count");
-    let context = bytes.windows(20).position(|at| at == b"llama.context_length").expect("it is there") + 24;
+    assert_eq!(fingerprint(&other), first, "the fingerprint ignores the weights");
+    let context = bytes.windows(20).position(|at| at == b"llama.context_length").expect("the file contains the name") + 24;
     other[context] ^= 64;
     let changed = fingerprint(&other);
-    assert!(changed.0 != first.0 && changed.1 != first.1 && changed.2 == first.2, "settings do");
+    assert!(changed.0 != first.0 && changed.1 != first.1 && changed.2 == first.2, "the fingerprint depends on the settings");
 }
 
 #[test]
 fn a_header_by_hand_opens_and_knows_types_and_names() {
-    let checkpoint = Written::good().open().expect("it opens");
+    let checkpoint = Written::good().open().expect("the checkpoint opens");
     let embedding = checkpoint.tensor("model.embed_tokens.weight").expect("the embedding");
     assert_eq!((embedding.dtype, embedding.stored), (TensorType::F32, Stored::Blocks(BlockType::Q8_0)));
     assert_eq!((embedding.shape, embedding.bytes.len()), (&[5, 32][..], 5 * 34));
     let queries = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect("the queries");
     let rows: Vec<_> = (0..32).map(|row| queries.stored_row(row)).collect();
-    assert_eq!(rows[..10], [0, 2, 4, 6, 8, 10, 12, 14, 1, 3], "the first halves of pairs come first");
-    assert_eq!((rows[16], rows[31]), (16, 31), "each head by itself");
+    assert_eq!(rows[..10], [0, 2, 4, 6, 8, 10, 12, 14, 1, 3], "the first halves of the rotary pairs come first");
+    assert_eq!((rows[16], rows[31]), (16, 31), "each head is reordered separately");
     assert_eq!(checkpoint.generation.eos_ids, [3]);
     assert_eq!(checkpoint.config["head_dim"], json!(16));
     let named = |kind: i32| {
         let tokens = list(8, &["a", "b", "ab", "<end>", "<|eom_id|>"].map(text));
         let kinds = list(5, &[1, 1, 1, 3, kind].map(|kind: i32| kind.to_le_bytes().to_vec()));
         let file = Written::good().with("tokenizer.ggml.tokens", tokens).with("tokenizer.ggml.token_type", kinds);
-        file.open().expect("it opens").generation.eos_ids
+        file.open().expect("the checkpoint opens").generation.eos_ids
     };
-    assert_eq!(named(3), [3, 4], "most files name one of their ends only");
-    assert_eq!(named(1), [3], "text of that name is no end");
+    assert_eq!(named(3), [3, 4], "an end token that the file does not set is found by its name");
+    assert_eq!(named(1), [3], "a text token with the name of an end token does not end a reply");
     let prompts = checkpoint.prompts().expect("a tokenizer");
     assert_eq!(prompts.tokenizer().encode("abab<end>", false).expect("ids"), [2, 2, 3]);
-    assert_eq!(prompts.tokenizer().vocabulary_size(), 4, "padding is no token");
+    assert_eq!(prompts.tokenizer().vocabulary_size(), 4, "padding entries are not tokens");
 }
 
 #[test]
 fn scaling_sampling_and_templates_are_those_of_the_settings() {
     let good = || Written::good().with("llama.rope.scaling.factor", float(4.0));
-    let scaling = |written: Written| written.open().expect("it opens").config.get("rope_scaling").cloned();
+    let scaling = |written: Written| written.open().expect("the checkpoint opens").config.get("rope_scaling").cloned();
     let linear = json!({ "rope_type": "linear", "factor": 4.0 });
     assert_eq!(scaling(good().with("llama.rope.scaling.type", word("linear"))), Some(linear.clone()));
-    assert_eq!(scaling(good()), Some(linear), "as llama.cpp reads a factor without a type");
+    assert_eq!(scaling(good()), Some(linear), "a factor without a type means linear scaling, as in llama.cpp");
     assert_eq!(scaling(good().with("llama.rope.scaling.type", word("none"))), None);
     let yarn = good().with("llama.rope.scaling.type", word("yarn"));
     let yarn = scaling(yarn.with("llama.rope.scaling.original_context_length", number(32))).expect("a scaling");
@@ -281,13 +281,13 @@ fn scaling_sampling_and_templates_are_those_of_the_settings() {
         .with("tokenizer.chat_template", word("a"))
         .with("tokenizer.chat_templates", list(8, &[text("tool_use")]))
         .with("tokenizer.chat_template.tool_use", word("b"));
-    let checkpoint = settings.open().expect("it opens");
+    let checkpoint = settings.open().expect("the checkpoint opens");
     assert_eq!((checkpoint.generation.sampling.temperature, checkpoint.generation.sampling.top_k), (0.5, 20));
     assert_eq!(checkpoint.generation.eos_ids, [3, 2]);
     let templates: Vec<_> = checkpoint.template.sources().templates.clone().into_iter().collect();
     assert_eq!(templates, [("default", "a"), ("tool_use", "b")].map(|(name, source)| (name.into(), source.into())));
-    let greedy = Written::good().open().expect("it opens").generation.sampling.temperature;
-    assert_eq!(greedy, 0.0, "without a recommendation");
+    let greedy = Written::good().open().expect("the checkpoint opens").generation.sampling.temperature;
+    assert_eq!(greedy, 0.0, "the default is greedy without a recommendation");
 }
 
 #[test]
@@ -338,30 +338,30 @@ fn what_is_not_supported_is_refused_by_name() {
         assert!(error.hint().contains("GGUF"), "{}", error.hint());
     }
     // Settings without effect are no reason to refuse a file.
-    good().with("llama.expert_count", number(0)).with("unknown.setting", word("x")).open().expect("it opens");
+    good().with("llama.expert_count", number(0)).with("unknown.setting", word("x")).open().expect("the checkpoint opens");
 }
 
 #[test]
 fn a_type_that_is_not_read_is_refused_by_name_when_it_is_asked_for() {
-    let checkpoint = Written::good().tensor(1, &[32, 32], 20, 192).open().expect("it opens");
-    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("no such type");
+    let checkpoint = Written::good().tensor(1, &[32, 32], 20, 192).open().expect("the checkpoint opens");
+    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("the data type is not supported");
     assert!(
         error.to_string().starts_with("the tensor model.layers.0.self_attn.q_proj.weight has the type IQ4_NL"),
         "{error}"
     );
     assert_eq!(error.hint(), "load the model in another quantization, such as Q4_K_M or Q8_0");
-    let later = Written::good().tensor(1, &[32, 32], 77, 192).open().expect("it opens");
-    let error = later.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("no such type");
+    let later = Written::good().tensor(1, &[32, 32], 77, 192).open().expect("the checkpoint opens");
+    let error = later.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("the data type is not supported");
     assert!(error.to_string().contains("77, which is unknown"), "{error}");
 }
 
 #[test]
 fn a_tensor_that_no_layer_reads_is_refused_by_its_name() {
     let mut bytes = recorded("llama");
-    let at = bytes.windows(18).position(|at| at == b"output_norm.weight").expect("it is there");
+    let at = bytes.windows(18).position(|at| at == b"output_norm.weight").expect("the file contains the name");
     bytes[at..][..18].copy_from_slice(b"output_form.weight");
     let (file, target) = (File::of(&bytes), bursar_kernels::Target::Cpu { threads: 1 });
-    let error = Model::plan(&file.open().expect("it opens"), &target).map(drop).expect_err("a name");
+    let error = Model::plan(&file.open().expect("the checkpoint opens"), &target).map(drop).expect_err("the name of the tensor is unknown");
     assert!(error.to_string().contains("model.norm.weight"), "{error}");
 }
 
@@ -372,7 +372,7 @@ fn damaged_headers_are_told_and_take_no_memory() {
     let with = |at: usize, value: &[u8]| {
         let mut bytes = good().bytes();
         bytes[at..at + value.len()].copy_from_slice(value);
-        File::of(&bytes).open().expect_err("it is damaged").to_string()
+        File::of(&bytes).open().expect_err("the damaged file is refused").to_string()
     };
     let list_of = |count: u64| [&9u32.to_le_bytes()[..], &8u32.to_le_bytes(), &count.to_le_bytes()].concat();
     let name_at = good().bytes().windows(7).position(|at| at == b"general").expect("the first name");
@@ -421,8 +421,8 @@ fn vocabularies_that_contradict_themselves_are_refused() {
     assert!(good().with("tokenizer.ggml.tokens", twice).refused().contains("the token 2 occurs earlier"));
     let merges = list(8, &[text("a b"), text("ab")]);
     assert!(good().with("tokenizer.ggml.merges", merges).refused().contains("the merge 1 does not have two tokens"));
-    let unknown = good().with("tokenizer.ggml.merges", list(8, &[text("a c")])).open().expect("it opens");
-    unknown.prompts().map(drop).expect_err("c is no token");
+    let unknown = good().with("tokenizer.ggml.merges", list(8, &[text("a c")])).open().expect("the checkpoint opens");
+    unknown.prompts().map(drop).expect_err("the merge names \"c\", which is not a token");
 }
 
 #[test]
@@ -430,9 +430,9 @@ fn no_damaged_file_panics() {
     let (bytes, mut random, mut opened) = (recorded("llama"), Random::new(3), 0);
     let listing = bytes.windows(18).rposition(|at| at == b"output_norm.weight").expect("the last tensors") + 60;
     for end in (0..listing).step_by(211) {
-        File::of(&bytes[..end]).open().map(drop).expect_err("the header is cut");
+        File::of(&bytes[..end]).open().map(drop).expect_err("the header is truncated");
     }
-    File::of(&bytes[..bytes.len() - 64]).open().map(drop).expect_err("the data is cut");
+    File::of(&bytes[..bytes.len() - 64]).open().map(drop).expect_err("the data is truncated");
     let target = bursar_kernels::Target::Cpu { threads: 1 };
     for _ in 0..1500 {
         let mut damaged = bytes.clone();
@@ -446,12 +446,12 @@ fn no_damaged_file_panics() {
             drop(checkpoint.prompts());
         }
     }
-    assert!((1..1500).contains(&opened), "{opened} still opened");
+    assert!((1..1500).contains(&opened), "{opened} damaged files opened; expected 1 to 1499");
 }
 
 #[test]
 fn a_file_that_is_not_there_is_told_by_its_path() {
-    let error = registry::open_gguf("/nowhere/model.gguf".as_ref()).expect_err("nothing is there");
+    let error = registry::open_gguf("/nowhere/model.gguf".as_ref()).expect_err("the file does not exist");
     assert_eq!(error.to_string(), "there is no file /nowhere/model.gguf");
     assert_eq!(error.hint(), "check the path of the .gguf file");
 }

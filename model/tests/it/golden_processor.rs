@@ -53,7 +53,7 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
     let table = golden_json("smart_resize.json");
     let call = |row: &Value| {
         let input = numbers(&row["in"]);
-        let [height, width, factor, min, max] = input[..] else { panic!("five columns") };
+        let [height, width, factor, min, max] = input[..] else { panic!("each row has five columns") };
         let size = Size { width: width as u32, height: height as u32 };
         smart_resize(size, factor as u32, PixelBounds { min, max })
     };
@@ -70,7 +70,7 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
         let size = call(row).unwrap_or_else(|error| panic!("{row}: {error}"));
         assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
         // Per-picture limits give the same size, whatever the model's limits are.
-        let [height, width, factor, min, max] = numbers(&row["in"])[..] else { panic!("five columns") };
+        let [height, width, factor, min, max] = numbers(&row["in"])[..] else { panic!("each row has five columns") };
         let own = ResizeLimits { pixels_min: Some(min), pixels_max: Some(max), tiles_max: None };
         let source = Size { width: width as u32, height: height as u32 };
         let config = ImageProcessorConfig { patch_size: factor as u32 / 2, ..ImageProcessorConfig::default() };
@@ -94,7 +94,7 @@ fn frames_of_a_video_whose_pixels_count_together_get_the_recorded_sizes() {
     assert!(rows.len() > 50);
     for row in rows {
         let input = numbers(&row["in"]);
-        let [frames, height, width, factor, min, max] = input[..] else { panic!("six columns") };
+        let [frames, height, width, factor, min, max] = input[..] else { panic!("each row has six columns") };
         let (size, length) =
             (Size { width: width as u32, height: height as u32 }, VideoLength { frames: frames as usize, temporal: 2 });
         let size = smart_resize_video(size, length, factor as u32, PixelBounds { min, max });
@@ -165,7 +165,7 @@ fn patches_have_the_recorded_grid_order_and_values() {
         let resized = golden_png(case["resized"].as_str().expect("a file"));
         let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
         let processor = processor.expect("a valid config");
-        let processed = processor.process(&resized).expect("it fits");
+        let processed = processor.process(&resized).expect("the picture fits");
         let grid = processed.image.grid;
         let expected_grid = numbers(&case["image_grid_thw"]);
         assert_eq!(expected_grid, [u64::from(grid.t), u64::from(grid.h), u64::from(grid.w)], "{}", case["name"]);
@@ -188,7 +188,7 @@ fn all_values_of_a_picture_are_equal_to_the_bit() {
     let case = cases["cases"].as_array().into_iter().flatten().find(|case| case["name"] == "noise_down");
     let case = case.expect("the case with all its values");
     let picture = decode(case["file"].as_str().expect("a file"));
-    let processed = processor(case).process(&picture).expect("it can be processed");
+    let processed = processor(case).process(&picture).expect("the picture can be processed");
     let recorded = golden_bytes("image_processor/noise_down.safetensors");
     let tensors = safetensors::SafeTensors::deserialize(&recorded).expect("safetensors");
     let expected: Vec<f32> = tensors
@@ -214,7 +214,7 @@ fn levels_that_are_not_normalised_are_rescaled_or_left() {
     let every_level = RgbImage::new(28, 28, (0..28 * 28 * 3).map(|at| at as u8).collect()).expect("a picture");
     let values = |config: ImageProcessorConfig| {
         let processor = ImageProcessor::new(config.clone()).expect("a valid config");
-        let mut values = cut(&processor.process(&every_level).expect("it fits").image, &config);
+        let mut values = cut(&processor.process(&every_level).expect("the picture fits").image, &config);
         values.sort_by(f32::total_cmp);
         values.dedup();
         values
@@ -272,7 +272,7 @@ fn hashes_tell_pictures_and_settings_apart_but_not_encodings() {
     assert_eq!(hash, plain.process(&picture.clone()).expect("patches").hash);
     let mut data = picture.data().to_vec();
     data[0] ^= 1;
-    let touched = RgbImage::new(picture.width(), picture.height(), data).expect("the same size");
+    let touched = RgbImage::new(picture.width(), picture.height(), data).expect("the size is the same");
     let others = [
         plain.process(&touched),
         plain.process(&RgbImage::new(56, 84, picture.data().to_vec()).expect("the same bytes, turned")),

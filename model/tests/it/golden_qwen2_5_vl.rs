@@ -54,7 +54,7 @@ fn pixel_values_are_the_recorded_ones() {
     let checkpoint = bench::open(FOLDER);
     let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
     let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
-    let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
+    let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
     let worst = relative_error(&cut(&case.images[0], processor.config()), &recorded);
     println!("pixel values: {worst:.1e}");
     assert!(worst < 1e-6, "{worst:e}");
@@ -66,7 +66,7 @@ fn pictures_become_the_recorded_embeddings() {
     let bench = bench();
     let cases = cases(&bench);
     let recorded = recorded_embeddings(&cases);
-    assert_eq!(recorded.len(), 5, "pictures in all cases");
+    assert_eq!(recorded.len(), 5, "the cases show five different pictures");
     for (name, patches, expected) in &recorded {
         let rows = bench.encode(&[patches]);
         let worst = relative_error(&bench.embeddings(&rows[0]), expected);

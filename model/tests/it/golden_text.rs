@@ -65,17 +65,17 @@ fn templates_render_what_transformers_renders() {
         for case in cases {
             let inputs = inputs(&case["options"]);
             let Some(expected) = case["rendered"].as_str() else {
-                let error = template.render_json(&case["messages"], &inputs).expect_err("its last turn is not shown");
+                let error = template.render_json(&case["messages"], &inputs).expect_err("the template does not show the last turn");
                 assert!(matches!(error, TextError::Continue(ContinueError::NotShown)), "{file} {}", case["name"]);
                 refused += 1;
                 continue;
             };
-            let rendered = template.render_json(&case["messages"], &inputs).expect("it renders");
+            let rendered = template.render_json(&case["messages"], &inputs).expect("the template renders");
             assert_eq!(expected, rendered, "{file} {}", case["name"]);
             if let Some(messages) = messages(&case["messages"]) {
                 assert_eq!(
                     expected,
-                    template.render(&messages, &inputs).expect("it renders"),
+                    template.render(&messages, &inputs).expect("the template renders"),
                     "{file} {}",
                     case["name"]
                 );
@@ -100,16 +100,16 @@ fn released_templates_tell_their_formats_and_their_prompts_whether_the_model_thi
     for (file, tools, reasoning, thinking) in formats {
         let golden = golden_json(&format!("chat_templates/{file}.json"));
         let template = template(golden["template"].as_str().expect("a template"));
-        let shows_tools = template.shows_tools(&TemplateInputs::default()).expect("it has a default");
+        let shows_tools = template.shows_tools(&TemplateInputs::default()).expect("the default is known");
         assert_eq!(shows_tools, tools != ToolFormat::None, "{file}");
         for (is_on, expected) in [true, false].into_iter().zip(thinking) {
             let variables = [("enable_thinking".to_owned(), is_on.into())].into_iter().collect();
             let inputs = TemplateInputs { variables, ..TemplateInputs::default() };
-            let format = template.reply_format(&inputs).expect("it has a default");
+            let format = template.reply_format(&inputs).expect("the default is known");
             assert_eq!(format, ReplyFormat { tools, reasoning }, "{file}");
             // The user's text does not matter, because the prompt continues after it.
             let asked = [Message::text(Role::User, "<think>")];
-            let prompt = template.render(&asked, &inputs).expect("it renders");
+            let prompt = template.render(&asked, &inputs).expect("the template renders");
             assert_eq!(format.reasoning.after(&prompt), expected, "{file}, thinking {is_on}");
         }
     }
@@ -124,13 +124,13 @@ fn the_real_tokenizer_gives_the_recorded_ids_and_texts() {
         let text = case["text"].as_str().expect("a text");
         let ids: Vec<u32> =
             case["ids"].as_array().into_iter().flatten().filter_map(|id| Some(id.as_u64()? as u32)).collect();
-        assert_eq!(ids, tokenizer.encode(text, false).expect("it encodes"), "{text:?}");
+        assert_eq!(ids, tokenizer.encode(text, false).expect("the text encodes"), "{text:?}");
         for (skip, field) in [(false, "decoded"), (true, "decoded_without_special")] {
             assert_eq!(case[field].as_str(), tokenizer.decode(&ids, skip).ok().as_deref(), "{text:?}");
             let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
-            let mut pieces: String = ids.iter().map(|&id| detokenizer.feed(id).expect("it decodes")).collect();
-            pieces += &detokenizer.flush().expect("it decodes");
-            assert_eq!(case[field].as_str(), Some(pieces.as_str()), "{text:?} in pieces");
+            let mut pieces: String = ids.iter().map(|&id| detokenizer.feed(id).expect("the tokens decode")).collect();
+            pieces += &detokenizer.flush().expect("the tokens decode");
+            assert_eq!(case[field].as_str(), Some(pieces.as_str()), "{text:?} decoded in pieces");
         }
     }
 }
@@ -149,8 +149,8 @@ fn prompts_of_the_recorded_chats_have_the_recorded_ids() {
             let data = tensors.tensor(tensor).expect("a tensor").data().to_vec();
             data.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().expect("eight"))).collect()
         };
-        let messages = messages(&case["messages"]).expect("messages we have words for");
-        let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("it encodes");
+        let messages = messages(&case["messages"]).expect("all content has a Rust form");
+        let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("the prompt encodes");
         // The recorded ids have a picture's placeholder once per embedding. Reduce each run to one.
         let mut expected: Vec<u32> = read("input_ids").into_iter().map(|id| id as u32).collect();
         expected.dedup_by(|one, other| one == other && *one == placeholder);

@@ -39,13 +39,13 @@ fn prompts_are_the_recorded_ones_and_positions_count_tokens() {
         let bench = Bench::load(folder, 1);
         for case in cases(folder, &bench) {
             assert_eq!(
-                bench.checkpoint.template.render(&case.messages, &Default::default()).expect("it renders"),
+                bench.checkpoint.template.render(&case.messages, &Default::default()).expect("the template renders"),
                 case.prompt
             );
             let ids = case.prompt_ids(&bench.checkpoint);
             let recorded = case.integers("input_ids").expect("ids");
             assert_eq!(ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), recorded, "{}", case.name);
-            let layout = bench.model.config().lay_out(ids, &[]).expect("it is laid out");
+            let layout = bench.model.config().lay_out(ids, &[]).expect("the prompt is laid out");
             assert_eq!(layout.next_position as usize, recorded.len());
             assert!(layout.positions.iter().enumerate().all(|(index, place)| *place == [index as u32; 3]));
         }

@@ -40,11 +40,11 @@ fn every_size_gets_the_recorded_arrangement() {
             }
             let chosen = chosen.expect("a picture");
             let Tiles { columns, rows, .. } = chosen;
-            assert_eq!([columns, rows], pair(grid), "{width} x {height} in {least} to {most}");
+            assert_eq!([columns, rows], pair(grid), "grid of {width} x {height} within {least} to {most} pixels");
             if *least == 1 {
                 let own = ResizeLimits { tiles_max: Some(*most), ..ResizeLimits::default() };
                 let plan = released.plan_own(Size { width, height }, own, usize::MAX).expect("a plan");
-                assert_eq!(plan.tiles, Some(chosen), "{width} x {height} in {most} of its own");
+                assert_eq!(plan.tiles, Some(chosen), "tiles of {width} x {height} with a limit of {most}");
             }
         }
     }
@@ -55,7 +55,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
     let recorded = &golden_json("tiles.json")["picture"];
     let file = recorded["file"].as_str().expect("a file").to_owned();
     let limits = ImageLimits::default();
-    let picture = EncodedImage::open(bursar_golden::path(file), &limits).expect("it opens");
+    let picture = EncodedImage::open(bursar_golden::path(file), &limits).expect("the picture opens");
     let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true };
     let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig {
@@ -65,7 +65,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
         ..ImageProcessorConfig::default()
     };
     let processor = ImageProcessor::new(config).expect("valid settings");
-    let tiles = processor.process_tiles(&picture.decode(&limits).expect("it decodes")).expect("tiles");
+    let tiles = processor.process_tiles(&picture.decode(&limits).expect("the picture decodes")).expect("tiles");
     let all: RgbImage = golden_png(recorded["tiles"].as_str().expect("a file"));
     assert_eq!((all.width(), all.height()), (56 * tiles.len() as u32, 56));
     for (index, tile) in tiles.iter().enumerate() {
@@ -81,8 +81,8 @@ fn pixel_values_of_a_tile_are_the_recorded_ones() {
     for folder in FOLDERS {
         let checkpoint = bench::open(folder);
         let case = Case::read(folder, &checkpoint, "several_images");
-        let (_, place) = case.shown.iter().find(|(name, _)| name == PICTURE).expect("it is shown").clone();
-        let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
+        let (_, place) = case.shown.iter().find(|(name, _)| name == PICTURE).expect("the case shows the picture").clone();
+        let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
         let patches = cut(&case.images[place.start], processor.config());
         let recorded = case.floats(&format!("pixel_values.{PICTURE}")).expect("pixel values"); // [1, 3, 56, 56]
         let expected = patches_of(&recorded, 56, 14);

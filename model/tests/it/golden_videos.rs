@@ -59,8 +59,8 @@ fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
     let bare = ImageProcessorConfig { do_rescale: false, do_normalize: false, ..settings };
     let processor = VideoProcessor::new(bare).expect("valid settings");
     let (video, limits) = (video("odd", 1.0), ImageLimits::default());
-    let plan = processor.plan(&video, &limits, usize::MAX).expect("it is planned");
-    let steps = processor.process(&video, &plan, &limits).expect("it is processed");
+    let plan = processor.plan(&video, &limits, usize::MAX).expect("the video is planned");
+    let steps = processor.process(&video, &plan, &limits).expect("the video is processed");
     assert_eq!((video.frames().len(), steps.len()), (3, 2), "the last frame is shown twice");
     let levels: Vec<f32> = steps.iter().flat_map(|step| cut(&step.image, processor.config())).collect();
     let recorded = Case::read(FOLDER, &checkpoint, "video_odd_slow").bytes("levels.odd").expect("levels");
@@ -95,7 +95,7 @@ fn the_steps_of_a_video_become_the_recorded_embeddings() {
         let first: Vec<&ResizedImage> = case.images.iter().take(1).collect();
         let rows = bench.encode(&first);
         let worst = relative_error(&bench.embeddings(&rows[0]), &found[..found.len() / case.images.len()]);
-        assert!(worst <= NOISE_TOLERANCE, "the first step of {shown} alone: {worst:e}");
+        assert!(worst <= NOISE_TOLERANCE, "the first step of {shown} encoded separately: {worst:e}");
         bench.forget(rows);
     }
 }

@@ -140,10 +140,10 @@ fn pixel_values_of_pictures_and_videos_are_the_recorded_ones() {
     let checkpoint = bench::open(FOLDER);
     let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
     let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
-    let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
+    let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
     let worst = relative_error(&cut(&case.images[0], processor.config()), &recorded);
     assert!(worst < 1e-6, "{worst:e}");
-    let settings = checkpoint.video_processor.as_ref().expect("it takes videos").config();
+    let settings = checkpoint.video_processor.as_ref().expect("the checkpoint takes videos").config();
     for (name, shown) in FIRST_SHOWN {
         let case = Case::read(FOLDER, &checkpoint, name);
         let probes: Vec<f32> = case.images.iter().flat_map(|patches| cut(patches, settings)).step_by(997).collect();
@@ -152,8 +152,8 @@ fn pixel_values_of_pictures_and_videos_are_the_recorded_ones() {
     let bare = ImageProcessorConfig { do_rescale: false, do_normalize: false, ..settings.clone() };
     let processor = VideoProcessor::new(bare).expect("valid settings");
     let (video, limits) = (video("odd", 1.0), ImageLimits::default());
-    let plan = processor.plan(&video, &limits, usize::MAX).expect("it is planned");
-    let steps = processor.process(&video, &plan, &limits).expect("it is processed");
+    let plan = processor.plan(&video, &limits, usize::MAX).expect("the video is planned");
+    let steps = processor.process(&video, &plan, &limits).expect("the video is processed");
     let levels: Vec<f32> = steps.iter().flat_map(|step| cut(&step.image, processor.config())).collect();
     let recorded = Case::read(FOLDER, &checkpoint, "video_odd_slow").bytes("levels.odd").expect("levels");
     assert_eq!(levels, recorded.into_iter().map(f32::from).collect::<Vec<_>>());
@@ -178,7 +178,7 @@ fn pictures_and_steps_of_videos_become_the_recorded_rows_whatever_is_launched_wi
                 let together = rows_of(&case.images.iter().collect::<Vec<_>>());
                 let among: Vec<f32> = together[places.clone()].concat();
                 let worst = relative_error(&among, &alone);
-                assert!(worst <= NOISE_TOLERANCE, "{name} among others: {worst:e}");
+                assert!(worst <= NOISE_TOLERANCE, "{name} in a batch with other pictures: {worst:e}");
             }
         }
     }

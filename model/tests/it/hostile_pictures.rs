@@ -49,7 +49,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[test]
 fn a_bomb_is_refused_by_its_header() {
     let limits = ImageLimits::default();
-    let error = bomb(60_000, 60_000).decode(&limits).expect_err("3.6 gigapixels");
+    let error = bomb(60_000, 60_000).decode(&limits).expect_err("3.6 gigapixels are refused");
     let pixels = 3_600_000_000;
     let expected = ImageError::TooManyPixels { width: 60_000, height: 60_000, pixels, pixels_max: 64_000_000 };
     assert_eq!(expected, error);
@@ -58,7 +58,7 @@ fn a_bomb_is_refused_by_its_header() {
         bomb(1000, 1000).probe(&narrow),
         Err(ImageError::TooMuchDecodeMemory { bytes_max: Bytes(1_048_576), .. })
     ));
-    assert!(bomb(1000, 1000).probe(&limits).is_ok(), "the header itself is fine");
+    assert!(bomb(1000, 1000).probe(&limits).is_ok(), "the header is valid");
     assert_eq!(
         Err(ImageError::Damaged { format: "PNG", stage: "decoding its pixels" }),
         bomb(1000, 1000).decode(&limits)
@@ -92,7 +92,7 @@ fn many_scans(more: usize) -> EncodedImage {
 #[test]
 fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     let limits = ImageLimits::default();
-    assert_eq!(8, many_scans(60).decode(&limits).expect("many, but not endless").width());
+    assert_eq!(8, many_scans(60).decode(&limits).expect("60 scans are within the limit").width());
     let refused = Err(ImageError::Damaged { format: "JPEG", stage: "counting its scans" });
     assert_eq!(refused, many_scans(200_000).probe(&limits));
     // Scan markers in a comment or after the end do not count.
@@ -121,11 +121,11 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     let too_many = |found: Result<_, ImageError>| matches!(found, Err(ImageError::TooManyPixels { .. }));
     let mut gif = golden_bytes("pictures/scene.gif");
     gif[6..10].fill(0xff);
-    assert!(too_many(probe(gif)), "a screen of 65,535 x 65,535");
+    assert!(too_many(probe(gif)), "a screen of 65,535 x 65,535 is refused");
     let mut gif = golden_bytes("pictures/scene_on_a_screen.gif");
     let frame = gif.windows(5).position(|bytes| bytes == [b',', 7, 0, 5, 0]).expect("the frame");
     gif[frame + 5..frame + 9].fill(0xff);
-    assert!(too_many(probe(gif)), "a frame of 65,535 x 65,535, to which the screen grows");
+    assert!(too_many(probe(gif)), "a frame of 65,535 x 65,535, to which the screen grows, is refused");
     let mut bmp = golden_bytes("pictures/scene_24.bmp");
     bmp[18..26].copy_from_slice(&[0x30, 0x75, 0, 0, 0x30, 0x75, 0, 0]);
     assert!(too_many(probe(bmp)), "30,000 x 30,000");
@@ -138,7 +138,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     assert_eq!(damaged, tiff(&[grey(8), many.to_vec()].concat()).probe(&limits));
     let tiles = [(322, 4, 1, 65_520), (323, 4, 1, 65_520), (324, 4, 1, 100), (325, 4, 1, 10)];
     assert_eq!(damaged, tiff(&[grey(8), tiles.to_vec()].concat()).probe(&limits));
-    assert_eq!(damaged, EncodedImage::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "no directory");
+    assert_eq!(damaged, EncodedImage::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "a TIFF without a directory is damaged");
 }
 
 /// If the first scan lacks a color, the decoder keeps all coefficients, with or without more scans.
@@ -161,7 +161,7 @@ fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
 fn every_limit_is_named_with_its_value() {
     let few = ImageLimits { bytes_max: Bytes(10), ..ImageLimits::default() };
     let bytes = EncodedImage::new(golden_bytes("pictures/scene_84x56.png"));
-    let error = bytes.probe(&few).expect_err("too long");
+    let error = bytes.probe(&few).expect_err("the file is longer than the limit");
     assert_eq!(format!("the encoded picture has {} bytes; the limit is 10", bytes.bytes().len()), error.to_string());
     assert!(error.hint().contains("ImageLimits::bytes_max"));
     assert!(EncodedImage::open(golden("pictures/scene_84x56.png"), &few).is_err());
@@ -175,7 +175,7 @@ fn what_is_no_picture_is_told_apart() {
         assert_eq!(Err(ImageError::UnknownFormat), probe(bytes));
     }
     assert!(matches!(probe(b"\xff\xd8\xff\xe0\0\x10JFIF"), Err(ImageError::Damaged { format: "JPEG", .. })));
-    let error = EncodedImage::open("/no/such/picture.png", &limits).expect_err("there is no such file");
+    let error = EncodedImage::open("/no/such/picture.png", &limits).expect_err("the file does not exist");
     assert_eq!("the picture picture.png could not be read: entity not found", error.to_string());
 }
 
@@ -258,7 +258,7 @@ fn debug_output_shows_no_pixels() {
     let bytes = EncodedImage::named(vec![77; 30], "a.png");
     assert_eq!(r#"EncodedImage { name: Some("a.png"), bytes: 30 }"#, format!("{bytes:?}"));
     let picture = EncodedImage::new(golden_bytes("pictures/scene_84x56.png")).decode(&ImageLimits::default());
-    assert_eq!("RgbImage(84 x 56)", format!("{:?}", picture.expect("it decodes")));
+    assert_eq!("RgbImage(84 x 56)", format!("{:?}", picture.expect("the picture decodes")));
 }
 
 #[test]
@@ -268,11 +268,11 @@ fn processor_settings_are_followed_or_refused_by_name() {
         "merge_size": 2, "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711], "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2_5_VLProcessor"}"#;
-    let config = parse(released).expect("the released file");
+    let config = parse(released).expect("the released settings parse");
     assert_eq!((3136, 12_845_056, 28), (config.pixel_bounds.min, config.pixel_bounds.max, config.factor()));
     let sized = r#"{"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16,
         "image_processor_type": "Qwen2VLImageProcessorFast", "image_mean": [0.5, 0.5, 0.5]}"#;
-    let config = parse(sized).expect("Qwen3-VL's form");
+    let config = parse(sized).expect("settings in Qwen3-VL's form parse");
     assert_eq!((65_536, 16_777_216, 32), (config.pixel_bounds.min, config.pixel_bounds.max, config.factor()));
     let with = |setting: &str| parse(&format!(r#"{{"image_processor_type": "Qwen2VLImageProcessor", {setting}}}"#));
     assert_eq!(Err(ProcessorError::UnknownResample { resample: 1 }), with(r#""resample": 1"#));
@@ -287,14 +287,14 @@ fn processor_settings_are_followed_or_refused_by_name() {
         (r#""size": {"height": 448, "width": 448}"#, "size"),
         (r#""size": {"longest_edge": 99}"#, "size"),
     ] {
-        let error = with(setting).expect_err("out of range");
+        let error = with(setting).expect_err("the value is out of range");
         assert!(matches!(&error, ProcessorError::OutOfRange { setting, .. } if *setting == name), "{error}");
     }
-    let sides = with(r#""size": {"height": 448, "width": 448}"#).expect_err("no bound on pixels");
+    let sides = with(r#""size": {"height": 448, "width": 448}"#).expect_err("the settings do not bound the pixels");
     assert!(sides.to_string().contains("shortest_edge and longest_edge"), "{sides}");
-    with(r#""size": {"shortest_edge": 4000}, "max_pixels": 90000"#).expect("one bound of each");
+    with(r#""size": {"shortest_edge": 4000}, "max_pixels": 90000"#).expect("one bound in each spelling is accepted");
     assert!(matches!(parse("{}"), Err(ProcessorError::UnknownProcessor { .. })));
-    let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("another processor");
+    let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("the processor type is unknown");
     assert!(other.to_string().starts_with("the processor CLIPImageProcessor is not supported"));
     assert_eq!(Err(ProcessorError::Malformed { line: 2, column: 0 }), parse("{\n"));
 }
@@ -317,7 +317,7 @@ fn a_processor_that_may_not_resize_wants_whole_patches() {
     let config = ImageProcessorConfig { do_resize: false, ..Default::default() };
     let processor = ImageProcessor::new(config).expect("a valid config");
     assert!(processor.plan(56, 84).is_ok());
-    let error = processor.plan(56, 85).expect_err("not a multiple");
+    let error = processor.plan(56, 85).expect_err("the size is not a multiple of the patch size");
     assert_eq!(ImageError::NotAMultiple { width: 56, height: 85, multiple: 28 }, error);
     assert!(processor.plan(0, 56).is_err());
 }

@@ -47,16 +47,16 @@ fn a_long_text_has_the_tokens_that_the_library_gives_it_as_a_whole() {
     for file in TOKENIZERS {
         let json = golden_bytes(file);
         let (ours, mut library) =
-            (Tokenizer::from_bytes(&json).expect("it parses"), tokenizers::Tokenizer::from_bytes(&json).expect("so"));
+            (Tokenizer::from_bytes(&json).expect("the tokenizer parses"), tokenizers::Tokenizer::from_bytes(&json).expect("the library parses the same JSON"));
         library.with_padding(None);
-        library.with_truncation(None).expect("none is allowed");
+        library.with_truncation(None).expect("truncation can be turned off");
         for seed in 0..6 {
             let text = mixed(100_000, seed);
             for with_special in [false, true] {
-                let whole = library.encode_fast(text.as_str(), with_special).expect("it encodes");
-                let ids = ours.encode(&text, with_special).expect("it encodes");
+                let whole = library.encode_fast(text.as_str(), with_special).expect("the text encodes");
+                let ids = ours.encode(&text, with_special).expect("the text encodes");
                 let differs = ids.iter().zip(whole.get_ids()).position(|(ours, theirs)| ours != theirs);
-                assert!(ids == whole.get_ids(), "{file}, seed {seed}: token {differs:?} of {}", ids.len());
+                assert!(ids == whole.get_ids(), "{file}, seed {seed}: the first difference is at token {differs:?} of {}", ids.len());
             }
         }
     }
@@ -65,47 +65,47 @@ fn a_long_text_has_the_tokens_that_the_library_gives_it_as_a_whole() {
 #[test]
 fn counting_stops_soon_after_the_limit() {
     for file in TOKENIZERS {
-        let tokenizer = Tokenizer::from_bytes(&golden_bytes(file)).expect("it parses");
+        let tokenizer = Tokenizer::from_bytes(&golden_bytes(file)).expect("the tokenizer parses");
         let text = mixed(8_000_000, 1);
         let begun = Instant::now();
-        let error = tokenizer.encode_up_to(&text, true, 1000).expect_err("it is too long");
+        let error = tokenizer.encode_up_to(&text, true, 1000).expect_err("the text is too long");
         assert!(matches!(error, TextError::TooManyTokens { limit: 1000 }), "{error}");
         assert!(tokenizer.encode_plain_up_to(&text, 1000).is_err());
-        assert!(begun.elapsed() < Duration::from_secs(2), "{file}: {:?}, for 8 MB", begun.elapsed());
-        let ids = tokenizer.encode("Just a few words.", true).expect("it encodes");
-        assert_eq!(tokenizer.encode_up_to("Just a few words.", true, ids.len()).expect("they fit"), ids);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{file}: refusing 8 MB took {:?}", begun.elapsed());
+        let ids = tokenizer.encode("Just a few words.", true).expect("the text encodes");
+        assert_eq!(tokenizer.encode_up_to("Just a few words.", true, ids.len()).expect("the text fits the limit"), ids);
         assert!(tokenizer.encode_up_to("Just a few words.", true, ids.len() - 1).is_err());
     }
 }
 
 #[test]
 fn texts_without_seams_are_encoded_in_bounded_time() {
-    let tokenizer = Tokenizer::from_bytes(&golden_bytes("qwen2_5_tokenizer/tokenizer.json")).expect("it parses");
+    let tokenizer = Tokenizer::from_bytes(&golden_bytes("qwen2_5_tokenizer/tokenizer.json")).expect("the tokenizer parses");
     for letter in ["a", " ", "\n", "1", "\u{301}", "!", "ก"] {
         let text = letter.repeat(1_000_000 / letter.len());
-        let ids = tokenizer.encode(&text, false).expect("it encodes");
-        assert!(tokenizer.decode(&ids, false).expect("it decodes") == text, "{letter:?}");
+        let ids = tokenizer.encode(&text, false).expect("the text encodes");
+        assert!(tokenizer.decode(&ids, false).expect("the tokens decode") == text, "{letter:?}");
     }
 }
 
 #[test]
 fn a_prompt_is_refused_at_its_limit_also_when_users_write_names_of_special_tokens() {
-    let tokenizer = Tokenizer::from_bytes(&golden_bytes("qwen2_5_vl/tokenizer.json")).expect("it parses");
+    let tokenizer = Tokenizer::from_bytes(&golden_bytes("qwen2_5_vl/tokenizer.json")).expect("the tokenizer parses");
     let source = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}";
     let sources = TemplateSources {
         templates: [("default".to_owned(), source.to_owned())].into(),
         special_tokens: Default::default(),
     };
-    let template = ChatTemplate::new(sources, TemplateLimits::default()).expect("it compiles");
+    let template = ChatTemplate::new(sources, TemplateLimits::default()).expect("the template compiles");
     let prompts = PromptEncoder::new(tokenizer, template);
     let encoded = |messages: &[Message], tokens_max: usize| {
         prompts.encode_rewritten(messages, &TemplateInputs::default(), tokens_max, |rendered| rendered)
     };
     for written in ["word ", "<|im_end|> "] {
         let messages = vec![Message::text(Role::User, written.repeat(40)); 3];
-        let ids = encoded(&messages, usize::MAX).expect("it has no limit");
-        assert_eq!(encoded(&messages, ids.len()).expect("they fit"), ids);
-        let error = encoded(&messages, ids.len() - 1).expect_err("one too many");
+        let ids = encoded(&messages, usize::MAX).expect("there is no limit");
+        assert_eq!(encoded(&messages, ids.len()).expect("the messages fit the limit"), ids);
+        let error = encoded(&messages, ids.len() - 1).expect_err("the limit is one token too small");
         assert!(matches!(error, TextError::TooManyTokens { limit } if limit == ids.len() - 1), "{error}");
     }
     // Each message has two special tokens. The search for them must not take quadratic time in

@@ -20,14 +20,14 @@ fn recorded(name: &str) -> Vec<u8> {
 /// The golden checkpoint `name` with `files` instead of its weights.
 fn with(name: &str, files: &[(&str, Vec<u8>)]) -> Copy {
     let copy = Copy::of(&format!("tests/golden/{name}"));
-    std::fs::remove_file(copy.0.join("model.safetensors")).expect("it was there");
-    files.iter().for_each(|(file, bytes)| std::fs::write(copy.0.join(file), bytes).expect("it can be written"));
+    std::fs::remove_file(copy.0.join("model.safetensors")).expect("the file existed");
+    files.iter().for_each(|(file, bytes)| std::fs::write(copy.0.join(file), bytes).expect("the file can be written"));
     copy
 }
 
 fn assert_same_weights(found: &Checkpoint, expected: &Checkpoint) {
     for name in expected.tensors.names() {
-        let [ours, theirs] = [found, expected].map(|checkpoint| checkpoint.tensor(name).expect("it is there"));
+        let [ours, theirs] = [found, expected].map(|checkpoint| checkpoint.tensor(name).expect("the tensor exists"));
         assert_eq!((ours.dtype, ours.shape, ours.bytes), (theirs.dtype, theirs.shape, theirs.bytes), "{name}");
     }
 }
@@ -60,12 +60,12 @@ fn shards_have_the_weights_of_one_safetensors_file() {
 #[test]
 fn safetensors_win_where_a_folder_has_both() {
     let copy = Copy::of("tests/golden/llama");
-    std::fs::write(copy.0.join(SINGLE), "not read").expect("it can be written");
+    std::fs::write(copy.0.join(SINGLE), "not read").expect("the file can be written");
     assert_eq!(copy.open().tensors.shards()[0].file(), "model.safetensors");
 }
 
 fn refused(copy: &Copy) -> CheckpointError {
-    Checkpoint::open(bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused")
+    Checkpoint::open(bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone())).expect_err("the checkpoint is refused")
 }
 
 /// The error for the recorded file after a change.
@@ -77,7 +77,7 @@ fn said(change: impl FnOnce(&mut Vec<u8>)) -> String {
 
 /// Overwrites the first occurrence of `from` with `to`, which has the same length.
 fn put(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-    let at = bytes.windows(from.len()).position(|found| found == from).expect("it is there");
+    let at = bytes.windows(from.len()).position(|found| found == from).expect("the file contains the text");
     bytes[at..][..to.len()].copy_from_slice(to);
 }
 
@@ -102,7 +102,7 @@ fn what_is_no_file_of_torch_is_told() {
 
 /// Changes a byte of the first entry of the central directory.
 fn flag(bytes: &mut [u8], at: usize, change: u8) {
-    let entry = bytes.windows(4).position(|found| found == b"PK\x01\x02").expect("the list");
+    let entry = bytes.windows(4).position(|found| found == b"PK\x01\x02").expect("the archive has a directory");
     bytes[entry + at] ^= change;
 }
 
@@ -111,7 +111,7 @@ fn a_type_that_is_not_read_is_told_by_name_when_it_is_asked_for() {
     let mut bytes = recorded(SINGLE);
     put(&mut bytes, b"BFloat16Storage", b"QFloat16Storage");
     let checkpoint = with("llama", &[(SINGLE, bytes)]).open();
-    let error = checkpoint.tensor("model.norm.weight").expect_err("no such type");
+    let error = checkpoint.tensor("model.norm.weight").expect_err("the data type is unknown");
     assert_eq!(
         error.to_string(),
         "the tensor model.norm.weight has the type QFloat16Storage; supported: BF16, F16, F32 and F8_E4M3"
@@ -123,7 +123,7 @@ fn no_damaged_file_panics_or_takes_memory() {
     let (bytes, mut random, mut opened) = (recorded(SINGLE), Random::new(5), 0);
     let copy = with("llama", &[(SINGLE, bytes.clone())]);
     let path = copy.0.join(SINGLE);
-    let position = |word: &[u8]| bytes.windows(word.len()).position(|found| found == word).expect("it is there");
+    let position = |word: &[u8]| bytes.windows(word.len()).position(|found| found == word).expect("the file contains the word");
     let (pickle, list) = (position(b"\x80\x02")..position(b"\x80\x02") + 6000, position(b"PK\x01\x02")..bytes.len());
     for place in [&pickle, &list] {
         for _ in 0..400 {
@@ -132,12 +132,12 @@ fn no_damaged_file_panics_or_takes_memory() {
                 let values = [0, 1, 0x7f, 0x80, 0xff, b'R', b't', b'h', random.below(256) as u8];
                 damaged[place.start + random.below(place.len())] = values[random.below(values.len())];
             }
-            std::fs::write(&path, damaged).expect("it can be written");
+            std::fs::write(&path, damaged).expect("the file can be written");
             let source = bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone());
             let Ok(checkpoint) = Checkpoint::open(source) else { continue };
             opened += 1;
             checkpoint.tensors.names().for_each(|name| drop(checkpoint.tensor(name)));
         }
     }
-    assert!((1..800).contains(&opened), "{opened} still opened");
+    assert!((1..800).contains(&opened), "{opened} damaged files opened; expected 1 to 799");
 }

@@ -29,7 +29,7 @@ fn settings(shape: &str) -> Checkpoint {
 }
 
 fn opened(random: RandomCheckpoint) -> Checkpoint {
-    Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
+    Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the files are valid")
 }
 
 /// Bytes of the released weights, followed by layers, heads and elements per head of keys and
@@ -120,8 +120,8 @@ fn shapes_weigh_what_the_released_checkpoints_weigh() {
 #[test]
 fn a_shape_has_the_released_models_control_tokens() {
     let checkpoint = open("qwen2.5-vl-7b", 0);
-    let model = Model::plan(&checkpoint, &CPU).expect("it is planned without a weight being drawn");
-    let prompts = checkpoint.prompts().expect("it has a tokenizer");
+    let model = Model::plan(&checkpoint, &CPU).expect("the model is planned without drawing a weight");
+    let prompts = checkpoint.prompts().expect("the checkpoint has a tokenizer");
     let tokenizer = prompts.tokenizer();
     let ids = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"];
     let ids = [&ids[..], &["<|video_pad|>"]].concat().into_iter().map(|token| tokenizer.id_of(token).unwrap_or(0));
@@ -135,9 +135,9 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
     let checkpoint = open("qwen2.5-vl-tiny", 0);
     let content = vec![Part::Image, Part::Video, Part::Text("Hi".to_owned())];
     let messages = [Message { role: Role::User, content }];
-    let prompts = checkpoint.prompts().expect("it has a tokenizer");
-    let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered");
-    let text = prompts.tokenizer().decode(&ids, false).expect("it is text");
+    let prompts = checkpoint.prompts().expect("the checkpoint has a tokenizer");
+    let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("the prompt is rendered");
+    let text = prompts.tokenizer().decode(&ids, false).expect("the tokens decode to text");
     assert_eq!(
         text,
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|vision_start|><|video_pad|><|vision_end|>Hi\
@@ -148,7 +148,7 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
 #[test]
 fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
     let planned = |shape: &str, quantization| {
-        let model = Model::plan(&settings(shape).with_quantization(quantization), &CPU).expect("it is planned");
+        let model = Model::plan(&settings(shape).with_quantization(quantization), &CPU).expect("the model is planned");
         (model.weight_bytes().0, model.parameters())
     };
     // Columns: hidden width, MLP width, query rows, key rows, layers, and the number
@@ -165,7 +165,7 @@ fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
             (WeightQuantization::Fp8PerBlock, numbers / (128 * 128) * 4),
         ] {
             let (rounded, same) = planned(shape, Some(quantization));
-            assert_eq!(same, parameters, "scales are no parameters");
+            assert_eq!(same, parameters, "scales do not count as parameters");
             let expected = plain - numbers + scales;
             assert!(
                 (expected..expected + (1 << 20)).contains(&rounded),
@@ -181,20 +181,20 @@ fn a_random_checkpoint_in_fp8_has_logits_as_large_as_a_plain_one() {
     let plain = spread(&logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 2)));
     for quantization in WeightQuantization::ROUNDING {
         let row = logits(&Bench::of(open("qwen2.5-vl-tiny", 5).with_quantization(Some(quantization)), 2));
-        assert!((spread(&row) / plain - 1.0).abs() < 0.3, "{quantization}: {} beside {plain}", spread(&row));
+        assert!((spread(&row) / plain - 1.0).abs() < 0.3, "{quantization}: spread {} compared with {plain}", spread(&row));
     }
 }
 
 /// The logits after some text.
 fn logits(bench: &Bench) -> Vec<f32> {
-    let prompts = bench.checkpoint.prompts().expect("it has a tokenizer");
-    let ids = prompts.tokenizer().encode_plain("Random, and yet the same.").expect("it encodes");
+    let prompts = bench.checkpoint.prompts().expect("the checkpoint has a tokenizer");
+    let ids = prompts.tokenizer().encode_plain("Random, and yet the same.").expect("the text encodes");
     after(bench, ids)
 }
 
 /// The logits after these tokens.
 fn after(bench: &Bench, ids: Vec<u32>) -> Vec<f32> {
-    let layout = bench.model.config().lay_out(ids, &[]).expect("it is laid out");
+    let layout = bench.model.config().lay_out(ids, &[]).expect("the prompt is laid out");
     let blocks = (0..Sequence::blocks_for(layout.tokens.len()) as u32).collect();
     let count = layout.tokens.len();
     bench.prefill(&mut Sequence::new(layout, Vec::new(), blocks, None), &[count]).pop().expect("a prompt has an end")
@@ -211,7 +211,7 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
     // weights with deviation 0.02.
     let expected = 128.0 * 0.02f32.powi(2);
     for row in [first, other] {
-        assert!((spread(&row) / expected - 1.0).abs() < 0.5, "{} where {expected} is expected", spread(&row));
+        assert!((spread(&row) / expected - 1.0).abs() < 0.5, "the spread is {}; expected {expected}", spread(&row));
     }
 }
 
@@ -224,11 +224,11 @@ fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
         let copy = set(set(Copy::of(QWEN3_MOE), "num_experts", experts), "num_experts_per_tok", 8);
         let random = RandomCheckpoint::over(CheckpointSource::Folder(copy.0.clone()), []);
         let random = exponent.map_or(random.clone(), |exponent| random.with_routing_skew(exponent));
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the files are valid");
         let (bench, mut numbers) = (Bench::of(checkpoint, 2), Random::new(3));
         after(&bench, (0..tokens).map(|_| numbers.below(256) as u32).collect());
-        let loads = bench.model.expert_loads().expect("it has experts");
-        let loads = bench.pass(|scope| scope.download::<u32>(loads)).expect("they are counted");
+        let loads = bench.model.expert_loads().expect("the model has experts");
+        let loads = bench.pass(|scope| scope.download::<u32>(loads)).expect("the expert loads are counted");
         // The last layer runs only for the last token.
         let mut first = loads[..experts].to_vec();
         assert_eq!(first.iter().sum::<u32>(), 8 * tokens);
@@ -238,7 +238,7 @@ fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
     // The rows of such a small model have much in common, so routing is uneven even without a skew.
     let [even, skewed] = [None, Some(1.0)].map(of_rare);
     assert!(even > 0.2, "{even}");
-    assert!(skewed < 0.8 * even, "{skewed} beside {even}");
+    assert!(skewed < 0.8 * even, "the skewed spread {skewed} is below the even {even}");
 }
 
 #[test]
@@ -253,14 +253,14 @@ fn norms_are_ones_and_no_two_tensors_are_alike() {
     assert_eq!(drawn("visual.blocks.0.norm1.weight", 1), None);
     let [one, two] = ["q", "k"].map(|part| drawn(&format!("model.layers.0.self_attn.{part}_proj.weight"), 2));
     assert!(one.is_some() && two.is_some() && one != two);
-    assert!(drawn("model.layers.0.self_attn.q_proj.bias", 1).is_some(), "a bias is drawn");
-    let files = Checkpoint::open(CheckpointSource::Folder(repository("tests/golden/qwen2"))).expect("it is there");
-    assert_eq!(files.tensors.random("model.norm.weight", 1), None, "what has files is read from them");
+    assert!(drawn("model.layers.0.self_attn.q_proj.bias", 1).is_some(), "a random bias exists");
+    let files = Checkpoint::open(CheckpointSource::Folder(repository("tests/golden/qwen2"))).expect("the checkpoint opens");
+    assert_eq!(files.tensors.random("model.norm.weight", 1), None, "a checkpoint with files has no random tensors");
 }
 
 #[test]
 fn a_shape_that_nobody_wrote_down_is_refused_with_its_nearest_and_all_others_are_planned() {
-    let refused = registry::random_checkpoint("qwen3-9b", 0).expect_err("nobody wrote it down");
+    let refused = registry::random_checkpoint("qwen3-9b", 0).expect_err("the name is not a known shape");
     assert!(refused.to_string().contains("qwen3-9b") && refused.to_string().contains("qwen3-8b"), "{refused}");
     assert!(refused.hint().contains("plan --shapes"), "{}", refused.hint());
     for shape in registry::shapes() {

@@ -52,7 +52,7 @@ const FOLDERS: [(&str, usize); 14] = [
 /// The names of all recorded cases of a checkpoint.
 fn cases(folder: &str) -> Vec<String> {
     let files = std::fs::read_dir(repository(&format!("{folder}/cases"))).expect("cases are recorded");
-    let names = files.map(|file| file.expect("it is readable").file_name().into_string().expect("UTF-8"));
+    let names = files.map(|file| file.expect("the entry is readable").file_name().into_string().expect("UTF-8"));
     let mut names: Vec<_> = names.filter_map(|name| name.strip_suffix(".json").map(str::to_owned)).collect();
     names.sort();
     assert!(names.len() >= 2, "{folder}: {names:?}");
@@ -114,7 +114,7 @@ fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
                 let alone = bits(&bench, &bench.encode(&images));
                 for (picture, alone) in share.iter().zip(&alone) {
                     let is_alone = |rows: &Vec<Vec<u32>>| rows[*picture] == *alone;
-                    assert!(on_all.iter().all(is_alone), "picture {picture} of {folder} {name} on {of} ranks");
+                    assert!(on_all.iter().all(is_alone), "picture {picture} of {folder} {name} on {of} ranks equals the result on one rank");
                 }
             }
         }
@@ -126,14 +126,14 @@ fn each_rank_encodes_its_share_of_the_pictures() {
     let grid = Grid { t: 1, h: 8, w: 8 };
     for of in [2, 4] {
         let flops = |rank: Rank, count| {
-            let model = Model::plan_rank(&open(QWEN3_VL), &CPU, rank).expect("it is planned");
+            let model = Model::plan_rank(&open(QWEN3_VL), &CPU, rank).expect("the model is planned");
             let launch = Pass::Encode(worst_cases::blank_pictures(&model, count, grid));
-            worst_cases::plan(&model, CPU, &launch).expect("shapes agree").work.flops
+            worst_cases::plan(&model, CPU, &launch).expect("the shapes agree").work.flops
         };
         for rank in Rank::all(of) {
-            assert_eq!(flops(rank, of), flops(Rank::ALONE, 1), "one picture of {of}");
+            assert_eq!(flops(rank, of), flops(Rank::ALONE, 1), "one picture per rank on {of} ranks costs as much as one picture on one rank");
             let of_one = if rank.index() == 0 { flops(Rank::ALONE, 1) } else { 0 };
-            assert_eq!(flops(rank, 1), of_one, "a picture is not cut");
+            assert_eq!(flops(rank, 1), of_one, "a single picture is not divided among ranks");
         }
     }
 }
@@ -147,7 +147,7 @@ fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
         (QWEN2, 4, "query heads cannot be divided among 4 ranks: there are 14", "1, 2"),
         (QWEN3_VL_MOE, 3, "experts cannot be divided among 3 ranks: there are", "1, 2, 4"),
     ] {
-        let error = Model::plan_rank(&open(folder), &CPU, Rank::new(0, of)).map(drop).expect_err("they do not divide");
+        let error = Model::plan_rank(&open(folder), &CPU, Rank::new(0, of)).map(drop).expect_err("the heads do not divide among the ranks");
         assert!(matches!(&error, LoadError::Weights(WeightError::Ranks(_))), "{error:?}");
         assert!(error.to_string().starts_with(said), "{error}");
         assert_eq!(error.hint(), format!("use a number of ranks that divides all of it: {hint}"));
@@ -196,8 +196,8 @@ fn drawn_weights_are_those_of_one_rank() {
     for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL, 4)] {
         let draw = || {
             let random = registry::without_weights(CheckpointSource::Folder(repository(folder)));
-            let random = CheckpointSource::Random(Arc::new(random.expect("it has its settings")));
-            Checkpoint::open(random).expect("it opens")
+            let random = CheckpointSource::Random(Arc::new(random.expect("the folder has the settings")));
+            Checkpoint::open(random).expect("the checkpoint opens")
         };
         let error = relative_error(&logits(draw, folder, of), &logits(draw, folder, 1));
         assert!(error <= NOISE_TOLERANCE, "{folder}: {error:e}");
@@ -227,10 +227,10 @@ fn part(name: &str) -> Part {
 /// The loaded bytes of rank `index` of two.
 fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
     let (memory, cpu, rank) = (Memory::new(Bytes::mib(64)), Cpu::new(1), Rank::new(index, 2));
-    let bytes = Model::plan_rank(checkpoint, &CPU, rank).expect("it is planned").weight_bytes();
+    let bytes = Model::plan_rank(checkpoint, &CPU, rank).expect("the model is planned").weight_bytes();
     let segment = memory.poisoned(&cpu, Class::Weights, bytes);
     let at = segment.address().0 as *const u8;
-    let model = Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("it loads");
+    let model = Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("the model loads");
     // SAFETY: the model keeps the segment, and `bytes` bytes of it are backed.
     let found = unsafe { std::slice::from_raw_parts(at, bytes.as_usize()) }.to_vec();
     drop(model);
@@ -262,20 +262,20 @@ fn a_rank_reads_nothing_of_the_others() {
                 }
             }
         });
-        assert!(loaded_bytes(&spoilt.open(), index) == loaded_bytes(&open(FOLDER), index), "rank {index}");
-        assert!(loaded_bytes(&spoilt.open(), 1 - index) != loaded_bytes(&open(FOLDER), 1 - index), "the other rank's");
+        assert!(loaded_bytes(&spoilt.open(), index) == loaded_bytes(&open(FOLDER), index), "rank {index} does not read the other rank's bytes");
+        assert!(loaded_bytes(&spoilt.open(), 1 - index) != loaded_bytes(&open(FOLDER), 1 - index), "the other rank reads the changed bytes");
     }
 }
 
 #[test]
 fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
     let bytes =
-        |folder: &str, rank: Rank| Model::plan_rank(&open(folder), &CPU, rank).expect("it is planned").weight_bytes().0;
+        |folder: &str, rank: Rank| Model::plan_rank(&open(folder), &CPU, rank).expect("the model is planned").weight_bytes().0;
     for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL_MOE, 4)] {
         let whole = bytes(folder, Rank::ALONE);
-        let most = Rank::all(of).map(|rank| bytes(folder, rank)).max().expect("there are some");
+        let most = Rank::all(of).map(|rank| bytes(folder, rank)).max().expect("there is at least one rank");
         println!("{folder}: {whole} on one, {most} on each of {of}");
-        assert!(most < whole && most * of as u64 >= whole, "{folder}: {most} of {whole}");
+        assert!(most < whole && most * of as u64 >= whole, "{folder}: the largest rank loads {most} of {whole}");
     }
 }
 
@@ -349,7 +349,7 @@ fn blocks_of_fp8_are_cut_between_blocks() {
 #[test]
 fn blocks_of_fp8_are_not_cut_within_one() {
     let error = Model::plan_rank(&open("tests/golden/qwen3_fp8"), &CPU, Rank::new(0, 2)).map(drop);
-    let error = error.expect_err("half of its heads are half a block");
+    let error = error.expect_err("half of the heads fill half a block");
     assert!(matches!(&error, LoadError::Weights(WeightError::Cut { unit: 128, at: 64, .. })), "{error:?}");
     assert!(error.to_string().contains("q_proj.weight_scale_inv would be split at 64, but its blocks"), "{error}");
     assert!(error.hint().contains("fewer ranks"), "{}", error.hint());
@@ -407,8 +407,8 @@ fn experts_round_by_the_largest_scale_of_all_ranks() {
     let error = relative_error(&of(uneven, 2), &whole);
     println!("{error:e}");
     assert!(error <= NOISE_TOLERANCE, "{error:e}");
-    assert_eq!(of([20.0; 4], 1), whole, "the largest counts");
-    assert!(relative_error(&of([1.0; 4], 1), &whole) > 1e-3, "scales of a rank's own experts would be heard");
+    assert_eq!(of([20.0; 4], 1), whole, "the largest scale is used");
+    assert!(relative_error(&of([1.0; 4], 1), &whole) > 1e-3, "the scales of a rank's own experts change the result");
 }
 
 #[test]

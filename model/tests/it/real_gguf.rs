@@ -35,7 +35,7 @@ fn ids(value: &Value) -> Vec<u32> {
 fn a_real_model_has_the_ids_of_llama_cpp_and_the_replies_of_transformers() {
     let Some(file) = file() else { return };
     let recorded = golden_json("gguf/smollm2.json");
-    let checkpoint = Checkpoint::open(registry::open_gguf(&file).expect("the file opens")).expect("it is a checkpoint");
+    let checkpoint = Checkpoint::open(registry::open_gguf(&file).expect("the file opens")).expect("the file is a checkpoint");
     let prompts = checkpoint.prompts().expect("a tokenizer");
     for case in recorded["texts"].as_array().expect("texts") {
         let text = case[0].as_str().expect("a text");
@@ -48,7 +48,7 @@ fn a_real_model_has_the_ids_of_llama_cpp_and_the_replies_of_transformers() {
         let prompt =
             prompts.encode(&[Message::text(Role::User, question)], &TemplateInputs::default()).expect("a prompt");
         assert_eq!(prompt, ids(&case["prompt"]), "{question}");
-        let mut sequence = bench.start(bench.model.config().lay_out(prompt, &[]).expect("it is laid out"), &[]);
+        let mut sequence = bench.start(bench.model.config().lay_out(prompt, &[]).expect("the prompt is laid out"), &[]);
         let mut logits = bench.prefill(&mut sequence, &[usize::MAX]).pop().expect("a prompt is not empty");
         let (expected, mut reply) = (ids(&case["reply"]), Vec::new());
         while reply.len() < expected.len() {

@@ -22,8 +22,8 @@ static WORDS: LazyLock<Tokenizer> = LazyLock::new(|| {
 
 fn in_pieces(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
-    let mut pieces: Vec<_> = ids.iter().map(|&id| detokenizer.feed(id).expect("it decodes")).collect();
-    pieces.push(detokenizer.flush().expect("it decodes"));
+    let mut pieces: Vec<_> = ids.iter().map(|&id| detokenizer.feed(id).expect("the tokens decode")).collect();
+    pieces.push(detokenizer.flush().expect("the tokens decode"));
     pieces
 }
 
@@ -35,18 +35,18 @@ proptest! {
         ids in prop::collection::vec(0u32..376, 0..120), skip in any::<bool>()
     ) {
         // Random bytes, most of which are not UTF-8.
-        prop_assert_eq!(in_pieces(&SMALL, &ids, skip).concat(), SMALL.decode(&ids, skip).expect("it decodes"));
+        prop_assert_eq!(in_pieces(&SMALL, &ids, skip).concat(), SMALL.decode(&ids, skip).expect("the tokens decode"));
     }
 
     #[test]
     fn pieces_of_random_text_equal_the_whole_and_are_whole_characters(text in "\\PC{0,60}", skip in any::<bool>()) {
         for tokenizer in [&*QWEN, &*SMALL] {
-            let ids = tokenizer.encode_plain(&text).expect("it encodes");
-            let whole = tokenizer.decode(&ids, skip).expect("it decodes");
+            let ids = tokenizer.encode_plain(&text).expect("the text encodes");
+            let whole = tokenizer.decode(&ids, skip).expect("the tokens decode");
             let pieces = in_pieces(tokenizer, &ids, skip);
             if !whole.contains('\u{fffd}') {
-                prop_assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)), "half a character");
-                prop_assert_eq!("", pieces.last().map_or("", String::as_str), "nothing is left to flush");
+                prop_assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)), "no piece has half a character");
+                prop_assert_eq!("", pieces.last().map_or("", String::as_str), "no text is left to flush");
             }
             prop_assert_eq!(pieces.concat(), whole);
         }
@@ -57,15 +57,15 @@ proptest! {
         // Qwen2.5's added tokens come last in the vocabulary.
         let end = SMALL.id_of("<|im_end|>").expect("a control token");
         let mut detokenizer = Detokenizer::new(SMALL.clone(), true).keeping(["<|im_end|>", "<think>"]);
-        let mut whole: String = ids.iter().map(|&id| detokenizer.feed(id).expect("it decodes")).collect();
-        whole += &detokenizer.flush().expect("it decodes");
+        let mut whole: String = ids.iter().map(|&id| detokenizer.feed(id).expect("the tokens decode")).collect();
+        whole += &detokenizer.flush().expect("the tokens decode");
         let kept: Vec<u32> = ids.into_iter().filter(|&id| id == end || !SMALL.is_special(id)).collect();
-        prop_assert_eq!(whole, SMALL.decode(&kept, false).expect("it decodes"));
+        prop_assert_eq!(whole, SMALL.decode(&kept, false).expect("the tokens decode"));
     }
 
     #[test]
     fn pieces_of_words_equal_the_whole(ids in prop::collection::vec(0u32..4, 0..100), skip in any::<bool>()) {
-        prop_assert_eq!(in_pieces(&WORDS, &ids, skip).concat(), WORDS.decode(&ids, skip).expect("it decodes"));
+        prop_assert_eq!(in_pieces(&WORDS, &ids, skip).concat(), WORDS.decode(&ids, skip).expect("the tokens decode"));
     }
 
     #[test]
@@ -84,7 +84,7 @@ proptest! {
                 break 'text;
             }
         }
-        let rules = StopRules::new([], stops).expect("good stop strings");
+        let rules = StopRules::new([], stops).expect("the stop strings are valid");
         let mut filter = rules.filter();
         let mut borders: Vec<_> = cuts.into_iter().filter(|&cut| text.is_char_boundary(cut.min(text.len()))).collect();
         borders.extend([0, text.len()]);
@@ -102,7 +102,7 @@ proptest! {
 
 #[test]
 fn a_frog_of_several_tokens_appears_at_once() {
-    let ids = QWEN.encode_plain("𓆏").expect("it encodes");
+    let ids = QWEN.encode_plain("𓆏").expect("the text encodes");
     assert!(ids.len() > 1, "the story needs a character of several tokens");
     let pieces = in_pieces(&QWEN, &ids, true);
     let expected: Vec<_> = (1..ids.len()).map(|_| "").chain(["𓆏", ""]).collect();
@@ -111,14 +111,14 @@ fn a_frog_of_several_tokens_appears_at_once() {
 
 #[test]
 fn a_reply_cut_inside_a_character_ends_in_a_replacement() {
-    let ids = QWEN.encode_plain("𓆏").expect("it encodes");
+    let ids = QWEN.encode_plain("𓆏").expect("the text encodes");
     let pieces = in_pieces(&QWEN, &ids[..1], true);
     assert_eq!(vec!["", "\u{fffd}"], pieces);
 }
 
 #[test]
 fn text_that_could_become_a_stop_string_waits() {
-    let rules = StopRules::new([7], vec!["\nUser:".into(), "###".into()]).expect("good stop strings");
+    let rules = StopRules::new([7], vec!["\nUser:".into(), "###".into()]).expect("the stop strings are valid");
     assert!(rules.stops_at(7) && !rules.stops_at(8));
     let mut filter = rules.filter();
     assert_eq!(("Yes.".into(), None), filter.feed("Yes.\nUs"));
@@ -132,7 +132,7 @@ fn text_that_could_become_a_stop_string_waits() {
 #[test]
 fn stop_strings_that_make_no_sense_are_refused() {
     for strings in [vec![String::new()], vec!["x".into(); 17], vec!["x".repeat(1025)]] {
-        let error = StopRules::new([], strings).expect_err("refused");
+        let error = StopRules::new([], strings).expect_err("the stop strings are refused");
         assert!(matches!(error, TextError::StopStrings { .. }), "{error}");
     }
 }

@@ -32,7 +32,7 @@ fn read<'a>(mut parser: ReplyParser, pieces: impl IntoIterator<Item = &'a str>) 
 /// A short notation of the parts that a reader of the reply gets.
 fn told(thinking: Thinking, tools: ToolFormat, reply: &str) -> String {
     let parts = read(parser(thinking, tools), [reply]);
-    assert_eq!(parts.iter().map(ReplyPart::text).collect::<String>(), reply, "nothing is lost");
+    assert_eq!(parts.iter().map(ReplyPart::text).collect::<String>(), reply, "no text of the reply is lost");
     let mut told = String::new();
     for part in parts {
         told += &match part {
@@ -132,7 +132,7 @@ fn reasoning_ends_at_its_tag_wherever_it_began() {
     let think = |thinking, reply: &str| told(thinking, ToolFormat::Hermes, reply);
     let reply = "<think>\nHm <b>.\n\nYes.\n</think>\n\nHello <think>\n";
     assert_eq!(think(Thinking::Possible, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]");
-    assert_eq!(think(Thinking::Begun, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]", "the model repeats the tag");
+    assert_eq!(think(Thinking::Begun, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]", "the repeated opening tag is dropped");
     assert_eq!(think(Thinking::Begun, "\nHm.</think>Hello"), "(Hm.)[Hello]");
     assert_eq!(think(Thinking::Begun, "</think>\nHello"), "[Hello]");
     assert_eq!(think(Thinking::Begun, "Cut o\n</thi"), "(Cut o\n</thi)");
@@ -231,8 +231,8 @@ proptest! {
         for part in &parts {
             match part {
                 ReplyPart::CallBegin { index, .. } => prop_assert!(open.replace(*index).is_none(), "calls do not nest"),
-                ReplyPart::CallEnd { .. } => prop_assert!(open.take().is_some(), "only what began ends"),
-                ReplyPart::Arguments(_) => prop_assert!(open.is_some(), "arguments are of a call"),
+                ReplyPart::CallEnd { .. } => prop_assert!(open.take().is_some(), "a call ends only after it began"),
+                ReplyPart::Arguments(_) => prop_assert!(open.is_some(), "arguments are within a call"),
                 ReplyPart::Text(_) | ReplyPart::Reasoning(_) => prop_assert!(open.is_none(), "a call holds no text"),
                 ReplyPart::Markup(_) => {}
             }

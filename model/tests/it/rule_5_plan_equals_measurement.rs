@@ -89,10 +89,10 @@ struct Machine {
 impl Machine {
     fn on(cpu: Cpu, checkpoint: Checkpoint, room: CacheCapacity) -> Self {
         let memory = Memory::new(Bytes::mib(160));
-        let planned = Model::plan_rank(&checkpoint, cpu.target(), cpu.rank()).expect("it can be planned");
+        let planned = Model::plan_rank(&checkpoint, cpu.target(), cpu.rank()).expect("the model can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
         let model =
-            Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
+            Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("the model loads");
         let caches = bench::Caches::poisoned(&memory, &cpu, &model, room.blocks);
         let row = model.picture_row_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
@@ -139,11 +139,11 @@ fn every_worst_case_takes_what_its_plan_says(folder: &str) {
     let alike = |machine: &Machine, pass: &Pass, planned: Footprint, what: &str| {
         let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass);
         let proof = proof.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(proof, Depth::First(1), "{what}: all layers of these models are alike");
+        assert_eq!(proof, Depth::First(1), "{what}: all layers of these models have the same cost");
         let proven = machine.run(pass, proof, planned.workspace);
         let proven = proven.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(proven.workspace, planned.workspace, "{what}, the first layer alone");
-        assert!(proven.work.flops < planned.work.flops, "{what}, the first layer alone");
+        assert_eq!(proven.workspace, planned.workspace, "{what}, the first layer only");
+        assert!(proven.work.flops < planned.work.flops, "{what}, the first layer only");
         let short = machine.run(pass, proof, planned.workspace - Bytes(256));
         assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}, {proof:?}: {short:?}");
     };
@@ -235,12 +235,12 @@ fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
     let target = Target::Cpu { threads: 2 };
     // The experts are so wide that they need more memory than anything else in a layer.
     let copy = Copy::of("tests/golden/qwen3_moe_sparse").set("config.json", &["moe_intermediate_size"], 2048.into());
-    let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
-    let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-    let model = Model::plan(&checkpoint, &target).expect("it can be planned");
+    let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
+    let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
+    let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
     let room = CacheCapacity { blocks: 11, cache_rows: 0 };
     for worst_case in worst_cases::worst_cases(&model, &envelopes()[1], room) {
-        let proof = worst_cases::proof(&model, target, &worst_case.pass).expect("it can be planned");
+        let proof = worst_cases::proof(&model, target, &worst_case.pass).expect("the worst case can be planned");
         assert_eq!(proof, Depth::First(2), "{}", worst_case.name);
     }
 }
@@ -257,7 +257,7 @@ fn every_worst_case_of_the_demo_takes_what_its_plan_says() {
 
 #[test]
 fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
-    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
+    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("the model can be planned");
     let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
     let embeddings = |cache_rows| -> Vec<usize> {
         let worst_cases = worst_cases::worst_cases(&model, &envelope, CacheCapacity { blocks: 4, cache_rows });
@@ -270,17 +270,17 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
     assert_eq!(embeddings(1000), [100, 100]);
     assert_eq!(embeddings(30), [30, 30]);
     assert_eq!(embeddings(7), [7, 7]);
-    assert!(embeddings(0).is_empty(), "nothing is launched that has nowhere to go");
+    assert!(embeddings(0).is_empty(), "a pass over no rows launches nothing");
 }
 
 #[test]
 fn an_envelope_larger_than_this_machine_can_be_planned() {
-    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
+    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("the model can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
     let room = CacheCapacity { blocks: 512, cache_rows: 2048 };
     let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
     let peaks = worst_cases.iter().map(|worst_case| peak(&model, Target::Cpu { threads: 2 }, &worst_case.pass));
-    let largest = peaks.max().expect("there are worst cases");
+    let largest = peaks.max().expect("there is at least one worst case");
     // The block tables of 65,536 blocks for 4,096 sequences take 1 GiB by themselves.
     assert!(largest > Bytes::gib(5), "{largest}");
 }
@@ -382,12 +382,12 @@ fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Enve
     for _ in 0..20 {
         let step = within.step();
         let taken = peak(model, target, &step);
-        assert!(taken <= step_peak, "a step takes {taken}, the worst cases {step_peak}, in {envelope:?}: {step:?}");
+        assert!(taken <= step_peak, "a step takes {taken} but the worst cases take {step_peak}, in {envelope:?}: {step:?}");
         let Some(launch) = within.launch() else { continue };
         let taken = peak(model, target, &launch);
         assert!(
             taken <= launch_peak,
-            "a launch takes {taken} of {rank:?}, the worst cases {launch_peak}, in {envelope:?}"
+            "a launch takes {taken} of {rank:?} but the worst cases take {launch_peak}, in {envelope:?}"
         );
     }
 }
@@ -417,12 +417,12 @@ proptest! {
         let hopper = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         let targets = [Target::Cpu { threads }, Target::Cuda(hopper)];
         for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA, FP8[0], FP8[3]].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
-            let model = Model::plan(&bench::open(folder), &target).expect("it can be planned");
+            let model = Model::plan(&bench::open(folder), &target).expect("the model can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
         for (folder, of) in [(QWEN2_5_VL, 2), (QWEN3_VL[0], 4)] {
             for (rank, target) in Rank::all(of).flat_map(|rank| targets.map(|target| (rank, target))) {
-                let model = Model::plan_rank(&bench::open(folder), &target, rank).expect("it can be planned");
+                let model = Model::plan_rank(&bench::open(folder), &target, rank).expect("the model can be planned");
                 no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
             }
         }
@@ -433,12 +433,12 @@ proptest! {
 fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
     let room = CacheCapacity { blocks: 64, cache_rows: 1024 };
     for folder in [QWEN2, QWEN2_5_VL, QWEN3, LLAMA] {
-        let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("it can be planned");
+        let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("the model can be planned");
         let asked = model.config().workloads();
         let worst_cases = worst_cases::worst_cases(&model, &Envelope::small(), room);
         let stressed: Vec<Workload> = worst_cases.iter().flat_map(|worst_case| worst_case.workloads).copied().collect();
         for workload in asked {
-            assert!(stressed.contains(workload), "{folder}: nothing stresses {workload:?}");
+            assert!(stressed.contains(workload), "{folder}: no worst case covers {workload:?}");
         }
         assert_eq!(asked.contains(&Workload::Encode), stressed.contains(&Workload::Encode), "{folder}");
     }

@@ -78,12 +78,12 @@ fn penalties_count_what_was_produced_and_only_repetition_counts_the_prompt() {
         sample(&greedy(params), &row, Past::new(prompt, produced)).expect("a token").id
     };
     let presence = || SamplingParams { presence_penalty: 0.4, ..Default::default() };
-    assert_eq!(1, pick(presence(), &[1, 1, 1], &[]), "the prompt is free");
+    assert_eq!(1, pick(presence(), &[1, 1, 1], &[]), "prompt tokens are not penalized for presence");
     assert_eq!(2, pick(presence(), &[], &[1]));
-    assert_eq!(2, pick(presence(), &[], &[1, 1, 1, 1]), "once, however often");
+    assert_eq!(2, pick(presence(), &[], &[1, 1, 1, 1]), "presence counts once, however often a token occurs");
     let frequency = || SamplingParams { frequency_penalty: 0.2, ..Default::default() };
     assert_eq!(1, pick(frequency(), &[1, 1, 1], &[1]));
-    assert_eq!(2, pick(frequency(), &[], &[1, 1]), "0.4 for twice");
+    assert_eq!(2, pick(frequency(), &[], &[1, 1]), "frequency costs 0.4 for two occurrences");
     assert_eq!(0, pick(frequency(), &[], &[1, 1, 1, 2, 2]));
     let repetition = SamplingParams { repetition_penalty: 1.3, ..Default::default() };
     assert_eq!(2, pick(repetition, &[1], &[]));
@@ -95,7 +95,7 @@ fn a_bias_decides_and_never_revives_what_the_model_forbids() {
         |pairs: &[(u32, f64)]| SamplingParams { logit_bias: pairs.iter().copied().collect(), ..Default::default() };
     let pick = |params| sample(&sampler(params, 8), &logits(), Past::at(0)).expect("a token").id;
     assert_eq!(7, pick(biased(&[(7, 100.0)])));
-    assert_eq!(3, pick(biased(&[(1, -100.0), (4, 100.0)])), "token 4 is -infinity");
+    assert_eq!(3, pick(biased(&[(1, -100.0), (4, 100.0)])), "token 4 has a score of -infinity");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_sampler_says_what_it_needs() {
     let biased = with(SamplingParams { logit_bias: [(1, 1.0)].into(), ..Default::default() });
     assert!(!biased.is_plain_argmax() && !biased.reads_past());
     assert!(!plain.clone().with_tokens_min(1, [0].into()).expect("few enough").is_plain_argmax());
-    assert!(!plain.clone().with_log_probabilities(0).expect("none of the others").is_plain_argmax());
+    assert!(!plain.clone().with_log_probabilities(0).expect("a request for no other tokens is accepted").is_plain_argmax());
     let present = with(SamplingParams { presence_penalty: 0.1, ..Default::default() });
     assert!(!present.is_plain_argmax() && present.reads_past() && !present.reads_prompt());
     let repeated = with(SamplingParams { repetition_penalty: 1.1, ..Default::default() });
@@ -160,13 +160,13 @@ fn parameters_out_of_range_are_refused_by_name() {
         ("logit_bias", SamplingParams { logit_bias: [(0, f64::NAN)].into(), ..default() }),
     ];
     for (name, params) in bad {
-        let error = Sampler::new(params, 8).expect_err("refused");
+        let error = Sampler::new(params, 8).expect_err("the parameters are refused");
         let SamplingError::OutOfRange { parameter, .. } = error else { panic!("{error}") };
         assert_eq!(name, parameter);
         assert!(error.hint().contains(name));
     }
     let unknown = SamplingParams { logit_bias: [(7, 1.0), (8, 1.0)].into(), ..default() };
-    let error = Sampler::new(unknown, 8).expect_err("refused");
+    let error = Sampler::new(unknown, 8).expect_err("the parameters are refused");
     assert_eq!(SamplingError::UnknownToken { parameter: "logit_bias", token: 8, vocabulary: 8 }, error);
     assert!(error.hint().contains("below 8"));
 }
@@ -175,10 +175,10 @@ fn parameters_out_of_range_are_refused_by_name() {
 fn parameters_that_were_written_down_before_the_penalties_came_can_be_read() {
     let written =
         r#"{"temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 9}"#;
-    let params: SamplingParams = serde_json::from_str(written).expect("it parses");
+    let params: SamplingParams = serde_json::from_str(written).expect("the JSON parses");
     assert_eq!(SamplingParams { temperature: 0.5, top_k: 3, seed: 9, ..Default::default() }, params);
     let biased = SamplingParams { logit_bias: [(3, -1.5)].into(), ..params };
-    let again = serde_json::from_str(&serde_json::to_string(&biased).expect("it is written")).expect("it parses");
+    let again = serde_json::from_str(&serde_json::to_string(&biased).expect("the parameters are written and read")).expect("the JSON parses");
     assert_eq!(biased, again);
 }
 
@@ -191,14 +191,14 @@ fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
         logit_bias: [(7, 100.0)].into(),
         ..Default::default()
     };
-    let sampler = sampler(params, 8).with_log_probabilities(4).expect("four");
+    let sampler = sampler(params, 8).with_log_probabilities(4).expect("the request for four log probabilities is accepted");
     let token = sample(&sampler, &logits(), Past::new(&[], &[1])).expect("a token");
-    assert_eq!(7, token.id, "the bias decides");
+    assert_eq!(7, token.id, "the bias decides the token");
     let total = logits().iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
     let of = |id: u32| LogProbability { id, log_probability: (f64::from(logits()[id as usize]) - total) as f32 };
     let close =
         |a: LogProbability, b: LogProbability| a.id == b.id && (a.log_probability - b.log_probability).abs() < 1e-6;
-    let reported = token.log_probabilities.expect("asked for");
+    let reported = token.log_probabilities.expect("log probabilities were requested");
     assert!(close(of(7), reported.chosen), "{reported:?}");
     let expected = [1, 3, 5, 0].map(of); // 3 and 5 are equal
     assert_eq!(4, reported.top.len());
@@ -207,14 +207,14 @@ fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
     assert_eq!(*reported, log_probabilities(&logits(), 7, 4).expect("a row"));
     let impossible = log_probabilities(&logits(), 4, 20).expect("a row");
     assert_eq!(f32::NEG_INFINITY, impossible.chosen.log_probability);
-    assert_eq!(7, impossible.top.len(), "the impossible one is not among the likeliest");
+    assert_eq!(7, impossible.top.len(), "an impossible token is not among the likeliest");
     assert_eq!(Vec::<LogProbability>::new(), log_probabilities(&logits(), 1, 0).expect("a row").top);
 }
 
 #[test]
 fn too_many_log_probabilities_and_unknown_tokens_are_refused() {
     let too_many = SamplingError::TooManyLogProbabilities { asked: 21, limit: TOP_LOG_PROBABILITIES_MAX };
-    assert_eq!(too_many, sampler(SamplingParams::default(), 8).with_log_probabilities(21).expect_err("refused"));
+    assert_eq!(too_many, sampler(SamplingParams::default(), 8).with_log_probabilities(21).expect_err("the parameters are refused"));
     assert_eq!(Err(too_many), log_probabilities(&logits(), 0, 21));
     assert_eq!(
         Err(SamplingError::UnknownToken { parameter: "tokens", token: 8, vocabulary: 8 }),
@@ -226,12 +226,12 @@ fn too_many_log_probabilities_and_unknown_tokens_are_refused() {
 fn generation_config_gives_the_defaults_of_a_checkpoint() {
     let released = br#"{"bos_token_id": 151643, "pad_token_id": 151643, "do_sample": true,
         "eos_token_id": [151645, 151643], "repetition_penalty": 1.05, "temperature": 0.000001}"#;
-    let defaults = GenerationDefaults::from_json(released).expect("it parses");
+    let defaults = GenerationDefaults::from_json(released).expect("the JSON parses");
     assert_eq!(vec![151645, 151643], defaults.eos_ids);
     assert_eq!(Some(151643), defaults.bos_id);
     let expected = SamplingParams { temperature: 1e-6, top_k: 50, repetition_penalty: 1.05, ..Default::default() };
     assert_eq!(expected, defaults.sampling);
-    let plain = GenerationDefaults::from_json(br#"{"eos_token_id": 5, "temperature": 0.7}"#).expect("it parses");
+    let plain = GenerationDefaults::from_json(br#"{"eos_token_id": 5, "temperature": 0.7}"#).expect("the JSON parses");
     assert_eq!((vec![5], true), (plain.eos_ids, plain.sampling.is_greedy()));
     for (json, setting) in [
         ("[]", "(the file)"),
@@ -281,8 +281,8 @@ proptest! {
         prop_assert!(row[token.id as usize].is_finite());
         prop_assert_eq!(produced.len() as u64, token.position);
         // The buffers keep no state of a row.
-        prop_assert_eq!(&token, &sampler.sample(&row, past, &mut scratch).expect("again"));
-        let log = token.log_probabilities.expect("asked for");
+        prop_assert_eq!(&token, &sampler.sample(&row, past, &mut scratch).expect("the second sample succeeds"));
+        let log = token.log_probabilities.expect("log probabilities were requested");
         prop_assert!(log.chosen.log_probability <= 0.0 && log.top.len() <= top);
         let mut by_sorting: Vec<(f32, u32)> = row.iter().copied().zip(0..).filter(|(logit, _)| logit.is_finite()).collect();
         by_sorting.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -329,13 +329,13 @@ fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
         Sampler::new(SamplingParams { logit_bias, ..Default::default() }, 5000)
     };
     assert!(biased(1024).is_ok());
-    let error = biased(1025).expect_err("one too many");
+    let error = biased(1025).expect_err("one entry more than the limit");
     assert_eq!(error, SamplingError::TooManyTokens { parameter: "logit_bias", asked: 1025, limit: 1024 });
     assert_eq!(error.to_string(), "`logit_bias` names 1025 tokens; the limit is 1024");
     assert!(error.hint().contains("1024") && error.hint().contains("logit_bias"), "{}", error.hint());
     let ended =
         |tokens_min, count| sampler(SamplingParams::default(), 5000).with_tokens_min(tokens_min, (0..count).collect());
-    assert!(ended(1, 1024).is_ok() && ended(0, 5000).is_ok(), "without a minimum nothing is forbidden");
+    assert!(ended(1, 1024).is_ok() && ended(0, 5000).is_ok(), "without a minimum, any number of end tokens is allowed");
     assert!(matches!(ended(1, 1025), Err(SamplingError::TooManyTokens { parameter: "stop_token_ids", .. })));
 }
 

@@ -78,7 +78,7 @@ fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     for seed in 0..DRAWS {
         let params = SamplingParams { seed, ..case.params.clone() };
         let sampler = Sampler::new(params, logits.len()).expect("valid parameters");
-        let sampler = sampler.with_tokens_min(case.tokens_min, case.ends.clone().into()).expect("few enough");
+        let sampler = sampler.with_tokens_min(case.tokens_min, case.ends.clone().into()).expect("the end tokens are few enough");
         let past = Past::new(&case.prompt, &case.produced);
         counts[sampler.sample(logits, past, &mut scratch).expect("a token").id as usize] += 1;
     }
@@ -234,10 +234,10 @@ fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
             lowest = lowest.min(logits[token.id as usize]);
             draws += u32::from(logits[token.id as usize] >= least);
         }
-        assert_eq!(40, draws, "none below the nucleus, spread {spread}");
+        assert_eq!(40, draws, "no draw falls below the nucleus, spread {spread}");
         // The largest uniform numbers reach the end of the nucleus, so the nucleus is
         // not too small either.
         let within = (lowest - least) / (sorted[0] as f32 - least);
-        assert!(within < 0.25, "spread {spread}: {lowest} is far above {least}");
+        assert!(within < 0.25, "spread {spread}: the lowest probability {lowest} is far above {least}");
     }
 }

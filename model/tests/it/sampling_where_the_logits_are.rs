@@ -56,7 +56,7 @@ fn chosen(
     let scope = Scope::new(&cpu, &workspace, &counter);
     let mut batch = SampleBatch::new(VOCABULARY);
     for (sampler, past) in samplers.iter().zip(pasts) {
-        sampler.ask(*past, &mut batch).expect("the past is given");
+        sampler.ask(*past, &mut batch).expect("the past tokens are given");
     }
     let shape = SamplingShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
     let buffers = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
@@ -76,7 +76,7 @@ fn chosen(
         let (ids, report) = results.split_at(before.len());
         Ok::<_, bursar_kernels::KernelError>(outcomes(ids, report, layout))
     };
-    let outcomes = run().expect("it is computed");
+    let outcomes = run().expect("sampling runs");
     let answers = outcomes.iter().zip(samplers).zip(pasts);
     answers.map(|((outcome, sampler), past)| sampler.answer(outcome, past.position())).collect()
 }
@@ -110,9 +110,9 @@ fn a_token_that_the_host_has_not_seen_counts_as_produced() {
         let found = chosen(&[sampler(wanted.clone())], &[row.clone()], &[past], &[8, 4, 8]);
         found[0].as_ref().expect("a token").id
     };
-    assert_eq!(9, pick(1), "token 4 stands there");
-    assert_eq!(4, pick(2), "token 8 stands there");
-    assert_eq!(4, pick(3), "nothing stands there");
+    assert_eq!(9, pick(1), "token 4 is at this position");
+    assert_eq!(4, pick(2), "token 8 is at this position");
+    assert_eq!(4, pick(3), "no token is listed at this position");
 }
 
 #[test]
@@ -137,9 +137,9 @@ fn a_score_is_the_same_on_the_host_and_where_the_logits_are() {
             let inner = scope.scope();
             scores.score(&inner, &inner.upload([some.len(), VOCABULARY], &some.concat())?)?;
         }
-        scores.download(&scope)?.expect("some are wanted").finish(&wanted)
+        scores.download(&scope)?.expect("at least one score is requested").finish(&wanted)
     };
-    let found = run().expect("it is computed");
+    let found = run().expect("sampling runs");
     let host = logits.iter().zip(&wanted).map(|(row, score)| log_probabilities(row, score.token, score.top).ok());
     assert_eq!(found, host.collect::<Vec<_>>());
     let without: Vec<_> = (0..rows).filter(|row| found[*row].is_none()).collect();

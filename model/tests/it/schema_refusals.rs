@@ -34,13 +34,13 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
         let GrammarError::Number { keyword, place } = &error else { panic!("{error:?}") };
         assert_eq!((*keyword, place.path()), (expected, path));
         assert!(error.to_string().contains("2^53") && !error.hint().is_empty(), "{error}");
-        assert!(!format!("{error} {error:?}").contains("id"), "a property's name is the caller's: {error} {error:?}");
+        assert!(!format!("{error} {error:?}").contains("id"), "errors do not show a caller's property name: {error} {error:?}");
     }
     // The largest exact number is kept to the last digit. Annotations are not checked.
     let kept = json!({"const": beyond - 1, "default": beyond, "$defs": {"unused": {"const": beyond}}});
-    let grammar = compiler().compile(&OutputFormat::json(kept)).expect("it is within the limit");
+    let grammar = compiler().compile(&OutputFormat::json(kept)).expect("the schema is within the limit");
     let follows = |text: &str| {
-        let ids = small_tokenizer().encode_plain(text).expect("it encodes");
+        let ids = small_tokenizer().encode_plain(text).expect("the text encodes");
         grammar.allowed(&ids).is_ok_and(|allowed| allowed.contains(end(&small_tokenizer())))
     };
     assert_eq!((follows("9007199254740992"), follows("9007199254740993")), (true, false));
@@ -78,7 +78,7 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     // known format is followed.
     let names = json!({"type": "object", "properties": {"not": {"type": "integer", "format": "int64", "maximum": 9}},
         "required": ["not"], "additionalProperties": false});
-    compiler().compile(&OutputFormat::json(names)).expect("it can be followed");
+    compiler().compile(&OutputFormat::json(names)).expect("the grammar compiles");
     for format in
         ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
     {
@@ -135,10 +135,10 @@ fn schemas_of_pydantic_and_zod_are_followed() {
         let grammar = compiler().compile(&OutputFormat::json(schema.clone()));
         let grammar = grammar.unwrap_or_else(|error| panic!("{schema}: {error} {:?}", error.reason()));
         let follows = |reply: &str| {
-            let ids = small_tokenizer().encode_plain(reply).expect("it encodes");
+            let ids = small_tokenizer().encode_plain(reply).expect("the text encodes");
             grammar.allowed(&ids).is_ok_and(|allowed| allowed.contains(end(&small_tokenizer())))
         };
-        good.iter().for_each(|reply| assert!(follows(reply), "{schema} refuses {reply}"));
-        bad.iter().for_each(|reply| assert!(!follows(reply), "{schema} allows {reply}"));
+        good.iter().for_each(|reply| assert!(follows(reply), "{schema} should allow {reply}"));
+        bad.iter().for_each(|reply| assert!(!follows(reply), "{schema} should refuse {reply}"));
     }
 }

@@ -41,7 +41,7 @@ impl Model {
 static DEMO: LazyLock<Model> = LazyLock::new(|| {
     let checkpoint = bursar_model::demo::checkpoint();
     let json = checkpoint.require("tokenizer.json").expect("a tokenizer");
-    Model::new("demo", Tokenizer::from_bytes(&json).expect("it parses"), 864, &["<|im_end|>", "<|endoftext|>"])
+    Model::new("demo", Tokenizer::from_bytes(&json).expect("the tokenizer parses"), 864, &["<|im_end|>", "<|endoftext|>"])
 });
 
 static SMALL: LazyLock<Model> = LazyLock::new(|| Model::new("small", common::small_tokenizer(), 384, &["<|im_end|>"]));
@@ -90,9 +90,9 @@ fn replies(model: &Model, format: &OutputFormat, count: u64) -> Vec<String> {
     };
     let texts = (0..count).map(|seed| {
         let (produced, ended) = reply(model, &grammar, params(seed), 1_500);
-        assert!(ended, "{}: {format:?} did not end with seed {seed}", model.name);
-        let text = model.tokenizer.decode(&produced, false).expect("it decodes");
-        assert!(!text.contains('\u{fffd}'), "{}: half a character", model.name);
+        assert!(ended, "{}: the reply in {format:?} did not end with seed {seed}", model.name);
+        let text = model.tokenizer.decode(&produced, false).expect("the tokens decode");
+        assert!(!text.contains('\u{fffd}'), "{}: the reply ends within a character", model.name);
         text
     });
     texts.collect()
@@ -150,7 +150,7 @@ fn a_reply_to_a_schema_parses_and_has_what_the_schema_says() {
             let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", model.name));
             assert!(is_person(&value), "{}: {value}", model.name);
         }
-        assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2, "chance has its part");
+        assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2, "sampling yields more than two different texts");
     }
 }
 
@@ -177,8 +177,8 @@ fn json_is_compact_unless_the_caller_wants_whitespace() {
 #[test]
 fn a_schemas_fault_has_its_place() {
     let fault = json!({"properties": {"a": {"type": "string"}, "b/c": {"items": {"anyOf": [{}, {"type": "zebra"}]}}}});
-    let error = DEMO.compiler.compile(&OutputFormat::json(fault)).expect_err("there is no such type");
-    let reason = error.reason().expect("it says why");
+    let error = DEMO.compiler.compile(&OutputFormat::json(fault)).expect_err("the type is unknown");
+    let reason = error.reason().expect("the error has a reason");
     assert!(reason.contains("zebra") && reason.contains("/properties/b~1c/items/anyOf/1"), "{reason}");
 }
 
@@ -193,7 +193,7 @@ fn a_recursive_schema_nests_and_closes() {
         1 + node["c"].as_array().expect("children").iter().map(depth).max().unwrap_or(0)
     }
     let texts = replies(&SMALL, &OutputFormat::json(tree), 30);
-    let depths: Vec<_> = texts.iter().map(|text| depth(&serde_json::from_str(text).expect("it parses"))).collect();
+    let depths: Vec<_> = texts.iter().map(|text| depth(&serde_json::from_str(text).expect("the text is JSON"))).collect();
     assert!(depths.iter().any(|&depth| depth > 1), "{depths:?}");
 }
 
@@ -243,7 +243,7 @@ fn any_json_is_json() {
         for seed in 0..20 {
             let params = SamplingParams { temperature: 1.0, seed, ..Default::default() };
             let (produced, ended) = reply(&DEMO, &grammar, params, 60);
-            let text = DEMO.tokenizer.decode(&produced, false).expect("it decodes");
+            let text = DEMO.tokenizer.decode(&produced, false).expect("the tokens decode");
             match serde_json::from_str::<Value>(&text) {
                 Ok(_) => {}
                 // 1e999 is JSON as well, but too large for an f64.
@@ -262,7 +262,7 @@ fn end_tokens_are_allowed_when_the_form_is_complete_and_only_then() {
         let ends = |produced: &[u32]| {
             let allowed = grammar.allowed(produced).expect("an answer");
             let counts = model.ends.iter().filter(|end| allowed.contains(**end)).count();
-            assert!(counts == 0 || counts == model.ends.len(), "all or none");
+            assert!(counts == 0 || counts == model.ends.len(), "either all end tokens or none are allowed");
             (counts > 0, allowed.only_ends())
         };
         assert_eq!([(false, false); 2], [ends(&[]), ends(&[digit])]);
@@ -291,7 +291,7 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
         for _ in 0..40 {
             place = (place * 31 + 17) % masks.len();
             for grammar in [&grammar, &clone] {
-                assert!(masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(), "after {place}");
+                assert!(masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(), "the mask after {place} tokens is the same");
             }
         }
         // The mask at each step allowed the token.
@@ -316,13 +316,13 @@ fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]+".into()));
     let id = |text: &str| DEMO.tokenizer.id_of(text).expect("a token");
     for wrong in [id("a"), id("<|im_start|>"), DEMO.ends[0], 863, u32::MAX] {
-        let error = grammar.allowed(&[wrong]).expect_err("it does not follow");
+        let error = grammar.allowed(&[wrong]).expect_err("the token does not follow");
         assert!(matches!(error, GrammarError::NotFollowed { produced: 1 } | GrammarError::Broken { .. }), "{error:?}");
-        assert!(grammar.allowed(&[id("1")]).expect("it follows").contains(DEMO.ends[0]));
+        assert!(grammar.allowed(&[id("1")]).expect("the token follows").contains(DEMO.ends[0]));
     }
-    let sampler = Sampler::new(SamplingParams::default(), 864).expect("valid").with_grammar(grammar);
+    let sampler = Sampler::new(SamplingParams::default(), 864).expect("the sampler is valid").with_grammar(grammar);
     let error = sampler.sample(&[0.0; 864], Past::new(&[], &[id("1"), id("a")]), &mut SamplerScratch::default());
-    let error = error.expect_err("it does not follow");
+    let error = error.expect_err("the token does not follow");
     assert_eq!(SamplingError::Grammar(GrammarError::NotFollowed { produced: 2 }), error);
     assert!(!error.hint().is_empty());
 }
@@ -330,8 +330,8 @@ fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
 #[test]
 fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]{1,2}".into()));
-    let sampler = Sampler::new(SamplingParams::default(), 864).expect("valid");
-    let sampler = sampler.with_grammar(grammar).with_tokens_min(10, DEMO.ends.clone().into()).expect("few enough");
+    let sampler = Sampler::new(SamplingParams::default(), 864).expect("the sampler is valid");
+    let sampler = sampler.with_grammar(grammar).with_tokens_min(10, DEMO.ends.clone().into()).expect("the end tokens are few enough");
     let mut row = vec![0.0; 864];
     DEMO.ends.iter().for_each(|&end| row[end as usize] = 50.0);
     let next = |produced: &[u32]| {
@@ -339,8 +339,8 @@ fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
     };
     let first = next(&[]);
     let second = next(&[first]);
-    assert!(!DEMO.ends.contains(&second), "it may end, and is too short");
-    assert!(DEMO.ends.contains(&next(&[first, second])), "it must end");
+    assert!(!DEMO.ends.contains(&second), "the grammar allows an end, but the reply is shorter than the minimum");
+    assert!(DEMO.ends.contains(&next(&[first, second])), "the grammar allows only an end");
 }
 
 #[test]
@@ -438,14 +438,14 @@ fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
         OutputFormat::Regex(r"zebra\b!".into()),
     ];
     for format in secrets {
-        let error = DEMO.compiler.compile(&format).expect_err("refused");
+        let error = DEMO.compiler.compile(&format).expect_err("the format is refused");
         let shown = format!("{format:?} {error} {error:?} {}", error.hint());
         assert!(!shown.contains("zebra"), "{shown}");
     }
     let grammar = DEMO.grammar(&OutputFormat::Choice(vec!["zebra".into()]));
-    let ids = DEMO.tokenizer.encode_plain("zebr").expect("it encodes");
-    let allowed = grammar.allowed(&ids).expect("it follows");
-    let broken = grammar.allowed(&[ids.clone(), ids].concat()).expect_err("it does not follow");
+    let ids = DEMO.tokenizer.encode_plain("zebr").expect("the text encodes");
+    let allowed = grammar.allowed(&ids).expect("the token follows");
+    let broken = grammar.allowed(&[ids.clone(), ids].concat()).expect_err("the token does not follow");
     let shown = format!("{grammar:?} {allowed:?} {broken:?} {broken} {:?}", DEMO.compiler);
     assert!(!shown.contains("zebr"), "{shown}");
 }
@@ -522,7 +522,7 @@ fn a_model_without_an_end_or_with_a_strange_tokenizer_cannot_follow_forms() {
     assert_eq!(
         Some(GrammarError::NoEndToken),
         GrammarCompiler::new(&tokenizer, 384, &[384]).err(),
-        "beyond the logits"
+        "the end token is beyond the logits"
     );
     let json = r###"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},

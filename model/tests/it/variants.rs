@@ -47,10 +47,10 @@ fn assert_case(folder: &str, name: &str, checkpoint: Checkpoint) {
 fn a_checkpoint_that_leaves_out_all_it_may_gives_the_recorded_answer() {
     let bare = "tests/golden/qwen2_5_vl_bare";
     let checkpoint = Copy::of(bare).open();
-    let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else { panic!("another family") };
+    let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else { panic!("the checkpoint belongs to another family") };
     let (tower, tokens_per_second) = (&config.vision.tower, config.vision.tokens_per_second);
     assert_eq!((tower.depth, tower.num_heads, tokens_per_second), (32, 16, 4));
-    assert!(config.decoder.tied_embeddings, "text_config alone says so");
+    assert!(config.decoder.tied_embeddings, "text_config decides that the embeddings are tied");
     assert_single_image(bare, checkpoint);
 }
 
@@ -135,7 +135,7 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
             assert_eq!(mixture.renormalised, recorded["norm_topk_prob"].as_bool().unwrap_or(true));
         }
     }
-    let FamilyConfig::Qwen2_5Vl(vl) = vl else { panic!("another family") };
+    let FamilyConfig::Qwen2_5Vl(vl) = vl else { panic!("the checkpoint belongs to another family") };
     let (vision, recorded) = (&vl.vision, &recorded["qwen2_5_vl"]["vision"]);
     let found = json!({
         "depth": vision.tower.depth,
@@ -151,7 +151,7 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         "fullatt_block_indexes": vision.fullatt_block_indexes,
     });
     found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
-    let FamilyConfig::Qwen2Vl(vl) = vl2 else { panic!("another family") };
+    let FamilyConfig::Qwen2Vl(vl) = vl2 else { panic!("the checkpoint belongs to another family") };
     let (vision, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen2_vl"]["vision"]);
     let found = json!({
         "depth": vision.tower.depth,
@@ -164,7 +164,7 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         "temporal_patch_size": vision.tower.temporal_patch_size,
     });
     found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
-    let FamilyConfig::Qwen3Vl(vl) = vl3 else { panic!("another family") };
+    let FamilyConfig::Qwen3Vl(vl) = vl3 else { panic!("the checkpoint belongs to another family") };
     let (vision, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen3_vl"]);
     assert_eq!(vl.decoder.head_dim, recorded["text"]["head_dim"]);
     let found = json!({
@@ -190,9 +190,9 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
 fn a_release_without_end_tokens_of_its_own_ends_with_its_tokenizers() {
     let copy = Copy::of(INTERNVL_CHAT);
     let ends = copy.open().generation.eos_ids;
-    std::fs::remove_file(copy.0.join("generation_config.json")).expect("it was there");
+    std::fs::remove_file(copy.0.join("generation_config.json")).expect("the file existed");
     let found = copy.set(CONFIG, &["llm_config", "eos_token_id"], json!(5)).open().generation.eos_ids;
-    assert_eq!(found, [5, ends[0]], "the text model's, and the turn's end");
+    assert_eq!(found, [5, ends[0]], "the ends are the text model's and the end of a turn");
 }
 
 #[test]
@@ -200,16 +200,16 @@ fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
     for folder in [INTERNVL, INTERNVL_CHAT] {
         // The configuration as transformers 4.52 wrote it, without settings that equal the default.
         let copy = Copy::of(folder).set(CONFIG, &["tie_word_embeddings"], Value::Null);
-        let loaded = Model::plan(&copy.open(), &Target::Cpu { threads: 1 }).expect("it is planned");
+        let loaded = Model::plan(&copy.open(), &Target::Cpu { threads: 1 }).expect("the model is planned");
         for file in ["model.safetensors", "preprocessor_config.json", "video_preprocessor_config.json"] {
             drop(std::fs::remove_file(copy.0.join(file)));
         }
         for file in ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "processor_config.json"] {
             drop(std::fs::remove_file(copy.0.join(file)));
         }
-        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
-        let planned = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("it is planned");
+        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
+        let planned = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("the model is planned");
         assert_eq!(planned.parameters(), loaded.parameters(), "{folder}");
         let most = |checkpoint: &Checkpoint| {
             checkpoint.image_processor.as_ref().and_then(|pictures| pictures.config().tiling).map(|tiling| tiling.most)
@@ -228,7 +228,7 @@ fn internvls_defaults_are_those_that_transformers_has() {
         .fold(Copy::of(INTERNVL), |copy, file| copy.set(file, &["size"], tiles.clone()));
     let windowless = json!({ "model_type": "internvl", "text_config": { "sliding_window": null } }).to_string();
     let FamilyConfig::InternVl(found) = config(&copy.write(CONFIG, windowless).open()) else {
-        panic!("another family")
+        panic!("the checkpoint belongs to another family")
     };
     let (text, tower) = (&found.decoder, &found.vision);
     let expected = &recorded["text"];
@@ -239,7 +239,7 @@ fn internvls_defaults_are_those_that_transformers_has() {
         numbers.push(expected["num_key_value_heads"].clone());
         Value::Array(numbers)
     });
-    assert!(!text.tied_embeddings, "the class ties, but the checkpoint has a head of its own");
+    assert!(!text.tied_embeddings, "a checkpoint with its own output head is not tied, whatever the class says");
     assert_eq!(found.image_token, recorded["own"]["image_token_id"]);
     let found = json!({
         "hidden_size": tower.hidden,
@@ -301,7 +301,7 @@ fn retold(copy: Copy, tell: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(Str
     copy.rewrite("model.safetensors", |header, data| {
         let names: Vec<String> = header.as_object().expect("an object").keys().cloned().collect();
         for name in names.iter().filter(|name| name.contains(".mlp.experts.")) {
-            let entry = header.as_object_mut().expect("an object").remove(name).expect("it is there");
+            let entry = header.as_object_mut().expect("an object").remove(name).expect("the entry exists");
             let number = |value: &Value| value.as_u64().expect("a number") as usize;
             let shape = [0, 1, 2].map(|axis| number(&entry["shape"][axis]));
             let [mut start, end] = [0, 1].map(|side| number(&entry["data_offsets"][side]));
@@ -357,8 +357,8 @@ fn processors_in_processor_config_json_alone_are_followed_and_win() {
     let copy = copy.remove(file).write("processor_config.json", both.to_string());
     let alone = copy.open();
     assert_eq!((image(&alone), video(&alone)), (image(&full), video(&full)));
-    assert_ne!(alone.fingerprint(), full.fingerprint(), "other files");
-    Model::plan(&alone, &Target::Cpu { threads: 2 }).expect("it takes pictures");
+    assert_ne!(alone.fingerprint(), full.fingerprint(), "the fingerprints of different files differ");
+    Model::plan(&alone, &Target::Cpu { threads: 2 }).expect("the model takes pictures");
     // If both files are present, the older file is read only if the newer
     // file lacks these settings.
     let mut other = settings.clone();
@@ -368,7 +368,7 @@ fn processors_in_processor_config_json_alone_are_followed_and_win() {
     let copy = copy.write("processor_config.json", r#"{"processor_class": "Qwen2_5_VLProcessor"}"#);
     assert_eq!(image(&copy.open()).map(|config| config.pixel_bounds.max), Some(200_704));
     let copy = copy.write("processor_config.json", "[]");
-    let error = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("a list");
+    let error = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("a list is not a config");
     assert!(matches!(&error, CheckpointError::Malformed { file, .. } if file == "processor_config.json"), "{error}");
 }
 
@@ -429,7 +429,7 @@ fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
     ];
     for (folder, field, value, words) in table {
         let error = refused(folder, field, value);
-        assert!(error.contains(words), "{field:?} does not say '{words}': {error}");
+        assert!(error.contains(words), "the error for {field:?} should say '{words}': {error}");
     }
     // Keys in `text_config` are refused too, and the error names `text_config`.
     let bare = "tests/golden/qwen2_5_vl_bare";
@@ -476,13 +476,13 @@ fn assert_recorded_ids(tokenizer: &Tokenizer) {
     for case in cases {
         let ids: Vec<Value> = tokenizer
             .encode(case["text"].as_str().expect("a text"), false)
-            .expect("it encodes")
+            .expect("the text encodes")
             .into_iter()
             .map(Value::from)
             .collect();
         assert_eq!(&Value::from(ids.clone()), &case["ids"], "{}", case["text"]);
         let ids: Vec<u32> = ids.iter().filter_map(Value::as_u64).map(|id| id as u32).collect();
-        assert_eq!(case["decoded"], tokenizer.decode(&ids, false).expect("it decodes"), "{}", case["text"]);
+        assert_eq!(case["decoded"], tokenizer.decode(&ids, false).expect("the tokens decode"), "{}", case["text"]);
     }
 }
 
@@ -500,7 +500,7 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
         in_parts(copy, &whole)
     };
     let open = |copy: &Copy| Checkpoint::open(CheckpointSource::Folder(copy.0.clone()));
-    let error = |copy: &Copy| open(copy).and_then(|opened| opened.prompts()).expect_err("it is refused");
+    let error = |copy: &Copy| open(copy).and_then(|opened| opened.prompts()).expect_err("the tokenizer is refused");
     let settings = "tokenizer_config.json";
     let told = |copy: Copy, words: &str| {
         let error = error(&copy);
@@ -539,9 +539,9 @@ fn a_window_that_would_slide_is_refused_by_name() {
         FamilyConfig::of(&Copy::of(QWEN2).write(CONFIG, fields.to_string()).open()).map(drop).map_err(|e| e.to_string())
     };
     let error = "config.json: sliding_window is 4096; supported: null, or at least max_position_embeddings";
-    assert_eq!(refused(json!({})), Err(error.to_owned()), "the class's default slides");
+    assert_eq!(refused(json!({})), Err(error.to_owned()), "the default of the class uses a sliding window");
     assert_eq!(refused(json!({ "sliding_window": 4096 })), Err(error.to_owned()));
-    assert_eq!(refused(json!({ "sliding_window": 8192 })), Ok(()), "it never slides");
+    assert_eq!(refused(json!({ "sliding_window": 8192 })), Ok(()), "the window is never used");
     assert_eq!(refused(json!({ "sliding_window": null })), Ok(()));
 }
 
@@ -556,20 +556,20 @@ fn scaled_frequencies_are_followed_or_refused_by_name() {
     let without = |key: &str| {
         let mut rope = llama3.clone();
         rope.as_object_mut().expect("an object").remove(key);
-        with(rope).expect_err("it is needed")
+        with(rope).expect_err("the field is required")
     };
     assert!(with(llama3.clone()).is_ok());
     let place = "config.json: rope_scaling";
     assert_eq!(without("factor"), format!("{place}.factor must be 1 or more where the type is llama3"));
     assert!(without("low_freq_factor").starts_with(&format!("{place}.high_freq_factor must be greater")));
     let yarn = json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096 });
-    assert_eq!(with(yarn).expect("it is YaRN").context_tokens, 16_384);
-    assert_eq!(with(json!({ "type": "linear", "factor": 4.0 })).expect("it is linear").context_tokens, 4096);
-    let other = with(json!({ "rope_type": "longrope", "factor": 4.0 })).expect_err("it is another");
+    assert_eq!(with(yarn).expect("YaRN scaling is accepted").context_tokens, 16_384);
+    assert_eq!(with(json!({ "type": "linear", "factor": 4.0 })).expect("linear scaling is accepted").context_tokens, 4096);
+    let other = with(json!({ "rope_type": "longrope", "factor": 4.0 })).expect_err("longrope scaling is refused");
     assert!(other.starts_with(&format!("{place}.rope_type is longrope; supported: default")), "{other}");
-    let unread = with(json!({ "rope_type": "linear", "factor": 4.0, "beta_fast": 32.0 })).expect_err("not of linear");
+    let unread = with(json!({ "rope_type": "linear", "factor": 4.0, "beta_fast": 32.0 })).expect_err("linear scaling has no beta_fast");
     assert_eq!(unread, format!("{place}.beta_fast is 32.0; this changes what the model computes and is not supported"));
-    let both = with(json!({ "rope_type": "yarn", "type": "linear", "factor": 4.0 })).expect_err("which is it");
+    let both = with(json!({ "rope_type": "yarn", "type": "linear", "factor": 4.0 })).expect_err("two different types are ambiguous");
     assert_eq!(both, format!("{place}.rope_type and rope_scaling.type differ"));
     assert!(with(json!({ "rope_type": "yarn", "factor": 0.5 })).is_err());
 }

@@ -89,13 +89,13 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
         let video = film(frames, 90, 61);
         let plan = processor().plan(&video, &limits(), usize::MAX).expect("a plan");
         assert_eq!((plan.steps, plan.step.grid.t), (steps, 1));
-        let processed = processor().process(&video, &plan, &limits()).expect("it is processed");
+        let processed = processor().process(&video, &plan, &limits()).expect("the video is processed");
         assert_eq!(processed.len(), steps);
         assert!(processed.iter().all(|step| step.image.grid == plan.step.grid));
         let bytes: Bytes = processed.iter().map(|step| step.image.bytes()).sum();
         assert_eq!(plan.patches_bytes(), bytes);
         let MediaGrid::Video { step, steps: counted, frames_per_second, .. } = plan.grid() else {
-            panic!("a video's grid is one");
+            panic!("the grid of a video is a video grid");
         };
         assert_eq!((step, counted, frames_per_second), (plan.step.grid, steps, 2.0));
     }
@@ -116,16 +116,16 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let steps = |frames: Vec<EncodedImage>| {
         let video = Video::new(frames, 2.0);
         let plan = processor().plan(&video, &limits(), usize::MAX).expect("a plan");
-        processor().process(&video, &plan, &limits()).expect("it is processed")
+        processor().process(&video, &plan, &limits()).expect("the video is processed")
     };
     let odd = steps(vec![a.clone(), b.clone(), a.clone()]);
     assert_eq!(odd[0].image, steps(vec![a.clone(), b.clone()])[0].image);
     assert_eq!(odd[0].hash, steps(vec![a.clone(), b.clone()])[0].hash);
-    assert_ne!(odd[0].hash, steps(vec![b.clone(), a.clone()])[0].hash, "another order is another step");
+    assert_ne!(odd[0].hash, steps(vec![b.clone(), a.clone()])[0].hash, "frames in another order form another step");
     let twice = steps(vec![a.clone(), a.clone()]);
     let cut = |step: &ResizedImage| bench::cut(step, &config());
-    assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a lone frame is shown twice");
-    assert_eq!(odd[1].image.bytes() * 2, twice[0].image.bytes(), "and kept once");
+    assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a single frame is shown twice");
+    assert_eq!(odd[1].image.bytes() * 2, twice[0].image.bytes(), "the repeated frame is stored once");
     // A lone frame equals the same picture, and shares its entry in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
@@ -135,7 +135,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
 
 #[test]
 fn what_is_no_video_is_refused_with_the_value() {
-    let refused = |video: &Video| processor().plan(video, &limits(), usize::MAX).expect_err("no video");
+    let refused = |video: &Video| processor().plan(video, &limits(), usize::MAX).expect_err("the video is refused");
     assert_eq!(refused(&Video::new(Vec::new(), 2.0)), VideoError::NoFrames);
     for rate in [0.0, -1.0, f64::INFINITY, f64::NAN] {
         let error = refused(&Video::new(vec![frame(56, 56, 1)], rate));
@@ -149,7 +149,7 @@ fn what_is_no_video_is_refused_with_the_value() {
         assert!(error.to_string().len() < 160 && error.to_string().contains("16777216 seconds"), "{error}");
     }
     let slowest = Video::new(vec![frame(56, 56, 1); 2], 2.0 / f64::from(1 << 24));
-    processor().plan(&slowest, &limits(), usize::MAX).expect("it lasts for half a year");
+    processor().plan(&slowest, &limits(), usize::MAX).expect("a video of half a year is planned");
     let mixed = Video::new(vec![frame(56, 84, 1), frame(56, 84, 2), frame(84, 56, 3)], 2.0);
     let expected = VideoError::FrameSize { frame: 2, width: 84, height: 56, first_width: 56, first_height: 84 };
     assert_eq!(refused(&mixed), expected);
@@ -166,8 +166,8 @@ fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named()
     let whole = frame(90, 70, 3);
     let cut = EncodedImage::new(&whole.bytes()[..whole.bytes().len() / 2]);
     let video = Video::new(vec![whole.clone(), whole, cut], 2.0);
-    let plan = processor().plan(&video, &limits(), usize::MAX).expect("headers are fine");
-    let error = processor().process(&video, &plan, &limits()).expect_err("a damaged frame");
+    let plan = processor().plan(&video, &limits(), usize::MAX).expect("all headers are valid");
+    let error = processor().process(&video, &plan, &limits()).expect_err("one frame is damaged");
     assert!(matches!(error, VideoError::Frame { frame: 2, source: ImageError::Damaged { .. }, .. }), "{error:?}");
 }
 
@@ -176,16 +176,16 @@ fn a_picture_is_known_by_its_size_and_not_by_the_limit_that_gave_it() {
     let within =
         |max| Media::Image(frame(90, 61, 0).within(ResizeLimits { pixels_max: max, ..ResizeLimits::default() }));
     let plans = plan(&envelope(), &[None, Some(28 * 28 * 14)].map(within)).expect("a plan");
-    assert_eq!(plans[0].key(), plans[1].key(), "as large as without");
+    assert_eq!(plans[0].key(), plans[1].key(), "the size is the same as without the limit");
     let smaller = plan(&envelope(), &[within(Some(28 * 28 * 2))]).expect("a plan");
     assert_ne!(plans[0].key(), smaller[0].key());
     assert!(smaller[0].grid().patches() <= 8 && plans[0].grid().patches() > 8);
-    let error = plan(&envelope(), &[within(Some(1 << 30))]).expect_err("more than the envelope allows");
+    let error = plan(&envelope(), &[within(Some(1 << 30))]).expect_err("the limit exceeds the envelope");
     let MediaError::Picture { source: ImageError::OwnLimitTooHigh { most, .. }, .. } = error else { panic!("{error}") };
     assert_eq!(most, envelope().picture_patches as u64 * 196);
     let small = frame(90, 61, 0).within(ResizeLimits { pixels_max: Some(784), ..ResizeLimits::default() });
     let film = Media::Video(Video::new(vec![small; 2], 2.0));
-    let error = plan(&envelope(), &[film]).expect_err("a frame has the size of its video");
+    let error = plan(&envelope(), &[film]).expect_err("a frame's size differs from its video's");
     assert!(error.to_string().contains("`max_pixels`") && error.hint().contains("leave"), "{error}");
 }
 
@@ -205,10 +205,10 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
     // 32 patches per step become a square of 16.
     assert_eq!(patches(&[video(8)]), [4 * 16]);
     assert_eq!(patches(&[video(4), picture.clone(), video(4)]), [2 * 16, 64, 2 * 16]);
-    let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()]).expect_err("nothing is left");
+    let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()]).expect_err("the pictures leave no tokens for the video");
     assert_eq!(full, MediaError::Video { index: 0, source: VideoError::TooLarge { patches: 4, limit: 0 } });
     assert!(full.hint().contains("fewer"), "{}", full.hint());
-    let many = plan(&envelope(), &[video(7), video(6)]).expect_err("more than twelve frames");
+    let many = plan(&envelope(), &[video(7), video(6)]).expect_err("the request has more than twelve frames");
     assert_eq!(many, MediaError::Video { index: 1, source: VideoError::TooManyFrames { frames: 13, limit: 12 } });
     // A short context reserves tokens for text: 12 of 16 tokens remain.
     let short = Envelope { context_tokens: 16, ..envelope() };
@@ -265,7 +265,7 @@ fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
     assert_eq!([2, 8].map(|frames| patches(&whole_video(Some(16)), frames)), [4 * 16, 4 * 4]);
     assert_eq!(patches(&whole_video(Some(1)), 2), 4 * 4);
     let lone = VideoProcessor::new(free).expect("valid settings").plan(&film(1, 400, 400), &limits(), usize::MAX);
-    let lone = lone.expect_err("less than a step");
+    let lone = lone.expect_err("the limit is less than one step");
     assert_eq!(lone, VideoError::TooFewFrames { frames: 1, least: 2 });
     assert!(lone.hint().contains("picture"), "{}", lone.hint());
 }
@@ -277,7 +277,7 @@ fn a_minimum_close_to_the_maximum_is_kept_where_no_limit_binds() {
     let patches = |limit| processor.plan(&film(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
     // The smallest square with at least 30 tokens has 36, as in transformers.
     assert_eq!((patches(usize::MAX), patches(60 * 4)), (4 * 36, 4 * 36));
-    assert_eq!(patches(40 * 4), 4 * 16, "under a limit that rounding up might break it is lowered");
+    assert_eq!(patches(40 * 4), 4 * 16, "a limit that rounding up would exceed is rounded down");
 }
 
 #[test]
@@ -287,13 +287,13 @@ fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_o
     let tokens = |envelope: &Envelope, step_text_tokens: usize| {
         let film = Video::new(vec![png(&RgbImage::new(1280, 720)); envelope.video_frames], 2.0);
         let plans = plan_written(released.clone(), step_text_tokens, envelope, &[Media::Video(film)]);
-        let grid = plans.expect("it is within `video_frames`")[0].grid();
+        let grid = plans.expect("the number of frames is within `video_frames`")[0].grid();
         grid.patches() / 4 + grid.pictures() * step_text_tokens
     };
     for envelope in [Envelope::gpu(), Envelope::default(), Envelope::small()] {
         for step_text_tokens in [0, 12] {
             let (taken, most) = (tokens(&envelope, step_text_tokens), envelope.context_tokens * 3 / 4);
-            assert!(taken <= most, "{taken} of {most} at {step_text_tokens}");
+            assert!(taken <= most, "{taken} tokens of at most {most} at {step_text_tokens} text tokens per step");
         }
     }
 }
@@ -301,18 +301,18 @@ fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_o
 #[test]
 fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
     let random = random_checkpoint("qwen3-vl-tiny", 0).expect("a known shape");
-    let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
-    let family = FamilyConfig::of(&checkpoint).expect("it is known");
+    let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
+    let family = FamilyConfig::of(&checkpoint).expect("the family is known");
     let text_tokens = |frames_per_second| {
         let step = Grid { t: 1, h: 2, w: 2 };
         let grid = MediaGrid::Video { step, steps: 2, frames: 4, frames_per_second };
         let written = family.write_visuals("<|video_pad|>".to_owned(), &[grid]);
         let (_, second) = written.split_once("<|vision_end|>").expect("two steps");
-        qwen_tokenizer().encode(second, false).expect("it encodes").len() - 1
+        qwen_tokenizer().encode(second, false).expect("the text encodes").len() - 1
     };
     // The second step lasts from frame 2 to frame 3, so its time is 2.5 / rate seconds.
-    assert_eq!(text_tokens(2.5), 8, "<1.0 seconds>");
-    assert_eq!(text_tokens(2.5 / 99_999.9), family.step_text_tokens(), "<99999.9 seconds>");
+    assert_eq!(text_tokens(2.5), 8, "the text is <1.0 seconds>");
+    assert_eq!(text_tokens(2.5 / 99_999.9), family.step_text_tokens(), "the text is <99999.9 seconds>");
 }
 
 #[test]
@@ -327,25 +327,25 @@ fn video_settings_that_transformers_ignores_or_that_are_not_followed_are_refused
         (whole, "max_pixels", "90000", "set `size`"),
         (each, "cap_pixels_per_frame", "true", "false or null"),
     ] {
-        let error = read(class, &format!(r#""{setting}": {value}"#)).expect_err("it is refused");
+        let error = read(class, &format!(r#""{setting}": {value}"#)).expect_err("the setting is refused");
         assert!(error.to_string().contains(&format!("`{setting}` is {value}")), "{error}");
         assert!(error.hint().contains(hint), "{}", error.hint());
     }
-    read(whole, r#""min_pixels": null, "max_pixels": null, "cap_pixels_per_frame": true"#).expect("nothing is said");
-    read(each, r#""min_pixels": 4096, "cap_pixels_per_frame": false"#).expect("it is followed");
+    read(whole, r#""min_pixels": null, "max_pixels": null, "cap_pixels_per_frame": true"#).expect("null settings are accepted");
+    read(each, r#""min_pixels": 4096, "cap_pixels_per_frame": false"#).expect("the settings are accepted");
 }
 
 #[test]
 fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     let own =
         br#"{"video_processor_type": "Qwen2VLVideoProcessor", "size": {"shortest_edge": 4000, "longest_edge": 90000}}"#;
-    let config = ImageProcessorConfig::from_video_json(own).expect("it is read");
+    let config = ImageProcessorConfig::from_video_json(own).expect("the video settings are read");
     assert_eq!(config.pixel_bounds, PixelBounds { min: 4000, max: 90000 });
     let bare = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "Qwen2VLVideoProcessor"}"#);
-    assert_eq!(bare.expect("it is read").pixel_bounds, PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 });
+    assert_eq!(bare.expect("the video settings are read").pixel_bounds, PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 });
     let whole = |more: &str| {
         let json = format!(r#"{{"video_processor_type": "Qwen3VLVideoProcessor"{more}}}"#);
-        ImageProcessorConfig::from_video_json(json.as_bytes()).expect("it is read")
+        ImageProcessorConfig::from_video_json(json.as_bytes()).expect("the video settings are read")
     };
     let bare = whole("");
     assert_eq!(bare.pixel_bounds, PixelBounds { min: 128 * 32 * 32, max: 768 * 32 * 32 });
@@ -359,8 +359,8 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     // Checkpoints without video settings (video_preprocessor_config.json, or `video_processor` in
     // processor_config.json) use the picture settings, as in transformers.
     let pictures = golden_bytes("qwen2_5_vl/preprocessor_config.json");
-    let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("it is read");
-    assert_eq!(fallen, ImageProcessorConfig::from_json(&pictures).expect("it is read"));
+    let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("the video settings are read");
+    assert_eq!(fallen, ImageProcessorConfig::from_json(&pictures).expect("the video settings are read"));
     let other = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "VivitVideoProcessor"}"#);
     assert!(matches!(other, Err(ProcessorError::UnknownProcessor { .. })), "{other:?}");
 }
@@ -376,5 +376,5 @@ fn host_memory_grows_with_the_patches_and_not_with_the_decoded_frames() {
     assert_eq!(step * 6, steps);
     // The encoded bytes of the largest frame are included, and frames differ by a few bytes.
     assert!(twelve.0.abs_diff(two.0) < 100, "{two} {twelve}");
-    assert!(two >= Bytes(1200 * 900 * 3), "a decoded frame is counted");
+    assert!(two >= Bytes(1200 * 900 * 3), "the cost includes a decoded frame");
 }

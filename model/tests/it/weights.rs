@@ -27,8 +27,8 @@ const FILE: &str = "model.safetensors";
 fn the_copies_themselves_are_good() {
     for folder in [QWEN2, QWEN2_5_VL] {
         let copy = Copy::of(folder);
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("it opens");
-        Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("it can be planned");
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint opens");
+        Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("the model can be planned");
     }
 }
 
@@ -66,12 +66,12 @@ fn an_extra_tensor_is_named_and_not_left_out_silently() {
 #[test]
 fn what_released_checkpoints_carry_on_top_is_no_extra_tensor() {
     let plans = |copy: Copy| {
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
         Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).map(drop)
     };
     let with = |name| Copy::of(QWEN2).add(FILE, name);
-    plans(with("model.layers.0.self_attn.rotary_emb.inv_freq")).expect("a buffer");
-    let error = plans(with("model.layers.0.self_attn.rotary_emb.inv_freq_of_another")).expect_err("no buffer");
+    plans(with("model.layers.0.self_attn.rotary_emb.inv_freq")).expect("a known buffer is ignored");
+    let error = plans(with("model.layers.0.self_attn.rotary_emb.inv_freq_of_another")).expect_err("the name is not a known buffer");
     assert!(matches!(error, LoadError::Weights(WeightError::Extra { count: 1, .. })), "{error:?}");
 }
 
@@ -80,7 +80,7 @@ fn a_tied_checkpoint_may_have_its_embedding_twice_and_no_other_head() {
     let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
     let with = |change: fn(&mut [u8])| Copy::of(QWEN2).double(FILE, embedding, head, change);
     let same = with(|_| {}).open();
-    Model::plan(&same, &Target::Cpu { threads: 2 }).expect("the tie is true");
+    Model::plan(&same, &Target::Cpu { threads: 2 }).expect("the tied weights are equal");
     let error = with(|bytes| *bytes.last_mut().expect("a byte") ^= 1).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::Untied { .. })), "{error:?}");
     assert_eq!(
@@ -90,7 +90,7 @@ fn a_tied_checkpoint_may_have_its_embedding_twice_and_no_other_head() {
     );
     assert!(error.hint().contains("tie_word_embeddings"), "{}", error.hint());
     let error = Copy::of(QWEN2).add(FILE, head).error();
-    assert!(matches!(&error, LoadError::Weights(WeightError::Untied { .. })), "another shape: {error:?}");
+    assert!(matches!(&error, LoadError::Weights(WeightError::Untied { .. })), "a tensor of another shape is untied: {error:?}");
 }
 
 #[test]
@@ -171,13 +171,13 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     // Ids 372 to 375 are added tokens.
     let vocabulary = |rows: usize| {
         let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(rows));
-        let family = FamilyConfig::of(&few.open()).expect("it is one of the family's");
+        let family = FamilyConfig::of(&few.open()).expect("the family accepts the config");
         family.check_vocabulary(few.prompts().tokenizer())
     };
     vocabulary(375).expect("an added token needs no row");
     let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(300));
-    let family = FamilyConfig::of(&few.open()).expect("it is one of the family's");
-    let foreign = family.check_vocabulary(few.prompts().tokenizer()).expect_err("its tokenizer is another model's");
+    let family = FamilyConfig::of(&few.open()).expect("the family accepts the config");
+    let foreign = family.check_vocabulary(few.prompts().tokenizer()).expect_err("the tokenizer belongs to another model");
     assert_eq!(foreign.to_string(), "config.json: vocab_size is 300, but the tokenizer has 376 ids");
     assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0; expected from 1 to 4096");
     let absurd = text("hidden_size", json!(u64::MAX));
@@ -310,13 +310,13 @@ fn what_internvl_does_not_follow_is_refused_by_name() {
     assert_eq!(
         vision("image_size", json!(84)),
         "image_seq_length is 4, but vision_config gives 9",
-        "two keys disagree"
+        "both errors name the two keys that disagree"
     );
     assert_eq!(vision("num_attention_heads", json!(3)), "vision_config: 128 elements cannot be divided among 3 heads");
     assert_eq!(
         vision("patch_size", json!(28)),
         "image_seq_length is 4, but vision_config gives 1",
-        "two keys disagree"
+        "both errors name the two keys that disagree"
     );
     assert_eq!(converted(&["image_token_id"], json!(400)), "image_token_id is 400, but vocab_size is 400");
     let text = converted(&["text_config", "model_type"], json!("internlm3"));
@@ -342,10 +342,10 @@ fn a_released_checkpoint_without_its_placeholder_token_is_refused() {
     let copy = Copy::of(INTERNVL_CHAT);
     let path = copy.0.join("tokenizer.json");
     let text = fs::read_to_string(&path).expect("a tokenizer").replace("<IMG_CONTEXT>", "<IMG_OTHER>");
-    fs::write(&path, text).expect("it is written");
+    fs::write(&path, text).expect("the file is written");
     let settings = copy.0.join("tokenizer_config.json");
     let text = fs::read_to_string(&settings).expect("settings").replace("<IMG_CONTEXT>", "<IMG_OTHER>");
-    fs::write(&settings, text).expect("it is written");
+    fs::write(&settings, text).expect("the file is written");
     drop(fs::remove_file(copy.0.join("added_tokens.json")));
     assert_eq!(copy.error().to_string(), "config.json: the model takes pictures, but no added token is <IMG_CONTEXT>");
 }
@@ -354,7 +354,7 @@ fn a_released_checkpoint_without_its_placeholder_token_is_refused() {
 fn settings_that_tiles_cannot_follow_are_refused_by_name() {
     let settings = |field: &str, value: Value| {
         let copy = Copy::of(INTERNVL).set("preprocessor_config.json", &[field], value);
-        Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused").to_string()
+        Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("the checkpoint is refused").to_string()
     };
     for (field, value, said) in [
         ("size", json!({ "height": 56, "width": 84 }), "`size` is 0"),
@@ -375,19 +375,19 @@ fn qwen3_vl_without_settings_for_videos_takes_those_of_pictures() {
     let copy = Copy::of(QWEN3_VL);
     let videos = |copy: &Copy| {
         let checkpoint = copy.open();
-        let family = FamilyConfig::of(&checkpoint).expect("it can be served");
+        let family = FamilyConfig::of(&checkpoint).expect("the family serves the checkpoint");
         family.video_processor(&checkpoint).map(|videos| (videos.config().counted, videos.config().pixel_bounds))
     };
     let counted = CountedPixels::Video { tokens_max: None };
     assert_eq!(videos(&copy).map(|(counted, _)| counted), Some(counted));
     let copy = copy.remove("video_preprocessor_config.json");
-    Model::plan(&copy.open(), &Target::Cpu { threads: 2 }).expect("it takes pictures and videos");
-    let pictures = copy.open().image_processor.expect("it takes pictures").config().pixel_bounds;
+    Model::plan(&copy.open(), &Target::Cpu { threads: 2 }).expect("the model takes pictures and videos");
+    let pictures = copy.open().image_processor.expect("the model takes pictures").config().pixel_bounds;
     assert_eq!(videos(&copy), Some((counted, pictures)));
     // A checkpoint without weights takes missing files from the release.
-    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
-    let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");
-    assert!(FamilyConfig::of(&planned).expect("it can be planned").video_processor(&planned).is_some());
+    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has a config.json");
+    let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("the files are valid");
+    assert!(FamilyConfig::of(&planned).expect("the family accepts the config").video_processor(&planned).is_some());
 }
 
 #[test]
@@ -406,11 +406,11 @@ fn settings_for_pictures_alone_in_the_newer_file_make_a_checkpoint_without_video
     let pictures = json!({ "image_processor": copy.json("preprocessor_config.json") });
     let copy = copy.remove("preprocessor_config.json").write("processor_config.json", pictures.to_string());
     let checkpoint = copy.open();
-    let model = Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("it takes pictures");
+    let model = Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("the model takes pictures");
     assert!(checkpoint.image_processor.is_some() && model.config().video_processor(&checkpoint).is_none());
     // A checkpoint without weights takes each missing file from the release.
-    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
-    let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");
+    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has a config.json");
+    let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("the files are valid");
     let config = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().map(|images| images.config().clone());
     assert_eq!(config(&planned), config(&checkpoint));
     assert!(model.config().video_processor(&planned).is_some());
@@ -430,16 +430,16 @@ fn a_video_processor_of_another_model_is_refused_and_one_of_its_own_is_followed(
         format!(r#"{{"video_processor_type": "Qwen2VLVideoProcessor", "merge_size": {merge}, "max_pixels": 200704}}"#)
     };
     let copy = Copy::of(QWEN2_5_VL);
-    let before = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
-    fs::write(copy.0.join("video_preprocessor_config.json"), file(2)).expect("it can be written");
-    let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
-    Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("the tower reads such patches");
+    let before = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
+    fs::write(copy.0.join("video_preprocessor_config.json"), file(2)).expect("the file can be written");
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
+    Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("the tower reads patches of this size");
     let pixels = |checkpoint: &Checkpoint| {
         checkpoint.video_processor.as_ref().expect("a video processor").config().pixel_bounds.max
     };
     assert_eq!((pixels(&before), pixels(&checkpoint)), (31360, 200_704));
-    assert_ne!(before.fingerprint(), checkpoint.fingerprint(), "a profile depends on it");
-    fs::write(copy.0.join("video_preprocessor_config.json"), file(1)).expect("it can be written");
+    assert_ne!(before.fingerprint(), checkpoint.fingerprint(), "the fingerprint depends on the video settings");
+    fs::write(copy.0.join("video_preprocessor_config.json"), file(1)).expect("the file can be written");
     let expected = "config.json: vision_config.spatial_merge_size is 2, but the video processor's is 1";
     assert_eq!(copy.error().to_string(), expected);
 }
@@ -447,7 +447,7 @@ fn a_video_processor_of_another_model_is_refused_and_one_of_its_own_is_followed(
 #[test]
 fn a_vision_model_without_an_image_processor_is_refused_before_anybody_shows_it_a_picture() {
     let copy = Copy::of(QWEN2_5_VL);
-    fs::remove_file(copy.0.join("preprocessor_config.json")).expect("it was there");
+    fs::remove_file(copy.0.join("preprocessor_config.json")).expect("the file existed");
     let expected = "config.json: the model takes pictures, but there is no preprocessor_config.json or \
                     processor_config.json";
     assert_eq!(copy.error().to_string(), expected);
@@ -459,8 +459,8 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
         .set("config.json", &["rope_scaling", "rope_type"], json!("default"))
         .set("config.json", &["vision_config", "in_channels"], json!(3))
         .set("config.json", &["vision_config", "in_chans"], json!(3));
-    let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
-    Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("both spellings say the same");
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
+    Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("both spellings are accepted");
     let error = copy.set("config.json", &["rope_scaling", "type"], json!("yarn")).error();
     let expected = "config.json: rope_scaling.rope_type and rope_scaling.type differ";
     assert_eq!(error.to_string(), expected);
@@ -469,7 +469,7 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
 #[test]
 fn loading_stops_after_the_tensor_at_which_it_is_told_to() {
     let (checkpoint, cpu) = (Copy::of(QWEN2).open(), Cpu::new(1));
-    let bytes = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("it can be planned").weight_bytes();
+    let bytes = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("the model can be planned").weight_bytes();
     let segment = Memory::new(Bytes::mib(16)).poisoned(&cpu, Class::Weights, bytes);
     let mut copied = 0;
     let stopped = Model::load(&checkpoint, &cpu, segment, |_, _| {

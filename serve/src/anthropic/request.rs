@@ -158,10 +158,10 @@ mod tests {
             (json!({"messages": [], "max_tokens": -1}), "max_tokens"),
             (json!({"messages": [], "tools": [{"name": {}}]}), "tools[0].name"),
         ] {
-            let error = MessagesRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("it is wrong");
+            let error = MessagesRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("bad request");
             let told = error.body(Shape::Anthropic);
             assert_eq!((&told["type"], &told["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
-            let message = told["error"]["message"].as_str().expect("text");
+            let message = told["error"]["message"].as_str().expect("a message");
             assert!(message.starts_with(&format!("`{place}`: ")), "{message}");
         }
     }
@@ -176,6 +176,6 @@ mod tests {
         });
         let request =
             MessagesRequest::from_json(body.to_string().as_bytes()).map_err(|error| error.body(Shape::Anthropic));
-        assert_eq!(request.expect("it is right").system.expect("blocks").0[0].text.as_deref(), Some("a"));
+        assert_eq!(request.expect("the request is right").system.expect("blocks").0[0].text.as_deref(), Some("a"));
     }
 }

@@ -214,7 +214,7 @@ mod tests {
             Piece::Said(other) => format!("{other:?}"),
             Piece::Shown(_) => "picture".to_owned(),
         };
-        let drafts = told(body).expect("it is right");
+        let drafts = told(body).expect("the request is right");
         drafts.iter().map(|draft| (draft.role, draft.pieces.iter().map(piece).collect())).collect()
     }
 
@@ -243,7 +243,7 @@ mod tests {
                 (Role::User, texts(&["so?"])),
             ]
         );
-        let drafts = told(&body).expect("it is right");
+        let drafts = told(&body).expect("the request is right");
         assert_eq!((&drafts[2].calls, &drafts[3].result_of), (&vec![Some("a".to_owned())], &Some("a".to_owned())));
     }
 
@@ -271,7 +271,7 @@ mod tests {
             ),
             (said(json!({"type": "tool_result", "content": "a"})), "messages[0].content[0].tool_use_id"),
         ] {
-            assert_eq!(told(&body).map(|_| ()).expect_err("it is wrong")["param"], param, "{body}");
+            assert_eq!(told(&body).map(|_| ()).expect_err("the request is wrong")["param"], param, "{body}");
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
     fn a_tool_of_anthropics_servers_is_left_out_and_others_get_openais_form() {
         let mut left_out = LeftOut::default();
         let mut read = |value: Value| offered(serde_json::from_value(value).expect("a tool"), 3, &mut left_out);
-        let own = read(json!({"type": "bash_20250124", "name": "bash"})).expect_err("no model of ours knows it");
+        let own = read(json!({"type": "bash_20250124", "name": "bash"})).expect_err("bash is an unknown tool");
         assert!(own.body(Shape::Anthropic).to_string().contains("bash_20250124"));
         let hosted = read(json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 8}));
         assert_eq!(hosted.map_err(|_| ()), Ok(None));
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(custom.map_err(|_| ()), Ok(Some(shown.clone())));
         let forced = |choice| left_out.check(&choice, std::slice::from_ref(&shown)).is_err();
         assert!(forced(ToolChoice::Named("web_search".to_owned())));
-        assert!(!forced(ToolChoice::Required), "there is another tool to call");
+        assert!(!forced(ToolChoice::Required), "another tool can be called");
         assert!(left_out.check(&ToolChoice::Required, &[]).is_err());
         assert!(!forced(ToolChoice::Auto));
     }

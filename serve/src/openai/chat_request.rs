@@ -175,7 +175,7 @@ mod tests {
             (json!({"messages": [{"content": "a"}]}), "messages[0].role"),
             (json!({}), "messages"),
         ] {
-            let error = ChatRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("it is wrong");
+            let error = ChatRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("bad request");
             assert_eq!(error.body(Shape::OpenAi)["error"]["param"], param, "{body}");
         }
     }
@@ -184,6 +184,6 @@ mod tests {
     fn unknown_fields_and_nulls_are_ignored() {
         let body = json!({"messages": [{"role": "user", "content": null, "name": null}], "n": null, "store": true, "user": "u"});
         let request = ChatRequest::from_json(body.to_string().as_bytes()).map_err(|error| error.body(Shape::OpenAi));
-        assert!(request.expect("it is right").chat.messages[0].content.is_none());
+        assert!(request.expect("the request is right").chat.messages[0].content.is_none());
     }
 }

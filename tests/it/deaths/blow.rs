@@ -53,7 +53,7 @@ pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
         (Victim::StepLane | Victim::VisionLane, Way::Supervisor) => {
             end(&world.engine(name).await, ActorCell::kill).await
         }
-        (Victim::StepLane | Victim::VisionLane, _) => panic!("{victim:?} by {way:?} cannot be"),
+        (Victim::StepLane | Victim::VisionLane, _) => panic!("{victim:?} cannot end by {way:?}"),
         _ => {
             let cell = cell_of(world, name, victim).await;
             match way {
@@ -62,7 +62,7 @@ pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
                 Way::Kill => end(&cell, ActorCell::kill).await,
                 Way::Stop => end(&cell, |cell| cell.stop(None)).await,
                 Way::Supervisor => {
-                    let supervisor = cell.try_get_supervisor().expect("everybody here has a supervisor");
+                    let supervisor = cell.try_get_supervisor().expect("every victim here has a supervisor");
                     end(&cell, |_| supervisor.kill()).await;
                 }
             }
@@ -78,13 +78,13 @@ async fn cell_of(world: &World, name: &str, victim: Victim) -> ActorCell {
         Victim::Profile => child::<ProfileMessage>(&world.engine(name).await),
         Victim::Vision => child::<VisionMessage>(&world.engine(name).await),
         Victim::Scheduler => child::<SchedulerMessage>(&world.engine(name).await),
-        Victim::StepLane | Victim::VisionLane => panic!("a lane is no actor"),
+        Victim::StepLane | Victim::VisionLane => panic!("a lane is not an actor"),
     }
 }
 
 fn child<M: bursar::ractor::Message>(engine: &ActorCell) -> ActorCell {
     let found = engine.get_children().into_iter().find(|child| child.is_message_type_of::<M>() == Some(true));
-    found.expect("the engine has such a child now")
+    found.expect("the engine has such a child at this moment")
 }
 
 fn drill(cell: &ActorCell, victim: Victim, drill: FaultInjection) {
@@ -97,17 +97,17 @@ fn drill(cell: &ActorCell, victim: Victim, drill: FaultInjection) {
         Victim::Scheduler => cell.send_message(SchedulerMessage::InjectFault(drill)).is_ok(),
         Victim::StepLane | Victim::VisionLane => false,
     };
-    assert!(sent, "{victim:?} lives and takes drills");
+    assert!(sent, "{victim:?} lives and accepts the fault");
 }
 
 /// Injects the fault and waits until `cell` has ended.
 async fn end(cell: &ActorCell, strike: impl FnOnce(&ActorCell)) {
     strike(cell);
-    cell.wait(None).await.expect("no time limit");
+    cell.wait(None).await.expect("a wait without a time limit");
 }
 
 async fn drill_lane(engine: &ActorCell, which: WhichLane) {
     let (ended, end) = Responder::new();
     assert!(engine.send_message(EngineMessage::KillLane { which, ended }).is_ok(), "the engine lives");
-    end.await.expect("there is such a lane now");
+    end.await.expect("the engine has such a lane at this moment");
 }

@@ -66,7 +66,7 @@ pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
         runtime.shutdown().await;
         assert_free(&device, "at the end").await;
     }
-    assert!(under_blow > 0, "{victim:?} never died under a request, so nothing was seen");
+    assert!(under_blow > 0, "no request was in progress when {victim:?} died, so nothing was tested");
 }
 
 struct Case {
@@ -106,7 +106,7 @@ impl Case {
         let beside = beside.chat(long(BESIDE_CHAT)).await.expect("accepted");
         let mut heard = String::new();
         if self.moment == Moment::Decoding {
-            heard.push_str(replies[0].next().await.expect("an event").expect("a word").text());
+            heard.push_str(replies[0].next().await.expect("an event").expect("text").text());
         }
         UnderWay { replies, beside, heard }
     }
@@ -125,8 +125,8 @@ impl Case {
                 "{case}, chat {number}"
             );
         }
-        let beside = listen(under_way.beside).await.unwrap_or_else(|error| panic!("{case}, beside: {error}"));
-        assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the model beside it");
+        let beside = listen(under_way.beside).await.unwrap_or_else(|error| panic!("{case}, the other model: {error}"));
+        assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the other model");
     }
 
     /// Returns the number of requests to the struck model that were in progress when
@@ -135,8 +135,8 @@ impl Case {
         let case = &self.name;
         let model = world.struck().await;
         let before = world.snapshot().await;
-        let (backs, generation) = (world.device.counts().backs, model.serving().await.expect("it serves").generation);
-        let generation_beside = world.beside.serving().await.expect("it serves").generation;
+        let (backs, generation) = (world.device.counts().backs, model.serving().await.expect("a model").generation);
+        let generation_beside = world.beside.serving().await.expect("the model serves").generation;
         let under_way = self.ask(Some(&model), &world.beside).await;
         strike(world, STRUCK, self.victim, self.way).await;
         let at_blow = model.requests().0;
@@ -146,30 +146,30 @@ impl Case {
         self.at("the next reply", world);
         // The next caller sees no error. A picture that is in no cache makes both lanes work.
         let fresh = 1000 + self.way as usize * 10 + self.moment as usize;
-        ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next: {error}"));
+        ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next one: {error}"));
 
         self.at("all is as before", world);
-        let serving = model.serving().await.expect("it serves");
+        let serving = model.serving().await.expect("the model serves");
         if self.victim != Victim::Budget {
             eventually("there is a successor", async || {
-                model.serving().await.expect("it serves").generation > generation
+                model.serving().await.expect("the model serves").generation > generation
             })
             .await;
         } else {
-            assert_eq!(serving.generation, generation, "{case}: the model did not notice");
+            assert_eq!(serving.generation, generation, "{case}: the model keeps its generation");
         }
-        let beside = world.beside.serving().await.expect("it serves").generation;
-        assert_eq!(beside, generation_beside, "{case}: nothing of the other model died");
+        let beside = world.beside.serving().await.expect("the model serves").generation;
+        assert_eq!(beside, generation_beside, "{case}: no actor of the other model died");
         let after = world.snapshot().await;
-        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: rule 10, the weights stay");
+        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: rule 10, the lease is kept");
         assert!(weights_of(&after, STRUCK).is_some());
         if self.ends_the_engine() {
             eventually("as much is leased as before", async || world.snapshot().await.granted == before.granted).await;
         } else {
-            assert_eq!(world.device.counts().backs, backs, "{case}: nothing was backed anew");
+            assert_eq!(world.device.counts().backs, backs, "{case}: no memory was backed again");
             eventually("the ledger is as before", async || world.snapshot().await == before).await;
         }
-        assert_eq!(world.device.counts().backed, before.granted, "{case}: what is leased is backed");
+        assert_eq!(world.device.counts().backed, before.granted, "{case}: all leased memory is backed");
         at_blow
     }
 
@@ -186,11 +186,11 @@ impl Case {
         assert_eq!(loads.load(Ordering::SeqCst), 1, "{case}: rule 10, weights are copied once");
         self.at("all replies", world);
         self.all_as_expected(under_way).await;
-        assert!(!ask(&model, long(0).max_tokens(4)).await.expect(case).text.is_empty(), "{case}: it serves");
+        assert!(!ask(&model, long(0).max_tokens(4)).await.expect(case).text.is_empty(), "{case}: the model serves");
         let after = world.snapshot().await;
-        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: the weights' lease");
+        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: the weights keep their lease");
         assert!(weights_of(&after, STRUCK).is_some());
-        assert_eq!(world.device.counts().backed, after.granted, "{case}: no byte of the dead is left");
+        assert_eq!(world.device.counts().backed, after.granted, "{case}: no memory of the dead actor is left");
         self.unload(world).await;
         1
     }
@@ -200,7 +200,7 @@ impl Case {
     async fn unload(&self, world: &mut World) {
         self.at("it unloads", world);
         world.struck = None;
-        world.runtime.unload(STRUCK).await.expect("it unloads");
+        world.runtime.unload(STRUCK).await.expect("the model unloads");
         let ledger = world.snapshot().await;
         assert!(ledger.leases.iter().all(|line| line.model.to_string() == BESIDE), "{}: {ledger}", self.name);
         assert_eq!(world.device.counts().backed, ledger.granted, "{}", self.name);
@@ -221,7 +221,7 @@ impl Case {
         let at_blow = model.as_ref().unwrap_or(&world.beside).requests().0;
         self.at("its start ends", &world);
         if let Some(held) = held {
-            match held.go_on().await.err().unwrap_or_else(|| panic!("{case}: nobody could answer for it")) {
+            match held.go_on().await.err().unwrap_or_else(|| panic!("{case}: the start fails")) {
                 RuntimeError::Unanswered(_) => {}
                 RuntimeError::Start(error) => {
                     assert!(matches!(*error, StartError::Stopped { .. }), "{case}: {error:?}");
@@ -246,7 +246,7 @@ impl Case {
         drop((world, model));
         assert_free(&device, case).await;
         let again = World::on(device.clone()).await;
-        assert_eq!(ask(&again.beside, long(0)).await.expect(case).text, expected(0).await.text, "{case}: again");
+        assert_eq!(ask(&again.beside, long(0)).await.expect(case).text, expected(0).await.text, "{case}: restarted");
         (at_blow, again)
     }
 }
@@ -277,14 +277,14 @@ impl LedgerWatch {
                 let backed = device.counts();
                 let ledger = budget.snapshot().await.expect("the budget answers");
                 let held = ledger.granted + ledger.overhead + ledger.foreign + ledger.canary;
-                assert!(held <= ledger.total && ledger.deficit.is_zero(), "rule 1: {ledger}");
+                assert!(held <= ledger.total && ledger.deficit.is_zero(), "rule 1 holds: {ledger}");
                 // Rule 11: a successor leases nothing while its predecessor still holds leases.
                 let mut generations: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
                 for line in ledger.leases.iter().filter(|line| line.class != bursar::Class::Host) {
                     generations.entry(line.owner.name.to_string()).or_default().insert(line.owner.generation);
                 }
                 for (owner, generations) in generations {
-                    assert_eq!(generations.len(), 1, "rule 11: {owner} has {generations:?} at once: {ledger}");
+                    assert_eq!(generations.len(), 1, "rule 11: {owner} has leases of {generations:?}: {ledger}");
                 }
                 // If two equal snapshots surround the reading, backed bytes
                 // cannot exceed granted bytes.
@@ -302,6 +302,6 @@ impl LedgerWatch {
     async fn end(self, case: &str) {
         self.over.store(true, Ordering::Relaxed);
         let looks = self.watching.await.unwrap_or_else(|error| panic!("{case}: {error}"));
-        assert!(looks > 0, "{case}: nobody looked");
+        assert!(looks > 0, "{case}: the ledger was read at least once");
     }
 }

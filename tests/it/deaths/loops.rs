@@ -60,11 +60,11 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
             let model = demo(&runtime, LoadOptions { intensity: TWO, ..small() }).await;
             let begun = Instant::now();
             for death in 0..3 {
-                let serving = model.serving().await.expect("it serves");
+                let serving = model.serving().await.expect("the model serves");
                 let injected = match victim {
                     "vision" => serving
                         .vision
-                        .expect("it takes pictures")
+                        .expect("the demo model takes pictures")
                         .send_message(VisionMessage::InjectFault(FaultInjection::Fail))
                         .is_ok(),
                     _ => serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Fail)).is_ok(),
@@ -75,7 +75,7 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
                 }
             }
             let reason = reason_of_the_end(&model).await;
-            assert!(begun.elapsed() >= WAITS, "{victim}: it waits longer each time: {:?}", begun.elapsed());
+            assert!(begun.elapsed() >= WAITS, "{victim}: each restart waits longer: {:?}", begun.elapsed());
             assert!(
                 reason.contains("2 restarts") && reason.contains("this error was injected by a drill"),
                 "{victim}: {reason}"
@@ -94,7 +94,7 @@ fn an_engines_crash_loop_stops_the_model_with_the_reason() {
         let model = demo(&runtime, LoadOptions { engine_intensity: TWO, ..small() }).await;
         let begun = Instant::now();
         for death in 0..3 {
-            let serving = model.serving().await.expect("it serves");
+            let serving = model.serving().await.expect("the model serves");
             let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
             assert!(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)).is_ok(), "the engine lives");
             if death < 2 {
@@ -102,7 +102,7 @@ fn an_engines_crash_loop_stops_the_model_with_the_reason() {
             }
         }
         let reason = reason_of_the_end(&model).await;
-        assert!(begun.elapsed() >= WAITS, "it waits longer each time: {:?}", begun.elapsed());
+        assert!(begun.elapsed() >= WAITS, "each restart waits longer: {:?}", begun.elapsed());
         assert!(reason.contains("2 times") && reason.contains("this error was injected by a drill"), "{reason}");
         assert_home(&runtime, &device).await;
         answer(&demo(&runtime, small()).await, about(1)).await;
@@ -122,17 +122,17 @@ fn a_budget_crash_loop_ends_the_runtime_and_models_say_why() {
         let model = demo(&runtime, small()).await;
         let begun = Instant::now();
         for _ in 0..3 {
-            runtime.budget().snapshot().await.expect("the budget answers, or its successor");
+            runtime.budget().snapshot().await.expect("the budget or its successor answers");
             let budget = runtime.supervised().await.expect("the runtime answers").budget;
             assert!(budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).is_ok(), "the budget lives");
-            budget.wait(None).await.expect("no time limit");
+            budget.wait(None).await.expect("a wait without a time limit");
         }
         let reason = reason_of_the_end(&model).await;
-        assert!(begun.elapsed() >= WAITS, "it waits longer each time: {:?}", begun.elapsed());
+        assert!(begun.elapsed() >= WAITS, "each restart waits longer: {:?}", begun.elapsed());
         assert!(reason.contains("budget") && reason.contains("2 times") && reason.contains("drill"), "{reason}");
-        let error = runtime.load(ModelSource::demo()).await.err().expect("the runtime is over");
+        let error = runtime.load(ModelSource::demo()).await.err().expect("the runtime has ended");
         assert!(matches!(error, RuntimeError::Unanswered(_)), "{error:?}");
-        runtime.budget().snapshot().await.expect_err("so is its budget");
+        runtime.budget().snapshot().await.expect_err("the budget has ended too");
         drop(runtime);
         eventually("its memory is home", async || device.counts().backed.is_zero()).await;
         answer(&demo(&crate::stage::runtime_on(&device).await, small()).await, about(1)).await;
@@ -156,20 +156,20 @@ fn a_profile_dying_in_every_attempt_fails_the_start() {
             tokio::spawn(async move { runtime.load_with(ModelSource::demo(), small(), watch).await.map(drop) })
         };
         for attempt in 0..4 {
-            moment.recv().await.unwrap_or_else(|| panic!("attempt {attempt} comes"));
+            moment.recv().await.unwrap_or_else(|| panic!("attempt {attempt} begins"));
             let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
             for child in engine.get_children() {
                 assert!(
                     child.send_message(ProfileMessage::InjectFault(FaultInjection::Fail)).is_ok(),
-                    "a profile is all it has"
+                    "the engine's only child is a profile"
                 );
             }
         }
-        let error = loading.await.expect("no panic").expect_err("it died in every attempt");
+        let error = loading.await.expect("no panic").expect_err("the profile died in every attempt");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         assert!(matches!(start.as_ref(), StartError::Profile { attempt: 4, .. }), "{start:?}");
         assert!(error.to_string().contains("this error was injected by a drill"), "{error}");
-        assert!(begun.elapsed() >= Duration::from_millis(10 + 20 + 40), "it waits longer each time");
+        assert!(begun.elapsed() >= Duration::from_millis(10 + 20 + 40), "each attempt waits longer");
         assert_home(&runtime, &device).await;
         answer(&demo(&runtime, small()).await, about(1)).await;
     });
@@ -183,7 +183,7 @@ fn each_supervised_actor_has_its_own_intensity() {
     assert_eq!(defaults.1.budget_intensity, Intensity::BUDGET);
     let all = [Intensity::SERVING, Intensity::ENGINE, Intensity::BUDGET];
     assert!(all.iter().all(|intensity| !intensity.back_off.is_zero() && intensity.restarts_max > 0));
-    assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "no two are the same");
+    assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "all intensities differ");
     story(async {
         // Deaths of the budget and of serving actors do not count against the engine's limit, and
         // deaths of the engine do not count against the limits of the other actors.
@@ -198,13 +198,13 @@ fn each_supervised_actor_has_its_own_intensity() {
         let model = demo(&runtime, LoadOptions { intensity: once, engine_intensity: once, ..small() }).await;
         let supervised = runtime.supervised().await.expect("the runtime answers");
         supervised.budget.kill();
-        supervised.budget.wait(None).await.expect("no time limit");
-        let serving = model.serving().await.expect("it serves");
+        supervised.budget.wait(None).await.expect("a wait without a time limit");
+        let serving = model.serving().await.expect("the model serves");
         serving.scheduler.kill();
         replaced(&model, serving.generation).await;
-        let serving = model.serving().await.expect("it serves");
+        let serving = model.serving().await.expect("the model serves");
         supervised.engines["demo"].kill();
         replaced(&model, serving.generation).await;
-        assert!(!answer(&model, about(1)).await.is_empty(), "each died once, and each may");
+        assert!(!answer(&model, about(1)).await.is_empty(), "each actor may die once");
     });
 }

@@ -17,14 +17,14 @@ fn kill(serving: &Serving, victim: &str) {
     match victim {
         "scheduler" => serving.scheduler.kill(),
         "vision" => serving.vision.as_ref().expect("the demo model takes pictures").kill(),
-        other => panic!("nobody is called {other}"),
+        other => panic!("no actor is called {other}"),
     }
 }
 
 /// Waits until actors of a later generation serve.
 async fn replaced(model: &ModelHandle, generation: u64) -> Serving {
     loop {
-        let serving = model.serving().await.expect("it is ready again");
+        let serving = model.serving().await.expect("the model serves again");
         if serving.generation > generation {
             return serving;
         }
@@ -44,10 +44,10 @@ fn simultaneous_deaths_leave_one_actor_of_each_kind() {
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, long(1)).await;
         for order in [["scheduler", "vision"], ["vision", "scheduler"]] {
-            let serving = stage.model.serving().await.expect("it serves");
+            let serving = stage.model.serving().await.expect("the model serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");
             order.iter().for_each(|victim| kill(&serving, victim));
-            assert_eq!(listen(reply).await.expect("it answers").text, expected, "{order:?}");
+            assert_eq!(listen(reply).await.expect("the model answers").text, expected, "{order:?}");
             stage.settled(&before).await;
         }
     });
@@ -60,7 +60,7 @@ fn a_killed_engine_returns_with_the_weights_it_had() {
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, long(1)).await;
         for moment in MOMENTS {
-            let serving = stage.model.serving().await.expect("it serves");
+            let serving = stage.model.serving().await.expect("the model serves");
             let engine = serving.scheduler.try_get_supervisor().expect("the engine supervises the scheduler");
             let weights = |snapshot: &bursar::Snapshot| snapshot.of_class(&bursar::Class::Weights);
             let mut replies = Vec::new();
@@ -85,7 +85,7 @@ fn a_killed_engine_returns_with_the_weights_it_had() {
             let lease = |snapshot: &bursar::Snapshot| {
                 snapshot.leases.iter().find(|line| line.class == bursar::Class::Weights).map(|line| line.id)
             };
-            assert_eq!(lease(&now), lease(&before), "rule 10: the weights' lease is the one it was");
+            assert_eq!(lease(&now), lease(&before), "rule 10: the weights keep their lease");
             assert_eq!(stage.device.counts().backed, now.granted);
         }
     });
@@ -139,11 +139,11 @@ fn a_crash_loop_stops_the_model_and_returns_every_byte() {
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
         let waiting = stage.model.chat(about(1).max_tokens(200)).await.expect("accepted");
         for _ in 0..2 {
-            let serving = stage.model.serving().await.expect("it serves");
+            let serving = stage.model.serving().await.expect("the model serves");
             kill(&serving, "scheduler");
             replaced(&stage.model, serving.generation).await;
         }
-        let serving = stage.model.serving().await.expect("it serves");
+        let serving = stage.model.serving().await.expect("the model serves");
         kill(&serving, "scheduler");
         if let Err(error) = listen(waiting).await {
             match &error {
@@ -174,7 +174,7 @@ fn a_request_that_keeps_killing_actors_is_given_up_alone() {
         let unlucky = stage.model.chat(about(1).max_tokens(200).temperature(20.0).top_k(0)).await.expect("accepted");
         let listening = tokio::spawn(listen(unlucky));
         for _ in 0..40 {
-            let serving = stage.model.serving().await.expect("it serves");
+            let serving = stage.model.serving().await.expect("the model serves");
             // An actor that answers `KvUse` has the request, or receives it before it dies.
             let (reply, count) = Responder::new();
             drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
@@ -207,8 +207,8 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
             let replies = [stage.model.chat(about(1)).await, stage.model.chat(about(2)).await];
             stage.runtime.supervised().await.expect("the runtime answers").budget.kill();
             let [first, second] = replies.map(|reply| reply.expect("accepted"));
-            assert_eq!(listen(first).await.expect("it answers").text, expected, "round {round}");
-            listen(second).await.expect("it answers");
+            assert_eq!(listen(first).await.expect("the model answers").text, expected, "the reply in round {round}");
+            listen(second).await.expect("the model answers");
             eventually("the ledger is as it was", async || stage.snapshot().await == before).await;
         }
         drop(short);
@@ -218,7 +218,7 @@ fn a_killed_budgets_successor_finds_everything_unchanged() {
         .await;
         drop(tenant);
         // Memory that was backed before the deaths can still be released.
-        stage.runtime.unload("demo").await.expect("it unloads");
+        stage.runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(stage.device.counts().backed, Bytes::ZERO);
         assert!(stage.snapshot().await.leases.is_empty());
     });
@@ -261,7 +261,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
         let content = ContentSpan { tokens: 0..1, hash: PictureHash([0; 32]) };
         let place = Placeholder { content, cache_rows: [u32::MAX].into() };
         for (token, pictures) in [(u32::MAX, Vec::new()), (5, vec![place])] {
-            let serving = stage.model.serving().await.expect("it serves");
+            let serving = stage.model.serving().await.expect("the model serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");
             let sequence = NewSequence {
                 id: SequenceId(u64::MAX),
@@ -276,7 +276,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 group: None,
                 score_prompt: None,
                 stop_tokens: [].into(),
-                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy")),
+                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy sampling")),
                 prompt_read: [].into(),
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
@@ -284,8 +284,8 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 Admission { sequence, pins: None, deliveries, span: tracing::Span::none(), last_token: None };
             drop(serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))));
             replaced(&stage.model, serving.generation).await;
-            assert_eq!(listen(reply).await.expect("it answers").text, expected);
-            assert_eq!(stage.device.counts().backs, backs, "on the memory that was there");
+            assert_eq!(listen(reply).await.expect("the model answers").text, expected);
+            assert_eq!(stage.device.counts().backs, backs, "no memory was backed again");
             stage.settled(&before).await;
         }
     });

@@ -97,7 +97,7 @@ async fn asked<T>(keeper: &ActorRef<Ask>, question: impl FnOnce(Responder<T>) ->
 fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
     story(async {
         let (device, deaths) = (device(), Arc::new(AtomicUsize::new(0)));
-        let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), deaths.clone())).await.expect("it starts");
+        let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), deaths.clone())).await.expect("an actor");
         let expected = asked(&keeper, Ask::Chat).await;
         for death in 1..=3 {
             let (runtime, model) = asked(&keeper, Ask::Current).await;
@@ -124,8 +124,8 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
         // The runtime dies with its supervisor.
         let (runtime, model) = asked(&keeper, Ask::Current).await;
         keeper.kill();
-        runtime.cell().wait(None).await.expect("no time limit");
-        let error = ask(&model, about(1)).await.expect_err("it is over");
+        runtime.cell().wait(None).await.expect("a wait without a time limit");
+        let error = ask(&model, about(1)).await.expect_err("the runtime has ended");
         assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
         drop((runtime, model));
         eventually("its memory is home", async || device.counts().backed.is_zero()).await;
@@ -135,11 +135,11 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
 #[test]
 fn a_supervisor_chats_while_its_runtime_dies() {
     story(async {
-        let (keeper, _) = Keeper::spawn(None, Keeper, (device(), Arc::default())).await.expect("it starts");
+        let (keeper, _) = Keeper::spawn(None, Keeper, (device(), Arc::default())).await.expect("the actor starts");
         let (runtime, _) = asked(&keeper, Ask::Current).await;
         let ((begun, begins), (reply, end)) = (Responder::new(), Responder::new());
         assert!(keeper.send_message(Ask::LongChat(begun, reply)).is_ok(), "the keeper lives");
-        begins.await.expect("it begins");
+        begins.await.expect("the chat begins");
         // The keeper is busy with its chat, so the supervision event waits in its mailbox with the
         // other messages that ractor sends.
         runtime.cell().kill();
@@ -147,7 +147,7 @@ fn a_supervisor_chats_while_its_runtime_dies() {
             Ok(_) | Err(ChatError::Stopped { .. }) => {}
             Err(error) => panic!("{error:?}"),
         }
-        runtime.cell().wait(None).await.expect("no time limit");
+        runtime.cell().wait(None).await.expect("a wait without a time limit");
         assert!(!asked(&keeper, Ask::Chat).await.is_empty(), "another runtime serves");
     });
 }
@@ -156,10 +156,10 @@ fn a_supervisor_chats_while_its_runtime_dies() {
 fn an_ending_supervisor_gets_no_runtime() {
     story(async {
         let device = device();
-        let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("it starts");
-        keeper.kill_and_wait(None).await.expect("it ends");
+        let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("an actor");
+        keeper.kill_and_wait(None).await.expect("the actor ends");
         let config = RuntimeConfig { device: DeviceChoice::Custom(placed(&device)), ..RuntimeConfig::default() };
-        let error = Runtime::start_linked(config, keeper.get_cell()).await.err().expect("nobody would supervise it");
+        let error = Runtime::start_linked(config, keeper.get_cell()).await.err().expect("its supervisor has ended");
         assert!(matches!(error, bursar::RuntimeError::Spawn(_)) && !error.hint().is_empty(), "{error:?}");
         eventually("its memory is home", async || device.counts().backed.is_zero()).await;
     });
@@ -184,14 +184,14 @@ fn a_linked_user_actor_dies_with_its_engine_and_not_conversely() {
         let stage = crate::stage::Stage::set(small()).await;
         let before = stage.snapshot().await;
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        let (first, _) = Dependant::spawn_linked(None, Dependant, (), engine.clone()).await.expect("it starts");
-        let (second, _) = Dependant::spawn_linked(None, Dependant, (), engine.clone()).await.expect("it starts");
+        let (first, _) = Dependant::spawn_linked(None, Dependant, (), engine.clone()).await.expect("the actor starts");
+        let (second, _) = Dependant::spawn_linked(None, Dependant, (), engine.clone()).await.expect("the actor starts");
         let expected = answer(&stage.model, about(1)).await;
-        first.kill_and_wait(None).await.expect("it ends");
+        first.kill_and_wait(None).await.expect("the actor ends");
         assert_eq!(answer(&stage.model, about(1)).await, expected);
-        assert_eq!(stage.snapshot().await, before, "the engine knows no such child and does nothing");
+        assert_eq!(stage.snapshot().await, before, "the engine ignores a child that it did not start");
         engine.kill();
-        second.wait(None).await.expect("no time limit");
-        assert_eq!(answer(&stage.model, about(1)).await, expected, "another engine serves");
+        second.wait(None).await.expect("a wait without a time limit");
+        assert_eq!(answer(&stage.model, about(1)).await, expected, "another engine gives the same reply");
     });
 }

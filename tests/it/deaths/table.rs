@@ -86,12 +86,12 @@ fn rule_7_the_table_of_deaths_is_complete_and_explains_impossible_cells() {
             let rows = TABLE.iter().filter(|(of, by, _)| (*of, *by) == (victim, way)).count();
             assert_eq!(rows, 1, "{victim:?} by {way:?}");
         }
-        assert!(cells(victim).count() > 0, "{victim:?} can die");
+        assert!(cells(victim).count() > 0, "{victim:?} can die in some way");
     }
     for (victim, way, outcomes) in TABLE {
         for (moment, outcome) in MOMENTS.into_iter().zip(outcomes) {
             if let Outcome::Cannot(reason) = outcome {
-                assert!(reason.len() > 20, "{victim:?} by {way:?} while {moment:?} cannot be, but why?");
+                assert!(reason.len() > 20, "{victim:?} by {way:?} while {moment:?} has no reason for being impossible");
             }
         }
     }

@@ -78,7 +78,7 @@ pub async fn expected(number: usize) -> &'static Whole {
         let model = crate::stage::demo(&runtime, small()).await;
         let mut replies = Vec::new();
         for number in 0..4 {
-            replies.push(ask(&model, long(number)).await.expect("undisturbed"));
+            replies.push(ask(&model, long(number)).await.expect("an undisturbed reply"));
         }
         replies
     };
@@ -87,14 +87,14 @@ pub async fn expected(number: usize) -> &'static Whole {
 
 impl World {
     pub async fn on(device: Arc<HostDevice>) -> World {
-        let (guard, _) = Guard::spawn(None, Guard, ()).await.expect("it starts");
+        let (guard, _) = Guard::spawn(None, Guard, ()).await.expect("the actor starts");
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device)),
             budget_intensity: patient(),
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start_linked(config, guard.get_cell()).await.expect("a host device starts");
-        let beside = runtime.load_with(ModelSource::demo(), options(BESIDE), |_| {}).await.expect("it starts");
+        let beside = runtime.load_with(ModelSource::demo(), options(BESIDE), |_| {}).await.expect("the model starts");
         World { device, runtime, beside, struck: None }
     }
 
@@ -110,9 +110,9 @@ impl World {
     pub async fn struck(&mut self) -> ModelHandle {
         if self.struck.is_none() {
             let loaded = self.runtime.load_with(ModelSource::demo(), options(STRUCK), |_| {}).await;
-            self.struck = Some(loaded.expect("it starts"));
+            self.struck = Some(loaded.expect("the model starts"));
         }
-        self.struck.clone().expect("loaded above")
+        self.struck.clone().expect("the model was loaded above")
     }
 
     /// Begins to load the model to strike, and pauses in the middle of `moment`.
@@ -135,7 +135,7 @@ impl World {
                 _ => false,
             };
             if here && passes.fetch_add(1, Ordering::SeqCst) == 0 {
-                reached.try_send(()).expect("told once");
+                reached.try_send(()).expect("the moment is reported once");
                 // Waits until the fault has taken effect, or until the test has failed
                 // and dropped the sender.
                 let _ = tokio::task::block_in_place(|| released.lock().expect("no panic").recv());
@@ -160,7 +160,7 @@ pub struct HeldLoad {
 impl HeldLoad {
     /// Resumes the load and waits for its result.
     pub async fn go_on(self) -> Result<ModelHandle, RuntimeError> {
-        self.release.send(()).expect("it waits for this");
+        self.release.send(()).expect("the paused load receives the signal");
         self.loading.await.expect("no panic")
     }
 }

@@ -12,17 +12,17 @@ const VICTIMS: [&str; 4] = ["scheduler", "vision", "budget", "engine"];
 
 impl Card {
     async fn kill(&self, victim: &str) {
-        let serving = self.model.serving().await.expect("it serves");
+        let serving = self.model.serving().await.expect("the model serves");
         let supervised = self.runtime.supervised().await.expect("the runtime answers");
         let cell = match victim {
             "scheduler" => serving.scheduler.get_cell(),
-            "vision" => serving.vision.expect("the demo takes pictures").get_cell(),
+            "vision" => serving.vision.expect("the demo model takes pictures").get_cell(),
             "budget" => supervised.budget,
             "engine" => supervised.engines["demo"].clone(),
-            other => panic!("nobody is called {other}"),
+            other => panic!("no actor is called {other}"),
         };
         assert!(cell.is_message_type_of::<BudgetMessage>() == Some(victim == "budget"));
-        cell.kill_and_wait(None).await.expect("it ends");
+        cell.kill_and_wait(None).await.expect("the actor ends");
     }
 
     async fn until_held(&self) {
@@ -102,7 +102,7 @@ fn a_model_unloaded_during_a_change_leaves_nothing_allocated() {
             async move { runtime.unload("demo").await }
         });
         card.device.let_calls_pass();
-        unloading.await.expect("no panic").expect("it unloads");
+        unloading.await.expect("no panic").expect("the model unloads");
         let ledger = card.ledger().await;
         assert_eq!((ledger.granted, card.device.counts().backed), (Bytes::ZERO, Bytes::ZERO), "{ledger}");
     });

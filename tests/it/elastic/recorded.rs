@@ -39,7 +39,7 @@ fn row(name: &str) -> Option<&'static Row> {
 fn assert_in_the_table(ears: &Ears) {
     for (heard, what) in ears.all() {
         let (name, labels) = parts(&heard);
-        let row = row(name).unwrap_or_else(|| panic!("{heard} is not in the table"));
+        let row = row(name).unwrap_or_else(|| panic!("{heard} is not in the table of metrics"));
         assert_eq!(row.kind.name(), what.kind, "{heard}");
         assert!(labels.iter().map(|(label, _)| *label).eq(row.labels.iter().copied()), "{heard}: {:?}", row.labels);
     }
@@ -52,14 +52,14 @@ fn request_metrics_match_what_callers_saw() {
         let count = |name: &str| ears.now(&format!("bursar_{name}{{model=demo}}"));
         let ended = |reason: &str| ears.now(&format!("bursar_requests_total{{model=demo,reason={reason}}}"));
         let chat = || about(1).max_tokens(9).ignore_end();
-        let first = ask(&stage.model, chat()).await.expect("it answers");
+        let first = ask(&stage.model, chat()).await.expect("the model answers");
         let prompt = first.usage.prompt_tokens as f64;
         assert_eq!((count("prompt_tokens_total"), count("generated_tokens_total")), (prompt, 9.0));
         assert_eq!((count("prefix_cache_queries_total"), count("prefix_cache_hits_total")), (prompt, 0.0));
         assert_eq!((count("encoder_cache_queries_total"), count("encoder_cache_hits_total")), (1.0, 0.0));
-        let second = ask(&stage.model, chat()).await.expect("it answers");
+        let second = ask(&stage.model, chat()).await.expect("the model answers");
         let cached = second.cached_tokens as f64;
-        assert!(cached > 0.0, "it is found");
+        assert!(cached > 0.0, "a prefix is found in the cache");
         assert_eq!((count("prompt_tokens_total"), count("cached_prompt_tokens_total")), (2.0 * prompt, cached));
         assert_eq!((count("prefix_cache_queries_total"), count("prefix_cache_hits_total")), (2.0 * prompt, cached));
         let pictures = ["encoder_cache_queries_total", "encoder_cache_hits_total", "pictures_found_computed_total"];
@@ -79,7 +79,7 @@ fn request_metrics_match_what_callers_saw() {
         // The last step is discarded if it was planned ahead.
         let (steps, eager) = (count("step_seconds"), count("eager_steps_total"));
         assert!(steps == eager && (18.0..=24.0).contains(&steps), "{steps} steps, {eager} of them eager");
-        assert_eq!(count("step_tokens"), steps, "each step has its size");
+        assert_eq!(count("step_tokens"), steps, "the size of each step is recorded");
         assert_eq!((ended("length"), count("requests_active")), (2.0, 0.0));
 
         // Each finish reason is counted as often as callers saw it.
@@ -98,21 +98,21 @@ fn request_metrics_match_what_callers_saw() {
         let mut looks = tokio::time::interval(Duration::from_millis(10));
         let error = loop {
             looks.tick().await;
-            if let Err(error) = late.next().await.expect("it has an end") {
+            if let Err(error) = late.next().await.expect("the reply has an end") {
                 break error;
             }
         };
         assert!(matches!(error, bursar::ChatError::TooLate { .. }), "{error:?}");
         let dies = stage.model.chat(long(2)).await.expect("accepted");
-        let scheduler = stage.model.serving().await.expect("it serves").scheduler.clone();
+        let scheduler = stage.model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        listen(dies).await.expect("it is done again");
+        listen(dies).await.expect("the request is computed again");
         assert_eq!(count("requests_redone_total"), 1.0);
         assert_eq!(ears.now("bursar_restarts_total{model=demo,actor=scheduler}"), 1.0);
         let up = |actor: &str| ears.now(&format!("bursar_actor_up{{model=demo,actor={actor}}}"));
         assert!(["engine", "vision", "scheduler"].iter().all(|actor| up(actor) == 1.0));
         assert_eq!(up("profile"), 0.0);
-        stage.runtime.unload("demo").await.expect("it unloads");
+        stage.runtime.unload("demo").await.expect("the model unloads");
         assert!(ask(&stage.model, chat()).await.is_err());
         let expected = [
             ("stop", 0.0),
@@ -131,7 +131,7 @@ fn request_metrics_match_what_callers_saw() {
         }
         let of_the_device = |name: &str| ears.now(&format!("bursar_{name}{{device=host}}"));
         let budget = stage.runtime.supervised().await.expect("the runtime answers").budget;
-        budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
+        budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("the budget lives");
         let is_back = async || of_the_device("budget_restarts_total") == 1.0 && of_the_device("budget_up") == 1.0;
         eventually("another budget runs", is_back).await;
         assert_eq!(of_the_device("runtime_up"), 1.0);
@@ -146,10 +146,10 @@ fn experts_of_a_mixture_are_shown_to_be_shared_out_unevenly() {
     heard(async |ears| {
         let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
         let folder = bursar_golden::path("qwen3_moe");
-        let model = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
+        let model = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("the model starts");
         let imbalance = || ears.most("bursar_expert_imbalance{model=qwen3_moe}");
         eventually("a second of steps was looked at", async || {
-            ask(&model, Chat::new().user("Hello!").max_tokens(20).ignore_end()).await.expect("it answers");
+            ask(&model, Chat::new().user("Hello!").max_tokens(20).ignore_end()).await.expect("the model answers");
             imbalance().is_some_and(|most| most > 0.0)
         })
         .await;
@@ -169,10 +169,10 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
     heard(async |ears| {
         let devices = [0, 1].map(|_| device_of(Bytes::mib(32)));
         let group = DeviceGroup::of(devices.iter().map(|device| device.clone() as _).collect(), "host:2");
-        let device = DeviceChoice::Custom(Arc::new(group.expect("alike")));
+        let device = DeviceChoice::Custom(Arc::new(group.expect("devices of one kind")));
         let runtime = Runtime::start(RuntimeConfig { device, watch: watchful(), ..RuntimeConfig::default() })
             .await
-            .expect("it starts");
+            .expect("the runtime starts");
         demo(&runtime, small()).await;
         devices[1].foreign_takes(Bytes::mib(1));
         devices[0].drifts(Bytes::mib(2));
@@ -188,10 +188,10 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
             assert_eq!(parts.iter().sum::<f64>(), card("total", rank), "{parts:?}");
         }
         let of_group = |name: &str| ears.now(&format!("bursar_{name}_bytes{{device=host:2}}"));
-        assert_eq!((of_group("foreign"), of_group("drift")), (mib(2), mib(2)), "the fullest card's");
+        assert_eq!((of_group("foreign"), of_group("drift")), (mib(2), mib(2)), "a group shows its fullest card");
         assert!(ears.all().keys().all(|heard| !heard.starts_with("bursar_device") || heard.contains("device=host:2")));
         runtime.shutdown().await;
-        assert_eq!([0, 1].map(|rank| card("total", rank)), [0.0, 0.0], "nothing is left of it");
+        assert_eq!([0, 1].map(|rank| card("total", rank)), [0.0, 0.0], "the gauges of the cards are reset");
         assert_in_the_table(ears);
     });
 }
@@ -243,7 +243,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
             Chat::new().system("Be brief.").user("What?").image(picture(1)).temperature(0.0).max_tokens(4);
         answer(&card.model, other_words).await;
         drop(budget.lease(Class::external("index"), Bytes::kib(64)).await.expect("there is room"));
-        assert!(budget.try_lease(Class::external("index"), 512 * MIB).await.is_err(), "there is not");
+        assert!(budget.try_lease(Class::external("index"), 512 * MIB).await.is_err(), "the device has less memory");
         // Another process takes everything while chats run, and frees it.
         let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
         let chats: Vec<_> = (0..6).map(talk).collect();
@@ -258,17 +258,17 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         }
         card.regained().await;
         // A step is refused memory, and an actor dies during a request.
-        let engine = card.runtime.supervised().await.expect("it answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
+        let engine = card.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "the engine lives");
         answer(&card.model, about(2)).await;
         let dies = card.model.chat(long(2)).await.expect("accepted");
-        let scheduler = card.model.serving().await.expect("it serves").scheduler.clone();
+        let scheduler = card.model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        listen(dies).await.expect("it is done again");
+        listen(dies).await.expect("the request is computed again");
         let lease =
             |name: &str| ears.all().get(&format!("bursar_lease_{name}{{device=host,model=demo,class=kv}}")).copied();
         let kv = was.of_class(&Class::Kv).0 as f64;
-        assert_eq!(lease("peak_bytes").expect("it was leased").now, kv, "as at READY");
+        assert_eq!(lease("peak_bytes").expect("the cache was leased").now, kv, "the peak is the lease at READY");
         // The gauge is updated once a second.
         eventually("all of it is used", async || {
             let (used, leased) = (lease("used_bytes").map(|heard| heard.now), lease("bytes").map(|heard| heard.now));
@@ -277,22 +277,22 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         })
         .await;
         card.runtime.shutdown().await;
-        assert_eq!(lease("bytes").expect("it was leased").now, 0.0, "all is home");
+        assert_eq!(lease("bytes").expect("the cache was leased").now, 0.0, "the cache's lease was returned");
 
         // A device is lost.
         let devices = [device(), device()];
         let (first, spares) = (devices[0].clone(), std::sync::Mutex::new(devices.into_iter()));
-        let make = move || match spares.lock().expect("nobody panics with it").next() {
+        let make = move || match spares.lock().expect("no holder panicked").next() {
             Some(device) => Ok(device as Arc<dyn Device>),
             None => Err(DeviceError::Lost { reason: "there are two".to_owned() }),
         };
         let device = DeviceChoice::Made(Arc::new(make));
-        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("a runtime");
         let model = demo(&runtime, small()).await;
-        model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
+        model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
         answer(&model, about(1)).await;
         first.lose("a script says so");
-        assert!(ask(&model, about(1)).await.is_err(), "its device is lost");
+        assert!(ask(&model, about(1)).await.is_err(), "the model's device is lost");
         assert_eq!(ears.now("bursar_device_losses_total{device=host}"), 1.0);
         assert_eq!(ears.now("bursar_requests_total{model=demo,reason=device_lost}"), 1.0);
         runtime.shutdown().await;
@@ -323,7 +323,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
 
 #[test]
 fn the_metrics_page_has_every_row_and_says_what_to_watch() {
-    let page = fs::read_to_string(path("docs/metrics.md")).expect("it is there");
+    let page = fs::read_to_string(path("docs/metrics.md")).expect("the file is there");
     let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =
         rows.map(|row| row.trim_end_matches(" |").rsplit_once(" | ").expect("cells")).unzip();
@@ -334,5 +334,5 @@ fn the_metrics_page_has_every_row_and_says_what_to_watch() {
         })
         .collect();
     assert_eq!(found, expected, "the page would be\n{}", expected.join(" | |\n"));
-    assert!(watched.iter().all(|watch| watch.ends_with('.')), "a sentence each");
+    assert!(watched.iter().all(|watch| watch.ends_with('.')), "each metric has a sentence on what to watch");
 }

@@ -11,7 +11,7 @@ impl Card {
     /// Makes the next step fail as if it had been refused memory.
     async fn refuses_a_step(&self) {
         let engine = self.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "the engine lives");
     }
 }
 
@@ -20,12 +20,12 @@ fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;
-        let blocks = card.model.serving().await.expect("it serves").record.kv_blocks;
+        let blocks = card.model.serving().await.expect("the model serves").record.kv_blocks;
         card.other_process_takes(Bytes::mib(6)).await;
         card.quiet().await;
         card.refuses_a_step().await;
         assert_eq!(answer(&card.model, about(1)).await, expected);
-        let serving = card.model.serving().await.expect("it serves");
+        let serving = card.model.serving().await.expect("the model serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
         // The cache gives up five percent. The cache may regain this share a moment later, because
         // its size is below its cap.
@@ -65,9 +65,9 @@ fn a_refusal_during_a_change_waits_and_loses_no_request() {
             // held device call passes.
             let early = tokio::time::timeout(Duration::from_millis(50), &mut listening).await;
             card.device.let_calls_pass();
-            assert!(early.is_err(), "growing: {is_growing}");
-            assert_eq!(listening.await.expect("no panic").expect("it ends well").text, expected);
-            let refusals = card.model.serving().await.expect("it serves").refusals;
+            assert!(early.is_err(), "the reply waits for the device call; growing: {is_growing}");
+            assert_eq!(listening.await.expect("no panic").expect("the reply ends well").text, expected);
+            let refusals = card.model.serving().await.expect("the model serves").refusals;
             assert_eq!(refusals, 1 + u32::from(is_growing));
         }
         card.runtime.shutdown().await;

@@ -21,7 +21,7 @@ struct Books {
 
 impl Books {
     fn hear(&mut self, number: u64, event: Event) {
-        assert!(self.numbers == 0 || number == self.numbers + 1, "no number is left out");
+        assert!(self.numbers == 0 || number == self.numbers + 1, "event numbers are consecutive");
         self.numbers = number;
         match &event {
             Event::LeaseGranted(leased) => drop(self.leases.insert(leased.lease, leased.bytes)),
@@ -39,7 +39,7 @@ impl Books {
     /// Reads events until `wanted` has happened.
     async fn until(&mut self, events: &mut Events, wanted: impl Fn(&Event) -> bool) {
         loop {
-            let recorded = events.next().await.expect("the runtime goes on").expect("nothing is missed");
+            let recorded = events.next().await.expect("the runtime goes on").expect("no event is missed");
             let is_wanted = wanted(&recorded.event);
             self.hear(recorded.number, recorded.event);
             if is_wanted {
@@ -62,7 +62,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(books.granted(), ledger.granted, "{ledger}");
-        let kv_tokens = model.serving().await.expect("it serves").kv_tokens;
+        let kv_tokens = model.serving().await.expect("the model serves").kv_tokens;
         assert_eq!(books.heard.last(), Some(&Event::Ready { model: "demo".into(), kv_tokens }));
 
         // Another process takes memory and frees it.
@@ -76,11 +76,11 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         let is_whole = |event: &Event| matches!(event, Event::Growth { to_blocks, .. } if to_blocks * 16 == kv_tokens);
         books.until(&mut events, is_whole).await;
         assert_eq!(books.granted(), card.before.granted);
-        assert!(books.heard.iter().any(|event| matches!(event, Event::CanaryTaken { .. })), "the canary came first");
+        assert!(books.heard.iter().any(|event| matches!(event, Event::CanaryTaken { .. })), "the canary fills first");
 
         // An actor dies.
-        let serving = card.model.serving().await.expect("it serves");
-        serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
+        let serving = card.model.serving().await.expect("the model serves");
+        serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)).expect("an actor");
         let is_its = |event: &Event| matches!(event, Event::Restart { actor: "scheduler", model: Some(_), .. });
         books.until(&mut events, is_its).await;
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
@@ -95,31 +95,31 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
                 _ => {}
             }
         }
-        assert_eq!(canary, card.before.canary, "what is kept free is known by the events too");
+        assert_eq!(canary, card.before.canary, "events add up to the size of the canary");
         let before = books.heard.len();
         let supervised = card.runtime.supervised().await.expect("the runtime answers");
-        supervised.budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
+        supervised.budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("the budget lives");
         books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
         assert_eq!(card.ledger().await, card.before);
 
         // A lease asks for more bytes than exist.
         let refused = card.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
-        refused.expect_err("all of it is taken");
+        refused.expect_err("the device has less memory");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
         let told = books.heard[before..].iter().map(Event::name).collect::<Vec<_>>();
         assert_eq!(told, ["restart", "lease_refused"]);
 
         // Everything ends.
         let Card { runtime, model, .. } = card;
-        runtime.unload("demo").await.expect("it is unloaded");
+        runtime.unload("demo").await.expect("the model is unloaded");
         books.until(&mut events, |event| matches!(event, Event::Stopped { .. })).await;
         eventually("every lease ends", async || runtime.budget().leased_bytes().is_zero()).await;
         let recent = runtime.recent_events();
-        assert_eq!(recent.last().map(|last| last.event.name()), Some("lease_freed"), "kept for who comes later");
+        assert_eq!(recent.last().map(|last| last.event.name()), Some("lease_freed"), "events stay after the unload");
         runtime.shutdown().await;
         drop(model);
         while let Some(recorded) = events.next().await {
-            let recorded = recorded.expect("nothing is missed");
+            let recorded = recorded.expect("no event is missed");
             books.hear(recorded.number, recorded.event);
         }
         assert!(books.leases.is_empty(), "{:?}", books.leases);

@@ -82,11 +82,11 @@ struct Subject {
 impl Subject {
     fn of(name: &'static str) -> Self {
         let random = registry::shape_settings(name).expect("a known shape");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
         let model = |(capability, processors, _)| {
             let activation = if capability >= (8, 0) { DType::BF16 } else { DType::F16 };
             let target = CudaTarget { capability, sms: processors, activation };
-            (Model::plan(&checkpoint, &Target::Cuda(target)).expect("it is whole"), target)
+            (Model::plan(&checkpoint, &Target::Cuda(target)).expect("the checkpoint is complete"), target)
         };
         let models = CARDS.into_iter().map(model).collect();
         Subject { name, checkpoint, models }
@@ -127,10 +127,10 @@ impl Subject {
             }
             let told = || format!("{} on card {card} with {settings:?}: {name} {to:?}", self.name);
             let (_, fitting) =
-                self.forecast(card, &changed, elsewhere).unwrap_or_else(|| panic!("refused: {}", told()));
+                self.forecast(card, &changed, elsewhere).unwrap_or_else(|| panic!("the plan is refused: {}", told()));
             assert!(fitting.fits(), "{}: {:?}", told(), fitting.unfit);
             if let Some(said) = options.names.of(knob) {
-                assert_eq!(said, name, "it is told by the name that was typed");
+                assert_eq!(said, name, "the suggestion uses the typed name");
             }
         });
         tried.count()
@@ -155,5 +155,5 @@ fn every_suggestion_of_any_shape_card_and_name_fits_alone() {
             tried += subject.check(card, &settings);
         }
     }
-    assert!(tried > 100, "{tried} suggestions were tried");
+    assert!(tried > 100, "more than 100 suggestions are tried, not {tried}");
 }

@@ -45,7 +45,7 @@ fn no_panel_mixes_units_or_scales() {
         let targets = panel["targets"].as_array().expect("a list");
         let found: BTreeSet<_> = targets.iter().map(|target| unit_of(target["expr"].as_str().expect("text"))).collect();
         let [unit] = found.iter().collect::<Vec<_>>()[..] else { panic!("{} mixes {found:?}", panel["title"]) };
-        let known = units.iter().find(|(known, _)| known == unit).expect("each has its own").1;
+        let known = units.iter().find(|(known, _)| known == unit).expect("the unit is listed above").1;
         let shown = panel["fieldConfig"]["defaults"]["unit"].as_str().expect("text");
         assert!(known.contains(&shown), "{} shows {unit} as {shown}", panel["title"]);
     }
@@ -57,7 +57,7 @@ fn no_panel_mixes_units_or_scales() {
         .map(Value::to_string)
         .collect();
     for title in ["Permits of sequences", "Permits of patches", "Leases that wait", "Leases refused a second"] {
-        assert!(titles.contains(&format!("{title:?}")), "{title} has a panel of its own");
+        assert!(titles.contains(&format!("{title:?}")), "{title} has its own panel");
     }
 }
 
@@ -65,7 +65,7 @@ fn no_panel_mixes_units_or_scales() {
 pub(super) fn queries_of(title: &str) -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("a list");
-    let panel = panels.iter().find(|panel| panel["title"] == title).unwrap_or_else(|| panic!("no panel is {title}"));
+    let panel = panels.iter().find(|panel| panel["title"] == title).unwrap_or_else(|| panic!("no panel {title}"));
     let targets = panel["targets"].as_array().expect("a list").iter();
     targets.map(|target| opened(target["expr"].as_str().expect("text"))).collect()
 }
@@ -91,7 +91,7 @@ pub(super) fn dashboard_queries() -> Vec<String> {
     let dashboard = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
     let mut queries = Vec::new();
     collect(&dashboard, &mut queries);
-    assert!(queries.len() > 40, "a dashboard has queries");
+    assert!(queries.len() > 40, "expected more than 40 queries");
     queries.iter().map(|query| opened(query)).collect()
 }
 
@@ -129,7 +129,7 @@ fn shipped_files_name_only_metrics_and_labels_of_the_table() {
             let row = row.unwrap_or_else(|| panic!("{} names {name}, which is not recorded", path.display()));
             for label in labels {
                 let has = row.labels.contains(&&*label) || given.contains(&&*label);
-                assert!(has, "{} asks {name} by {label}, which it has not", path.display());
+                assert!(has, "{} selects {name} by {label}, a label that it does not have", path.display());
             }
             seen.insert(row.name);
         }

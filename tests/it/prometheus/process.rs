@@ -18,7 +18,7 @@ fn process_facts_are_exported_beside_its_metrics() {
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
         let model = demo(&runtime, small()).await;
         answer(&model, about(1)).await;
-        let scraped = async || get(metrics.addr(), "/metrics").await.expect("it answers").1;
+        let scraped = async || get(metrics.addr(), "/metrics").await.expect("the server answers").1;
         let value = async |series: &str| {
             let text = scraped().await;
             let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -32,17 +32,17 @@ fn process_facts_are_exported_beside_its_metrics() {
         eventually("the model is known", async || scraped().await.contains(info)).await;
         assert_eq!(value(info).await, 1.0);
         if cfg!(target_os = "linux") {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970").as_secs_f64();
             assert!(
                 (now - 600.0..=now + 1.0).contains(&value("process_start_time_seconds").await),
-                "it began just now"
+                "the process started within the last ten minutes"
             );
             assert!(value("process_resident_memory_bytes").await > 1e6);
             assert!(value("process_virtual_memory_bytes").await > value("process_resident_memory_bytes").await);
             assert!(value("process_cpu_seconds_total").await < 600.0);
             assert!((3.0..value("process_max_fds").await).contains(&value("process_open_fds").await));
         }
-        runtime.unload("demo").await.expect("it unloads");
+        runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(value(info).await, 0.0);
         metrics.shutdown().await;
         runtime.shutdown().await;
@@ -57,12 +57,12 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         let runtime = runtime_on(&device).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
         let status = async |path: &str| {
-            let (status, body) = get(metrics.addr(), path).await.expect("it answers");
+            let (status, body) = get(metrics.addr(), path).await.expect("the server answers");
             let body: Value = serde_json::from_str(&body).expect("JSON");
             (status.split(' ').nth(1).expect("a status").to_owned(), body["models"]["demo"].clone())
         };
         let all = async || [status("/health/live").await.0, status("/health/ready").await.0, status("/health").await.0];
-        assert_eq!(all().await, ["200", "503", "503"], "there is no model");
+        assert_eq!(all().await, ["200", "503", "503"], "no model is loaded");
         let model = demo(&runtime, small()).await;
         assert_eq!(all().await, ["200", "200", "200"]);
         assert_eq!(status("/health").await.1, "ready");
@@ -75,16 +75,16 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         eventually("it takes no more", async || status("/health/ready").await == ("503".to_owned(), json!("leaving")))
             .await;
         drop(held);
-        leaving.await.expect("no panic").expect("it answers");
-        assert_eq!(status("/health/ready").await.1, Value::Null, "it is gone");
+        leaving.await.expect("no panic").expect("the model unloads");
+        assert_eq!(status("/health/ready").await.1, Value::Null, "an unloaded model is not listed");
         // A model that stopped because of an error counts as missing until it is unloaded.
         let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
         let model = demo(&runtime, options).await;
-        let scheduler = model.serving().await.expect("it serves").scheduler.clone();
+        let scheduler = model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         eventually("it has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
-        assert_eq!(status("/health/live").await.0, "200", "another process would not help");
-        runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(status("/health/live").await.0, "200", "another process would not help the model");
+        runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(status("/health").await.1, Value::Null);
         assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
         // Losing a device that cannot be replaced ends the runtime.
@@ -103,18 +103,18 @@ fn one_address_shows_the_runtimes_of_several_devices() {
         let placed = Placing { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
         let (mut runtimes, mut handles) = (Vec::new(), Vec::new());
         for (Placement { device, .. }, (source, options)) in
-            placed.expect("there are two devices").into_iter().zip(models)
+            placed.expect("two devices are chosen").into_iter().zip(models)
         {
             let config = RuntimeConfig { device, ..RuntimeConfig::default() };
-            let runtime = Runtime::start(config).await.expect("it starts");
-            handles.push(runtime.load_with(source, options, |_| {}).await.expect("it fits"));
+            let runtime = Runtime::start(config).await.expect("the runtime starts");
+            handles.push(runtime.load_with(source, options, |_| {}).await.expect("the model fits"));
             runtimes.push(runtime);
         }
         let metrics = runtimes[0].serve_metrics("0").await.expect("there is a free port");
-        let asked = async |path: &str| get(metrics.addr(), path).await.expect("it answers");
+        let asked = async |path: &str| get(metrics.addr(), path).await.expect("the server answers");
         let events = async || -> Vec<Value> { serde_json::from_str(&asked("/events").await.1).expect("a list") };
         metrics.add(&runtimes[0]);
-        assert!(events().await.iter().all(|event| event["device"].is_null()), "of one alone");
+        assert!(events().await.iter().all(|event| event["device"].is_null()), "events of one device name no device");
         metrics.add(&runtimes[1]);
         let told = events().await;
         for device in ["host#0", "host#1"] {
@@ -136,7 +136,7 @@ fn one_address_shows_the_runtimes_of_several_devices() {
         eventually("both are up", async || are_up(1).await).await;
         runtimes.remove(1).shutdown().await;
         assert!(are_up(0).await, "{}", asked("/metrics").await.1);
-        assert!(asked("/health/live").await.0.contains("503"), "a part of it needs another process");
+        assert!(asked("/health/live").await.0.contains("503"), "the ended runtime needs another process");
         metrics.shutdown().await;
         runtimes.remove(0).shutdown().await;
     });

@@ -62,7 +62,7 @@ fn a_model_that_failed_is_told_of_and_the_others_answer() {
         }
         let budget = house.get("/v1/budget").await.json();
         let row = budget["models"].as_array().and_then(|models| models.iter().find(|row| row["model"] == "broken"));
-        assert_eq!(row.expect("the page shows it")["detail"], "no such file");
+        assert_eq!(row.expect("the broken model is listed")["detail"], "no such file");
         let list = house.get("/v1/models").await.json();
         let ids: Vec<_> = list["data"].as_array().into_iter().flatten().map(|model| model["id"].as_str()).collect();
         assert_eq!(ids, [Some("demo"), Some("other-name")]);
@@ -161,7 +161,7 @@ fn files_are_read_below_the_media_root_alone() {
         let answer = house.chat(film).await.json();
         assert!(answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64() > Some(0), "{answer}");
         house.end().await;
-        std::fs::remove_dir_all(root).expect("it is ours");
+        std::fs::remove_dir_all(root).expect("the folder is removed");
     });
 }
 
@@ -205,7 +205,7 @@ fn another_process_is_drilled_where_host_memory_stands_in() {
         assert_eq!(
             house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status,
             429,
-            "its former name"
+            "the path's former name works"
         );
         assert_eq!(house.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
         while house.stage.device.counts().foreign > Bytes(0) {
@@ -318,20 +318,20 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                 asked += 1;
             }
         }
-        assert!(asked > 15, "{asked} routes");
-        assert_eq!(queries, 8, "fields of queries");
+        assert!(asked > 15, "only {asked} routes were asked");
+        assert_eq!(queries, 8, "the number of query fields");
         let mut open = vec![&document];
         let mut references = 0;
         while let Some(value) = open.pop() {
             if let Some(reference) = value.get("$ref").and_then(serde_json::Value::as_str) {
-                let at = reference.strip_prefix('#').expect("in the document");
+                let at = reference.strip_prefix('#').expect("a reference within the document");
                 assert!(document.pointer(at).is_some(), "{reference}");
                 references += 1;
             }
             open.extend(value.as_object().into_iter().flat_map(|map| map.values()));
             open.extend(value.as_array().into_iter().flatten());
         }
-        assert!(references > 10, "{references} references");
+        assert!(references > 10, "only {references} references were found");
         house.end().await;
     });
 }
@@ -368,7 +368,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             .route("/large", get(|| async { vec![0_u8; 300_000] }))
             .route("/gone", get(|| async { StatusCode::NOT_FOUND }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let host = format!("localhost:{}", listener.local_addr().expect("it is bound").port());
+        let host = format!("localhost:{}", listener.local_addr().expect("a bound address").port());
         tokio::spawn(async { axum::serve(listener, pictures).await });
         let serve = |private_url_hosts| ServeOptions {
             url_hosts: vec![host.clone()],
@@ -397,7 +397,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
         let read = own
             .read_pictures(&[&inline, &written[0], &written[1], &format!("http://{host}/moved")])
             .await
-            .expect("both are allowed");
+            .expect("both kinds of URL are allowed");
         for picture in read.pictures {
             let chat = bursar::Chat::new().user("What number is written?").image(picture);
             assert_eq!(answer(&house.stage.model, chat).await, "427");
@@ -408,7 +408,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             "file:///etc/passwd",
             "data:image/png;base64,*",
         ] {
-            let error = own.read_pictures(&[url]).await.err().expect("it is refused");
+            let error = own.read_pictures(&[url]).await.err().expect("the picture is refused");
             assert!(!error.is_busy() && !error.hint().is_empty(), "{error}");
         }
         // By default the same host name is refused, because it resolves to this machine.

@@ -23,7 +23,7 @@ fn the_others_are_served_and_the_log_names_the_model_that_failed() {
     let named = ["--name", "first", "demo", "last", "--model", "/no/such/first", "--model", "demo"];
     let program = Program::start(&[&named[..], &["--model", "/no/such/last"]].concat());
     let errors: Vec<_> = program.begun.iter().filter(|line| is_error_of(line, "first")).collect();
-    let [error] = errors[..] else { panic!("one error: {:#?}", program.begun) };
+    let [error] = errors[..] else { panic!("expected one error: {:#?}", program.begun) };
     assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
     let begin = "warning: these models failed to load";
     let is_told = |line: &Value| line["message"].as_str().is_some_and(|told| told.starts_with(begin));
@@ -55,18 +55,18 @@ fn a_server_that_could_load_none_ends_with_the_reasons() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(["serve", "--device", "host", "--port", "0", "--profile-cache", "none"]);
         command.args(models.iter().flat_map(|model| ["--model", model])).stdin(Stdio::null());
-        let output = command.output().expect("it ends");
+        let output = command.output().expect("the program ends");
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let told = ended(&["/no/such/a", "/no/such/b"]);
     let errors: Vec<_> = told.lines().filter(|line| line.starts_with("error: ")).collect();
-    let [first, second, last] = errors[..] else { panic!("three errors: {told}") };
+    let [first, second, last] = errors[..] else { panic!("expected three errors: {told}") };
     for (error, model) in [(first, "/no/such/a"), (second, "/no/such/b")] {
         assert!(error.contains("failed to load: ") && error.contains(model), "{told}");
     }
     assert_eq!(last, "error: none of the 2 models could be loaded");
     assert_eq!(told.matches("\n hint: ").count(), 3, "{told}");
     let alone = ended(&["/no/such/a"]);
-    assert_eq!(alone.matches("error: ").count(), 1, "one reason, told once: {alone}");
+    assert_eq!(alone.matches("error: ").count(), 1, "a single reason is printed once: {alone}");
 }

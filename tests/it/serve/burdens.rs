@@ -70,8 +70,8 @@ fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
 /// A field of /proc/PID/status, in bytes.
 #[cfg(target_os = "linux")]
 fn memory(program: &Program, field: &str) -> usize {
-    let status = fs::read_to_string(format!("/proc/{}/status", program.id())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("Linux tells");
+    let status = fs::read_to_string(format!("/proc/{}/status", program.id())).expect("the program runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("Linux reports this field");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
 }
 
@@ -81,8 +81,8 @@ fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
     story(async {
         let program = Program::start(&[]);
         let ask = async |body: String| {
-            let mut stream = TcpStream::connect(program.address()).await.expect("it listens");
-            stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+            let mut stream = TcpStream::connect(program.address()).await.expect("the server listens");
+            stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
             String::from_utf8(rest(stream).await).expect("text")
         };
         let text = hello(json!({"messages": [{"role": "user", "content": pasted(8 * MB)}]})).to_string();
@@ -97,10 +97,10 @@ fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
         assert!(answers.iter().all(|answer| answer.contains("context_length_exceeded")), "{:?}", answers.first());
         // A debug build is several times slower than a release build.
         assert!(took < Duration::from_secs(10), "{took:?}");
-        assert!(peak < idle + 300 * MB, "{} MB above idle", (peak - idle) / MB);
+        assert!(peak < idle + 300 * MB, "the peak is {} MB above idle", (peak - idle) / MB);
         let until = Instant::now() + Duration::from_secs(10);
         while memory(&program, "VmRSS:") > idle + 60 * MB {
-            assert!(Instant::now() < until, "{} MB are kept", (memory(&program, "VmRSS:") - idle) / MB);
+            assert!(Instant::now() < until, "{} MB are still held", (memory(&program, "VmRSS:") - idle) / MB);
             pause(Duration::from_millis(50)).await;
         }
     });
@@ -123,7 +123,7 @@ fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
         loop {
             match house.get("/health").await.status {
                 200 => break,
-                status => assert_eq!(status, 0, "it is answered or not, and never refused"),
+                status => assert_eq!(status, 0, "the connection is answered or closed"),
             }
             assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
             pause(Duration::from_millis(50)).await;
@@ -158,7 +158,7 @@ fn long_names_of_a_client_are_neither_told_nor_logged_whole() {
             assert!((400..500).contains(&answer.status), "{field}: {}", answer.status);
             assert!(answer.body.len() < 3000, "{field}: {} bytes", answer.body.len());
             let param = answer.error()["param"].as_str().unwrap_or_default().len();
-            assert!(param < 140, "{field}: {param} bytes of a name");
+            assert!(param < 140, "{field}: the answer quotes {param} bytes of a name");
         }
         house.end().await;
     });
@@ -189,13 +189,13 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
                 assert_ne!(house.say(&with(method, path, "boss")).await.status, 403, "{path}");
             }
         }
-        assert_eq!(house.say(&with("GET", "/v1/models", "boss")).await.status, 200, "it is a key like the others");
+        assert_eq!(house.say(&with("GET", "/v1/models", "boss")).await.status, 200, "the admin key is a client key");
         house.end().await;
         // If there is one key only, its holder may see the budget.
         let serve = ServeOptions::default().with_keys("one\n").expect("a key");
         let house = House::with(small(), serve).await;
         assert_eq!(house.say(&with("GET", "/v1/budget", "one")).await.status, 200);
-        assert_eq!(house.say(&with("POST", "/sleep", "one")).await.status, 403, "also on this machine");
+        assert_eq!(house.say(&with("POST", "/sleep", "one")).await.status, 403, "local clients are no administrators");
         house.end().await;
         // The server is reachable from other machines and has no key, so no client is
         // an administrator by default.
@@ -204,8 +204,8 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
             let service = Service::new(&stage.runtime, ServeOptions { open_admin, ..ServeOptions::default() });
             service.add(["demo"], stage.model.clone());
             let server = Server::start(service, "0.0.0.0:0", None).await.expect("a free port");
-            let mut stream = TcpStream::connect(("127.0.0.1", server.addr().port())).await.expect("it listens");
-            stream.write_all(&with("POST", "/wake_up", "")).await.expect("it reads");
+            let mut stream = TcpStream::connect(("127.0.0.1", server.addr().port())).await.expect("the server listens");
+            stream.write_all(&with("POST", "/wake_up", "")).await.expect("the server reads");
             let heard = String::from_utf8(rest(stream).await).expect("text");
             assert!(heard.starts_with(&format!("HTTP/1.1 {status} ")), "{heard}");
             server.shutdown().await;
@@ -220,14 +220,14 @@ fn a_pipe_below_the_media_root_is_refused_and_a_frame_folder_with_one_too() {
     story(async {
         let folder = Folder::empty();
         let pipe = folder.path().join("picture.png");
-        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("there is a mkfifo");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo can be started");
         assert!(made.success());
         let serve = ServeOptions { media_root: Some(folder.path().to_owned()), ..ServeOptions::default() };
         let house = House::with(small(), serve).await;
         for kind in ["image_url", "video_url"] {
             let part = json!({"type": kind, kind: {"url": "file:///picture.png"}});
             let asked = house.chat(json!({"messages": [{"role": "user", "content": [part]}]}));
-            let answer = timeout(Duration::from_secs(5), asked).await.expect("it does not wait for a writer");
+            let answer = timeout(Duration::from_secs(5), asked).await.expect("the server does not wait for a writer");
             let told = answer.error()["message"].as_str().expect("text").to_owned();
             assert!(answer.status == 400 && told.contains("not a plain file"), "{kind}: {told}");
         }
@@ -247,14 +247,14 @@ fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until
         let mut streams = Vec::new();
         for body in [streamed, whole] {
             let mut stream = house.connect().await;
-            stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+            stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
             streams.push(stream);
         }
         until_requests(&house.stage.model, 2).await;
         let ending = tokio::spawn(house.server.shutdown());
         let health = async || {
             let Ok(mut stream) = TcpStream::connect(address).await else { return String::new() };
-            stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
+            stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("the server reads");
             let mut heard = String::new();
             drop(stream.read_to_string(&mut heard).await);
             heard
@@ -267,7 +267,7 @@ fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until
         for stream in streams {
             heard.push(String::from_utf8(rest(stream).await).expect("text"));
         }
-        ending.await.expect("it ends");
+        ending.await.expect("the server ends");
         // A fast machine may have finished the replies in time.
         if !heard[0].contains("\"finish_reason\":\"length\"") {
             assert!(heard[0].contains("shutting down") && heard[0].contains("data: [DONE]"), "{}", heard[0]);

@@ -37,7 +37,7 @@ impl House {
     }
 
     pub async fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.server.addr()).await.expect("it listens")
+        TcpStream::connect(self.server.addr()).await.expect("the server listens")
     }
 
     /// Sends these bytes and reads until the server closes the connection.
@@ -87,7 +87,7 @@ pub fn posted(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
 pub async fn rest(mut stream: TcpStream) -> Vec<u8> {
     let mut heard = Vec::new();
     // A connection reset after a refusal also counts as the end.
-    drop(timeout(PATIENCE, stream.read_to_end(&mut heard)).await.expect("the server hangs"));
+    drop(timeout(PATIENCE, stream.read_to_end(&mut heard)).await.expect("the server closes in time"));
     heard
 }
 

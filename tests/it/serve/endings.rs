@@ -19,10 +19,10 @@ fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
         stream
             .write_all(&posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes()))
             .await
-            .expect("it reads");
+            .expect("the server reads");
         let mut heard = vec![0; 900];
-        stream.read_exact(&mut heard).await.expect("it streams");
-        house.stage.model.serving().await.expect("it serves").scheduler.kill();
+        stream.read_exact(&mut heard).await.expect("the reply streams");
+        house.stage.model.serving().await.expect("the model serves").scheduler.kill();
         heard.extend(rest(stream).await);
         let heard = String::from_utf8(heard).expect("text");
         let texts: String = heard
@@ -42,7 +42,7 @@ fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
         let house = House::usual().await;
         let body = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 100})).to_string();
         let mut running = house.connect().await;
-        running.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+        running.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
         until_requests(&house.stage.model, 1).await;
         let address = house.server.addr();
         house.service.end();
@@ -53,7 +53,7 @@ fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
         let (heard, ()) = tokio::join!(rest(running), house.server.shutdown());
         let heard = String::from_utf8(heard).expect("text");
         assert!(heard.contains("\"finish_reason\":\"length\"") && heard.contains("[DONE]"), "{heard}");
-        assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it does not listen any more");
+        assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the server no longer listens");
         house.stage.runtime.shutdown().await;
     });
 }
@@ -68,7 +68,7 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
         silent
             .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
             .await
-            .expect("it reads");
+            .expect("the server reads");
         pause(Duration::from_millis(20)).await;
         house.end().await;
         rest(silent).await;
@@ -80,7 +80,7 @@ fn those_who_watch_the_budget_do_not_hold_the_end_up() {
     story(async {
         let house = House::usual().await;
         let mut watching = house.connect().await;
-        watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
+        watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("a write");
         let mut heard = Vec::new();
         // The stream begins with events from before the connection.
         let is_told = |heard: &[u8]| {
@@ -88,8 +88,8 @@ fn those_who_watch_the_budget_do_not_hold_the_end_up() {
         };
         while !is_told(&heard) {
             let mut piece = [0; 4096];
-            let read = watching.read(&mut piece).await.expect("it streams");
-            assert!(read > 0, "it ended");
+            let read = watching.read(&mut piece).await.expect("the reply streams");
+            assert!(read > 0, "the stream ended");
             heard.extend_from_slice(&piece[..read]);
         }
         let begun = std::time::Instant::now();

@@ -54,9 +54,9 @@ impl Drop for Root {
 
 /// Runs a program with this standard input.
 fn fed(command: &mut Command, input: &[u8]) {
-    let mut child = command.stdin(Stdio::piped()).spawn().expect("it runs");
-    child.stdin.take().expect("a pipe").write_all(input).expect("it reads");
-    assert!(child.wait().expect("it ends").success(), "{command:?}");
+    let mut child = command.stdin(Stdio::piped()).spawn().expect("the program runs");
+    child.stdin.take().expect("stdin is piped").write_all(input).expect("the program reads");
+    assert!(child.wait().expect("the program ends").success(), "{command:?}");
 }
 
 /// The real ffmpeg, if there is one.
@@ -113,7 +113,7 @@ fn frame(number: u32) -> Vec<u8> {
         }
     });
     let mut bytes = Cursor::new(Vec::new());
-    picture.write_to(&mut bytes, ImageFormat::Png).expect("PNG holds it");
+    picture.write_to(&mut bytes, ImageFormat::Png).expect("the picture is encoded");
     bytes.into_inner()
 }
 
@@ -146,7 +146,7 @@ fn a_film_is_seen_as_its_frames_at_even_times() {
         for (fps, picked, rate) in [(2.0, vec![0, 5, 10, 15], 2.0), (10.0, vec![0, 2, 5, 7, 10, 12, 15, 17], 4.0)] {
             let shown: Vec<String> = picked.iter().map(|&number: &usize| data("image/png", &frames[number])).collect();
             let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": rate}))).await;
-            let bytes = fs::read(root.0.join("a.mov")).expect("it is there");
+            let bytes = fs::read(root.0.join("a.mov")).expect("the file is there");
             for url in ["file:a.mov".to_owned(), "file:a.mkv".to_owned(), data("video/mp4", &bytes)] {
                 assert_eq!(heard(&house, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
             }
@@ -188,7 +188,7 @@ fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
             ("libsvtav1", "yuv420p10le", "ten_av1.mp4"),
             ("prores_ks", "yuv422p10le", "ten_prores.mov"),
         ] {
-            let has = Command::new(&program).args(["-hide_banner", "-encoders"]).output().expect("it runs");
+            let has = Command::new(&program).args(["-hide_banner", "-encoders"]).output().expect("the program runs");
             if String::from_utf8_lossy(&has.stdout).contains(encoder) {
                 make(
                     &program,
@@ -226,7 +226,7 @@ fn of_a_film_of_hours_only_few_frames_are_decoded() {
                 let at = (number * 900).to_string();
                 command.args(["-loglevel", "error", "-ss", &at, "-i"]).arg(&long);
                 command.args(["-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-pix_fmt", "rgb24", "-"]);
-                data("image/png", &command.output().expect("it runs").stdout)
+                data("image/png", &command.output().expect("the program runs").stdout)
             })
             .collect();
         let house = house(&root, Some(program), USUAL).await;
@@ -254,7 +254,7 @@ fn animations_need_no_program() {
         root.write("a.gif", &bytes);
         let house = house(&root, None, USUAL).await;
         let whole = heard(&house, &film("file:a.gif", 2.0)).await;
-        assert_eq!(whole.1, 3 * 9, "six frames are three steps");
+        assert_eq!(whole.1, 3 * 9, "six frames make three steps");
         assert_eq!(heard(&house, &film(&data("image/gif", &bytes), 2.0)).await, whole);
         let by_kwargs = json!({"mm_processor_kwargs": {"fps": 2.0}});
         let mut asked = about(json!({"type": "video_url", "video_url": {"url": "file:a.gif"}}));
@@ -336,12 +336,12 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
         make(&program, &[&picture[..], &["-c:v", "mpeg4"]].concat(), b"", &root.0.join("whole.mp4"));
         make(&program, &[&picture[..], &["-c:v", "mjpeg"]].concat(), b"", &root.0.join("large.mov"));
         make(&program, &["-f", "lavfi", "-i", "sine=duration=1", "-c:a", "aac"], b"", &root.0.join("sound.mp4"));
-        let whole = fs::read(root.0.join("whole.mp4")).expect("it is there");
+        let whole = fs::read(root.0.join("whole.mp4")).expect("the file is there");
         root.write("cut.mp4", &whole[..whole.len() / 2]);
         let secret = outside.write("secret.mp4", &whole);
-        std::os::unix::fs::symlink(&secret, root.0.join("link.mp4")).expect("a link");
+        std::os::unix::fs::symlink(&secret, root.0.join("link.mp4")).expect("the link is created");
         // The header of each frame says 20,000 x 20,000 pixels.
-        let mut large = fs::read(root.0.join("large.mov")).expect("it is there");
+        let mut large = fs::read(root.0.join("large.mov")).expect("the file is there");
         for at in 0..large.len() - 9 {
             if large[at..].starts_with(&[0xff, 0xc0, 0, 17, 8]) {
                 large[at + 5..at + 9].copy_from_slice(&[0x4e, 0x20, 0x4e, 0x20]);
@@ -354,7 +354,7 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
         root.write("head.mp4", &[b"\0\0\0\x18ftypisom", hidden.as_bytes()].concat());
         root.write("head.mkv", &[b"\x1a\x45\xdf\xa3", hidden.as_bytes()].concat());
         let pipe = root.0.join("pipe.mp4");
-        assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+        assert!(Command::new("mkfifo").arg(&pipe).status().expect("the program runs").success());
         let house = house(&root, Some(program), USUAL).await;
         let before = house.stage.snapshot().await;
         for (url, words) in [
@@ -398,8 +398,8 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
                 pid.is_some()
             })
             .await;
-            fs::remove_file(&told).expect("it is ours");
-            PathBuf::from("/proc").join(pid.expect("it runs").trim())
+            fs::remove_file(&told).expect("the file is removed");
+            PathBuf::from("/proc").join(pid.expect("the program runs").trim())
         };
         let gone = async |process: PathBuf| eventually("it has ended", async || !process.exists()).await;
         let short = house(&root, Some(script.clone()), Duration::from_secs(1)).await;
@@ -409,7 +409,7 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
         let patient = house(&root, Some(script), Duration::from_secs(600)).await;
         let mut client = patient.connect().await;
         let asked = posted("/v1/chat/completions", "", film("file:a.mp4", 2.0).to_string().as_bytes());
-        client.write_all(&asked).await.expect("it reads");
+        client.write_all(&asked).await.expect("the server reads");
         let process = running().await;
         assert!(process.exists());
         // If a client closes its side together with the request, the server assumes that the

@@ -171,7 +171,7 @@ fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
             .flat_map(|token| token["bytes"].as_array().expect("bytes").iter())
             .map(|byte| byte.as_u64().and_then(|byte| byte.try_into().ok()).expect("a byte"))
             .collect();
-        assert!(tokens.len() > 2, "the character takes several tokens: {whole}");
+        assert!(tokens.len() > 2, "the character has several tokens: {whole}");
         assert_eq!(String::from_utf8(bytes).expect("text"), "\u{1318f}!", "{whole}");
         assert_eq!(choice["message"]["content"], "\u{1318f}!");
         let mut cut = fields;
@@ -343,8 +343,8 @@ fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
         // A process has only one metrics recorder, so this test starts a separate process.
         let program = Program::start(&["--metrics-names", "vllm"]);
         let say = async |said: Vec<u8>| {
-            let mut stream = TcpStream::connect(program.address()).await.expect("it listens");
-            stream.write_all(&said).await.expect("it reads");
+            let mut stream = TcpStream::connect(program.address()).await.expect("the server listens");
+            stream.write_all(&said).await.expect("the server reads");
             String::from_utf8(rest(stream).await).expect("text")
         };
         let get =

@@ -89,7 +89,7 @@ fn any_value_in_any_field_is_answered_and_never_with_500() {
     let body = full();
     let mut all = Vec::new();
     places(&body, "", &mut all);
-    assert!(all.len() > 80, "{} places", all.len());
+    assert!(all.len() > 80, "only {} places are listed", all.len());
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     let house = threads.block_on(House::usual());
     let before = threads.block_on(house.stage.runtime.budget().snapshot()).expect("a ledger");
@@ -188,7 +188,7 @@ fn pages_of_others_ask_nothing_and_names_of_others_are_none() {
             let text = String::from_utf8(from(headers)).expect("text");
             text.replace("host: localhost", &format!("host: {host}")).into_bytes()
         };
-        assert_eq!(house.say(&named(&house.server.addr().to_string(), &own)).await.status, 200, "its own page");
+        assert_eq!(house.say(&named(&house.server.addr().to_string(), &own)).await.status, 200, "the server's page");
         for host in ["evil.net", "localhost.evil.net", "", "a b"] {
             let answer = house.say(&named(host, "")).await;
             assert!(matches!(answer.status, 400 | 403), "{host}: {}", answer.status);

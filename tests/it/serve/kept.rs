@@ -64,7 +64,7 @@ fn vllms_calls_put_models_to_sleep_and_wake_them() {
             assert_eq!(is_sleeping("?model=demo").await["is_sleeping"], false);
         }
         assert_eq!(house.post("/sleep", &json!({})).await.status, 200);
-        assert_eq!(house.chat(json!({})).await.json()["choices"], before, "a request wakes it");
+        assert_eq!(house.chat(json!({})).await.json()["choices"], before, "a request wakes the model");
         for (query, param) in [("?level=3", "level"), ("?level=x", "level"), ("?tags=weights", "tags")] {
             let refused = house.post(&format!("/sleep{query}"), &json!({})).await;
             assert_eq!((refused.status, &refused.error()["param"]), (400, &json!(param)), "{query}");
@@ -118,7 +118,7 @@ fn who_watches_a_response_hears_that_it_was_cancelled() {
         let mut body = json!({"model": "demo", "input": "Hello!", "stream": true});
         body.as_object_mut().expect("an object").extend(long().as_object().cloned().unwrap_or_default());
         let mut stream = house.connect().await;
-        stream.write_all(&posted("/v1/responses", "", body.to_string().as_bytes())).await.expect("it listens");
+        stream.write_all(&posted("/v1/responses", "", body.to_string().as_bytes())).await.expect("the server reads");
         let mut heard = String::new();
         while !heard.contains("output_text.delta") {
             let mut piece = vec![0; 1024];

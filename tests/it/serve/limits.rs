@@ -45,7 +45,7 @@ fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
         let mut streams = Vec::new();
         for _ in 0..2 {
             let mut stream = house.connect().await;
-            stream.write_all(&posted("/v1/chat/completions", "", endless.as_bytes())).await.expect("it reads");
+            stream.write_all(&posted("/v1/chat/completions", "", endless.as_bytes())).await.expect("the server reads");
             streams.push(stream);
         }
         until_requests(&house.stage.model, 2).await;
@@ -58,7 +58,7 @@ fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
         // A client of a response that is not streamed can disconnect too.
         let mut stream = house.connect().await;
         let whole = hello(json!({"ignore_eos": true, "max_tokens": 200})).to_string();
-        stream.write_all(&posted("/v1/chat/completions", "", whole.as_bytes())).await.expect("it reads");
+        stream.write_all(&posted("/v1/chat/completions", "", whole.as_bytes())).await.expect("the server reads");
         until_requests(&house.stage.model, 1).await;
         drop(stream);
         until_requests(&house.stage.model, 0).await;
@@ -77,8 +77,8 @@ fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
             // request follows.
             let request = String::from_utf8(posted("/v1/chat/completions", "", asked.as_bytes())).expect("text");
             let request = request.replace("connection: close\r\n", "");
-            stream.write_all(request.as_bytes()).await.expect("it reads");
-            stream.shutdown().await.expect("it ends");
+            stream.write_all(request.as_bytes()).await.expect("the server reads");
+            stream.shutdown().await.expect("the stream closes");
             let heard = String::from_utf8(rest(stream).await).expect("text");
             let ends = if is_streamed { "[DONE]" } else { "\"completion_tokens\":150" };
             assert!(heard.starts_with("HTTP/1.1 200") && heard.contains(ends), "{heard}");
@@ -114,8 +114,8 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
             // Send all but the last bytes of a 6 kB body.
             let mut slow = house.connect().await;
             let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6000\r\n\r\n";
-            slow.write_all(head.as_bytes()).await.expect("it reads");
-            slow.write_all(&[b' '; 5900]).await.expect("it reads");
+            slow.write_all(head.as_bytes()).await.expect("the server reads");
+            slow.write_all(&[b' '; 5900]).await.expect("the server reads");
             let answer = house.post("/v1/chat/completions", &asked).await;
             match answer.status {
                 503 => break slow,
@@ -140,25 +140,25 @@ fn slow_heads_bodies_and_readers_are_dropped() {
         let house = House::with(small(), serve).await;
         for silent in ["", "GET /health HT", "GET /health HTTP/1.1\r\nhost: localhost\r\nx: "] {
             let mut stream = house.connect().await;
-            stream.write_all(silent.as_bytes()).await.expect("it reads");
+            stream.write_all(silent.as_bytes()).await.expect("the server reads");
             let heard = rest(stream).await;
             assert!(heard.is_empty() || heard.starts_with(b"HTTP/1.1 408"), "{silent:?}");
         }
         let mut stream = house.connect().await;
         let head =
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
-        stream.write_all(head.as_bytes()).await.expect("it reads");
+        stream.write_all(head.as_bytes()).await.expect("the server reads");
         assert!(rest(stream).await.starts_with(b"HTTP/1.1 408"));
         // The reply to a reader that stops is cancelled once the system's socket buffers are full.
         let mut stream = house.connect().await;
         let body = hello(
             json!({"stream": true, "ignore_eos": true, "max_tokens": 230, "logprobs": true, "top_logprobs": 20, "n": 8}),
         );
-        stream.write_all(&posted("/v1/chat/completions", "", body.to_string().as_bytes())).await.expect("it reads");
+        stream.write_all(&posted("/v1/chat/completions", "", body.to_string().as_bytes())).await.expect("a write");
         until_requests(&house.stage.model, 8).await;
         until_requests(&house.stage.model, 0).await;
         let mut heard = [0; 12];
-        stream.read_exact(&mut heard).await.expect("it has begun");
+        stream.read_exact(&mut heard).await.expect("the reply has begun");
         assert_eq!(&heard, b"HTTP/1.1 200");
         house.end().await;
     });
@@ -204,7 +204,7 @@ fn a_key_has_its_streams_and_others_theirs() {
         stream
             .write_all(&posted("/v1/chat/completions", "x-api-key: one\r\n", endless.as_bytes()))
             .await
-            .expect("it reads");
+            .expect("the server reads");
         until_requests(&house.stage.model, 1).await;
         let asked = hello(json!({"max_tokens": 1})).to_string();
         let ask = |key: &str| posted("/v1/chat/completions", &format!("x-api-key: {key}\r\n"), asked.as_bytes());

@@ -42,18 +42,18 @@ impl Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(["serve", "--device", device, "--port", "0", "--profile-cache", "none", "--log", "json"]);
         command.args(small).args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn().expect("it runs");
+        let mut process = command.spawn().expect("the program runs");
         let (told, lines) = sync_channel(10_000);
         let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
-                let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON: {line}"));
+                let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a JSON line: {line}"));
                 drop(told.send(line));
             }
         });
         let mut said = String::new();
-        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("it listens");
-        let address = said.trim().strip_prefix("listening on http://").expect("where it listens").to_owned();
+        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("the address is printed");
+        let address = said.trim().strip_prefix("listening on http://").expect("the line has an address").to_owned();
         let mut program = Program { process, address, lines, begun: Vec::new() };
         program.begun = program.until(|line| line["message"] == "ready: demo");
         program
@@ -82,17 +82,17 @@ impl Program {
         let mut heard: Vec<Value> = Vec::new();
         while !heard.last().is_some_and(&is_last) {
             let line = self.lines.recv_timeout(Duration::from_secs(60));
-            heard.push(line.unwrap_or_else(|_| panic!("it does not come: {heard:#?}")));
+            heard.push(line.unwrap_or_else(|_| panic!("the expected line is missing: {heard:#?}")));
         }
         heard
     }
 
     /// Sends a request and returns the response with its headers.
     fn say(&self, said: &[u8]) -> String {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        stream.write_all(said).expect("it reads");
+        let mut stream = TcpStream::connect(&self.address).expect("the server listens");
+        stream.write_all(said).expect("the server reads");
         let mut heard = String::new();
-        stream.read_to_string(&mut heard).expect("it closes");
+        stream.read_to_string(&mut heard).expect("the connection closes");
         heard
     }
 
@@ -124,7 +124,7 @@ fn id(line: &Value) -> Option<&str> {
 fn answered_id(answer: &str) -> String {
     let head = answer.split("\r\n\r\n").next().unwrap_or_default();
     let id = head.lines().find_map(|line| line.strip_prefix("x-request-id: "));
-    id.unwrap_or_else(|| panic!("no id: {answer}")).to_owned()
+    id.unwrap_or_else(|| panic!("the answer has no id: {answer}")).to_owned()
 }
 
 fn chat(fields: Value) -> Value {
@@ -152,7 +152,7 @@ fn top_reads_the_port_of_a_server() {
     let program = Program::start(&[]);
     program.post("/v1/chat/completions", "", &chat(json!({})));
     let mut top = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    let seen = top.args(["top", program.address(), "--once", "--every", "100ms"]).output().expect("it runs");
+    let seen = top.args(["top", program.address(), "--once", "--every", "100ms"]).output().expect("the program runs");
     let text = String::from_utf8_lossy(&seen.stdout);
     assert!(seen.status.success(), "{text}{}", String::from_utf8_lossy(&seen.stderr));
     for told in ["demo", "of 2 sequences", "events"] {
@@ -179,7 +179,7 @@ fn each_request_has_one_line_at_info_under_its_answers_id() {
     let of = |answer: &str| {
         let id = answered_id(answer);
         let of: Vec<_> = lines.iter().filter(|line| self::id(line) == Some(&id)).collect();
-        let [line] = of[..] else { panic!("one line of {id}: {of:#?}") };
+        let [line] = of[..] else { panic!("expected one line of {id}: {of:#?}") };
         assert_eq!((line["level"].as_str(), line["message"].as_str()), (Some("INFO"), Some("answered")), "{line}");
         assert!(line["milliseconds"].is_u64(), "{line}");
         line.clone()
@@ -202,7 +202,7 @@ fn each_request_has_one_line_at_info_under_its_answers_id() {
     assert_eq!((line["status"].as_u64(), line["param"].as_str()), (Some(400), Some("messages[0].role")), "{line}");
     assert_eq!(of(&missing)["error"], "not_found_error");
     let of_requests = lines.iter().filter(|line| id(line).is_some()).count();
-    assert_eq!(of_requests, 7, "and no line of a probe: {lines:#?}");
+    assert_eq!(of_requests, 7, "probes are not logged: {lines:#?}");
     assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
 }
 
@@ -236,7 +236,7 @@ fn with_requests_disabled_only_what_goes_wrong_is_logged() {
     assert!(refused.starts_with("HTTP/1.1 400"), "{refused}");
     let lines = program.until(|line| line["message"] == "refused");
     let of_requests: Vec<_> = lines.iter().filter(|line| id(line).is_some()).collect();
-    let [line] = of_requests[..] else { panic!("the refusal alone: {of_requests:#?}") };
+    let [line] = of_requests[..] else { panic!("expected only the refusal: {of_requests:#?}") };
     assert_eq!((line["level"].as_str(), id(line)), (Some("WARN"), Some(answered_id(&refused).as_str())), "{line}");
     assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
 }
@@ -244,14 +244,14 @@ fn with_requests_disabled_only_what_goes_wrong_is_logged() {
 #[test]
 fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
     let program = Program::start(&[]);
-    let mut leaving = TcpStream::connect(&program.address).expect("it listens");
+    let mut leaving = TcpStream::connect(&program.address).expect("the server listens");
     let endless = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 200}));
     let asked = posted("/v1/chat/completions", "x-request-id: leaves\r\n", endless.to_string().as_bytes());
-    leaving.write_all(&asked).expect("it reads");
-    leaving.read_exact(&mut [0; 600]).expect("it streams");
+    leaving.write_all(&asked).expect("the server reads");
+    leaving.read_exact(&mut [0; 600]).expect("the reply streams");
     drop(leaving);
     let lines = program.until(|line| id(line) == Some("leaves"));
-    let line = lines.last().expect("it came");
+    let line = lines.last().expect("the log has a line");
     let expected = (Some("the client disconnected"), Some(200));
     assert_eq!((line["message"].as_str(), line["status"].as_u64()), expected, "{line}");
     let asked = json!({"input": SECRET, "max_output_tokens": 3, "background": true});
@@ -259,9 +259,9 @@ fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let is_end = |line: &Value| line["message"] == "a background response ended";
     let lines = program.until(is_end);
-    let line = lines.last().expect("it came");
+    let line = lines.last().expect("the log has a line");
     assert_eq!((id(line), line["completion_tokens"].as_u64()), (Some("later"), Some(3)), "{line}");
-    assert!(answer.contains(line["id"].as_str().expect("its id")), "{line}");
+    assert!(answer.contains(line["id"].as_str().expect("the line has an id")), "{line}");
     assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
 }
 
@@ -279,9 +279,9 @@ fn a_program_that_is_not_there_is_told_before_anything_is_loaded() {
         "--ffmpeg",
         "/no/such/ffmpeg",
     ]);
-    let output = command.stdin(Stdio::null()).output().expect("it ends");
+    let output = command.stdin(Stdio::null()).output().expect("the program ends");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains("--ffmpeg /no/such/ffmpeg") && told.contains("hint: give the path of the program"), "{told}");
-    assert!(output.stdout.is_empty(), "it never listened");
+    assert!(output.stdout.is_empty(), "the server did not listen");
 }

@@ -41,17 +41,17 @@ fn models_have_devices_of_their_own_and_one_server() {
         let (mut runtimes, mut handles) = (Vec::new(), Vec::new());
         for Placement { device, models: own, .. } in placed {
             let runtime =
-                Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+                Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("the runtime starts");
             for model in own {
                 let (source, options) = models[model].clone();
-                handles.push(runtime.load_with(source, options, |_| {}).await.expect("it fits"));
+                handles.push(runtime.load_with(source, options, |_| {}).await.expect("the model fits"));
             }
             runtimes.push(runtime);
         }
         let service = Service::over(&runtimes, ServeOptions::default());
         handles.iter().for_each(|model| service.add([model.name()], model.clone()));
         let server = Server::start(service.clone(), "127.0.0.1:0", None).await.expect("a free port");
-        let [first, second] = &runtimes[..] else { panic!("two runtimes") };
+        let [first, second] = &runtimes[..] else { panic!("expected two runtimes") };
         let device = first.device().as_host().expect("host memory");
         let house =
             House { stage: Stage { device, runtime: first.clone(), model: handles[0].clone() }, service, server };
@@ -76,7 +76,7 @@ fn models_have_devices_of_their_own_and_one_server() {
         }
         assert_eq!(house.get("/health").await.status, 200);
         second.clone().shutdown().await;
-        assert_eq!(house.get("/health/live").await.status, 503, "one of them is gone");
+        assert_eq!(house.get("/health/live").await.status, 503, "one of the two runtimes has ended");
         assert_eq!((ask("second").await, ask("first").await), (503, 200));
         house.end().await;
     });
@@ -100,9 +100,9 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
         for (number, model) in ["other", "demo"].into_iter().enumerate() {
             let told = program.get(&format!("/v1/budget?device={number}"), "");
             let budget = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
-            assert_eq!(models_of(&budget), [model], "of {size}");
+            assert_eq!(models_of(&budget), [model], "with --tensor-parallel-size {size}");
             let (metrics, own) = (program.get("/metrics", ""), format!("total_bytes{{device=\"host#{number}\"}}"));
-            assert!(metrics.contains(&own), "{own} in {metrics}");
+            assert!(metrics.contains(&own), "{own} is not in {metrics}");
             let asked = hello(json!({"model": model, "max_tokens": 2}));
             let answer = program.post("/v1/chat/completions", "", &asked);
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -155,13 +155,13 @@ fn a_number_for_each_model_gives_it_as_many_devices() {
 fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
     story(async {
         let device = DeviceChoice::Host(bursar::Bytes::mib(96));
-        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("a runtime");
         let (source, options) = named("one");
         let asking = |ranks| LoadOptions { ranks: NonZeroUsize::new(ranks), ..options.clone() };
-        let error = runtime.load_with(source.clone(), asking(2), |_| {}).await.err().expect("it has one");
+        let error = runtime.load_with(source.clone(), asking(2), |_| {}).await.err().expect("there is one device");
         let why = "`ranks` asks for 2 devices, but the runtime has 1";
         assert_eq!((error.to_string(), error.hint().contains("Placing")), (why.to_owned(), true));
-        runtime.load_with(source, asking(1), |_| {}).await.expect("one is enough");
+        runtime.load_with(source, asking(1), |_| {}).await.expect("one device is enough");
         runtime.shutdown().await;
     });
 }
@@ -197,7 +197,7 @@ fn devices_that_would_be_left_over_are_refused() {
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let flags = ["serve", "--device", device, "--tensor-parallel-size", size, "--port", "0"];
-        let output = command.args(flags).args(models).stdin(Stdio::null()).output().expect("it ends");
+        let output = command.args(flags).args(models).stdin(Stdio::null()).output().expect("the program ends");
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(told.contains(why) && told.contains(hint), "{told}");
@@ -210,7 +210,7 @@ fn too_few_devices_are_told_before_anything_starts() {
         let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(96));
         for ranks in [0, 3] {
             let placing = Placing { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
-            let error = placing.place().await.expect_err("there are two");
+            let error = placing.place().await.expect_err("there are two devices");
             let why = format!("a model is to run on {ranks} devices, but there are 2");
             assert_eq!((error.to_string(), error.hint().is_empty()), (why, false));
         }

@@ -32,12 +32,12 @@ async fn busy(priority: i32) -> (House, Vec<tokio::net::TcpStream>) {
     for number in 1..=10 {
         let mut stream = house.connect().await;
         let body = hello(fields.clone()).to_string();
-        stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+        stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
         until_requests(&house.stage.model, number).await;
         streams.push(stream);
     }
     // The headers are sent with the first event.
-    streams[0].read_exact(&mut [0; 16]).await.expect("it is answered");
+    streams[0].read_exact(&mut [0; 16]).await.expect("the request is answered");
     (house, streams)
 }
 
@@ -75,10 +75,10 @@ fn an_urgent_request_of_openais_apis_passes_those_that_stream() {
     story(async {
         for place in 0..3 {
             let (house, streams) = busy(5).await;
-            let (path, body) = requests(&json!({"priority": -1})).into_iter().nth(place).expect("one of them");
+            let (path, body) = requests(&json!({"priority": -1})).into_iter().nth(place).expect("a valid request");
             let answer = house.post(path, &body).await;
             assert_eq!(answer.status, 200, "{path}: {}", answer.body);
-            assert!(house.stage.model.requests().0 >= 2, "{path}: the streams are not at their ends");
+            assert!(house.stage.model.requests().0 >= 2, "{path}: the streams have not ended");
             let wrong = house.post(path, &requests(&json!({"priority": "high"}))[place].1).await;
             assert_eq!((wrong.status, wrong.error()["param"].as_str()), (400, Some("priority")), "{path}");
             drop(streams);

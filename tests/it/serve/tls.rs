@@ -38,7 +38,7 @@ async fn house(options: ServeOptions) -> House {
     let service = Service::new(&stage.runtime, options);
     service.add(["demo"], stage.model.clone());
     let files = files("server.pem", "server.key");
-    let server = Server::start(service.clone(), "127.0.0.1:0", Some(&files)).await.expect("its files are right");
+    let server = Server::start(service.clone(), "127.0.0.1:0", Some(&files)).await.expect("the TLS files are valid");
     House { stage, service, server }
 }
 
@@ -47,7 +47,7 @@ async fn greet(house: &House) -> io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(file("root.pem")).expect("a certificate")).expect("a root");
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let config = config.with_safe_default_protocol_versions().expect("versions of ours");
+    let config = config.with_safe_default_protocol_versions().expect("TLS versions are supported");
     let config = config.with_root_certificates(roots).with_no_client_auth();
     let name = ServerName::try_from("localhost").expect("a name");
     TlsConnector::from(Arc::new(config)).connect(name, house.connect().await).await
@@ -58,10 +58,10 @@ async fn until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
     let mut heard = Vec::new();
     let reading = async {
         while !heard.ends_with(end.as_bytes()) {
-            heard.push(stream.read_u8().await.expect("more comes"));
+            heard.push(stream.read_u8().await.expect("the stream goes on"));
         }
     };
-    timeout(Duration::from_secs(20), reading).await.expect("the server hangs");
+    timeout(Duration::from_secs(20), reading).await.expect("the server answers in time");
     String::from_utf8(heard).expect("text")
 }
 
@@ -70,22 +70,22 @@ fn a_reply_streams_over_tls_and_its_connection_is_kept() {
     story(async {
         let house = house(ServeOptions::default()).await;
         assert_eq!(house.server.scheme(), "https");
-        let mut client = greet(&house).await.expect("it is trusted");
+        let mut client = greet(&house).await.expect("the certificate is trusted");
         let body = hello(json!({"stream": true})).to_string();
         let asked = posted("/v1/chat/completions", "", body.as_bytes());
         let asked = String::from_utf8(asked).expect("text").replace("connection: close\r\n", "");
         for _ in 0..2 {
-            client.write_all(asked.as_bytes()).await.expect("it reads");
+            client.write_all(asked.as_bytes()).await.expect("the server reads");
             let heard = until(&mut client, "\r\n0\r\n\r\n").await;
             assert!(heard.starts_with("HTTP/1.1 200") && heard.contains("data: [DONE]"), "{heard}");
-            assert!(heard.matches("\"content\":").count() > 3, "piece by piece: {heard}");
+            assert!(heard.matches("\"content\":").count() > 3, "the reply comes in several pieces: {heard}");
         }
         client
             .write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
-            .expect("it reads");
+            .expect("the server reads");
         let mut heard = String::new();
-        client.read_to_string(&mut heard).await.expect("it says goodbye as TLS does");
+        client.read_to_string(&mut heard).await.expect("TLS is closed properly");
         assert!(heard.starts_with("HTTP/1.1 200"), "{heard}");
         house.end().await;
     });
@@ -96,18 +96,18 @@ fn a_client_without_tls_is_closed_and_others_are_served() {
     story(async {
         let house = house(ServeOptions::default()).await;
         let heard = house.get("/health").await;
-        assert_eq!(heard.status, 0, "no HTTP: {heard:?}");
+        assert_eq!(heard.status, 0, "plain HTTP is not answered: {heard:?}");
         for noise in [&b"\x16\x03\x01\xff\xff"[..], &[0; 4096], &[0xff; 100_000]] {
             let mut stream = house.connect().await;
             drop(stream.write_all(noise).await);
             drop(stream.shutdown().await);
             rest(stream).await;
         }
-        let mut client = greet(&house).await.expect("it is trusted");
+        let mut client = greet(&house).await.expect("the certificate is trusted");
         client
             .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
-            .expect("it reads");
+            .expect("the server reads");
         assert!(until(&mut client, "}").await.starts_with("HTTP/1.1 200"));
         house.end().await;
     });
@@ -121,12 +121,12 @@ fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
         let silent = house.connect().await;
         let mut slow = house.connect().await;
         // Send only the beginning of a 512-byte ClientHello.
-        slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("it is buffered");
-        let mut client = greet(&house).await.expect("there is a place after both");
+        slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("the bytes are sent");
+        let mut client = greet(&house).await.expect("a connection slot is free after both");
         client
             .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
-            .expect("it reads");
+            .expect("the server reads");
         assert!(until(&mut client, "}").await.starts_with("HTTP/1.1 200"));
         assert_eq!((rest(silent).await.len(), rest(slow).await.len()), (0, 0));
         house.end().await;
@@ -147,7 +147,7 @@ fn wrong_files_are_named_before_anything_listens() {
         ] {
             let service = Service::new(&stage.runtime, ServeOptions::default());
             let error =
-                Server::start(service, "127.0.0.1:0", Some(&files(certificates, key))).await.expect_err("wrong");
+                Server::start(service, "127.0.0.1:0", Some(&files(certificates, key))).await.expect_err("a wrong file");
             let ListenError::Tls { file, reason } = &error else { panic!("{error:?}") };
             assert!(file.ends_with(at_fault) && reason.contains(why), "{certificates}, {key}: {error}");
             assert!(error.to_string().contains(at_fault) && error.hint().contains("PEM"), "{error}: {}", error.hint());

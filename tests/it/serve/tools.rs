@@ -82,7 +82,7 @@ fn a_function_of_a_namespace_is_called_and_goes_on_by_its_own_name() {
         let second = responded(&house, json!({"tools": tools, "input": said, "max_output_tokens": 2})).await;
         assert_eq!(second.status, 200, "{}", second.body);
         let tokens = |response: &Value| response["usage"]["input_tokens"].as_u64();
-        assert!(tokens(&second.json()) > tokens(&first), "the call and its result are in the prompt");
+        assert!(tokens(&second.json()) > tokens(&first), "the prompt contains the call and its result");
         house.end().await;
     });
 }

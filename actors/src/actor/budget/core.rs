@@ -159,7 +159,7 @@ mod tests {
         let flapping = (0..120).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 0 }));
         assert_eq!(offered(flapping, kv(500)), []);
         let partly = (0..12).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 120 }));
-        assert_eq!(offered(partly, kv(500)), [(10, 620)], "what it never takes goes back");
+        assert_eq!(offered(partly, kv(500)), [(10, 620)], "bytes that the lease never takes are offered elsewhere");
         let under_pressure = (0..120).map(|second| (second / 5 % 2 == 0).then_some(400));
         assert_eq!(offered(under_pressure, kv(500)), []);
     }

@@ -97,20 +97,20 @@ mod tests {
     #[test]
     fn every_byte_of_each_card_has_one_reason() {
         let ranks = [host(), host(), host()];
-        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:3").expect("alike");
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:3").expect("the devices are alike");
         let start = group.reserve(MIB(16)).expect("addresses");
         group.back(start, MIB(4)).expect("memory");
         ranks[0].drifts(MIB(3));
         ranks[1].overhead_grows(MIB(2));
         ranks[2].foreign_takes(MIB(5));
-        let gpus = look(&group, MIB(4), MIB(1)).expect("they answer");
+        let gpus = look(&group, MIB(4), MIB(1)).expect("the devices answer");
         let told = gpus.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
         let expected = [
             ("host#0", MIB(1), MIB(2), Some(MIB(2))),
             ("host#1", MIB(2), MIB(0), Some(MIB(0))),
             ("host#2", MIB(0), MIB(5), Some(MIB(0))),
         ];
-        assert_eq!(told.collect::<Vec<_>>(), expected, "what drifts is foreign until it is known");
+        assert_eq!(told.collect::<Vec<_>>(), expected, "drift counts as foreign until it is known");
         for Gpu { memory, overhead, backed, foreign, .. } in &gpus {
             assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
         }
@@ -120,10 +120,10 @@ mod tests {
     #[test]
     fn no_card_is_the_fullest_of_equal_ones() {
         let ranks = [host(), host()];
-        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("alike");
-        let gpus = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("they answer");
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("the devices are alike");
+        let gpus = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("the devices answer");
         assert_eq!(fullest(&gpus()), None);
-        assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("it answers")), None, "alone");
+        assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("the device answers")), None, "a single device has no fullest rank");
         ranks[1].foreign_takes(MIB(1));
         assert_eq!(fullest(&gpus()), Some(DeviceLabel::named("host#1".into())));
     }

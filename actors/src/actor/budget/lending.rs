@@ -217,10 +217,10 @@ mod tests {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let (idle, waiting) =
             (|bytes| lease(1, bytes, KvDemand::Idle), |bytes| lease(2, bytes, KvDemand::WaitingForBlocks));
-        assert_eq!(lending.orders(headroom(0, 0), &[idle(100), waiting(100)]), [], "it was asked a moment ago");
+        assert_eq!(lending.orders(headroom(0, 0), &[idle(100), waiting(100)]), [], "the lender was asked a moment ago");
         assert_eq!(lending.orders(headroom(1, 0), &[idle(100), waiting(100)]), [give_up(1, 10)]);
         assert_eq!(lending.orders(headroom(1, 90), &[idle(10), waiting(100)]), [may_grow(2, 190)]);
-        assert_eq!(lending.orders(headroom(2, 0), &[idle(10), waiting(190)]), [], "that is all there is");
+        assert_eq!(lending.orders(headroom(2, 0), &[idle(10), waiting(190)]), [], "nothing more can be lent");
         let (asked, sated) = (|bytes| lease(1, bytes, KvDemand::Busy), |bytes| lease(2, bytes, KvDemand::Busy));
         assert_eq!(lending.orders(headroom(3, 0), &[asked(10), waiting(190)]), [give_up(2, 100)]);
         assert_eq!(lending.orders(headroom(3, 90), &[asked(10), sated(100)]), [may_grow(1, 100)]);
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(
             lending.orders(headroom(9, 500), &[gave_way]),
             [],
-            "what another process took comes back by other rules"
+            "memory that another process took returns by Regrowth, not by lending"
         );
     }
 
@@ -252,7 +252,7 @@ mod tests {
         let waits = |seconds, awaited| Headroom { awaited: Bytes(awaited), ..headroom(seconds, 0) };
         assert_eq!(lending.orders(waits(0, 120), &leases), []);
         assert_eq!(lending.orders(waits(1, 120), &leases), [give_up(1, 10), give_up(3, 70)]);
-        assert!(!lending.lends(LeaseId(1)), "the tenant has it for good");
+        assert!(!lending.lends(LeaseId(1)), "memory given to a waiting tenant is not lent");
     }
 
     #[test]
@@ -263,13 +263,13 @@ mod tests {
         lending.orders(headroom(0, 0), &leases(100, 100));
         lending.orders(headroom(1, 0), &leases(100, 100));
         let waits = |available, awaited| Headroom { awaited: Bytes(awaited), ..headroom(2, available) };
-        assert_eq!(lending.orders(waits(0, 30), &leases(10, 190)), [give_up(2, 160)], "by what is lacking");
+        assert_eq!(lending.orders(waits(0, 30), &leases(10, 190)), [give_up(2, 160)], "the borrower gives up only what is lacking");
         assert_eq!(
             lending.orders(waits(20, 10), &leases(10, 170)),
             [give_up(2, 160)],
-            "what came free is not lent again"
+            "bytes that came free are not lent again"
         );
-        assert_eq!(lending.orders(waits(0, 120), &leases(10, 190)), [give_up(2, 100)], "its share stays");
+        assert_eq!(lending.orders(waits(0, 120), &leases(10, 190)), [give_up(2, 100)], "the borrower keeps its share");
         // A borrower that has become idle gives up what it borrows, and then as much of its share
         // as is still missing.
         let idle = [lease(1, 10, KvDemand::Idle), lease(2, 190, KvDemand::Idle)];
@@ -318,7 +318,7 @@ mod tests {
                     let awaited = Bytes(wanted).saturating_sub(Bytes(300 - held));
                     let headroom = Headroom { is_pressed, awaited, ..headroom(second as u32, 300 - held) };
                     for (of, order) in lending.orders(headroom, &leases) {
-                        let lease = leases.iter_mut().find(|lease| lease.lease == of).expect("it is there");
+                        let lease = leases.iter_mut().find(|lease| lease.lease == of).expect("the list has the lease");
                         match order {
                             ResizeOrder::GiveUp { to } => {
                                 prop_assert!(to >= lease.floor && to < lease.bytes);
@@ -327,7 +327,7 @@ mod tests {
                             }
                             ResizeOrder::MayGrow { to } => {
                                 prop_assert!(lease.need != KvDemand::Idle && to > lease.bytes && to <= lease.limit);
-                                prop_assert!(awaited.is_zero() || to <= lease.share, "what is awaited is borrowed");
+                                prop_assert!(awaited.is_zero() || to <= lease.share, "awaited bytes are not lent");
                                 lease.bytes = to;
                             }
                         }

@@ -93,8 +93,8 @@ mod tests {
     fn the_backoff_grows_with_bytes_taken_not_with_looks() {
         let mut backoff = PressureBackoff::default();
         let given: Vec<Bytes> = (0..20).map(|look| backoff.ahead(seen(60 * look, 300 + 16 * look), SOON)).collect();
-        assert_eq!(given[7], Bytes::ZERO, "112 MiB more");
-        assert_eq!(given[8..16], [Bytes::mib(256); 8], "half of the canary's 256 more");
+        assert_eq!(given[7], Bytes::ZERO, "112 MiB taken are below the threshold");
+        assert_eq!(given[8..16], [Bytes::mib(256); 8], "half of the canary's 256 MiB were taken");
         assert_eq!(given[16..], [Bytes::mib(512); 4]);
     }
 

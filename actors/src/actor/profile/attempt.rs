@@ -494,7 +494,7 @@ impl Attempt {
     fn lane<'l>(&self, lanes: &'l Lanes, worst_case: &WorstCase) -> &'l Lane {
         match &worst_case.pass {
             Pass::Step(_) => &lanes.step,
-            Pass::Encode(_) => lanes.vision.as_ref().expect("a model with launches has a lane for them"),
+            Pass::Encode(_) => lanes.vision.as_ref().expect("a model with encoder launches has a lane for them"),
         }
     }
 

@@ -194,7 +194,7 @@ mod tests {
         for hour in [0, 2, 4, 6, 8] {
             assert!(attempts.failed(true, SECOND * 3600 * hour).is_some());
         }
-        assert_eq!(attempts.target(), 773, "five times five per cent");
+        assert_eq!(attempts.target(), 773, "five reductions of five percent");
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
     fn report_numbers_start_at_one() {
         let attempts = Attempts::new(false);
         let report = attempts.report(3, Phase::Validate, Outcome::Ready);
-        let told = serde_json::to_string(&report).expect("it can be written");
+        let told = serde_json::to_string(&report).expect("the report serializes");
         assert_eq!(told, r#"{"attempt":1,"target_tokens":48,"phase":"validate","outcome":"ready"}"#);
     }
 }

@@ -94,10 +94,10 @@ mod tests {
     #[test]
     fn a_share_of_the_whole_device_counts_all_our_bytes() {
         let of_whole = |fraction| bytes(KvChoice { device_fraction: Some(fraction), ..KvChoice::default() });
-        assert_eq!(of_whole(0.5), Bytes::mib(20), "half of 100 less the 30 that are ours");
-        assert_eq!(of_whole(0.3), Bytes::ZERO, "the rest of ours fills it");
-        assert_eq!(of_whole(0.2), Bytes::ZERO, "or is more than it");
-        assert_eq!(of_whole(1.0), Bytes::mib(60), "no more than can be had: 10 are another's");
+        assert_eq!(of_whole(0.5), Bytes::mib(20), "half of 100, minus the 30 that Bursar holds");
+        assert_eq!(of_whole(0.3), Bytes::ZERO, "the memory Bursar holds fills the share");
+        assert_eq!(of_whole(0.2), Bytes::ZERO, "the memory Bursar holds exceeds the share");
+        assert_eq!(of_whole(1.0), Bytes::mib(60), "the share is limited to available memory; another process holds 10");
     }
 
     #[test]
@@ -105,9 +105,9 @@ mod tests {
         assert_eq!(
             bytes(KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() }),
             Bytes::mib(30),
-            "half of what can be had"
+            "half of the available memory"
         );
-        assert_eq!(bytes(KvChoice::default()), Bytes::mib(54), "nine tenths on a host");
+        assert_eq!(bytes(KvChoice::default()), Bytes::mib(54), "nine tenths of the memory of a host");
     }
 
     #[test]

@@ -183,9 +183,9 @@ mod tests {
             Sizing { available: left, probe: Bytes::ZERO, share: KvShare::expected_of(false, card), ..sizing() };
         let taken = KvMemory::bytes(seven, expected.blocks(seven, page), page);
         let rest = left.saturating_sub(taken);
-        assert!(rest >= RESERVE_MAX && rest < RESERVE_MAX + page * 28, "whole pages a layer: {rest} are left");
+        assert!(rest >= RESERVE_MAX && rest < RESERVE_MAX + page * 28, "whole pages per layer are taken; {rest} are left");
         let more = Sizing { share: KvShare::Fraction(1.0), ..expected };
-        assert!(KvMemory::bytes(seven, more.blocks(seven, page), page) > taken, "who says so takes the reserve too");
+        assert!(KvMemory::bytes(seven, more.blocks(seven, page), page) > taken, "an explicit choice may use the reserve too");
     }
 
     #[test]
@@ -200,10 +200,10 @@ mod tests {
     fn each_refused_attempt_asks_five_percent_less_in_whole_blocks() {
         let targets: Vec<_> = (0..4).map(|shrinks| shrunk(1447, shrinks)).collect();
         assert_eq!(targets, [1447, 1374, 1305, 1240]);
-        assert_eq!(shrunk(100, 1), 95, "no block is lost to rounding where none need be");
+        assert_eq!(shrunk(100, 1), 95, "rounding loses no block where none has to be lost");
         assert_eq!((shrunk(0, 3), shrunk(1, 1), shrunk(usize::MAX >> 8, 1) > 0), (0, 0, true));
         let (often, exact) = (shrunk(1_000_000, 20), 1e6 * 0.95f64.powi(20));
-        assert!((often as f64 - exact).abs() <= 1.0, "{often} of {exact}");
+        assert!((often as f64 - exact).abs() <= 1.0, "{often} attempts; expected about {exact}");
     }
 
     #[test]

@@ -197,7 +197,7 @@ mod tests {
             drivers.to_string(),
             "memory was refused in phase back: it is full; 9 B requested, 20 B free, 7 B held by other processes"
         );
-        assert_eq!(drivers.missing(), Bytes(9), "the driver needs more than it says");
+        assert_eq!(drivers.missing(), Bytes(9), "the driver used more than it reported");
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         };
         let ledger = Snapshot { cards: vec![card("cuda:0", 7), card("cuda:1", 1)], ..ledger() };
         let refused_on = |card: &str| DeviceError::OfCard { card: card.to_owned(), source: Box::new(refused()) };
-        let evidence = |error| Evidence::of(&error, Phase::Back, Some(&ledger)).expect("memory was refused");
+        let evidence = |error| Evidence::of(&error, Phase::Back, Some(&ledger)).expect("the device refuses memory");
         let by_device = evidence(device(refused_on("cuda:1")));
         assert_eq!((by_device.card.as_deref(), by_device.asked, by_device.free), (Some("cuda:1"), MIB(9), MIB(3)));
         let by_lane = evidence(stress(LaneError::Kernel(KernelError::Device(refused_on("cuda:1")))));

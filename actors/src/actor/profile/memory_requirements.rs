@@ -341,7 +341,7 @@ mod tests {
     fn the_vision_cache_holds_running_launches_and_steps_plus_one_request() {
         assert_eq!(rows_on_their_way(&envelope(), MERGE), 2048 + 2 * 1024 + 2 * 512);
         let many = Envelope { largest_pictures: 100, ..envelope() };
-        assert_eq!(rows_on_their_way(&many, MERGE), 2 * 4096, "two of the largest, each of which fills its context");
+        assert_eq!(rows_on_their_way(&many, MERGE), 2 * 4096, "two of the largest requests, each with a full context");
         let least = Envelope {
             largest_pictures: 1,
             picture_patches: 4,
@@ -356,9 +356,9 @@ mod tests {
     #[test]
     fn a_7b_model_on_an_h200_leaves_room_for_target_tokens() {
         let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
-        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         // Limits of `bursar bench`: a picture of 1932 x 1092 pixels per request, and two of
         // them per encoder batch.
         let envelope = Envelope {
@@ -372,7 +372,7 @@ mod tests {
             launch_patches: 2 * 10_764,
         };
         let page = Bytes::mib(2);
-        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("the worst cases are consistent");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
         // Measured on 2026-11-21: the GPU's total memory, and 563 MiB for the context, loaded code
         // and captured graphs. The canary is 256 MiB.
@@ -387,33 +387,33 @@ mod tests {
 
     #[test]
     fn the_default_gpu_limits_are_consistent_and_can_be_planned() {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let target = Target::Cpu { threads: 1 };
-        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let (options, pictures) = (LoadOptions::default(), checkpoint.image_processor.as_ref());
         let place = MemoryState::of_available(Bytes::gib(8), Bytes::mib(2));
         let question = Question { model: &model, pictures, target, options: &options, place };
-        let (inputs, needs) = question.needs().expect("its worst cases go together");
+        let (inputs, needs) = question.needs().expect("the worst cases are consistent");
         let limits = &inputs.envelope;
         assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));
-        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 24_576, "the model's own lower it");
+        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 24_576, "the limits of the model lower the defaults");
         question.settled(&inputs, &needs).expect("a small model fits a small card");
         assert!(needs.probe_blocks * BLOCK_TOKENS >= limits.step_tokens, "the probe holds a whole step");
     }
 
     #[test]
     fn a_gpu_plan_claims_the_drivers_bytes_for_graphs_and_lanes() {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         let claimed = |target: Target, sequences: usize| {
-            let model = Model::plan(&checkpoint, &target).expect("it is whole");
+            let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
             let envelope = Envelope { sequences, step_tokens: 512, ..Envelope::small() };
             let needs = MemoryRequirements::plan(&model, target, &envelope, Bytes::mib(2))
-                .expect("its worst cases go together");
+                .expect("the worst cases are consistent");
             let inputs = needs.graphs.map_or(Bytes::ZERO, |shape| shape.bytes(Bytes::mib(2)));
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
-        assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
+        assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a CPU needs neither");
         // 256 sequences: 70 graphs of 4 layers at 32 KiB per layer, plus 8 MiB for lanes, in whole
         // pages. 10 sequences: 10 such graphs.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
@@ -422,11 +422,11 @@ mod tests {
 
     #[test]
     fn an_eighth_of_host_memory_is_for_pictures_and_all_of_it_without_any() {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let (target, page) = (Target::Cpu { threads: 1 }, Bytes::kib(64));
-        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let needs =
-            MemoryRequirements::plan(&model, target, &Envelope::small(), page).expect("its worst cases go together");
+            MemoryRequirements::plan(&model, target, &Envelope::small(), page).expect("the worst cases are consistent");
         let given = Bytes::mib(8) + Bytes(77);
         let of_rows = |needs: &MemoryRequirements| (needs.host_rows_bytes(), needs.host_bytes());
         let with = needs.clone().with_host(given);
@@ -439,7 +439,7 @@ mod tests {
             let of_host = plan.claims().iter().filter(|claim| claim.class == Class::HostKv).map(|claim| claim.bytes);
             (of_host.collect::<Vec<_>>(), plan.total())
         };
-        assert_eq!(lines(&with), (vec![with.host_kv_bytes(), rows], lines(&needs).1), "the device's total is the same");
+        assert_eq!(lines(&with), (vec![with.host_kv_bytes(), rows], lines(&needs).1), "the total for the device is the same");
         assert_eq!(lines(&needs).0, []);
         let without = MemoryRequirements { cache_rows: 0, ..needs }.with_host(given);
         assert_eq!(of_rows(&without), (Bytes::ZERO, HostKv::bytes(without.kv_shape, without.host_slots)));
@@ -448,12 +448,12 @@ mod tests {
     #[test]
     fn a_text_model_claims_nothing_for_pictures() {
         let random = shape_settings("qwen2.5-0.5b").expect("a known shape");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
         let target = Target::Cpu { threads: 1 };
-        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let envelope = Envelope { context_tokens: 64, sequences: 2, step_tokens: 127, ..Envelope::small() };
         let needs =
-            MemoryRequirements::plan(&model, target, &envelope, Bytes::kib(64)).expect("its worst cases go together");
+            MemoryRequirements::plan(&model, target, &envelope, Bytes::kib(64)).expect("the worst cases are consistent");
         let classes: Vec<_> = needs.memory_plan().claims().iter().map(|claim| claim.class.clone()).collect();
         assert_eq!(classes, [Class::Weights, Class::StepWorkspace, Class::StepWorkspace, Class::Kv]);
         assert_eq!((needs.vision_workspace, needs.cache_rows), (Bytes::ZERO, 0));
@@ -463,14 +463,14 @@ mod tests {
 
     #[test]
     fn a_plan_has_the_bytes_of_each_claimant() {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let (target, page, envelope) = (Target::Cpu { threads: 1 }, Bytes::kib(64), Envelope::small());
-        let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
+        let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("the worst cases are consistent");
         let row = model.picture_row_bytes(&target);
-        let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("rows of its own pages");
-        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "all of them: {needs:?}");
-        assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences of a whole context");
+        let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("the cache rows have separate pages");
+        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "the cache holds all rows in flight: {needs:?}");
+        assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences with a full context");
         let (probe, other) = (needs.memory_plan(), needs.memory_plan_with(7));
         let kv = |blocks| KvMemory::bytes(needs.kv_shape, blocks, page);
         assert_eq!([&probe, &other].map(|plan| plan.of_class(&Class::Kv)), [kv(128), kv(7)]);

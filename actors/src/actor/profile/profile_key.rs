@@ -169,7 +169,7 @@ mod tests {
     /// The profile key of a start after `change`.
     fn profile_key(change: impl FnOnce(&mut Start)) -> ProfileKey {
         let mut start = Start {
-            checkpoint: Checkpoint::open(demo::checkpoint()).expect("it is embedded"),
+            checkpoint: Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded"),
             limits: Envelope::small(),
             threads: 2,
             device: "host",
@@ -198,7 +198,7 @@ mod tests {
     fn changed(of: &ImageProcessor, change: impl FnOnce(&mut ImageProcessorConfig)) -> ImageProcessor {
         let mut config = of.config().clone();
         change(&mut config);
-        ImageProcessor::new(config).expect("it can be followed")
+        ImageProcessor::new(config).expect("the settings are valid")
     }
 
     #[test]
@@ -225,21 +225,21 @@ mod tests {
             ("kv_tokens was not said, is 1024", |start| start.kv.kv_tokens = Some(1024)),
             ("kv_bytes was not said, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
             ("cache was plain, is fp8", |start| {
-                let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+                let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
                 start.checkpoint = checkpoint.with_cache(CacheFormat::Fp8);
             }),
             ("processor.max_pixels was 200704, is 100352", |Start { checkpoint, .. }| {
-                let pictures = checkpoint.image_processor.as_ref().expect("it sees");
+                let pictures = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
                 checkpoint.image_processor = Some(changed(pictures, |config| config.pixel_bounds.max = 100_352));
             }),
             ("processor.do_resize was true, is false", |Start { checkpoint, .. }| {
-                let pictures = checkpoint.image_processor.as_ref().expect("it sees");
+                let pictures = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
                 checkpoint.image_processor = Some(changed(pictures, |config| config.do_resize = false));
             }),
             ("video_processor.min_pixels was 50176, is 50177", |Start { checkpoint, .. }| {
-                let mut config = checkpoint.video_processor.as_ref().expect("it sees").config().clone();
+                let mut config = checkpoint.video_processor.as_ref().expect("the checkpoint takes pictures").config().clone();
                 config.pixel_bounds.min += 1;
-                checkpoint.video_processor = Some(VideoProcessor::new(config).expect("it can be followed"));
+                checkpoint.video_processor = Some(VideoProcessor::new(config).expect("the settings are valid"));
             }),
         ];
         let was = profile_key(|_| {});
@@ -254,16 +254,16 @@ mod tests {
     #[test]
     fn every_fact_is_compared_even_if_one_side_lacks_it() {
         let was = profile_key(|_| {});
-        assert!(was.facts().count() >= 40, "weights, settings of two processors, limits, device, knobs");
+        assert!(was.facts().count() >= 40, "the key has facts about weights, two processors, limits, device and knobs");
         for (name, fact) in was.facts() {
             let mut changed = was.clone();
             changed.add(name, format!("{fact}!"));
-            let [difference] = ProfileKey::differences(&was, &changed).try_into().expect("one fact is another");
+            let [difference] = ProfileKey::differences(&was, &changed).try_into().expect("exactly one fact changed");
             assert_eq!((&*difference.what, difference.was.as_deref()), (name, Some(fact)));
             changed.remove(name);
-            let [lost] = ProfileKey::differences(&was, &changed).try_into().expect("one fact is missing");
+            let [lost] = ProfileKey::differences(&was, &changed).try_into().expect("exactly one fact is missing");
             assert_eq!(lost.to_string(), format!("{name} was {fact}, is unknown"));
-            let [new] = ProfileKey::differences(&changed, &was).try_into().expect("one fact is new");
+            let [new] = ProfileKey::differences(&changed, &was).try_into().expect("exactly one fact is new");
             assert_eq!(new.to_string(), format!("{name} was unknown, is {fact}"));
         }
     }
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_is_known_by_sixteen_digits_of_each_fingerprint() {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let known = profile_key(|_| {});
         let fact = |name| known.facts().find(|(fact, _)| *fact == name).map(|(_, digits)| digits);
         assert_eq!(fact("weights"), Some(&checkpoint.weights_fingerprint().to_string()[..16]));

@@ -120,7 +120,7 @@ impl Book {
 
     /// Returns JSON in a layout that people can read.
     fn print(&self) -> Vec<u8> {
-        let mut content = serde_json::to_vec_pretty(self).expect("text and numbers");
+        let mut content = serde_json::to_vec_pretty(self).expect("the record holds only text and numbers");
         content.push(b'\n');
         content
     }

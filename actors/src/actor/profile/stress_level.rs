@@ -64,7 +64,7 @@ mod tests {
         let stress_level = StressLevel::of(false, false);
         assert!(stress_level.runs_before_sizing());
         assert_eq!(depths(stress_level, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
-        assert_eq!(depths(stress_level, 20), [Depth::First(20), Depth::Whole], "its peak may need more of them");
+        assert_eq!(depths(stress_level, 20), [Depth::First(20), Depth::Whole], "the peak may need more layers");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub struct RuntimeActor(Mutex<Option<RuntimeState>>);
 impl RuntimeActor {
     /// Locks the state. Only one handler runs at a time, so the lock is always free.
     async fn state(&self) -> MappedMutexGuard<'_, RuntimeState> {
-        MutexGuard::map(self.0.lock().await, |state| state.as_mut().expect("it is there before the first message"))
+        MutexGuard::map(self.0.lock().await, |state| state.as_mut().expect("the state is set before the first message"))
     }
 }
 

@@ -161,7 +161,7 @@ impl<P: Parts> RuntimeCore<P> {
         // have this name as their label.
         let is_free = |name: &String| !self.models.contains_key(name) && name != NO_MODEL;
         let numbered = (2u64..).map(|number| format!("{name} {number}"));
-        std::iter::once(name.clone()).chain(numbered).find(is_free).expect("numbers do not end")
+        std::iter::once(name.clone()).chain(numbered).find(is_free).expect("some numbered name is free")
     }
 
     fn take_generation(&mut self) -> u64 {

@@ -155,22 +155,22 @@ mod tests {
 
     #[test]
     fn the_host_stands_in_without_a_gpu_and_says_why() {
-        let opened = DeviceChoice::Auto(Bytes::mib(64)).open().expect("one or the other");
-        assert!(opened.again.is_some(), "either can be made again");
+        let opened = DeviceChoice::Auto(Bytes::mib(64)).open().expect("a GPU or a host device opens");
+        assert!(opened.again.is_some(), "either device can be opened again");
         match opened.stands_in {
             Some(why) => {
                 assert!(matches!(why, DeviceError::NoDevice { .. }) && why.hint().is_some(), "{why}");
-                assert_eq!(opened.device.memory().expect("it is there").total, Bytes::mib(64));
+                assert_eq!(opened.device.memory().expect("the device reports its memory").total, Bytes::mib(64));
             }
-            None => assert!(!opened.device.is_host_memory(), "a GPU was found"),
+            None => assert!(!opened.device.is_host_memory(), "the device should be a GPU"),
         }
     }
 
     #[test]
     fn a_missing_gpu_is_an_error_not_a_stand_in() {
-        let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has as many");
+        let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has this many GPUs");
         assert!(matches!(error, DeviceError::NoDevice { .. }), "{error:?}");
-        assert!(!error.hint().expect("there is something to do").is_empty());
+        assert!(!error.hint().expect("the error has a hint").is_empty());
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
             DeviceChoice::CudaRanks(vec![1, 0, 1]),
             DeviceChoice::HostRanks(0, Bytes::mib(1)),
         ] {
-            let error = choice.open().err().expect("it shares nothing out");
+            let error = choice.open().err().expect("the choice of devices is refused");
             assert!(matches!(error, DeviceError::Unusable { .. }) && error.hint().is_some(), "{error:?}");
         }
     }
@@ -188,6 +188,6 @@ mod tests {
     #[test]
     fn a_device_of_the_callers_own_is_not_recreated() {
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(1))).expect("small pages"));
-        assert!(DeviceChoice::Custom(device).open().expect("it is there").again.is_none());
+        assert!(DeviceChoice::Custom(device).open().expect("the custom device opens").again.is_none());
     }
 }

@@ -211,7 +211,7 @@ impl Candidates {
             let Some(first) = self.opened.get(..ranks) else { return Ok(None) };
             let places = first.iter().map(|device| MemoryState::of_device(&**device, canary));
             let places = places.collect::<Result<Vec<_>, _>>()?;
-            let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is one");
+            let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is at least one place");
             Ok(Some((target.of_ranks(ranks), fullest)))
         })
     }
@@ -287,7 +287,7 @@ mod tests {
             |gib| Arc::new(HostDevice::new(HostConfig::new(Bytes::gib(gib))).expect("a host")) as Arc<dyn Device>;
         let found = |of: DeviceChoice| {
             let mut found = Candidates { of, opened: [2, 12, 11, 12].map(host).to_vec() };
-            let free = found.arrange().expect("they say what is free");
+            let free = found.arrange().expect("the devices report their free memory");
             move |ranks| {
                 format!("{:?}", Candidates { of: found.of.clone(), opened: found.opened.clone() }.first(&free, ranks))
             }
@@ -305,7 +305,7 @@ mod tests {
             Candidates::roomiest_of(of),
             Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })
         ));
-        let twice = Candidates::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("it is one");
+        let twice = Candidates::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("one device is named twice");
         assert!(twice.to_string().contains("names a GPU twice"), "{twice}");
     }
 }

@@ -262,7 +262,7 @@ mod tests {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, || metrics::gauge!("bursar_here").set(7.0));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("the listener has an address");
         // A few long events, because a debug build takes seconds to write many short ones.
         let event = Event::DeviceLost { reason: "x".repeat(LARGE / 32) };
         let recorded = Recorded { number: 1, at: SystemTime::UNIX_EPOCH, event };
@@ -281,14 +281,14 @@ mod tests {
 
     /// Returns a client that has sent `says`.
     async fn client(server: &MetricsServer, says: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(server.addr()).await.expect("it listens");
-        stream.write_all(says.as_bytes()).await.expect("it reads");
+        let mut stream = TcpStream::connect(server.addr()).await.expect("the server listens");
+        stream.write_all(says.as_bytes()).await.expect("the server reads the request");
         stream
     }
 
     async fn rest(mut stream: TcpStream) -> String {
         let mut heard = String::new();
-        stream.read_to_string(&mut heard).await.expect("it ends");
+        stream.read_to_string(&mut heard).await.expect("the connection ends");
         heard
     }
 
@@ -366,8 +366,8 @@ mod tests {
         let address = server.addr();
         server.detach();
         for _ in 0..3 {
-            let mut stream = TcpStream::connect(address).await.expect("it listens");
-            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("it reads");
+            let mut stream = TcpStream::connect(address).await.expect("the server listens");
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("the server reads the request");
             assert!(rest(stream).await.contains("bursar_here 7"));
         }
     }

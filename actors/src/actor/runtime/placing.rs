@@ -128,7 +128,7 @@ impl Requirement {
 /// over which it can be sharded. If there are several such groups, it joins the group that has the
 /// most memory left after the weights of its models.
 fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
-    debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each fits on all of them");
+    debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each model fits on all devices together");
     let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by_key(|model| (Reverse((needs[*model].devices, needs[*model].weights)), *model));
     let mut unused = roomiest_first(free);
@@ -178,7 +178,7 @@ mod tests {
     fn each_model_has_devices_of_its_own_while_there_are_some() {
         assert_eq!(spread_over(2, &[of(1, 15), of(1, 7)]), [(vec![0], vec![0]), (vec![1], vec![1])]);
         assert_eq!(spread_over(4, &[of(1, 15), of(2, 140)]), [(vec![0, 1], vec![1]), (vec![2], vec![0])]);
-        assert_eq!(spread_over(8, &[of(2, 140)]), [(vec![0, 1], vec![0])], "others are left alone");
+        assert_eq!(spread_over(8, &[of(2, 140)]), [(vec![0, 1], vec![0])], "models on other devices stay where they are");
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(spread_over(2, &[of(1, 7), of(1, 15), of(1, 3)]), [(vec![0], vec![1]), (vec![1], vec![0, 2])]);
         // A model that fits on one device is sharded over both if they form one group.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
-        assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one is too few for it");
+        assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one free device is too few for the model");
         // The weights are 70 GiB on each of two devices, and 75 GiB on a third. The `odd` model
         // cannot be sharded over two devices, like a model with nine heads.
         let odd = Requirement { cuts: vec![1, 3], ..of(1, 1) };

@@ -105,7 +105,7 @@ pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
 
 fn builder(gauges_kept: Duration) -> PrometheusBuilder {
     let with_buckets = |builder: PrometheusBuilder, (name, edges): (&str, &[f64])| {
-        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("a histogram of ours has buckets")
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("each histogram has buckets")
     };
     buckets().fold(PrometheusBuilder::new(), with_buckets).idle_timeout(MetricKindMask::GAUGE, Some(gauges_kept))
 }

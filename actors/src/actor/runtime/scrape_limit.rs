@@ -74,7 +74,7 @@ impl ScrapeLimit {
                 self.places.clone().acquire_owned().await
             }
         };
-        place.expect("the places are never closed")
+        place.expect("the semaphore is never closed")
     }
 }
 

@@ -346,7 +346,7 @@ impl SchedulerState {
             Effect::Token(sequence, _) => {
                 let token = match self.chosen.remove(&sequence) {
                     Some(Ok(token)) => token,
-                    _ => unreachable!("the core passes on what was chosen"),
+                    _ => unreachable!("the core reports only rows with a chosen token"),
                 };
                 if !self.deliver(sequence, Delivery::Token(token, self.stepped_at)) {
                     return self.cancel(sequence);
@@ -421,7 +421,7 @@ impl SchedulerState {
             metric::EXPERT_IMBALANCE.set(model, imbalance);
         }
         let UnderWay { rows, scored, launched, has_prompts, encodes } =
-            self.under_way.pop_front().expect("the lane answers what it was given, in order");
+            self.under_way.pop_front().expect("the lane answers steps in the order of submission");
         // A step that was queued after another step begins when the other step has ended.
         let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
         let took = self.stepped_at - begun;
@@ -522,7 +522,7 @@ impl SchedulerState {
     fn choice(&self, row: &ChosenRow) -> Choice {
         let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
         let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
-        assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
+        assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "at most one token is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
             prompt: spec.prompt_read.clone(),
             produced: produced.to_vec(),

@@ -176,18 +176,18 @@ mod tests {
     #[test]
     fn a_busy_pool_expects_what_most_replies_with_such_a_limit_had() {
         let mut lengths = ReplyLengths::default();
-        assert_eq!(lengths.expected(500, 0, 500, false), 500, "nothing is known yet");
+        assert_eq!(lengths.expected(500, 0, 500, false), 500, "no reply length is known yet");
         lengths.record(500, 40);
         lengths.record(500, 40);
         assert_eq!(lengths.expected(500, 0, 500, false), 40);
-        assert_eq!(lengths.expected(500, 100, 400, false), 10, "it has outgrown all of them");
-        assert_eq!(lengths.expected(500, 0, 500, true), 500, "too few are known");
+        assert_eq!(lengths.expected(500, 100, 400, false), 10, "the reply is longer than all known replies");
+        assert_eq!(lengths.expected(500, 0, 500, true), 500, "too few reply lengths are known");
         (0..98).for_each(|reply| lengths.record(500, if reply % 5 == 0 { 200 } else { 40 }));
         assert_eq!(lengths.expected(500, 0, 500, true), 200);
-        assert_eq!(lengths.expected(500, 0, 150, true), 150, "no longer than it may");
+        assert_eq!(lengths.expected(500, 0, 150, true), 150, "the expected length is limited to the maximum");
         assert_eq!(lengths.expected(500, 60, 440, true), 140);
-        assert_eq!(lengths.expected(500, 300, 200, true), 200, "none was that long");
-        assert_eq!(lengths.expected(4000, 0, 4000, true), 4000, "others say nothing of such a limit");
+        assert_eq!(lengths.expected(500, 300, 200, true), 200, "no known reply was that long");
+        assert_eq!(lengths.expected(4000, 0, 4000, true), 4000, "replies with other limits are not used for this limit");
     }
 
     #[test]
@@ -203,9 +203,9 @@ mod tests {
     fn a_limits_own_replies_count_once_there_are_enough() {
         let mut lengths = ReplyLengths::default();
         (0..20).for_each(|_| lengths.record(4000, 1000));
-        assert_eq!(lengths.expected(600, 0, 600, false), 600, "as long as others, and no longer than it may");
+        assert_eq!(lengths.expected(600, 0, 600, false), 600, "without replies of this limit, other replies are used, up to the maximum");
         (0..8).for_each(|_| lengths.record(600, 30));
         assert_eq!(lengths.expected(520, 0, 520, false), 30);
-        assert_eq!(lengths.expected(4000, 0, 4000, false), 1000, "the others' are their own");
+        assert_eq!(lengths.expected(4000, 0, 4000, false), 1000, "replies with other limits do not change the prediction");
     }
 }

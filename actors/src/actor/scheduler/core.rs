@@ -113,7 +113,7 @@ pub struct SchedulerCore {
 
 impl SchedulerCore {
     pub fn new(limits: Limits) -> Self {
-        assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "each sequence has a token in a step");
+        assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "a step has room for one token of each sequence");
         SchedulerCore {
             kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
             limits,
@@ -156,7 +156,7 @@ impl SchedulerCore {
     /// each sequence of the limits.
     #[must_use]
     pub fn with_states(mut self, slots: usize) -> Self {
-        assert!(slots == 0 || slots >= self.limits.sequences, "{slots} states for {:?}", self.limits);
+        assert!(slots == 0 || slots >= self.limits.sequences, "{slots} states are too few for {:?}", self.limits);
         self.kv = self.kv.with_states(slots);
         self
     }
@@ -364,7 +364,7 @@ impl SchedulerCore {
     /// pictures are gone. The drivers must get rows for these pictures.
     fn send_for_pictures(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
         for id in &sequences {
-            let sequence = self.take_out(*id).expect("it has a share");
+            let sequence = self.take_out(*id).expect("the sequence has a share of the step");
             self.begin_again(sequence, effects);
         }
         self.release(sequences, effects);
@@ -455,14 +455,14 @@ impl SchedulerCore {
         let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
         let mut next_row = 0;
         for SequenceTokens { sequence: id, tokens } in shares {
-            let sequence = self.running.get_mut(id).expect("it has a share");
+            let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
             let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
             sequence.launch(*tokens, chooses.then_some(next_row as u32));
             step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
             next_row += usize::from(chooses);
         }
         for past in &shown.past {
-            self.running.get_mut(past).expect("it has a share").holds_pictures = false;
+            self.running.get_mut(past).expect("the sequence has a share of the step").holds_pictures = false;
         }
         self.under_way.push_back(step);
     }
@@ -470,7 +470,7 @@ impl SchedulerCore {
     /// Skips the first tokens of a sequence that are already cached.
     fn take_found(&mut self, share: &mut SequenceTokens, table: &Table, effects: &mut Vec<Effect>) {
         assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
-        let sequence = self.running.get_mut(&share.sequence).expect("it has a share");
+        let sequence = self.running.get_mut(&share.sequence).expect("the sequence has a share of the step");
         if table.held > sequence.cached {
             sequence.cached = table.held;
             sequence.named = table.held;
@@ -499,12 +499,12 @@ impl SchedulerCore {
     }
 
     fn stepped(&mut self, tokens: &[Option<u32>], effects: &mut Vec<Effect>) {
-        let step = self.under_way.pop_front().expect("a step came back that was not under way");
+        let step = self.under_way.pop_front().expect("a step ended that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
         let mut tokens = tokens.iter();
         let mut ended = Vec::new();
         for PartUnderWay { sequence: id, end, chooses } in step.parts {
-            let chosen = chooses.then(|| *tokens.next().expect("a token for each row of logits"));
+            let chosen = chooses.then(|| *tokens.next().expect("each row of logits has a token"));
             // The sequence has ended in the meantime, so its part of the step was wasted.
             let Some(sequence) = self.running.get_mut(&id) else { continue };
             sequence.to_come -= usize::from(chooses);

@@ -59,6 +59,6 @@ mod tests {
         assert_eq!(delays.reason(10, false), Late::Picture);
         delays.resized = Some(15);
         assert_eq!((delays.reason(10, false), delays.reason(10, true)), (Late::Resize, Late::Preemption));
-        assert_eq!(delays.reason(20, false), Late::Other, "all of that was before");
+        assert_eq!(delays.reason(20, false), Late::Other, "the delays ended before the deadline");
     }
 }

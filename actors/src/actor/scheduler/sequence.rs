@@ -251,7 +251,7 @@ impl Sequence {
     /// The sequence's next `count` tokens, with the positions of all of them. A token that has not
     /// been chosen yet is the last.
     pub(super) fn next(&self, count: usize) -> NextTokens<'_> {
-        assert!(self.to_come <= 1, "{} is planned two steps ahead", self.id());
+        assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
@@ -348,7 +348,7 @@ impl Sequence {
     /// Forgets the sequence's blocks, so that everything must be recomputed. No running step
     /// may include the sequence.
     pub(super) fn forget_cache(&mut self) {
-        assert_eq!(self.to_come, 0, "{} is still to be chosen for", self.id());
+        assert_eq!(self.to_come, 0, "{} has no token left to choose", self.id());
         self.cached = 0;
         self.named = 0;
     }

@@ -433,7 +433,7 @@ impl VisionState {
     fn launch(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureHash, Arc<[u32]>)]) {
         let pixels: Vec<_> = pictures
             .iter()
-            .map(|(key, rows)| (self.pixels.get(key).expect("a launch comes before its pixels go"), rows))
+            .map(|(key, rows)| (self.pixels.get(key).expect("the pixels exist until the launch"), rows))
             .collect();
         let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.image, &rows[..])).collect();
         let batch = Arc::new(self.arguments.model.pack(&views));

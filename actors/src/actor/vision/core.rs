@@ -215,11 +215,11 @@ impl VisionCore {
         match input {
             Input::Want(ticket, rank, pictures) => self.want(ticket, rank, pictures, &mut effects),
             Input::Encoded => {
-                let launched = self.under_way.pop_front().expect("a launch came back that was not under way");
+                let launched = self.under_way.pop_front().expect("a launch ended that was not under way");
                 self.are_there(&launched);
             }
             Input::Copied => {
-                let came = self.copying.pop_front().expect("copies came back that were not under way");
+                let came = self.copying.pop_front().expect("copies ended that were not under way");
                 self.are_there(&came);
             }
             Input::Withdraw(ticket) => self.withdraw(ticket),
@@ -281,7 +281,7 @@ impl VisionCore {
             return None;
         }
         let recall = |key: &PictureHash| {
-            let entry = self.entries.get_mut(key).expect("looked up above");
+            let entry = self.entries.get_mut(key).expect("the entry was looked up before");
             entry.pins += 1;
             entry.rows.clone()
         };
@@ -297,7 +297,7 @@ impl VisionCore {
 
     fn are_there(&mut self, keys: &[PictureHash]) {
         for key in keys {
-            self.entries.get_mut(key).expect("a picture on its way keeps its rows").state = State::There;
+            self.entries.get_mut(key).expect("a picture being copied keeps its rows").state = State::There;
         }
     }
 
@@ -327,7 +327,7 @@ impl VisionCore {
             self.lacks_rows = false;
         }
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
-            let (_, keys) = self.pending.remove(place).expect("just found");
+            let (_, keys) = self.pending.remove(place).expect("the pending ticket was just found");
             keys.iter().for_each(|key| self.unpin(key));
         }
     }
@@ -449,9 +449,9 @@ impl VisionCore {
                 short
             })
             .collect();
-        assert!(free >= needed, "{needed} rows were there a moment ago, and now {free} are");
+        assert!(free >= needed, "{needed} rows were free before, but only {free} are free now");
         for (_, key, _) in victims {
-            let Entry { rows, used, .. } = self.entries.remove(&key).expect("listed above");
+            let Entry { rows, used, .. } = self.entries.remove(&key).expect("the victim is cached");
             let is_kept = |key: &PictureHash| wanted(key) || self.batch.coming.contains(key);
             let slots = self.host.store(key, rows.len(), used, is_kept);
             self.batch.to_host.extend(slots.iter().flat_map(|slots| copies(&rows, slots)));
@@ -536,7 +536,7 @@ impl VisionCore {
 
 /// The copies between a picture's rows and its slots.
 fn copies(rows: &[u32], slots: &[u32]) -> impl Iterator<Item = BlockCopy> {
-    assert_eq!(rows.len(), slots.len(), "a picture has as many rows wherever it is");
+    assert_eq!(rows.len(), slots.len(), "a picture has as many slots on the host as rows on the device");
     rows.iter().zip(slots).map(|(&block, &slot)| BlockCopy { block, slot })
 }
 

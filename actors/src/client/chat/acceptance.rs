@@ -46,7 +46,7 @@ impl ModelHandle {
     /// last event of the reply.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
         let mut replies = self.samples(chat, 1).await?;
-        Ok(replies.pop().expect("one sample is one reply"))
+        Ok(replies.pop().expect("one sample has one reply"))
     }
 
     /// Sends a chat and returns several replies that share the prompt. The first sample computes
@@ -136,7 +136,7 @@ impl ModelHandle {
         // Preparing a long chat copies it, so at most one long chat per CPU is prepared at a time.
         // Short chats do not wait.
         let turn = if chat.text_bytes() > LONG_CHAT_BYTES {
-            Some(LONG_CHATS.acquire().await.expect("it is never closed"))
+            Some(LONG_CHATS.acquire().await.expect("the semaphore is never closed"))
         } else {
             None
         };

@@ -215,7 +215,7 @@ impl ModelHandle {
             Ok(Status::Ready(serving)) => Ok(serving),
             Ok(Status::Failed(error)) => Err(ChatError::NotStarted(error)),
             Ok(Status::Stopped { reason }) => Err(ChatError::Stopped { reason }),
-            Ok(Status::Starting | Status::NotWoken(_)) => unreachable!("waited for something else"),
+            Ok(Status::Starting | Status::NotWoken(_)) => unreachable!("the other states are not waited for"),
             Err(_) => Err(ChatError::Stopped { reason: "the runtime has ended".into() }),
         }
     }

@@ -141,7 +141,7 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let cost = RequestCost::of(count + tokens_max, costs);
     // Rule 3: inputs outside the envelope are resized or refused. That has happened above, so only
     // a bug can make this assertion fail.
-    assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
+    assert!(cost.is_within(&largest), "a request of {cost:?} was admitted although the stressed limit is {largest:?}");
     Ok(tokens_max)
 }
 

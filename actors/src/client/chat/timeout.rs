@@ -120,10 +120,10 @@ mod tests {
         let (deadline, waited) = missed(&patience).await;
         assert_eq!((deadline, waited.as_secs(), patience.is_over()), (Deadline::Queue, 1, true));
         patience.begin();
-        assert_eq!((patience.left().queue, patience.is_over()), (None, false), "it is met, if late");
+        assert_eq!((patience.left().queue, patience.is_over()), (None, false), "the queue deadline is met, although late");
         let sample = patience.of_sample();
         patience.token();
-        assert_eq!(missed(&sample).await.0, Deadline::FirstToken, "each sample has a first token of its own");
+        assert_eq!(missed(&sample).await.0, Deadline::FirstToken, "each sample has a separate deadline for its first token");
         assert_eq!(patience.left(), Deadlines { reply: seconds(1), ..Deadlines::default() });
         let (deadline, waited) = missed(&patience).await;
         assert_eq!((deadline, waited.as_secs()), (Deadline::Reply, 3));
@@ -134,6 +134,6 @@ mod tests {
         let patience = Patience::new(Instant::now(), Deadlines { reply: Some(Duration::MAX), ..Deadlines::default() });
         assert_eq!(patience.hold(async { 7 }).await.ok(), Some(7));
         let wait = timeout_at(Instant::now() + Duration::from_secs(1_000_000), patience.missed());
-        assert!(wait.await.is_err(), "there is no end to it");
+        assert!(wait.await.is_err(), "the wait has no deadline");
     }
 }

@@ -75,9 +75,9 @@ mod tests {
         for sequences in 1..=100 {
             let buckets = buckets(sequences);
             for rows in 1..=sequences {
-                let size = bucket(rows, sequences).expect("there is one");
+                let size = bucket(rows, sequences).expect("there is a bucket for every size");
                 assert_eq!(Some(&size), buckets.iter().find(|bucket| **bucket >= rows), "{rows} rows of {sequences}");
-                assert!((rows..rows + STEP).contains(&size), "{rows} rows in {size}");
+                assert!((rows..rows + STEP).contains(&size), "{rows} rows run in a bucket of {size}");
             }
             assert_eq!(bucket(sequences + 1, sequences), None);
         }

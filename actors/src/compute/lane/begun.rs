@@ -110,7 +110,7 @@ impl<'b, B: Backend> Begun<'b, B> {
     /// earlier is complete too.
     fn complete(&mut self, ticket: Ticket) {
         let issued = self.issued.iter_mut().find(|(issued, _)| *issued == ticket);
-        issued.expect("it was issued and not completed").1 = true;
+        issued.expect("the ticket was issued and is not complete").1 = true;
         while let Some((ticket, true)) = self.issued.front().copied() {
             self.issued.pop_front();
             self.timeline.complete(ticket);

@@ -102,7 +102,7 @@ impl<B: Backend> ModelRunner<B> {
         assert!(self.workspace.used().is_zero(), "decoding is captured, and launched, in an empty workspace");
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.backend, &self.workspace, &counter);
-        let inputs = self.memory.graphs.as_ref().expect("memory of graphs, which this lane captured");
+        let inputs = self.memory.graphs.as_ref().expect("a lane that captured a graph has its input memory");
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
         let of = tokens.map_or(LogitsOf::AllRanks, Tokens::logits_of);
         let step_arrays = inputs.tensor(layout, self.rank());

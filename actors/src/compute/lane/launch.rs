@@ -40,7 +40,7 @@ impl<B: Backend> ModelRunner<B> {
                 });
                 Pending::Encode(job, launched)
             }
-            Job::Copy(_) => unreachable!("copies are begun beside other jobs"),
+            Job::Copy(_) => unreachable!("copies are begun on a path separate from other jobs"),
             Job::Stress(job) => {
                 let outcome = self.unless_refused(|| self.stress(&job.worst_case.pass, job.depth));
                 Pending::Stress(job, outcome)

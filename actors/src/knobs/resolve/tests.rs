@@ -8,7 +8,7 @@ use super::*;
 use crate::knobs::{Kind, NESTED, TABLE};
 
 fn read(json: Value) -> Result<Knobs, KnobError> {
-    let Value::Object(map) = json else { panic!("settings are an object") };
+    let Value::Object(map) = json else { panic!("the settings are an object") };
     Knobs::from_settings(map)
 }
 
@@ -33,12 +33,12 @@ fn every_alias_sets_its_knob_and_contradicting_aliases_are_refused() {
     for knob in TABLE {
         let [one, other] = values(knob.kind);
         let expected = read(json!({ knob.name: one })).unwrap_or_else(|error| panic!("{}: {error}", knob.name));
-        assert_ne!(expected, Knobs::default(), "{} sets something", knob.name);
+        assert_ne!(expected, Knobs::default(), "{} has an effect", knob.name);
         for alias in knob.aliases {
             assert_eq!(read(json!({ alias.name: one })), Ok(expected.clone()), "{}", alias.name);
             let both = json!({ knob.name: one, alias.name: one });
-            assert_eq!(read(both), Ok(expected.clone()), "{} says what {} says", alias.name, knob.name);
-            let error = read(json!({ knob.name: one, alias.name: other })).expect_err("they differ");
+            assert_eq!(read(both), Ok(expected.clone()), "{} has the same effect as {}", alias.name, knob.name);
+            let error = read(json!({ knob.name: one, alias.name: other })).expect_err("the two values differ");
             let KnobError::Twice { knob: of, .. } = &error else { panic!("{error:?}") };
             assert_eq!(*of, knob.name);
             let (said, hint) = (error.to_string(), error.hint());
@@ -66,7 +66,7 @@ fn an_unknown_name_is_refused_with_the_closest_known_one() {
         ("MAX_TOTAL_TOKEN_NUM", "max_total_token_num"),
         ("swapspace", "swap_space"),
     ] {
-        let error = read(json!({ typed: 4 })).expect_err("nobody has that name");
+        let error = read(json!({ typed: 4 })).expect_err("the knob does not exist");
         assert_eq!(error, KnobError::Unknown { name: typed.to_owned(), nearest: meant });
         assert!(error.hint().contains(meant), "{}", error.hint());
     }
@@ -96,23 +96,23 @@ fn an_impossible_value_is_refused_with_what_it_must_be() {
         json!({ "limit_mm_per_prompt": { "image": 0 } }),
         json!({ "limit_mm_per_prompt": { "video": { "count": 1, "num_frames": "many" } } }),
     ] {
-        let error = read(wrong.clone()).expect_err("it cannot be meant");
+        let error = read(wrong.clone()).expect_err("the value is invalid");
         let KnobError::Value { name, expected, .. } = &error else { panic!("{wrong}: {error:?}") };
         assert!(error.to_string().contains(name) && error.hint().contains(expected), "{error}");
     }
-    assert_eq!(read(json!({ "sequences": 8192.0, "step_tokens": "8_192" })).expect("whole").step_tokens, Some(8192));
+    assert_eq!(read(json!({ "sequences": 8192.0, "step_tokens": "8_192" })).expect("whole numbers are accepted in other notations").step_tokens, Some(8192));
     for unsaid in [json!(-1), json!("-1")] {
-        assert_eq!(read(json!({ "max_model_len": unsaid })), Ok(Knobs::default()), "as vLLM writes it");
+        assert_eq!(read(json!({ "max_model_len": unsaid })), Ok(Knobs::default()), "vLLM's value for \"unset\" is accepted");
     }
     assert_eq!(read(json!({ "canary": 0 })).map(|knobs| knobs.canary), Ok(Some(Bytes::ZERO)));
-    assert_eq!(read(json!({ "sequences": null })), Ok(Knobs::default()), "as JSON writes what is not set");
+    assert_eq!(read(json!({ "sequences": null })), Ok(Knobs::default()), "null means unset");
 }
 
 #[test]
 fn a_setting_without_effect_is_reported_with_the_reason() {
-    let notes = |json: Value| read(json).expect("it is understood").notes();
+    let notes = |json: Value| read(json).expect("the settings are valid").notes();
     assert_eq!(notes(json!({ "swap_space": 8, "disable_log_requests": false })), Vec::<&str>::new());
-    let [log] = notes(json!({ "disable_log_requests": true })).try_into().expect("one");
+    let [log] = notes(json!({ "disable_log_requests": true })).try_into().expect("there is one note");
     assert!(log.contains("bursar serve"), "{log}");
 }
 
@@ -131,7 +131,7 @@ fn sizes_may_be_products() {
     }
     for wrong in [r#"{"max_pixels": 1920*}"#, r#"{"max_pixels": 1920**2}"#, r#"{"max_pixels": 4294967296*4294967296}"#]
     {
-        let error = read(json!({ "mm_processor_kwargs": wrong })).expect_err("it is no product");
+        let error = read(json!({ "mm_processor_kwargs": wrong })).expect_err("the kwargs are not an object");
         assert!(matches!(&error, KnobError::Value { name, .. } if name == "mm_processor_kwargs"), "{error}");
     }
 }
@@ -142,25 +142,25 @@ fn nested_vllm_settings_are_flattened() {
         "mm_processor_kwargs": { "max_pixels": 1_003_520, "min_pixels": 3136 },
         "limit_mm_per_prompt": { "image": 4, "video": { "count": 2, "num_frames": 16 }, "audio": 0 },
     });
-    let knobs = read(settings).expect("all of it is known");
+    let knobs = read(settings).expect("all knob names are known");
     assert_eq!((knobs.picture_pixels, knobs.picture_pixels_min), (Some(1_003_520), Some(3136)));
     assert_eq!((knobs.pictures, knobs.video_frames), (Some(4), Some(32)));
     let typed = read(json!({ "mm_processor_kwargs": r#"{"size": {"longest_edge": 9000, "shortest_edge": 800}}"# }));
     assert_eq!(typed.map(|knobs| (knobs.picture_pixels, knobs.picture_pixels_min)), Ok((Some(9000), Some(800))));
 
-    let error = read(json!({ "mm_processor_kwargs": { "max_pixels": 1 }, "max_pixels": 2 })).expect_err("they differ");
+    let error = read(json!({ "mm_processor_kwargs": { "max_pixels": 1 }, "max_pixels": 2 })).expect_err("the two values differ");
     assert!(error.to_string().contains("mm_processor_kwargs.max_pixels"), "{error}");
     for none in [json!(0), json!({ "count": 0 }), json!({ "count": 0, "num_frames": 32 })] {
-        let knobs = read(json!({ "limit_mm_per_prompt": { "image": 2, "video": none } })).expect("no videos");
+        let knobs = read(json!({ "limit_mm_per_prompt": { "image": 2, "video": none } })).expect("zero videos are accepted");
         assert_eq!((knobs.pictures, knobs.video_frames), (Some(2), Some(0)));
     }
     assert_eq!(read(json!({ "video_frames": 0 })).map(|knobs| knobs.video_frames), Ok(Some(0)));
 
-    let error = read(json!({ "limit_mm_per_prompt": { "video": 2 } })).expect_err("of how many frames?");
+    let error = read(json!({ "limit_mm_per_prompt": { "video": 2 } })).expect_err("a video limit needs a number of frames");
     assert!(matches!(error, KnobError::Videos { videos: 2, .. }) && error.hint().contains("video_frames"), "{error}");
-    let error = read(json!({ "limit_mm_per_prompt": { "audio": 1 } })).expect_err("nobody hears it");
+    let error = read(json!({ "limit_mm_per_prompt": { "audio": 1 } })).expect_err("audio is not supported");
     assert!(matches!(&error, KnobError::Modality { what, .. } if what == "audio"), "{error}");
-    let error = read(json!({ "mm_processor_kwargs": { "max_pixel": 1 } })).expect_err("nobody has that name");
+    let error = read(json!({ "mm_processor_kwargs": { "max_pixel": 1 } })).expect_err("the knob does not exist");
     assert!(matches!(error, KnobError::Unknown { nearest: "max_pixels" | "mm_processor_kwargs", .. }), "{error}");
 }
 
@@ -171,7 +171,7 @@ fn mutually_exclusive_knobs_are_refused_by_our_names() {
         (json!({ "max_total_token_num": 4096, "kv_cache_memory_bytes": "1GiB" }), ["kv_tokens", "kv_bytes"]),
         (json!({ "max_pixels": 4096, "picture_patches": 64 }), ["picture_pixels", "picture_patches"]),
     ] {
-        let error = read(first).expect_err("both say the same");
+        let error = read(first).expect_err("both settings contradict each other");
         assert!(matches!(error, KnobError::Contradiction { .. }), "{error:?}");
         assert!(second.iter().all(|name| error.to_string().contains(name) && error.hint().contains(name)), "{error}");
     }
@@ -185,9 +185,9 @@ fn set_knobs_are_applied_and_the_rest_stay() {
         "sleep_after": 90, "wake_within": 5, "sleep_for_room": 10, "host_bytes": "20GiB",
         "picture_file_bytes": "1MiB", "picture_source_pixels": 5_000_000, "canary": "16MiB",
     });
-    let knobs = read(settings).expect("all of it is known");
+    let knobs = read(settings).expect("all knob names are known");
     let base = LoadOptions { memory_fraction: Some(0.5), kv_tokens: Some(64), ..LoadOptions::small() };
-    let options = knobs.over(base.clone()).expect("it goes together");
+    let options = knobs.over(base.clone()).expect("the options are consistent");
     assert_eq!(options.envelope, base.envelope);
     let expected = Limits {
         context_tokens: Some(2048),
@@ -198,22 +198,22 @@ fn set_knobs_are_applied_and_the_rest_stay() {
         ..Limits::default()
     };
     assert_eq!(options.limits, expected);
-    assert_eq!((options.memory_fraction, options.device_fraction), (None, Some(0.8)), "instead of the base's share");
-    assert_eq!((options.kv_tokens, options.kv_bytes), (None, Some(Bytes::mib(64))), "instead of the base's size");
+    assert_eq!((options.memory_fraction, options.device_fraction), (None, Some(0.8)), "the knob replaces the share of the base");
+    assert_eq!((options.kv_tokens, options.kv_bytes), (None, Some(Bytes::mib(64))), "the knob replaces the size of the base");
     assert_eq!((options.requests, options.threads), (Some(7), 2));
     let seconds = Duration::from_secs;
     assert_eq!((options.sleep_after, options.wake_within), (Some(seconds(90)), seconds(5)));
     assert_eq!((knobs.sleep_for_room, knobs.host_bytes), (Some(10), Some(Bytes::gib(20))));
     assert_eq!((options.image_limits.bytes_max, options.image_limits.pixels_max), (Bytes::mib(1), 5_000_000));
-    let untouched = Knobs::default().over(base).expect("nothing is set");
+    let untouched = Knobs::default().over(base).expect("empty knobs are consistent");
     assert_eq!((untouched.memory_fraction, untouched.kv_tokens, untouched.requests), (Some(0.5), Some(64), Some(16)));
 }
 
 #[test]
 fn knobs_are_written_by_our_names_and_read_back() {
     let knobs = read(json!({ "max_num_seqs": 3, "swap_space": 0, "kv_cache_memory_bytes": 4096, "mem_fraction": 0.5 }));
-    let knobs = knobs.expect("all of it is known");
-    let written = serde_json::to_value(&knobs).expect("it can be written");
+    let knobs = knobs.expect("all knob names are known");
+    let written = serde_json::to_value(&knobs).expect("the knobs serialize");
     assert_eq!(written, json!({ "sequences": 3, "swap_space": 0.0, "kv_bytes": 4096, "device_fraction": 0.5 }));
-    assert_eq!(serde_json::from_value::<Knobs>(written).expect("it is read"), knobs);
+    assert_eq!(serde_json::from_value::<Knobs>(written).expect("the knobs deserialize"), knobs);
 }

@@ -178,11 +178,11 @@ mod tests {
         log.close();
         log.tell(canary(5));
         for number in 2..=4 {
-            let recorded = events.next().await.expect("not over").expect("none missed");
+            let recorded = events.next().await.expect("the event stream is not over").expect("no event was missed");
             assert_eq!((recorded.number, recorded.event), (number, canary(number)));
         }
         assert_eq!(None, events.next().await);
-        assert_eq!(None, log.listen().next().await, "who comes later hears that it is over");
+        assert_eq!(None, log.listen().next().await, "a listener that comes after the end gets no event");
         assert_eq!((1..=5).collect::<Vec<_>>(), log.recent().iter().map(|event| event.number).collect::<Vec<_>>());
     }
 
@@ -192,7 +192,7 @@ mod tests {
         let mut events = log.listen();
         (0..BEHIND_MAX as u64 + 3).for_each(|bytes| log.tell(canary(bytes)));
         assert_eq!(Some(Err(Missed { events: 3 })), events.next().await);
-        assert_eq!(4, events.next().await.expect("not over").expect("none missed").number);
+        assert_eq!(4, events.next().await.expect("the event stream is not over").expect("no event was missed").number);
         assert_eq!(RECENT, log.recent().len());
     }
 
@@ -201,9 +201,9 @@ mod tests {
         let log = EventLog::default();
         let event = Event::Oom { model: "demo".into(), phase: "serve" };
         log.tell(event.clone());
-        let json = serde_json::to_value(&log.recent()[0]).expect("it serialises");
+        let json = serde_json::to_value(&log.recent()[0]).expect("the event serializes");
         assert_eq!((json["number"].as_u64(), json["event"].as_str()), (Some(1), Some(event.name())));
         assert_eq!((json["model"].as_str(), json["phase"].as_str()), (Some("demo"), Some("serve")));
-        assert!(json["at"].as_f64().expect("a number") > 1.7e9, "seconds since 1970");
+        assert!(json["at"].as_f64().expect("a number") > 1.7e9, "the time is in seconds since 1970");
     }
 }

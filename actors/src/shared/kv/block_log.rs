@@ -155,7 +155,7 @@ mod tests {
         let (begun, mut later) = log.listen();
         assert_eq!(*begun, [vec![BlockEvent::Cleared], stored(&blocks)].concat());
         log.tell(stored(&blocks));
-        assert_eq!(later.try_recv(), Err(TryRecvError::Empty), "they are known");
+        assert_eq!(later.try_recv(), Err(TryRecvError::Empty), "the keys were logged before");
         let removed = BlockEvent::Removed(blocks[2].key);
         log.tell(vec![removed.clone(), removed.clone()]);
         assert_eq!(later.try_recv().as_deref(), Ok(&[removed][..]));

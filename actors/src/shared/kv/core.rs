@@ -304,7 +304,7 @@ impl KvCore {
     /// is forgotten.
     fn take(&mut self) -> u32 {
         let block = self.blank.pop_first().unwrap_or_else(|| {
-            let (_, block) = self.idle.pop_first().expect("counted before");
+            let (_, block) = self.idle.pop_first().expect("idle blocks were counted before");
             self.forget(block);
             block
         });
@@ -429,7 +429,7 @@ impl KvCore {
         let coming: Vec<_> = missing.map(|place| (place, prefix[place])).collect();
         let kept: Vec<_> = coming.iter().map(|(_, key)| *key).collect();
         let to_host = self.take_in(&kept);
-        let slot = |key| self.host.slots(key).expect("it was kept")[0];
+        let slot = |key| self.host.slots(key).expect("the content was kept on the host")[0];
         let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
         let last = prefix.len() - 1;
         self.states.begin(sequence, Some(&prefix[last]), prefix.len(), prefix.len());
@@ -442,7 +442,7 @@ impl KvCore {
     /// Names the blocks that were fetched for a sequence, because their copies have ended. Other
     /// sequences may share them from now on.
     pub fn fetched(&mut self, sequence: SequenceId) {
-        let coming = self.coming.remove(&sequence).expect("it was being fetched");
+        let coming = self.coming.remove(&sequence).expect("the sequence was fetching");
         for (place, key) in coming {
             self.name(sequence, place, &[key]);
         }
@@ -537,7 +537,7 @@ impl KvCore {
         assert_eq!(
             gone.len(),
             self.pool.len().saturating_sub(to),
-            "whoever held a block of the tail has been released"
+            "all holders of the removed blocks have been released"
         );
         let (too_late, leaving): (Vec<_>, _) = self.leaving.drain(..).partition(|(_, block)| gone.contains(block));
         self.leaving = leaving;

@@ -120,7 +120,7 @@ impl StatePool {
         let junction = snapshot_before(cached * BLOCK_TOKENS);
         let junction = (junction > resumed * BLOCK_TOKENS).then_some(junction);
         let live = Live { slot, resumes_from: from, junction, taken: Vec::new() };
-        assert!(self.live.insert(sequence, live).is_none(), "{sequence} has a state already");
+        assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
     }
 
@@ -138,7 +138,7 @@ impl StatePool {
                 continue;
             }
             let Some(slot) = self.take(None) else { break };
-            self.live.get_mut(&sequence).expect("found above").taken.push((tokens, slot));
+            self.live.get_mut(&sequence).expect("the sequence has a live state").taken.push((tokens, slot));
             *to = Some(((tokens - first) as u32, slot));
         }
         self.check();

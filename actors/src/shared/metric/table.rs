@@ -186,15 +186,15 @@ mod tests {
     #[test]
     fn names_follow_the_conventions_of_prometheus() {
         let names: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
-        assert_eq!(names.len(), TABLE.len(), "each name stands once");
+        assert_eq!(names.len(), TABLE.len(), "each name is listed once");
         for Row { name, kind, labels, help, buckets, .. } in TABLE {
             assert!(["bursar_", "process_"].iter().any(|prefix| name.starts_with(prefix)), "{name}");
             assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
-            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name} is a {}", kind.name());
+            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name} is declared as {}", kind.name());
             assert_eq!(!buckets.is_empty(), *kind == Kind::Histogram, "{name}");
             let has_unit = ["_seconds", "_tokens"].iter().any(|unit| name.ends_with(unit));
-            assert!(has_unit || *kind != Kind::Histogram, "{name} says what it counts");
-            assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
+            assert!(has_unit || *kind != Kind::Histogram, "{name} has a unit in its name");
+            assert!(help.ends_with('.') && !help.contains('\n'), "the help text of {name} is a sentence on one line");
             let known = [
                 "device",
                 "group",
@@ -231,6 +231,6 @@ mod tests {
         let has = |row: &Row, edges: &[f64]| edges.iter().all(|edge| row.buckets.contains(edge));
         assert!(has(TOKEN_INTERVAL_SECONDS.row(), &between));
         assert!(has(QUEUE_SECONDS.row(), &request) && has(REQUEST_SECONDS.row(), &request));
-        assert_eq!(TIME_TO_FIRST_TOKEN_SECONDS.row().buckets.len(), 22, "vLLM's go down to 1 ms already");
+        assert_eq!(TIME_TO_FIRST_TOKEN_SECONDS.row().buckets.len(), 22, "the buckets of vLLM start at 1 ms already");
     }
 }

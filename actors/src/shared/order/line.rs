@@ -95,14 +95,14 @@ impl<I: Copy + Ord, T> Line<I, T> {
     /// Counts that another entry is served before `next`. `next` must be an entry that
     /// [may be passed](Self::may_be_passed).
     pub(crate) fn pass(&mut self, next: I) {
-        self.waiting.get_mut(&next).expect("it waits").passed += 1;
+        self.waiting.get_mut(&next).expect("the entry is waiting").passed += 1;
     }
 
     /// Removes an entry because it is served, and charges `cost` to its tenant, unless the tenant
     /// was charged before.
     pub(crate) fn serve(&mut self, id: I, cost: Option<usize>) -> T {
         self.turn.count(self.oldest(), id);
-        let Waiting { rank, what, .. } = self.waiting.remove(&id).expect("it waits");
+        let Waiting { rank, what, .. } = self.waiting.remove(&id).expect("the entry is waiting");
         if let Some(cost) = cost {
             self.tenants.admit(&rank.tenant, cost);
         }
@@ -174,7 +174,7 @@ mod tests {
             }
             let (mut oldest, mut passed) = (0, 0);
             for moment in 0.. {
-                prop_assert!(moment < 100_000, "it ends");
+                prop_assert!(moment < 100_000, "the run ends");
                 let Some(first) = line.oldest() else { break };
                 if first != oldest {
                     (oldest, passed) = (first, 0);

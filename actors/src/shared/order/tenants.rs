@@ -131,19 +131,19 @@ mod tests {
         (0..9).for_each(|_| tenants.admit(&busy, 100));
         assert_eq!((tenants.counter(&busy), tenants.counter(&calm)), (900 * PARTS, 0));
         tenants.arrive(&calm, [&busy].into_iter());
-        assert_eq!(tenants.counter(&calm), 900 * PARTS, "the least that waits");
+        assert_eq!(tenants.counter(&calm), 900 * PARTS, "a returning tenant starts at the lowest counter of the waiting tenants");
         tenants.admit(&calm, 10);
         tenants.arrive(&new, std::iter::empty());
-        assert_eq!(tenants.counter(&new), 900 * PARTS, "what the last had");
+        assert_eq!(tenants.counter(&new), 900 * PARTS, "without waiting tenants, a new tenant starts at the counter of the last admission");
         tenants.arrive(&calm, [&new].into_iter());
         assert_eq!(tenants.counter(&calm), 910 * PARTS);
         tenants.arrive(&new, [&calm, &new].into_iter());
-        assert_eq!(tenants.counter(&new), 900 * PARTS, "it waits already");
+        assert_eq!(tenants.counter(&new), 900 * PARTS, "the counter of a waiting tenant does not change");
     }
 
     #[test]
     fn weights_divide_and_found_tokens_are_free_and_uncounted() {
-        let mut tenants = Tenants::new(TenantWeights::of([("gold", 4)]).expect("right"));
+        let mut tenants = Tenants::new(TenantWeights::of([("gold", 4)]).expect("the weights are valid"));
         let [gold, free] = ["gold", "free"].map(Tenant::new);
         for tenant in [&gold, &free] {
             tenants.arrive(tenant, std::iter::empty());

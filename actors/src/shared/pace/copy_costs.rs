@@ -58,20 +58,20 @@ mod tests {
             MeasuredStep { work, micros: 1000 + 20 * prompt as u64 }
         };
         let measured = MeasuredCosts { steps: vec![step(0, 1), step(16, 1), step(1024, 1)], launches: Vec::new() };
-        StepCosts::of(&measured).expect("both kinds were measured")
+        StepCosts::of(&measured).expect("the measurements cover both kinds")
     }
 
     #[test]
     fn blocks_are_copied_while_that_takes_no_longer_than_computing_them() {
         let mut costs = CopyCosts::beside(Some(steps()));
-        assert!(costs.are_worth(1, 0, 16), "nothing is known of copies");
+        assert!(costs.are_worth(1, 0, 16), "an unmeasured copy is worth it");
         // 16 tokens take 320 µs.
         for (micros, worth) in [(300, true), (400, false)] {
             (0..3).for_each(|_| costs.learn(10, 10 * micros));
-            assert_eq!(costs.are_worth(20, 0, 320), worth, "{micros} µs a block");
+            assert_eq!(costs.are_worth(20, 0, 320), worth, "{micros} µs per block");
         }
         costs.learn(10, 1000);
-        assert!(costs.are_worth(20, 0, 320), "a quick one shows what copying takes");
+        assert!(costs.are_worth(20, 0, 320), "one fast copy corrects the estimate");
         costs.learn(0, 1_000_000);
         assert!(costs.are_worth(20, 0, 320));
     }
@@ -80,9 +80,9 @@ mod tests {
     fn a_short_stretch_whose_step_runs_anyway_is_computed() {
         let mut costs = CopyCosts::beside(Some(steps()));
         (0..3).for_each(|_| costs.learn(1, 330));
-        assert!(!costs.are_worth(1, 4096, 16), "the step runs for what follows it too");
+        assert!(!costs.are_worth(1, 4096, 16), "the step runs for the following tokens anyway");
         let mut unknown = CopyCosts::beside(None);
         unknown.learn(1, 1_000_000);
-        assert!(unknown.are_worth(1, 0, 16), "no step was measured");
+        assert!(unknown.are_worth(1, 0, 16), "a copy is worth it when no step was measured");
     }
 }

@@ -76,9 +76,9 @@ mod tests {
         assert!(first.encodes() && second.has_streams());
         second.set_streams(1);
         first.set_streams(0);
-        assert!(first.has_streams(), "the other's");
+        assert!(first.has_streams(), "the other engine has streams");
         drop(second);
         assert!(!first.has_streams() && !first.encodes() && !card.encodes());
-        assert!(!GpuLoad::default().beside().has_streams(), "another card");
+        assert!(!GpuLoad::default().beside().has_streams(), "an engine on another card is not counted");
     }
 }

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn steps_that_were_not_measured_are_predicted_by_lines() {
-        let costs = StepCosts::of(&measured()).expect("all kinds were measured");
+        let costs = StepCosts::of(&measured()).expect("the measurements cover all kinds");
         for wanted in [
             work(0, 0, 20, 900),
             work(700, 100, 40, 300),
@@ -195,7 +195,7 @@ mod tests {
             work(2, 0, 1, 10),
         ] {
             let (predicted, is) = (costs.predict(&wanted, false) as f64, micros(&wanted) as f64);
-            assert!((predicted / is - 1.0).abs() < 0.06, "{wanted:?}: {predicted} of {is}");
+            assert!((predicted / is - 1.0).abs() < 0.06, "{wanted:?}: predicted {predicted}, measured {is}");
         }
     }
 
@@ -209,22 +209,22 @@ mod tests {
 
     #[test]
     fn a_slower_device_is_learned_and_one_outlier_is_not() {
-        let mut costs = StepCosts::of(&measured()).expect("all kinds were measured");
+        let mut costs = StepCosts::of(&measured()).expect("the measurements cover all kinds");
         let wanted = work(1024, 0, 16, 500);
         let before = costs.predict(&wanted, false);
         costs.learn(&wanted, false, before * 50);
         costs.learn(&wanted, false, before);
         costs.learn(&wanted, false, before);
-        assert_eq!(costs.predict(&wanted, false), before, "one step of fifty times the time");
+        assert_eq!(costs.predict(&wanted, false), before, "a single slow step does not change the prediction");
         (0..20).for_each(|_| costs.learn(&wanted, false, before * 2));
         let learned = costs.predict(&wanted, false) as f64 / before as f64;
         assert!((1.95..=2.0).contains(&learned), "{learned}");
         (0..100).for_each(|_| costs.learn(&wanted, false, before * 1000));
-        assert!(costs.predict(&wanted, false) <= before * 8, "bounded");
+        assert!(costs.predict(&wanted, false) <= before * 8, "the correction is bounded");
         let alone = work(0, 0, 16, 500);
         let decoding = costs.measured(&alone);
         costs.learn(&alone, true, 1_000_000);
-        assert_eq!(costs.factors[1].value, BESIDE_PICTURES, "decoding alone is not planned by costs: {decoding}");
+        assert_eq!(costs.factors[1].value, BESIDE_PICTURES, "a decode-only step is not learned, because it is not planned by costs: {decoding}");
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let mut noisy = measured();
         noisy.steps[4].micros = 100;
         noisy.steps[6].micros = 90;
-        let costs = StepCosts::of(&noisy).expect("all kinds were measured");
+        let costs = StepCosts::of(&noisy).expect("the measurements cover all kinds");
         let predicted: Vec<_> = (1..9000).step_by(100).map(|p| costs.predict(&work(p, 0, 16, 500), false)).collect();
         assert!(predicted.is_sorted());
     }

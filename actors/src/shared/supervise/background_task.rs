@@ -114,7 +114,7 @@ mod tests {
 
     async fn ear<M: Message + Sync>() -> (ActorRef<M>, mpsc::Receiver<M>) {
         let (heard, hears) = mpsc::channel(1);
-        (Ear::spawn(None, Ear(PhantomData), heard).await.expect("it starts").0, hears)
+        (Ear::spawn(None, Ear(PhantomData), heard).await.expect("the actor starts").0, hears)
     }
 
     #[tokio::test]
@@ -122,8 +122,8 @@ mod tests {
         let (actor, mut hears) = ear().await;
         let _task = BackgroundTask::begin(&actor, async { 7 }, |outcome| outcome);
         assert_eq!(hears.recv().await, Some(Ok(7)));
-        let _task = BackgroundTask::begin(&actor, async { panic!("on purpose") }, |outcome| outcome);
-        let died = hears.recv().await.expect("it is told").expect_err("it panicked");
+        let _task = BackgroundTask::begin(&actor, async { panic!("a deliberate panic") }, |outcome| outcome);
+        let died = hears.recv().await.expect("the message arrives").expect_err("the task panicked");
         assert!(died.to_string().contains("on purpose"), "{died}");
     }
 
@@ -138,7 +138,7 @@ mod tests {
         let task = BackgroundTask::begin(&actor, work, |outcome: Result<u8, BackgroundTaskDied>| outcome);
         tokio::task::yield_now().await;
         drop(task);
-        ended.await.expect_err("what it held is dropped");
+        ended.await.expect_err("the values of an aborted task are dropped");
     }
 
     #[tokio::test]
@@ -147,17 +147,17 @@ mod tests {
         let mut latest = Latest::default();
         // The first task is done, and its report is on the way, when the second task replaces it.
         latest.begin(&actor, async { 1 }, |number, outcome| (number, outcome));
-        let first = hears.recv().await.expect("it reports");
+        let first = hears.recv().await.expect("the actor hears of the outcome");
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
-        assert!(!latest.reported(first.0) && latest.is_under_way(), "the second goes on");
+        assert!(!latest.reported(first.0) && latest.is_under_way(), "the second task is still running");
         // The third task ends the second task, which reports that it was ended.
         let (go, told) = oneshot::channel();
-        latest.begin(&actor, async { told.await.expect("it is told") }, |number, outcome| (number, outcome));
-        let second = hears.recv().await.expect("it reports");
-        assert!(second.1.is_err(), "it was ended: {second:?}");
-        assert!(!latest.reported(second.0) && latest.is_under_way(), "which is the death of nobody");
-        go.send(3).expect("it waits");
-        let third = hears.recv().await.expect("it reports");
+        latest.begin(&actor, async { told.await.expect("the message arrives") }, |number, outcome| (number, outcome));
+        let second = hears.recv().await.expect("the actor hears of the outcome");
+        assert!(second.1.is_err(), "the second task was aborted: {second:?}");
+        assert!(!latest.reported(second.0) && latest.is_under_way(), "an aborted task is not the current task");
+        go.send(3).expect("the task waits");
+        let third = hears.recv().await.expect("the actor hears of the outcome");
         assert_eq!(third.1, Ok(3));
         assert!(latest.reported(third.0) && !latest.is_under_way());
     }

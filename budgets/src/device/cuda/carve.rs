@@ -33,7 +33,7 @@ impl CudaDevice {
 
     /// Allocates a page. If the device has no free memory, returns a spare page.
     fn page_for_a_copy(&self, bytes: Bytes) -> Result<Piece, DeviceError> {
-        assert_eq!(bytes, self.page, "a copy is made of pages");
+        assert_eq!(bytes, self.page, "a copy consists of whole pages");
         self.create(bytes).or_else(|error| {
             let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
             if error.is_refused() { spare.pop().ok_or(error) } else { Err(error) }

@@ -205,14 +205,14 @@ mod tests {
 
     #[test]
     fn a_driver_that_is_too_old_is_told_which_would_do() {
-        let error = served(12_030).expect_err("a month too old");
+        let error = served(12_030).expect_err("CUDA 12.3 is too old");
         assert!(matches!(error, DeviceError::Unusable { .. }));
         assert_eq!(error.to_string(), "the driver supports CUDA 12.3; expected 12.4 or later");
-        assert!(error.hint().expect("there is something to do").contains("550"));
+        assert!(error.hint().expect("the error has a hint").contains("550"));
         for version in [12_040, 12_080, 13_000, 13_010] {
-            served(version).expect("new enough");
+            served(version).expect("this version is new enough");
         }
-        assert!(served(11_080).expect_err("years").to_string().contains("CUDA 11.8"));
+        assert!(served(11_080).expect_err("CUDA 11.8 is too old").to_string().contains("CUDA 11.8"));
     }
 
     #[test]
@@ -221,36 +221,36 @@ mod tests {
         if unsafe { sys::is_culib_present() } {
             return println!("skipped, there is a driver here");
         }
-        let error = load(0).expect_err("there is none");
+        let error = load(0).expect_err("there is no CUDA driver");
         assert!(
             matches!(&error, DeviceError::NoDevice { reason, .. } if reason.contains("CUDA driver is not installed")),
             "{error}"
         );
-        assert!(error.hint().expect("there is something to do").contains("install the NVIDIA driver"));
+        assert!(error.hint().expect("the error has a hint").contains("install the NVIDIA driver"));
     }
 
     #[test]
     fn a_driver_without_a_device_is_none_and_one_that_does_not_start_is_told_as_what_is_there() {
-        let said = |result| started(result, || "text".to_owned()).expect_err("it is an error");
-        started(CUresult::CUDA_SUCCESS, String::new).expect("it starts");
+        let said = |result| started(result, || "text".to_owned()).expect_err("the driver does not start");
+        started(CUresult::CUDA_SUCCESS, String::new).expect("the driver starts");
         assert!(matches!(said(CUresult::CUDA_ERROR_NO_DEVICE), DeviceError::NoDevice { .. }));
         let mismatch = said(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
-        assert!(matches!(mismatch, DeviceError::Unusable { .. }), "nobody wants host memory instead: {mismatch}");
-        assert!(mismatch.hint().expect("there is something to do").contains("nvidia-smi"));
+        assert!(matches!(mismatch, DeviceError::Unusable { .. }), "a mismatch selects no host memory: {mismatch}");
+        assert!(mismatch.hint().expect("the error has a hint").contains("nvidia-smi"));
     }
 
     #[test]
     fn a_device_that_another_process_has_alone_is_told_so_and_is_not_lost() {
         let busy = meaning("a call", CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE, || "text".to_owned(), Bytes::ZERO);
-        let busy = gives_no_context(busy.expect_err("it is one"));
+        let busy = gives_no_context(busy.expect_err("the call fails"));
         assert!(matches!(&busy, DeviceError::Unusable { reason, .. } if reason.ends_with("text")), "{busy}");
-        assert!(busy.hint().expect("there is something to do").contains("compute mode"));
+        assert!(busy.hint().expect("the error has a hint").contains("compute mode"));
     }
 
     #[test]
     fn what_the_driver_says_is_refused_lost_or_a_bug() {
-        check("a call", CUresult::CUDA_SUCCESS).expect("success is none");
-        let said = |result| meaning("a call", result, || "text".to_owned(), Bytes::ZERO).expect_err("it is one");
+        check("a call", CUresult::CUDA_SUCCESS).expect("CUDA_SUCCESS is not an error");
+        let said = |result| meaning("a call", result, || "text".to_owned(), Bytes::ZERO).expect_err("the call fails");
         for sticky in [
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
@@ -260,9 +260,9 @@ mod tests {
             assert!(said(sticky).is_lost(), "{sticky:?}");
         }
         let refused = meaning("a call", CUresult::CUDA_ERROR_OUT_OF_MEMORY, || "text".to_owned(), Bytes::mib(3));
-        let refused = refused.expect_err("it is one");
+        let refused = refused.expect_err("the call fails");
         assert!(matches!(refused, DeviceError::Refused { free, .. } if free == Bytes::mib(3)) && !refused.is_lost());
         let error = said(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
-        assert!(!error.is_lost() && !error.is_refused(), "a launch that is too large breaks its pass alone: {error}");
+        assert!(!error.is_lost() && !error.is_refused(), "a launch that is too large fails only its own pass: {error}");
     }
 }

@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn large_pages_are_aligned_whole_and_all_there() {
-        let pages = LargePages::take(Bytes(3 * PAGE as u64 + 1)).expect("8 MiB");
+        let pages = LargePages::take(Bytes(3 * PAGE as u64 + 1)).expect("8 MiB of large pages");
         assert_eq!((pages.len(), pages.address().align_offset(PAGE)), (4 * PAGE, 0));
         // SAFETY: the memory is this long, and only this test uses it.
         let all = unsafe { std::slice::from_raw_parts_mut(pages.address().as_ptr(), pages.len()) };

@@ -167,7 +167,7 @@ mod tests {
                             // Gives another thread the chance to run between the two measurements.
                             std::thread::yield_now();
                         };
-                        meter.count("handles", || driver.left(), take).expect("it says");
+                        meter.count("handles", || driver.left(), take).expect("the driver reports memory");
                         if round % 2 == 0 {
                             meter.count_off("handles", || driver.left(), || driver.give(bytes));
                         }
@@ -184,10 +184,10 @@ mod tests {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         // The first allocation makes a pool grow, and the second fits in that pool.
-        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
-        meter.count("streams", left, || ()).expect("it says");
+        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("the driver reports memory");
+        meter.count("streams", left, || ()).expect("the driver reports memory");
         meter.count_off("kernels", left, || ());
-        assert_eq!(meter.counted(), Bytes::mib(2), "the driver has given nothing back");
+        assert_eq!(meter.counted(), Bytes::mib(2), "the pool is counted until the driver frees it");
         assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(2)), ("streams", Bytes::ZERO)]));
         meter.count_off("streams", left, || driver.give(Bytes::mib(2)));
         assert_eq!(meter.counted(), Bytes::ZERO);
@@ -197,8 +197,8 @@ mod tests {
     fn what_goes_is_counted_off_what_took_it_before_anything_else() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
-        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
-        meter.count("streams", left, || driver.take(Bytes::mib(4))).expect("it says");
+        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("the driver reports memory");
+        meter.count("streams", left, || driver.take(Bytes::mib(4))).expect("the driver reports memory");
         meter.count_off("streams", left, || driver.give(Bytes::mib(3)));
         assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(2)), ("streams", Bytes::mib(1))]));
         meter.count_off("streams", left, || driver.give(Bytes::mib(2)));
@@ -210,7 +210,7 @@ mod tests {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         driver.take(Bytes::mib(100));
-        meter.count("handles", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count("handles", left, || driver.take(Bytes::mib(2))).expect("the driver reports memory");
         meter.count_off("handles", left, || driver.give(Bytes::mib(52)));
         assert_eq!(meter.counted(), Bytes::ZERO);
     }
@@ -219,14 +219,14 @@ mod tests {
     fn what_another_process_takes_meanwhile_is_not_counted_where_the_driver_tells_processes_apart() {
         let (driver, meter, says_whose) = (Driver::default(), Meter::default(), std::cell::Cell::new(true));
         let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
-        meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("it says");
+        meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("the driver reports memory");
         assert_eq!(meter.counted(), Bytes::ZERO);
         // A process count that only one of the two measurements has is not used.
         let falls_silent = || {
             says_whose.set(false);
             driver.take(Bytes::mib(2));
         };
-        meter.count("kernels", left, falls_silent).expect("it says");
+        meter.count("kernels", left, falls_silent).expect("the driver reports memory");
         assert_eq!(meter.counted(), Bytes::mib(2));
     }
 
@@ -242,13 +242,13 @@ mod tests {
                     Err("half of it was loaded")
                 },
             )
-            .expect("it says");
+            .expect("the driver reports memory");
         assert_eq!((failed.is_err(), meter.counted()), (true, Bytes::mib(3)));
         let lost = || Err(DeviceError::Lost { reason: "gone".to_owned() });
         meter.count_off("kernels", lost, || driver.give(Bytes::mib(3)));
         assert_eq!(meter.counted(), Bytes::mib(3));
         meter
-            .count("kernels", lost, || panic!("nothing is made where nobody says what it takes"))
-            .expect_err("it is lost");
+            .count("kernels", lost, || panic!("nothing is allocated when memory cannot be measured"))
+            .expect_err("the device is lost");
     }
 }

@@ -66,7 +66,7 @@ impl Nvml {
     pub(super) fn of(uuid: &[c_char; 16]) -> Option<Nvml> {
         // SAFETY: this is NVIDIA's library, and loading it has no preconditions.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
-        let name = CString::new(name_of(uuid)).expect("digits and dashes");
+        let name = CString::new(name_of(uuid)).expect("the name of a GPU has only digits and dashes");
         // SAFETY: these function types are stable since the library's first versions, and all
         // output pointers are valid.
         unsafe {

@@ -75,7 +75,7 @@ impl CudaDevice {
         // SAFETY: the output pointer is valid.
         let taken = unsafe { sys::cuMemHostAlloc(&mut address, bytes.as_usize(), portable) };
         check("cuMemHostAlloc", taken).map_err(|error| refused_by_host(bytes, error))?;
-        Ok(NonNull::new(address.cast()).expect("what was given is somewhere"))
+        Ok(NonNull::new(address.cast()).expect("allocated host memory is not at address zero"))
     }
 }
 

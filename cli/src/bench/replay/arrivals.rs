@@ -165,7 +165,7 @@ mod tests {
         let arrivals = Arrivals { name: "a batch".to_owned(), callers: vec![caller(0.0, &[5], 1); 400] };
         assert_eq!(arrivals.rate(), None);
         let spread = arrivals.clone().at_rate(8.0, 7);
-        let rate = spread.rate().expect("it has times");
+        let rate = spread.rate().expect("the trace has arrival times");
         assert!((7.9..8.4).contains(&rate) && spread.name == "a batch at 8/s", "{rate}");
         let at = |arrivals: Arrivals| arrivals.callers.iter().map(|caller| caller.at).collect::<Vec<_>>();
         assert!(at(spread.clone()).is_sorted() && at(spread) == at(arrivals.at_rate(8.0, 7)), "one seed, one order");

@@ -142,7 +142,7 @@ mod tests {
             failed: vec!["too many".to_owned(), "too many".to_owned()],
             counts: Counts::default(),
         };
-        let figures = Figures::of(ended, &"ttft=100ms,interval=50ms".parse().expect("it is one"));
+        let figures = Figures::of(ended, &"ttft=100ms,interval=50ms".parse().expect("a valid objective"));
         assert_eq!((figures.requests, figures.answered, figures.failed["too many"]), (5, 3, 2));
         assert_eq!((figures.prompt_tokens, figures.cached_tokens, figures.reply_tokens), (300, 48, 7));
         assert_eq!((figures.throughput, figures.goodput, figures.met), (3.5, 0.5, 0.2));

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn refusal(body: &Value) -> String {
-        read(body, Path::new("/nowhere")).map(|_| ()).expect_err("it is wrong")
+        read(body, Path::new("/nowhere")).map(|_| ()).expect_err("the message is wrong")
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
             ],
             "max_tokens": 5,
         });
-        let Read { chat, reply, pictures } = read(&body, Path::new(".")).expect("it is a request");
+        let Read { chat, reply, pictures } = read(&body, Path::new(".")).expect("the message is valid");
         assert_eq!((reply, pictures), (Some(5), 0));
         let shown = format!("{chat:?}");
         assert!(shown.contains("ToolCall") && shown.contains("Tool,") && shown.contains("tools: 1"), "{shown}");

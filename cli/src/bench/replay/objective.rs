@@ -94,17 +94,17 @@ mod tests {
 
     #[test]
     fn a_request_meets_an_objective_that_it_keeps_in_every_part() {
-        let objective: Objective = "ttft=2s,interval=50ms".parse().expect("it is one");
+        let objective: Objective = "ttft=2s,interval=50ms".parse().expect("a valid objective");
         assert!(objective.is_met(&times(2000, &[50; 20])));
-        assert!(!objective.is_met(&times(2001, &[50; 20])), "the first token was late");
+        assert!(!objective.is_met(&times(2001, &[50; 20])), "the first token was too late");
         let mut stutters = [10; 20];
         stutters[7] = 51;
-        assert!(!objective.is_met(&times(10, &stutters)), "one of twenty is more than one of a hundred");
-        assert!(objective.is_met(&times(10, &[])), "a reply of one token has no interval");
+        assert!(!objective.is_met(&times(10, &stutters)), "one slow interval of 20 is more than 1 %");
+        assert!(objective.is_met(&times(10, &[])), "a reply of one token has no interval, so the objective is met");
         let mut rarely = [10; 300];
         rarely[7] = 500;
-        assert!(objective.is_met(&times(10, &rarely)), "one of 300 is less than one of a hundred");
-        let mean: Objective = "tpot=50ms, whole=1s".parse().expect("it is one");
+        assert!(objective.is_met(&times(10, &rarely)), "one slow interval of 300 is less than 1 %");
+        let mean: Objective = "tpot=50ms, whole=1s".parse().expect("a valid objective");
         assert!(mean.is_met(&times(10, &stutters)) && !mean.is_met(&times(900, &[49; 3])));
     }
 

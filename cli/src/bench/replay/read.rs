@@ -218,9 +218,9 @@ mod tests {
 
     fn read(text: &str, pictures: &PictureLoad<'_>) -> Result<Vec<Arrivals>, String> {
         let path = std::env::temp_dir().join(format!("bursar-trace-{}-{:p}.json", std::process::id(), text));
-        fs::write(&path, text).expect("it is written");
+        fs::write(&path, text).expect("the file is written");
         let read = trace(&path, pictures).map_err(|failure| failure.error);
-        fs::remove_file(&path).expect("it was there");
+        fs::remove_file(&path).expect("the file is there");
         read
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let text = r#"{"runs": [{"name": "4/s", "requests": [
             {"t": 0.5, "kind": "text", "prompt": 600, "out": 150, "file": "", "seed": 7},
             {"t": 0.25, "kind": "picture", "prompt": 0, "out": 100, "file": "p0000.jpg", "seed": 8}]}]}"#;
-        let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
+        let [run] = read(text, &SIDE).expect("the trace is valid").try_into().expect("one run");
         assert_eq!((&*run.name, run.requests(), run.rate()), ("4/s", 2, Some(4.0)));
         let turns: Vec<&ReplayRequest> = run.callers.iter().flat_map(|caller| &caller.turns).collect();
         assert_eq!((turns[0].kind, turns[0].reply, turns[1].kind), (Kind::ReplayPicture, 100, Kind::Text));
@@ -240,7 +240,7 @@ mod tests {
         };
         assert_eq!(pictures(turns[0]), [ReplayPicture::Drawn { seed: 8, width: 28, height: 28 }]);
         let folder = PictureLoad { folder: Some(Path::new("/pictures")), side: 28 };
-        let [run] = read(text, &folder).expect("it is a trace").try_into().expect("one run");
+        let [run] = read(text, &folder).expect("the trace is valid").try_into().expect("one run");
         assert_eq!(pictures(&run.callers[0].turns[0]), [ReplayPicture::File("/pictures/p0000.jpg".into())]);
     }
 
@@ -249,14 +249,14 @@ mod tests {
         let text = "{\"timestamp\": 0, \"input_length\": 1100, \"output_length\": 9, \"hash_ids\": [0, 1, 2]}\n\n\
                     {\"timestamp\": 1500, \"input_length\": 600, \"output_length\": 2, \"hash_ids\": [0, 5]}\n\
                     {\"timestamp\": 1600, \"input_length\": 7, \"output_length\": 0}\n";
-        let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
+        let [run] = read(text, &SIDE).expect("the trace is valid").try_into().expect("one run");
         let pieces = |at: usize| match &run.callers[at].turns[0].asked {
             Asked::Tokens(pieces) => pieces.clone(),
             other => panic!("{other:?}"),
         };
         let lengths: Vec<usize> = pieces(0).iter().map(|piece| piece.tokens).collect();
         assert_eq!(lengths, [512, 512, 76]);
-        assert_eq!(pieces(0)[0], pieces(1)[0], "one beginning");
+        assert_eq!(pieces(0)[0], pieces(1)[0], "both texts begin alike");
         assert_ne!(pieces(0)[1].seed, pieces(1)[1].seed);
         assert_eq!((run.callers[1].at, run.callers[2].turns[0].reply), (Duration::from_millis(1500), 1));
     }
@@ -265,7 +265,7 @@ mod tests {
     fn requests_of_openai_are_asked_as_they_are() {
         let text = r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}}
 {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
-        let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
+        let [run] = read(text, &SIDE).expect("the trace is valid").try_into().expect("one run");
         let facts = |at: usize| (run.callers[at].turns[0].kind, run.callers[at].turns[0].reply);
         assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::ReplayPicture, 3)));
         assert!(matches!(run.callers[0].turns[0].asked, Asked::Whole(_)));
@@ -275,7 +275,7 @@ mod tests {
     fn times_of_a_log_count_from_its_first() {
         let line = |at: u64| format!("{{\"timestamp\": {at}, \"input_length\": 7, \"output_length\": 1}}\n");
         let [run] = read(&(line(1_764_150_000_500) + &line(1_764_150_000_000)), &SIDE)
-            .expect("it is a trace")
+            .expect("the trace is valid")
             .try_into()
             .expect("one run");
         let at: Vec<Duration> = run.callers.iter().map(|caller| caller.at).collect();
@@ -304,11 +304,11 @@ mod tests {
             let error = read(&format!("{good}{line}"), &SIDE).expect_err(line);
             assert!(error.contains(told), "{error}");
         }
-        assert!(read("", &SIDE).expect_err("nothing").contains("no request"));
-        let error = read("{\n  \"runs\": [{\"name\": \"a\", \"requests\": [}]\n}", &SIDE).expect_err("no request");
+        assert!(read("", &SIDE).expect_err("an empty trace is refused").contains("no request"));
+        let error = read("{\n  \"runs\": [{\"name\": \"a\", \"requests\": [}]\n}", &SIDE).expect_err("bad JSON");
         assert!(error.contains("line 2 column"), "{error}");
         let zero = r#"{"runs": [{"name": "a", "requests": [{"t": 0, "prompt": 0, "out": 1, "seed": 1}]}]}"#;
-        assert!(read(zero, &SIDE).expect_err("no prompt").contains("request 0 of run a: prompt is 0"));
-        assert!(read("{\"runs\": [{\"name\": 3}]}", &SIDE).expect_err("no name").contains("invalid type"));
+        assert!(read(zero, &SIDE).expect_err("an empty prompt").contains("request 0 of run a: prompt is 0"));
+        assert!(read("{\"runs\": [{\"name\": 3}]}", &SIDE).expect_err("bad name").contains("invalid type"));
     }
 }

@@ -238,6 +238,6 @@ mod tests {
             assert_eq!(shown, (caller.turns.len() - 1) / 3);
         }
         let systems: std::collections::BTreeSet<_> = arrivals.callers.iter().map(|caller| &caller.system).collect();
-        assert_eq!(systems.len(), AGENTS as usize, "some share a beginning");
+        assert_eq!(systems.len(), AGENTS as usize, "some agents share a system prompt");
     }
 }

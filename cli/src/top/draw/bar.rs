@@ -185,7 +185,7 @@ mod tests {
         );
         let into_free = bar(&pieces(&[(MemoryPart::Weights, 25), (MemoryPart::Free, 75)]), 10, Colours::Sixteen);
         assert_eq!(into_free.to_string(), "██▌░░░░░░░");
-        assert_eq!(into_free.spans[1].style.bg, None, "nothing is behind what is free");
+        assert_eq!(into_free.spans[1].style.bg, None, "the gap before free memory has no background");
     }
 
     #[test]

@@ -92,7 +92,7 @@ fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<
         if fit == Fit::Fold && last + words.iter().map(Span::width).sum::<usize>() > room.into() {
             lines.push(begin(""));
         }
-        lines.last_mut().expect("there is one").extend(words);
+        lines.last_mut().expect("a panel has a line").extend(words);
     }
     lines
 }

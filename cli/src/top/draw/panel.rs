@@ -133,7 +133,7 @@ mod tests {
         let shared = |rows| share(&panels, &wishes, rows);
         assert_eq!(shared(0), [0, 0, 0]);
         assert_eq!(shared(1), [0, 0, 0]);
-        assert_eq!(shared(3), [3, 0, 0], "one row is too few for the second");
+        assert_eq!(shared(3), [3, 0, 0], "one row is too few for the second panel");
         assert_eq!(shared(4), [2, 2, 0]);
         assert_eq!(shared(6), [4, 2, 0]);
         assert_eq!(shared(100), [5, 3, 0]);

@@ -15,8 +15,8 @@ const NOW: f64 = 1_800_000_000.0;
 const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
-    let samples = exposition::read(metrics, "bursar_").expect("it was recorded");
-    Scrape { samples, events: Events::Told(event::read(events).expect("it was recorded")) }
+    let samples = exposition::read(metrics, "bursar_").expect("the recording is there");
+    Scrape { samples, events: Events::Told(event::read(events).expect("the recording is there")) }
 }
 
 /// A GPU with two models, a tenant, another process and some problems.
@@ -43,7 +43,7 @@ fn at(seconds: u64) -> Now {
 
 fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colours) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal in memory");
-    terminal.draw(|frame| _ = draw(frame, session, now, colours)).expect("it takes all");
+    terminal.draw(|frame| _ = draw(frame, session, now, colours)).expect("it is drawn");
     terminal.backend().buffer().clone()
 }
 
@@ -64,7 +64,7 @@ fn printed(buffer: &Buffer, colours: Colours) -> String {
     };
     let lines: Vec<_> = buffer.content.chunks(width).map(line).collect();
     let mut out = Vec::new();
-    once::print(&mut out, &lines, colours).expect("memory takes it");
+    once::print(&mut out, &lines, colours).expect("memory accepts all that is written");
     String::from_utf8(out).expect("UTF-8")
 }
 
@@ -72,10 +72,10 @@ fn printed(buffer: &Buffer, colours: Colours) -> String {
 fn assert_recorded(name: &str, shown: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/top/recorded").join(name);
     if env::var_os("BURSAR_RECORD").is_some() {
-        return fs::write(&path, shown).expect("it is written down");
+        return fs::write(&path, shown).expect("the file is written");
     }
     let recorded = fs::read_to_string(&path).unwrap_or_default();
-    assert!(recorded == shown, "{name} was\n{recorded}\nand is\n{shown}");
+    assert!(recorded == shown, "{name} was recorded as\n{recorded}\nand is now\n{shown}");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn the_view_matches_its_snapshots_at_several_sizes_and_colours() {
 #[test]
 fn a_real_run_shows_every_byte_and_no_trouble() {
     let session = demo();
-    let view = session.view().expect("it was seen");
+    let view = session.view().expect("the session has a view");
     let device = &view.devices[0];
     assert_eq!(device.pieces.iter().map(|piece| piece.bytes).sum::<bursar::Bytes>(), device.total);
     let text = printed(&drawn(&session, (100, 30), Now { unix: DEMO, ..at(5) }, Colours::None), Colours::None);
@@ -111,7 +111,7 @@ fn the_text_form_shows_the_same_view_whole() {
         let mut lines = vec![header(&session, now, 100, Colours::None)];
         lines.extend(whole(&session, now, 100, Colours::None));
         let mut out = Vec::new();
-        once::print(&mut out, &lines, Colours::None).expect("memory takes it");
+        once::print(&mut out, &lines, Colours::None).expect("memory accepts all that is written");
         assert_recorded(name, &String::from_utf8(out).expect("UTF-8"));
     }
 }
@@ -130,7 +130,7 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
     assert!(lost.contains("LOST for 11 s, figures 15 s old"), "{lost}");
     assert!(lost.contains("no answer from 10.0.0.7:9464: connection refused"), "{lost}");
     assert!(lost.contains("--metrics 10.0.0.7:9464") && lost.contains("in your own program"), "{lost}");
-    assert!(lost.contains("weights"), "what was known is still shown: {lost}");
+    assert!(lost.contains("weights"), "the last known state is still shown: {lost}");
     session.hear(
         Ok(scrape("bursar_device_total_bytes{device=\"cuda:0\"} 9\nbursar_kv_shrinks_total{model=\"a\"} 0\n", "[]")),
         Duration::from_secs(30),
@@ -162,7 +162,7 @@ fn each_card_of_a_group_has_a_bar_with_its_name_and_what_is_free() {
     let (wide, narrow) = (shown(80), shown(40));
     let bar = |shown: &str, card: &str| {
         let line = shown.lines().find(|line| line.starts_with(card)).unwrap_or_else(|| panic!("no {card} in\n{shown}"));
-        let bar = line.split_whitespace().nth(1).expect("after the name");
+        let bar = line.split_whitespace().nth(1).expect("a bar after the name");
         ["W", "f", "."].map(|letter| bar.matches(letter).count())
     };
     assert!(wide.contains("512.0 MiB free") && wide.contains("256.0 MiB free"), "{wide}");
@@ -194,10 +194,10 @@ fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
 /// Presses a key and draws the session, which records the size of its viewport. Returns the rows of
 /// the screen.
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
-    assert!(session.press(key), "it goes on");
+    assert!(session.press(key), "the session goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");
     let mut room = session.room;
-    terminal.draw(|frame| room = draw(frame, session, at(5), Colours::None)).expect("it takes all");
+    terminal.draw(|frame| room = draw(frame, session, at(5), Colours::None)).expect("it is drawn");
     session.room = room;
     let buffer = terminal.backend().buffer();
     let rows = buffer.content.chunks(size.0.into());
@@ -209,8 +209,8 @@ fn keys_reach_every_line_of_the_view_at_80x24() {
     let (mut session, size) = (card(), (80, 24));
     let all: Vec<_> =
         whole(&session, at(5), 80, Colours::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
-    assert!(all.len() > 3 * 22, "more than three pages: {}", all.len());
-    assert!(!all.iter().any(|line| line.contains('…') && !line.contains("Qwen")), "nothing but names is cut: {all:#?}");
+    assert!(all.len() > 3 * 22, "the lines fill more than three pages: {}", all.len());
+    assert!(!all.iter().any(|line| line.contains('…') && !line.contains("Qwen")), "only names are cut: {all:#?}");
     let first = pressed(&mut session, Key::PageDown, size);
     assert_eq!((&first[1..23], first[23].contains("lines 1 to 22 of")), (&all[..22], true));
     let mut seen = first[1..23].to_vec();
@@ -264,7 +264,7 @@ fn no_size_or_content_panics() {
                 assert_eq!((buffer.area.width, buffer.area.height), (columns, rows));
             }
             let widest = whole(session, at(5), columns, Colours::Sixteen).iter().map(Line::width).max();
-            assert!(widest <= Some(usize::from(columns)), "{widest:?} of {columns}");
+            assert!(widest <= Some(usize::from(columns)), "the widest line has {widest:?} of {columns} columns");
         }
     }
 }

@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(fold("one twothreefour 5", 7), ["one", "twothre", "efour 5"]);
         assert_eq!(fold("模型模型", 5), ["模型", "模型"]);
         assert_eq!(fold("", 5), [""]);
-        assert_eq!(fold("ab", 0), ["a", "b"], "a letter a line, where there is no room for one");
+        assert_eq!(fold("ab", 0), ["a", "b"], "one letter a line if no letter fits");
     }
 
     #[test]

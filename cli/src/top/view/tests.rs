@@ -5,7 +5,7 @@ use bursar::Bytes;
 use super::{super::exposition, *};
 
 fn scrape(text: &str) -> Scrape {
-    Scrape { samples: exposition::read(text, "bursar_").expect("it is well-formed"), events: Events::NotTold }
+    Scrape { samples: exposition::read(text, "bursar_").expect("the text is well-formed"), events: Events::NotTold }
 }
 
 fn view(text: &str) -> View {
@@ -32,7 +32,7 @@ fn every_byte_of_a_device_belongs_to_its_bar() {
          bursar_lease_bytes{device=\"cuda:0\",model=\"a\",class=\"weights\"} 3\n\
          bursar_kv_blocks{model=\"a\"} 20\nbursar_kv_blocks_used{model=\"a\"} 5\nbursar_kv_blocks_cached{model=\"a\"} 2\n",
     );
-    let [gpu, host] = &view.devices[..] else { panic!("two devices: {:?}", view.devices) };
+    let [gpu, host] = &view.devices[..] else { panic!("expected two devices: {:?}", view.devices) };
     assert_eq!((gpu.name.as_str(), gpu.total, gpu.pieces.len()), ("cuda:0", Bytes::ZERO, 1));
     let expected = [
         (MemoryPart::Overhead, 10),
@@ -48,7 +48,7 @@ fn every_byte_of_a_device_belongs_to_its_bar() {
     ];
     assert_eq!(host.pieces, expected.map(|(part, bytes)| Piece { part, bytes: Bytes(bytes) }));
     assert_eq!(host.pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), host.total);
-    assert_eq!(host.leases[0].bytes, Bytes(7000), "host memory is leased too, and is no memory of the device");
+    assert_eq!(host.leases[0].bytes, Bytes(7000), "the host's lease is not on the device");
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn each_card_of_a_group_has_a_bar_with_what_others_hold_there() {
                  bursar_overhead_bytes{device=\"host:2\"} 10\n\
                  bursar_lease_bytes{device=\"host:2\",model=\"a\",class=\"weights\"} 600\n";
     let view = view(&[group, &of_card("host#0", 0), &of_card("host#1", 300)].concat());
-    let [device] = &view.devices[..] else { panic!("a group is one device: {:?}", view.devices) };
+    let [device] = &view.devices[..] else { panic!("expected one device for a group: {:?}", view.devices) };
     let told: Vec<_> = device.cards.iter().map(|card| (card.name.as_str(), card.free())).collect();
     assert_eq!(told, [("host#0", Bytes(390)), ("host#1", Bytes(90))]);
-    assert_eq!(device.free(), Bytes(90), "the group has what the fullest card has");
+    assert_eq!(device.free(), Bytes(90), "a group has as much free memory as its fullest card");
     assert_eq!(device.cards[0].pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), device.total);
     let alone = super::View::of(&scrape(&of_card("host#0", 0)), None, None);
-    assert!(alone.devices.iter().all(|device| device.cards.is_empty()), "one card is the device");
+    assert!(alone.devices.iter().all(|device| device.cards.is_empty()), "a single card is not listed below its device");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn rates_shares_and_quantiles_cover_only_the_last_interval() {
     let idle = between(&metrics(300, 51, 104, 10, 14), &metrics(300, 51, 104, 10, 14), 2.0);
     let model = &idle.models[0];
     assert_eq!(model.speed.generated_tokens, Some(0.0));
-    assert_eq!((model.prefix.found, model.prefix.is_recent), (51.0, false), "nothing was asked: all that ever was");
+    assert_eq!((model.prefix.found, model.prefix.is_recent), (51.0, false), "no new requests: the total is shown");
     assert_eq!(
         model.latencies.iter().map(|latency| (latency.count, latency.is_recent)).collect::<Vec<_>>(),
         [(14, false)]

@@ -52,8 +52,8 @@ fn in_table(activations: &[DType], hopper: bool) -> BySource {
 }
 
 fn in_compiled_files(ending: &str) -> BySource {
-    let target = ending.split('.').nth(1).expect("an ending names its target");
-    let archive = fs::read(folder().join(format!("compiled/{target}.tar.xz"))).expect("it was compiled");
+    let target = ending.split('.').nth(1).expect("the file ending names its target");
+    let archive = fs::read(folder().join(format!("compiled/{target}.tar.xz"))).expect("the kernels were compiled for the target");
     let named = files_of(&archive).into_iter().map(|(source, code)| {
         let names = if ending.ends_with("ptx") { entries_of_ptx(&code) } else { entries_of_cubin(&code) };
         (source, names)
@@ -80,7 +80,7 @@ fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
     let names = number(headers + names * size + 0x18, 8);
     let name_of = |section: usize| {
         let name = &code[names + number(headers + section * size, 4)..];
-        String::from_utf8_lossy(name.split(|byte| *byte == 0).next().expect("it ends")).into_owned()
+        String::from_utf8_lossy(name.split(|byte| *byte == 0).next().expect("the name ends with a zero byte")).into_owned()
     };
     (0..count).filter_map(|section| Some(name_of(section).strip_prefix(".nv.constant0.")?.to_owned())).collect()
 }
@@ -93,7 +93,7 @@ fn code_of(source: &str) -> String {
         if path.ends_with("kernel_order.cuh") || !seen.insert(path.clone()) {
             continue;
         }
-        for line in fs::read_to_string(&path).expect("a source that is included is there").lines() {
+        for line in fs::read_to_string(&path).expect("the included source exists").lines() {
             let line = line.split("//").next().unwrap_or_default();
             if let Some(name) = line.trim().strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
                 let beside = path.with_file_name(name);

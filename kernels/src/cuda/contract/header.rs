@@ -140,7 +140,7 @@ fn comment(about: &str) -> String {
         if lines.last().is_some_and(|line| line.len() + 1 + word.len() > 120) {
             lines.push(String::from("//"));
         }
-        let line = lines.last_mut().expect("there is one");
+        let line = lines.last_mut().expect("the list of lines is not empty");
         line.push(' ');
         line.push_str(word);
     }
@@ -159,9 +159,9 @@ mod tests {
     fn the_header_of_the_device_code_matches_the_contract() {
         let expected = header();
         if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
-            fs::write(HEADER, &expected).expect("it is written");
+            fs::write(HEADER, &expected).expect("the file is written");
         }
         let found = fs::read_to_string(HEADER).unwrap_or_default();
-        assert!(found == expected, "contract.cuh is not the contract: BURSAR_WRITE_PAGES=1 writes it\n{expected}");
+        assert!(found == expected, "contract.cuh does not match the contract; BURSAR_WRITE_PAGES=1 writes it\n{expected}");
     }
 }

@@ -369,8 +369,8 @@ mod tests {
     fn the_rest_is_tried_unless_the_first_are_far_behind_ours() {
         assert!(may_win(1.1, 1.0) && may_win(0.5, 1.0));
         assert!(!may_win(1.2, 1.0));
-        assert!(!may_win(1e-3, -2e-4), "ours may take less than its head start");
-        assert!(may_win(1.0, f32::INFINITY), "ours does not serve");
-        assert!(may_win(f32::INFINITY, 1.0), "the first do not run");
+        assert!(!may_win(1e-3, -2e-4), "our time may be negative after its head start is subtracted");
+        assert!(may_win(1.0, f32::INFINITY), "our kernel does not support the GEMM");
+        assert!(may_win(f32::INFINITY, 1.0), "the library's first algorithms do not run");
     }
 }

@@ -89,7 +89,7 @@ pub(super) fn for_library(problem: GemmProblem, operands: GemmOperands) -> GemmO
     if problem.block_rows().is_none() {
         return operands;
     }
-    let scratch = Scratch::within(problem, operands).expect("the library was asked for it");
+    let scratch = Scratch::within(problem, operands).expect("the library was chosen for the GEMM");
     GemmOperands {
         x_scales: scratch.transposed,
         weight_scales: scratch.padded.unwrap_or(operands.weight_scales),
@@ -111,12 +111,12 @@ mod tests {
 
     #[test]
     fn scales_are_at_the_end_of_the_workspace() {
-        let scratch = Scratch::within(blocks_of(100, 512, 128), operands(1 << 20)).expect("it fits");
-        assert_eq!(scratch.padded, None, "four groups need no more");
+        let scratch = Scratch::within(blocks_of(100, 512, 128), operands(1 << 20)).expect("the scratch fits");
+        assert_eq!(scratch.padded, None, "four groups need no padding");
         assert!(scratch.transposed + 100 * 4 * 4 <= 2 << 20 && scratch.transposed.is_multiple_of(256));
         assert_eq!(scratch.transposed, (1 << 20) + scratch.workspace_bytes);
-        let scratch = Scratch::within(blocks_of(100, 640, 128), operands(1 << 20)).expect("it fits");
-        let padded = scratch.padded.expect("five groups are filled up to eight");
+        let scratch = Scratch::within(blocks_of(100, 640, 128), operands(1 << 20)).expect("the scratch fits");
+        let padded = scratch.padded.expect("five groups are padded to eight");
         assert!(padded + 3 * 8 * 4 <= scratch.transposed && padded == (1 << 20) + scratch.workspace_bytes);
         assert!(scratch.transposed + 100 * 5 * 4 <= 2 << 20);
     }
@@ -130,9 +130,9 @@ mod tests {
         }
         let plain = GemmProblem { scheme: Some(QuantizationScheme::ROW), ..blocks_of(4, 128, 128) };
         assert!(!fit(plain, operands(1 << 20)));
-        assert!(!fit(blocks_of(4096, 4096, 128), operands(1 << 19)), "half a mebibyte of scales");
-        assert!(!fit(blocks_of(4, 128, 128), operands(0)), "no scratch");
+        assert!(!fit(blocks_of(4096, 4096, 128), operands(1 << 19)), "the scales do not fit half a mebibyte");
+        assert!(!fit(blocks_of(4, 128, 128), operands(0)), "the scales do not fit without scratch");
         let odd = GemmOperands { weight_scales: 2052, ..operands(1 << 20) };
-        assert!(!fit(blocks_of(4, 512, 128), odd) && fit(blocks_of(4, 640, 128), odd), "a copy may start anywhere");
+        assert!(!fit(blocks_of(4, 512, 128), odd) && fit(blocks_of(4, 640, 128), odd), "only scales that are copied may start at any address");
     }
 }

@@ -96,7 +96,7 @@ impl MediumMTiles {
             problem.rows.div_ceil(CLUSTER * BLOCK_ROWS) * problem.features().div_ceil(GATED_WIDTHS[width])
         };
         let busiest = |&width: &usize| tiles(width).div_ceil(clusters) * GATED_WIDTHS[width];
-        let width = (0..GATED_WIDTHS.len()).rev().min_by_key(busiest).expect("there are some");
+        let width = (0..GATED_WIDTHS.len()).rev().min_by_key(busiest).expect("the list of widths is not empty");
         MediumMTiles { width, blocks: CLUSTER * tiles(width).min(clusters) }
     }
 }
@@ -136,8 +136,8 @@ mod tests {
         let shared = SmallMTiles::of(problem(1, 3584, 3584), Cut(2), 132);
         assert_eq!(shared, SmallMTiles { blocks: 132, tiles: 66, tile_rows: 55, steps: 28 });
         let both = SmallMTiles::of(gated(1, 18_944, 3584), Cut(1), 132);
-        assert_eq!((both.tiles, both.tile_rows), (396, 96), "gates and ups of 48 features");
-        assert_eq!(SmallMTiles::of(problem(1, 4608, 3584), Cut(132), 132).tiles, 36, "as few as possible");
+        assert_eq!((both.tiles, both.tile_rows), (396, 96), "tiles of 48 gate and 48 up features");
+        assert_eq!(SmallMTiles::of(problem(1, 4608, 3584), Cut(132), 132).tiles, 36, "the tile count is minimal");
     }
 
     #[test]
@@ -154,19 +154,19 @@ mod tests {
         let width = |features: usize| GATED_WIDTHS[MediumMTiles::of(gated(256, features, 3584), 132).width];
         assert_eq!(width(18_944), 96, "7B: three rounds of 66 tiles");
         assert_eq!(width(14_784), 112, "half of 72B: two rounds, where 96 makes a third");
-        assert_eq!(width(14_336), 112, "two rounds, as before");
+        assert_eq!(width(14_336), 112, "two rounds, as with 14,784 features");
         assert_eq!(width(8_960), 80, "1.5B: two rounds of the narrowest");
         assert_eq!(width(12_288), 96);
-        assert!(GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)), "written in pairs of eight");
+        assert!(GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)), "each width holds whole pairs of eight features");
         let one_sm = MediumMTiles::of(gated(256, 64, 3584), 1);
-        assert_eq!((GATED_WIDTHS[one_sm.width], one_sm.blocks), (80, 2), "fewer SMs than a cluster has");
+        assert_eq!((GATED_WIDTHS[one_sm.width], one_sm.blocks), (80, 2), "a device with fewer SMs than a cluster");
     }
 
     #[test]
     fn launches_have_pairs_of_thread_blocks_and_no_more_than_tiles_or_sms() {
         let medium = |rows, features, sms| MediumMTiles::of(gated(rows, features, 3584), sms).blocks;
-        assert_eq!(medium(256, 18_944, 132), 132, "three tiles each");
-        assert_eq!(medium(65, 194, 132), 6, "one pair high, three tiles of 80 gates");
+        assert_eq!(medium(256, 18_944, 132), 132, "three tiles per block");
+        assert_eq!(medium(65, 194, 132), 6, "one pair of row tiles, three column tiles of 80 gates");
         assert_eq!(medium(256, 18_944, 79), 78, "the last SM has no partner");
         assert_eq!(large_m_blocks(gated(8192, 18_944, 3584), 132), 132);
         assert_eq!(large_m_blocks(gated(257, 136, 3584), 132), 8, "two pairs of row tiles, two tiles of 128 gates");

@@ -31,7 +31,7 @@ pub(super) unsafe fn transpose(
     if problem.block_rows().is_none() {
         return Ok(operands);
     }
-    let scratch = Scratch::within(problem, operands).expect("the library was asked for it");
+    let scratch = Scratch::within(problem, operands).expect("the library was chosen for the GEMM");
     let (groups, blocks) = (scale_scratch::groups(problem), scale_scratch::blocks(problem));
     let padded_groups = groups.next_multiple_of(PADDED);
     let more = scratch.padded.map_or(0, |_| (blocks * padded_groups).div_ceil(THREADS));
@@ -46,7 +46,7 @@ pub(super) unsafe fn transpose(
         count(blocks),
         count(padded_groups),
     ];
-    let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").transpose_scales;
+    let kernel = cuda.entry_points().hopper.as_ref().expect("the library was chosen for the GEMM").transpose_scales;
     // SAFETY: the arguments match the kernel's parameters, and the caller guarantees that their
     // addresses are valid.
     unsafe { cuda.launch(kernel, extent, arguments)? };

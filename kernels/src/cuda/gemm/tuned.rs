@@ -100,11 +100,11 @@ mod tests {
         let [first, second] = [Tuned::new(&agreement), Tuned::new(&agreement)];
         let sized = |rows| problem(rows, 128, 2048);
         assert_eq!(first.found(sized(64), GemmAlgorithm::LargeM), GemmAlgorithm::LargeM);
-        assert_eq!(second.found(sized(64), GemmAlgorithm::MediumM), GemmAlgorithm::LargeM, "by another rank, later");
-        assert_eq!(second.found(sized(65), GemmAlgorithm::MediumM), GemmAlgorithm::MediumM, "of another size");
+        assert_eq!(second.found(sized(64), GemmAlgorithm::MediumM), GemmAlgorithm::LargeM, "the second rank uses the algorithm that the first rank found");
+        assert_eq!(second.found(sized(65), GemmAlgorithm::MediumM), GemmAlgorithm::MediumM, "a result for another size is not used");
         first.compared_large_m(sized(300), false);
         second.compared_large_m(sized(300), true);
-        assert!(!second.is_large_m_faster(sized(300)), "the first rank found that it is not");
+        assert!(!second.is_large_m_faster(sized(300)), "the first rank found that the large-m kernel is not faster");
         first.forget_agreement();
         assert_eq!(second.found(sized(64), GemmAlgorithm::MediumM), GemmAlgorithm::MediumM);
         second.compared_large_m(sized(300), true);
@@ -117,7 +117,7 @@ mod tests {
         let sized = |rows| problem(rows, 128, 2048);
         tuned.found(sized(64), GemmAlgorithm::LargeM);
         assert_eq!([1, 64, 65].map(|rows| tuned.fastest(sized(rows)).is_some()), [true, true, false]);
-        assert_eq!(tuned.fastest(problem(64, 129, 2048)), None, "of another GEMM");
+        assert_eq!(tuned.fastest(problem(64, 129, 2048)), None, "a result for another GEMM is not used");
         tuned.compared_large_m(sized(400), true);
         assert_eq!([299, 300, 400, 401].map(|rows| tuned.is_large_m_faster(sized(rows))), [false, true, true, false]);
     }

@@ -45,7 +45,7 @@ mod tests {
         let before = DEFAULTS.map(|(name, _)| std::env::var_os(name));
         let beside = std::thread::spawn(|| (is_single_threaded(), keep_multicast_off()));
         // The thread that waits in `join` is a second thread of the process.
-        let (is_alone, are_set) = beside.join().expect("it does not panic");
+        let (is_alone, are_set) = beside.join().expect("the thread does not panic");
         assert!(!is_alone && are_set == before.iter().all(Option::is_some));
         assert_eq!(DEFAULTS.map(|(name, _)| std::env::var_os(name)), before);
     }

@@ -198,7 +198,7 @@ pub(super) fn number_of(dtype: DType) -> i32 {
         DType::BF16 => number::BFLOAT16,
         DType::F16 => number::FLOAT16,
         DType::F32 => number::FLOAT32,
-        other => unreachable!("{other:?} is never summed over ranks"),
+        other => unreachable!("numbers of {other:?} are never summed over ranks"),
     }
 }
 
@@ -238,14 +238,14 @@ mod tests {
         let nowhere = PathBuf::from("/nowhere/lib");
         let candidates = NAMES.map(|name| nowhere.join(name));
         let why = "cuda:0 cannot access the memory of cuda:1";
-        let error = find(&candidates, &[nowhere], why).map(drop).expect_err("it is not there");
+        let error = find(&candidates, &[nowhere], why).map(drop).expect_err("the library does not exist");
         let said = error.to_string();
         assert_eq!(
             said,
             "NCCL is needed because cuda:0 cannot access the memory of cuda:1, but was not found: looked for \
              libnccl.so.2, libnccl.so in the system's folders, /nowhere/lib"
         );
-        let hint = error.hint().expect("there is something to do");
+        let hint = error.hint().expect("the error has a hint");
         assert!(hint.contains("pip install nvidia-nccl-cu12") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");
     }
 
@@ -254,7 +254,7 @@ mod tests {
     fn a_library_that_is_called_nccl_and_is_not_it_is_named_with_what_it_lacks() {
         let other = PathBuf::from("libm.so.6");
         let error =
-            find(&[PathBuf::from("/nowhere/libnccl.so.2"), other], &[], "").map(drop).expect_err("it is not it");
+            find(&[PathBuf::from("/nowhere/libnccl.so.2"), other], &[], "").map(drop).expect_err("the file is not NCCL");
         let OpenError::BadNccl { library, reason } = &error else { panic!("{error:?}") };
         assert!(library == "libm.so.6" && reason.contains("ncclGetVersion"), "{error}");
         assert!(error.hint().is_some());

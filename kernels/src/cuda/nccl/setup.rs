@@ -74,7 +74,7 @@ impl NcclLink {
             made = Some((communicators, watches));
             Ok(given_back)
         })?;
-        let (communicators, watches) = made.expect("what was counted was made");
+        let (communicators, watches) = made.expect("every counted communicator was created");
         let shared = watches[0].shared().clone();
         let watched = shared.clone();
         let thread = thread::Builder::new().name("bursar-nccl".to_owned()).spawn(move || watched.watch());

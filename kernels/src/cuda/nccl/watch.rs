@@ -343,7 +343,7 @@ mod tests {
     }
 
     fn come(watch: &Watch, exchanges: u64) {
-        watch.launch(exchanges, || Ok::<_, DeviceError>(())).expect("they are together");
+        watch.launch(exchanges, || Ok::<_, DeviceError>(())).expect("all ranks join the exchange");
     }
 
     #[test]
@@ -359,8 +359,8 @@ mod tests {
             come(&watches[1], 3);
             come(&watches[2], 4);
         });
-        assert!(heard.expect("it is lost").contains("rank 1 did not join it in time"));
-        assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the late one's is the last");
+        assert!(heard.expect("the link is lost").contains("rank 1 did not join it in time"));
+        assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the communicator of the late rank is released last");
         assert!((PATIENCE..5 * PATIENCE).contains(&took), "{took:?}");
     }
 
@@ -371,7 +371,7 @@ mod tests {
             watches[2].leave();
             come(&watches[0], 1);
         });
-        assert!(heard.expect("it is lost").contains("rank 2 is gone"));
+        assert!(heard.expect("the link is lost").contains("rank 2 is gone"));
         assert_eq!(before, [1, 1, 0]);
         watched(|watches, _, _| {
             watches[2].leave();
@@ -379,7 +379,7 @@ mod tests {
             while watches[1].check().is_ok() {
                 thread::park_timeout(Duration::from_millis(1));
             }
-            let late = watches[1].launch(1, || Ok::<_, DeviceError>(())).expect_err("there are no more exchanges");
+            let late = watches[1].launch(1, || Ok::<_, DeviceError>(())).expect_err("no exchange is allowed after the link is lost");
             assert!(late.is_lost(), "{late}");
         });
     }
@@ -390,8 +390,8 @@ mod tests {
             watches.iter().for_each(|watch| come(watch, 4));
             lost.store(1, Ordering::SeqCst);
         });
-        assert!(heard.expect("it is lost").contains("the device of rank 1 is lost"));
-        assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the lost one's is the last");
+        assert!(heard.expect("the link is lost").contains("the device of rank 1 is lost"));
+        assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the communicator of the lost rank is released last");
         assert!(took < 5 * PATIENCE, "{took:?}");
     }
 
@@ -409,16 +409,16 @@ mod tests {
                 }
                 Ok::<_, DeviceError>(())
             };
-            watches[1].launch(1, launch).expect("it began before");
+            watches[1].launch(1, launch).expect("the launch began before the link was lost");
         });
-        assert!(heard.expect("it is lost").contains("rank 1 did not join"));
+        assert!(heard.expect("the link is lost").contains("rank 1 did not join"));
         assert_eq!(before, [1; 3]);
     }
 
     #[test]
     fn an_error_of_the_library_ends_all() {
         let (heard, before, after, _) = watched(|_, fates, _| fates[1].store(-3, Ordering::SeqCst));
-        assert!(heard.expect("it is lost").contains("NCCL failed on rank 1: unhandled (3)"));
+        assert!(heard.expect("the link is lost").contains("NCCL failed on rank 1: unhandled (3)"));
         assert_eq!((before, after), ([1; 3], [1; 3]));
     }
 }

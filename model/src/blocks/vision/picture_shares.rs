@@ -17,7 +17,7 @@ pub fn share_out(patches: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     by_size.sort_by_key(|picture| std::cmp::Reverse(patches[*picture]));
     let (mut shares, mut sums) = (vec![Vec::new(); ranks], vec![0; ranks]);
     for picture in by_size {
-        let idlest = (0..ranks).min_by_key(|rank| sums[*rank]).expect("there is a rank");
+        let idlest = (0..ranks).min_by_key(|rank| sums[*rank]).expect("there is at least one rank");
         sums[idlest] += patches[picture];
         shares[idlest].push(picture);
     }
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn the_largest_pictures_go_first_each_to_the_idlest_rank() {
         assert_eq!(share_out(&[4, 16, 4, 8], 2), [vec![1], vec![0, 2, 3]]);
-        assert_eq!(share_out(&[4, 4, 4], 2), [vec![0, 2], vec![1]], "the first of equals goes first");
-        assert_eq!(share_out(&[12], 4), [vec![0], vec![], vec![], vec![]], "one picture is one rank's");
+        assert_eq!(share_out(&[4, 4, 4], 2), [vec![0, 2], vec![1]], "the first of two equal pictures goes to the first rank");
+        assert_eq!(share_out(&[12], 4), [vec![0], vec![], vec![], vec![]], "a single picture goes to a single rank");
     }
 
     proptest! {
@@ -91,7 +91,7 @@ mod tests {
             let mut all = shares.concat();
             all.sort_unstable();
             prop_assert_eq!(all, (0..patches.len()).collect::<Vec<_>>());
-            let (launch, largest) = (patches.iter().sum(), *patches.iter().max().expect("there is one"));
+            let (launch, largest) = (patches.iter().sum(), *patches.iter().max().expect("there is a picture"));
             let most = most_of_a_rank(launch, largest, ranks);
             for share in shares {
                 prop_assert!(share.iter().map(|picture| patches[*picture]).sum::<usize>() <= most);

@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn many_videos_of_years_go_no_further_than_one() {
         let films = vec![film(2, f64::MIN_POSITIVE); 300];
-        let layout = lay_out(&[VIDEO; 300], &films, &words()).expect("each has its place");
+        let layout = lay_out(&[VIDEO; 300], &films, &words()).expect("each video has its placeholder");
         let furthest = layout.positions.iter().flatten().max().copied();
         assert!((1 << 24..(1 << 24) + 1200).contains(&furthest.expect("positions")), "{furthest:?}");
     }

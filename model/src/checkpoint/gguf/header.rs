@@ -113,7 +113,7 @@ impl<'f> Cursor<'f> {
     }
 
     fn array<const SIZE: usize>(&mut self) -> Result<[u8; SIZE], String> {
-        Ok(self.take(SIZE as u64)?.try_into().expect("as many bytes as were asked for"))
+        Ok(self.take(SIZE as u64)?.try_into().expect("the slice has the requested size"))
     }
 
     fn u32(&mut self) -> Result<u32, String> {
@@ -201,7 +201,7 @@ const LIST: u32 = 9;
 impl<'f> List<'f> {
     pub fn iter(&self) -> impl Iterator<Item = Setting<'f>> {
         let (mut from, kind) = (Cursor { file: self.bytes, at: 0 }, self.kind);
-        (0..self.count).map(move |_| from.setting(kind).expect("the list was walked over when it was read"))
+        (0..self.count).map(move |_| from.setting(kind).expect("the list was checked when the header was read"))
     }
 }
 

@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn released_settings_are_found_again() {
         for (factor, pairs) in [(8.0, 64), (32.0, 32), (32.0, 64)] {
-            let found = fitted(&divisors([factor, 1.0, 4.0, 8192.0], 5e5, pairs), 5e5).expect("they are llama3's");
+            let found = fitted(&divisors([factor, 1.0, 4.0, 8192.0], 5e5, pairs), 5e5).expect("the factors have llama3's form");
             let expected = json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
             assert_eq!(found, expected);
@@ -114,10 +114,10 @@ mod tests {
             change(&mut changed);
             fitted(&changed, 5e5)
         };
-        assert!(changed(|divisors| divisors[30] *= 1.001).is_none(), "one is off the line");
-        assert!(changed(|divisors| divisors[63] = f64::NAN).is_none(), "not a number");
-        assert!(changed(|divisors| divisors.fill(0.5)).is_none(), "frequencies would grow");
-        assert!(changed(|divisors| divisors.fill(8.0)).is_none(), "all are divided");
-        assert!(changed(Vec::clear).is_none(), "there are none");
+        assert!(changed(|divisors| divisors[30] *= 1.001).is_none(), "one divisor is off the line");
+        assert!(changed(|divisors| divisors[63] = f64::NAN).is_none(), "one divisor is not a number");
+        assert!(changed(|divisors| divisors.fill(0.5)).is_none(), "divisors below 1 would raise the frequencies");
+        assert!(changed(|divisors| divisors.fill(8.0)).is_none(), "all frequencies are divided");
+        assert!(changed(Vec::clear).is_none(), "the list of divisors is empty");
     }
 }

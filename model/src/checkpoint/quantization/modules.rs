@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn patterns_and_globs_know_the_names_of_every_release() {
         assert!(has("re:.*lm_head", "model.lm_head") && has("re:visual.*", "model.visual.merger.mlp.0"));
-        assert!(!has("re:down_proj", "layers.0.mlp.down_proj"), "a name begins with it or does not");
+        assert!(!has("re:down_proj", "layers.0.mlp.down_proj"), "a name either begins with the pattern or does not match");
         assert!(has("model.layers.*.mlp.gate", "model.layers.7.mlp.gate"));
         assert!(!has("*.mlp.gate", "model.layers.7.mlp.gate_proj"));
         let (tower, layer) = ("visual.blocks.3.attn.qkv", "model.language_model.layers.0.self_attn.q_proj");
@@ -156,7 +156,7 @@ mod tests {
         ] {
             assert!(!has(entry, module), "{entry} does not name {module}");
         }
-        let error = Modules::new("config.json", ["re:(?=x)"]).expect_err("it looks ahead");
+        let error = Modules::new("config.json", ["re:(?=x)"]).expect_err("lookahead is not supported");
         assert!(error.to_string().starts_with("config.json: the module pattern \"re:(?=x)\" is not valid"), "{error}");
     }
 }

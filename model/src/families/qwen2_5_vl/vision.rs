@@ -69,7 +69,7 @@ impl Tower<Config> for VisionTower {
             let order = WindowOrder::of(image.grid, merge, self.config.window_side());
             batch.packed.push(image, cache_rows, order.merged);
             for length in order.lengths {
-                let last = *batch.window_starts.last().expect("the starts begin with zero");
+                let last = *batch.window_starts.last().expect("the list of window starts begins with zero");
                 batch.window_starts.push(last + merge.patches(length) as u32);
             }
         }

@@ -72,7 +72,7 @@ mod tests {
     fn the_innermost_part_that_is_refused_is_the_place() {
         let refused = |part: Value| part.to_string().contains("zebra");
         let at = |schema: &Value| place(schema, refused);
-        assert_eq!(at(&json!({"type": "zebra"})), None, "the whole alone");
+        assert_eq!(at(&json!({"type": "zebra"})), None, "only the whole schema is at fault");
         let nested =
             json!({"properties": {"a": {"type": "string"}, "b/c": {"items": {"anyOf": [{}, {"type": "zebra"}]}}}});
         assert_eq!(at(&nested).as_deref(), Some("/properties/b~1c/items/anyOf/1"));

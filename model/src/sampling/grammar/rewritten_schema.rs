@@ -308,7 +308,7 @@ mod tests {
         let names = ["z", "a", "m"];
         let members: Map<_, _> = names.iter().map(|name| (name.to_string(), json!({"format": "x"}))).collect();
         let (schema, _) = rewritten(json!({"uniqueItems": true, "properties": members}));
-        let kept: Vec<_> = schema["properties"].as_object().expect("members").keys().collect();
+        let kept: Vec<_> = schema["properties"].as_object().expect("the schema has properties").keys().collect();
         assert_eq!(kept, names);
     }
 }

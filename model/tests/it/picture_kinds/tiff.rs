@@ -110,7 +110,7 @@ pub fn files() -> BTreeMap<String, Vec<u8>> {
         let mut entry = entry.expect("an entry");
         let name = entry.path().expect("a name").display().to_string();
         let mut bytes = Vec::new();
-        entry.read_to_end(&mut bytes).expect("its bytes");
+        entry.read_to_end(&mut bytes).expect("the bytes of the entry are read");
         files.insert(name, bytes);
     }
     files
@@ -353,5 +353,5 @@ fn hostile_directories_are_refused() {
     }
     assert!(matches!(try_decode(huge), Err(ImageError::Damaged { .. })));
     let missing = tiff(PLAIN, &[&grey[..], &[(278, &[10])]].concat(), &[vec![9; 370]]);
-    assert!(matches!(try_decode(missing), Err(ImageError::Damaged { .. })), "two of three strips are missing");
+    assert!(matches!(try_decode(missing), Err(ImageError::Damaged { .. })), "a file without two of its three strips is refused");
 }

@@ -130,7 +130,7 @@ mod tests {
 
     fn refused(body: &Value) -> Value {
         let read = ResponsesRequest::from_json(body.to_string().as_bytes());
-        let error = read.and_then(|request| request.fields.check()).expect_err("it is refused");
+        let error = read.and_then(|request| request.fields.check()).expect_err("the request is refused");
         error.body(Shape::OpenAi)["error"]["param"].clone()
     }
 

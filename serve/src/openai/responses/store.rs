@@ -259,7 +259,7 @@ mod tests {
         let store = Responses::new(9, 200);
         let first = asked(&store, None, "a", 60);
         ended(&store, &first);
-        let said = first.conversation().expect("it has ended");
+        let said = first.conversation().expect("the response has ended");
         store.remove(&first);
         drop(first);
         assert!(store.bytes.load(Relaxed) > 60);
@@ -267,7 +267,7 @@ mod tests {
         ended(&store, &second);
         drop(second);
         drop(asked(&store, None, "c", 90));
-        assert_eq!(ids(&store), ["c"], "b held the bytes of a");
+        assert_eq!(ids(&store), ["c"], "b replaced a, whose bytes it needed");
         assert_eq!(store.bytes.load(Relaxed), 90);
     }
 
@@ -277,7 +277,7 @@ mod tests {
         drop(asked(&store, Some(0), "a", 1));
         assert!(store.find(Some(0), "a").is_some());
         assert!(store.find(Some(1), "a").is_none() && store.find(None, "a").is_none());
-        assert_eq!(store.of(Some(1), "a").map(|_| ()).expect_err("it is another's").status, 404);
+        assert_eq!(store.of(Some(1), "a").map(|_| ()).expect_err("the response belongs to another client").status, 404);
     }
 
     #[test]

@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn functions_of_namespaces_and_custom_tools_are_shown_and_hosted_tools_left_out() {
-        let tools = read(&of_codex()).map_err(|_| ()).expect("it is right");
+        let tools = read(&of_codex()).map_err(|_| ()).expect("the request is right");
         let shown = json!([
             {"type": "function", "function": {"name": "run", "description": "d", "parameters": {"type": "object"}}},
             {"type": "function", "function": {"name": "agents__wait", "parameters": {"type": "object"}}},
@@ -239,7 +239,7 @@ mod tests {
             (json!({"type": "local_shell"}), "tools[0].type"),
             (json!({"type": "mcp", "server_label": "s"}), "tools[0].type"),
         ] {
-            let told = read(&json!([tool])).map(drop).expect_err("it is not served");
+            let told = read(&json!([tool])).map(drop).expect_err("this tool is not served");
             assert_eq!(told["param"], param, "{tool}");
         }
     }
@@ -256,14 +256,14 @@ mod tests {
             (json!([within, within]), "tools[1].tools[0].name"),
             (json!([wait, custom]), "tools[1].name"),
         ] {
-            assert_eq!(read(&tools).map(drop).expect_err("they are alike")["param"], param, "{tools}");
+            assert_eq!(read(&tools).map(drop).expect_err("the tools have the same name")["param"], param, "{tools}");
         }
         assert!(read(&json!([wait, wait, within])).is_ok());
     }
 
     #[test]
     fn a_call_can_be_forced_of_what_the_model_sees_alone() {
-        let tools = read(&of_codex()).map_err(|_| ()).expect("it is right");
+        let tools = read(&of_codex()).map_err(|_| ()).expect("the request is right");
         let choice =
             |choice: &Value| tools.choice(choice).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone());
         assert_eq!(choice(&json!("auto")), Ok(ToolChoice::Auto));
@@ -281,7 +281,7 @@ mod tests {
         ] {
             assert_eq!(choice(&refused), Err(json!("tool_choice")), "{refused}");
         }
-        let hosted = read(&json!([{"type": "web_search"}])).map_err(|_| ()).expect("it is left out");
+        let hosted = read(&json!([{"type": "web_search"}])).map_err(|_| ()).expect("hosted tools are left out");
         assert!(hosted.choice(&json!("required")).is_err());
         assert!(hosted.choice(&json!("auto")).is_ok());
     }

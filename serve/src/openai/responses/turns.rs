@@ -143,16 +143,16 @@ mod tests {
             {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "*** x"},
             {"type": "custom_tool_call_output", "call_id": "b", "output": "done"},
         ]);
-        let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("it is right");
+        let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("the request is right");
         let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
-        let Piece::Said(Content::Text(said)) = &drafts[0].pieces[0] else { panic!("it is text") };
-        assert!(said.ends_with("\n\nbe brief"), "instructions are one text, with a space between them: {said}");
+        let Piece::Said(Content::Text(said)) = &drafts[0].pieces[0] else { panic!("the result is a text") };
+        assert!(said.ends_with("\n\nbe brief"), "instructions are joined into one text: {said}");
         let wanted = [(Role::System, 1), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
         let calls = [(Role::Assistant, 1), (Role::Tool, 1)];
         assert_eq!(turns, [&wanted[..], &calls].concat());
         assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
         assert_eq!(drafts[3].result_of.as_deref(), Some("a"));
-        let Piece::Said(Content::ToolCall(call)) = &drafts[4].pieces[0] else { panic!("it is a call") };
+        let Piece::Said(Content::ToolCall(call)) = &drafts[4].pieces[0] else { panic!("the result is a call") };
         assert_eq!(call["function"], json!({"name": "patch", "arguments": {"input": "*** x"}}));
     }
 
@@ -170,7 +170,7 @@ mod tests {
                 "input[0].content[0].image_url",
             ),
         ] {
-            let error = read(&json!([item])).map(|_| ()).expect_err("it is wrong");
+            let error = read(&json!([item])).map(|_| ()).expect_err("the item is wrong");
             assert_eq!(error.body(Shape::OpenAi)["error"]["param"], param, "{item}");
         }
     }

@@ -77,7 +77,7 @@ impl BudgetState {
         self.show_ledger(shown);
         let mut used: BTreeMap<Line, Bytes> = BTreeMap::new();
         for (lease, bytes) in self.in_use() {
-            let holding = self.ledger.holding(lease).expect("what is in use is held");
+            let holding = self.ledger.holding(lease).expect("each lease with bytes in use is in the ledger");
             *used.entry(line(&holding.model, &holding.class)).or_default() += bytes;
         }
         for (line, sum) in self.mailbox.books().sums.live_lines() {

@@ -26,7 +26,7 @@ impl Bed {
     }
 
     async fn kill(&self) {
-        self.actor.kill_and_wait(None).await.expect("it ends");
+        self.actor.kill_and_wait(None).await.expect("the actor ends");
     }
 
     async fn succeed(&mut self) {
@@ -34,7 +34,7 @@ impl Bed {
     }
 
     async fn snapshot(&self) -> Snapshot {
-        self.budget.snapshot().await.expect("it answers")
+        self.budget.snapshot().await.expect("the budget answers")
     }
 
     async fn lease(&self, owner: &Owner, bytes: Bytes) -> Result<Lease, LeaseError> {
@@ -49,7 +49,7 @@ async fn spawn(device: &Arc<HostDevice>, mailbox: &Arc<BudgetMailbox>) -> ActorR
     let watch = WatchOptions::default();
     let arguments =
         BudgetArguments { device, mailbox: mailbox.clone(), config, canary: Bytes::mib(4), on_loss: None, watch };
-    BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
+    BudgetActor::spawn(None, BudgetActor, arguments).await.expect("the budget starts").0
 }
 
 fn owner(generation: u64) -> Owner {
@@ -59,7 +59,7 @@ fn owner(generation: u64) -> Owner {
 #[tokio::test]
 async fn a_departed_askers_question_is_withdrawn() {
     let bed = Bed::new().await;
-    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
+    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has room for the lease");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
         async move { budget.lease(Class::external("mine"), Bytes::mib(1)).await.map(drop) }
@@ -68,8 +68,8 @@ async fn a_departed_askers_question_is_withdrawn() {
         tokio::task::yield_now().await;
     }
     asker.abort();
-    assert!(asker.await.expect_err("aborted").is_cancelled());
-    assert!(bed.snapshot().await.waiting.is_empty(), "the withdrawal came before this question");
+    assert!(asker.await.expect_err("the asker was aborted").is_cancelled());
+    assert!(bed.snapshot().await.waiting.is_empty(), "the withdrawal arrived before this question");
     drop(all);
     assert!(bed.snapshot().await.leases.is_empty());
 }
@@ -81,7 +81,7 @@ async fn a_lease_granted_to_a_departed_asker_comes_back() {
     drop(answer);
     let request = Request::new(owner(0), Class::Kv, "demo", Bytes::mib(2));
     let ask = BudgetMessage::Ask { id: RequestId(900), request, wait: false, reply };
-    bed.actor.send_message(ask).expect("it lives");
+    bed.actor.send_message(ask).expect("the budget is running");
     assert!(bed.snapshot().await.leases.is_empty());
     assert_eq!(bed.budget.leased_bytes(), Bytes::ZERO);
 }
@@ -89,9 +89,9 @@ async fn a_lease_granted_to_a_departed_asker_comes_back() {
 #[tokio::test]
 async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
     let bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("there is room");
-    bed.budget.resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60)).await.expect("there is room");
-    bed.budget.try_lease(Class::external("mine"), Bytes::mib(1)).await.expect_err("the canary is all that is left");
+    let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("the budget has room for the lease");
+    bed.budget.resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60)).await.expect("the budget has room for the lease");
+    bed.budget.try_lease(Class::external("mine"), Bytes::mib(1)).await.expect_err("only the canary is free");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
         async move { budget.lease(Class::external("mine"), Bytes::mib(2)).await.map(drop) }
@@ -100,7 +100,7 @@ async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
         tokio::task::yield_now().await;
     }
     asker.abort();
-    asker.await.expect_err("aborted");
+    asker.await.expect_err("the asker was aborted");
     drop(lease);
     assert!(bed.snapshot().await.leases.is_empty());
     let told = bed.mailbox.events().recent();
@@ -121,23 +121,23 @@ async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
 #[tokio::test]
 async fn a_repeated_death_report_is_answered_every_time() {
     let bed = Bed::new().await;
-    let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("there is room");
+    let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("the budget has room for the lease");
     for _ in 0..3 {
-        bed.budget.clear(owner(3)).await.expect("it answers");
+        bed.budget.clear(owner(3)).await.expect("the budget answers");
         assert!(bed.snapshot().await.leases.is_empty());
     }
-    bed.budget.clear(Owner::new("stranger", 9)).await.expect("also for strangers");
+    bed.budget.clear(Owner::new("stranger", 9)).await.expect("an unknown owner can be cleared");
     drop(lease);
-    let refused = bed.lease(&owner(2), Bytes::mib(1)).await.expect_err("a generation that is over");
+    let refused = bed.lease(&owner(2), Bytes::mib(1)).await.expect_err("the generation is over");
     assert!(matches!(refused, LeaseError::Refused(Refusal::OwnerDead { .. })), "{refused:?}");
-    bed.lease(&owner(4), Bytes::mib(1)).await.expect("its successor is welcome");
+    bed.lease(&owner(4), Bytes::mib(1)).await.expect("the next generation gets a lease");
 }
 
 #[tokio::test]
 async fn notes_posted_without_a_budget_reach_its_successor() {
     let mut bed = Bed::new().await;
     let (kept, dropped) = (bed.lease(&owner(0), Bytes::mib(2)).await, bed.lease(&owner(0), Bytes::mib(3)).await);
-    let kept = kept.expect("there is room");
+    let kept = kept.expect("the budget has room for the lease");
     bed.kill().await;
     drop(dropped);
     bed.succeed().await;
@@ -151,7 +151,7 @@ async fn notes_posted_without_a_budget_reach_its_successor() {
 #[tokio::test]
 async fn a_question_is_asked_again_after_its_answerer_dies() {
     let mut bed = Bed::new().await;
-    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
+    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("the budget has room for the lease");
     let waiting = tokio::spawn({
         let budget = bed.budget.clone();
         async move { budget.lease(Class::external("mine"), Bytes::mib(1)).await }
@@ -165,9 +165,9 @@ async fn a_question_is_asked_again_after_its_answerer_dies() {
         async move { budget.snapshot().await }
     });
     bed.succeed().await;
-    asked_meanwhile.await.expect("no panic").expect("the successor answers");
+    asked_meanwhile.await.expect("the task does not panic").expect("the successor answers");
     drop(all);
-    let lease = waiting.await.expect("no panic").expect("the successor grants it");
+    let lease = waiting.await.expect("the task does not panic").expect("the successor grants the lease");
     assert_eq!(lease.bytes(), Bytes::mib(1));
 }
 
@@ -180,7 +180,7 @@ async fn a_closed_mailbox_answers_every_waiting_asker() {
         async move { budget.snapshot().await }
     });
     bed.mailbox.close();
-    let error = waiting.await.expect("no panic").expect_err("nobody will come");
+    let error = waiting.await.expect("the task does not panic").expect_err("the mailbox is closed");
     assert!(matches!(error, AskError::Gone { .. }));
     assert!(matches!(bed.budget.snapshot().await, Err(AskError::Gone { .. })));
 }
@@ -190,9 +190,9 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
     let bed = Bed::new().await;
     let lane = bed.device.timeline();
     let backed = async |generation| {
-        let lease = bed.lease(&owner(generation), Bytes::mib(2)).await.expect("there is room");
+        let lease = bed.lease(&owner(generation), Bytes::mib(2)).await.expect("the budget has room for the lease");
         let segment = Segment::reserve(bed.device.clone(), Bytes::mib(2), lease).expect("addresses cost nothing");
-        segment.back_to(Bytes::mib(2)).expect("there is room");
+        segment.back_to(Bytes::mib(2)).expect("the segment is backed");
         segment
     };
     let (known, posted, late) = (backed(0).await, backed(0).await, backed(0).await);
@@ -203,7 +203,7 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
     drop(posted);
     bed.mailbox.close();
     drop(late);
-    assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses it");
+    assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses the bytes");
     lane.complete(step);
     // The handle `bed.budget` still exists, which must not delay the return of the memory.
     let all_is_home = async {
@@ -211,22 +211,22 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), all_is_home).await.expect("it is given back");
+    tokio::time::timeout(std::time::Duration::from_secs(60), all_is_home).await.expect("the bytes are returned");
     assert_eq!(bed.device.counts().reservations, 0);
 }
 
 #[tokio::test]
 async fn a_successor_takes_back_memory_its_predecessor_backed() {
     let mut bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
+    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
     let device: Arc<dyn Device> = bed.device.clone();
     let segment = Segment::reserve(device, Bytes::mib(2), lease).expect("addresses cost nothing");
-    segment.back_to(Bytes::mib(2)).expect("there is room");
+    segment.back_to(Bytes::mib(2)).expect("the segment is backed");
     bed.snapshot().await; // The note about the segment has been read.
     bed.kill().await;
     bed.succeed().await;
-    bed.budget.clear(owner(0)).await.expect("it answers");
-    assert_eq!(bed.device.counts().backed, Bytes::ZERO, "what the ledger calls free is free");
+    bed.budget.clear(owner(0)).await.expect("the budget answers");
+    assert_eq!(bed.device.counts().backed, Bytes::ZERO, "bytes that are free in the ledger are not backed");
     drop(segment);
     assert!(bed.snapshot().await.leases.is_empty());
 }
@@ -235,7 +235,7 @@ async fn a_successor_takes_back_memory_its_predecessor_backed() {
 async fn a_budgets_successor_also_waits_for_a_leases_fence() {
     let mut bed = Bed::new().await;
     let lane = bed.device.timeline();
-    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
+    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
     let step = lane.issue();
     let clearing = tokio::spawn({
         let budget = bed.budget.clone();
@@ -247,9 +247,9 @@ async fn a_budgets_successor_also_waits_for_a_leases_fence() {
     bed.kill().await;
     bed.succeed().await;
     let ledger = bed.snapshot().await;
-    assert_eq!(ledger.granted, Bytes::mib(2), "the device still uses it: {ledger}");
+    assert_eq!(ledger.granted, Bytes::mib(2), "the device still uses the bytes: {ledger}");
     lane.complete(step);
-    clearing.await.expect("no panic").expect("the successor answers");
+    clearing.await.expect("the task does not panic").expect("the successor answers");
     assert!(bed.snapshot().await.leases.is_empty());
     drop(lease);
 }
@@ -257,18 +257,18 @@ async fn a_budgets_successor_also_waits_for_a_leases_fence() {
 #[tokio::test]
 async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     let mut bed = Bed::new().await;
-    let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
-    let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("there is room");
+    let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");
+    let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("the budget has room for the lease");
     let number = gone.id();
-    bed.budget.clear(Owner::new("nobody", 0)).await.expect("it answers");
-    bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("it answers").expect("it moves");
+    bed.budget.clear(Owner::new("nobody", 0)).await.expect("the budget answers");
+    bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("the budget answers").expect("the gate moves");
     drop(gone);
     bed.snapshot().await;
     bed.kill().await;
     bed.succeed().await;
     assert_eq!(bed.snapshot().await.gates[0].gate, Gate::Frozen);
-    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("tenants are let in");
-    assert!(mine.id() > number, "a late note about {number} must hit nobody");
+    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("tenants get leases");
+    assert!(mine.id() > number, "a late return of lease {number} must not hit a new lease");
     drop((kept, mine));
 }
 
@@ -299,10 +299,10 @@ async fn until_held(device: &HostDevice) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     let mut bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("there is room");
+    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has room for the lease");
     let device: Arc<dyn Device> = bed.device.clone();
     let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("addresses cost nothing");
-    segment.back_to(Bytes::mib(8)).expect("there is room");
+    segment.back_to(Bytes::mib(8)).expect("the segment is backed");
     bed.snapshot().await; // The note about the segment has been read.
     let held = Held::calls(&bed.device);
     let clearing = tokio::spawn({
@@ -311,15 +311,15 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     });
     until_held(&bed.device).await;
     let ledger = bed.snapshot().await;
-    assert_eq!(ledger.granted, Bytes::mib(8), "not a byte is free before the device has it: {ledger}");
-    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("others are served meanwhile");
+    assert_eq!(ledger.granted, Bytes::mib(8), "no byte is free before the device has it: {ledger}");
+    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("other owners get leases meanwhile");
     bed.kill().await;
     bed.succeed().await;
     let ledger = bed.snapshot().await;
-    assert_eq!(ledger.granted, Bytes::mib(9), "the successor waits for it as well: {ledger}");
-    assert!(!clearing.is_finished(), "its owner is not cleared yet");
+    assert_eq!(ledger.granted, Bytes::mib(9), "the successor waits for the bytes too: {ledger}");
+    assert!(!clearing.is_finished(), "the owner is not cleared yet");
     drop(held);
-    clearing.await.expect("no panic").expect("the successor answers");
+    clearing.await.expect("the task does not panic").expect("the successor answers");
     assert_eq!(bed.device.counts().backed, Bytes::ZERO);
     assert_eq!(bed.snapshot().await.granted, Bytes::mib(1));
     drop((segment, mine));
@@ -330,19 +330,19 @@ async fn unleased_bytes_are_counted_before_the_next_grant() {
     let mut bed = Bed::new().await;
     assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
     // 50 MiB are left: 64 MiB minus 4 MiB for the canary and 10 MiB of overhead.
-    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(51)).await.expect_err("1 MiB too much");
+    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(51)).await.expect_err("the request is 1 MiB too large");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::TooLarge { short_by, .. }) if short_by == Bytes::mib(1)),
         "{error:?}"
     );
-    let lease = bed.budget.try_lease(Class::external("mine"), Bytes::mib(50)).await.expect("what is left");
+    let lease = bed.budget.try_lease(Class::external("mine"), Bytes::mib(50)).await.expect("the remaining bytes can be leased");
     let ledger = bed.snapshot().await;
     assert_eq!((ledger.overhead, ledger.foreign, ledger.deficit), (Bytes::mib(10), Bytes::ZERO, Bytes::ZERO));
     bed.kill().await;
     bed.device.overhead_grows(Bytes::mib(2));
     bed.succeed().await;
     let ledger = bed.snapshot().await;
-    assert_eq!((ledger.overhead, ledger.granted), (Bytes::mib(12), Bytes::mib(50)), "a successor knows too: {ledger}");
+    assert_eq!((ledger.overhead, ledger.granted), (Bytes::mib(12), Bytes::mib(50)), "a successor knows the overhead too: {ledger}");
     drop(lease);
 }
 
@@ -353,27 +353,27 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
     bed.device.foreign_takes(Bytes::mib(20));
     bed.succeed().await;
     assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20));
-    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect_err("others live here");
+    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect_err("another process holds the bytes");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::Short { short_by, .. }) if short_by == Bytes::mib(1)),
         "{error:?}"
     );
     bed.device.foreign_gives_back(Bytes::mib(15));
-    assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "nobody has looked");
-    assert_eq!(bed.budget.measure().await.expect("it answers").foreign, Bytes::mib(5));
-    bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect("they have left");
+    assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "the budget has not looked at the device since");
+    assert_eq!(bed.budget.measure().await.expect("the budget answers").foreign, Bytes::mib(5));
+    bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect("the other process has returned its bytes");
 }
 
 #[tokio::test]
 async fn bytes_of_a_lost_device_return_and_the_budget_continues() {
     let bed = Bed::new().await;
-    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("there is room");
+    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("the budget has room for the lease");
     let device: Arc<dyn Device> = bed.device.clone();
     let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("addresses cost nothing");
-    segment.back_to(Bytes::mib(8)).expect("there is room");
+    segment.back_to(Bytes::mib(8)).expect("the segment is backed");
     bed.device.lose("a script says so");
-    bed.budget.clear(owner(0)).await.expect("it answers");
-    bed.budget.measure().await.expect("it answers");
+    bed.budget.clear(owner(0)).await.expect("the budget answers");
+    bed.budget.measure().await.expect("the budget answers");
     assert!(bed.snapshot().await.leases.is_empty());
     assert_eq!(bed.device.counts().backed, Bytes::ZERO);
     drop(segment);

@@ -230,7 +230,7 @@ impl EngineState {
                 let question = Question { model, pictures, target, options, place };
                 advice(&question, target_tokens, missing, room)
             };
-            tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again")
+            tokio::task::spawn_blocking(work).await.expect("a plan that succeeded before succeeds again")
         };
         self.task = Some(BackgroundTask::begin(myself, knobs, EngineMessage::Advised));
     }
@@ -239,7 +239,7 @@ impl EngineState {
         profiled.lanes.idle().await;
         let error = ProfileError::Stress { worst_case: "a request", source: error };
         let ledger = self.arguments.budget.evidence().await.ok();
-        let evidence = Evidence::of(&error, Phase::Serve, ledger.as_ref()).expect("memory was refused");
+        let evidence = Evidence::of(&error, Phase::Serve, ledger.as_ref()).expect("the device refused memory");
         Input::Assessed { error, evidence }
     }
 }

@@ -105,7 +105,7 @@ impl Bed {
         let mut next = Some(input);
         while let Some(input) = next.take() {
             for effect in self.core.step(input, self.now) {
-                assert!(next.is_none(), "what an input follows is the last of its step");
+                assert!(next.is_none(), "only the last effect of a step is followed by an input");
                 self.heard.extend(told(&effect));
                 next = self.answer(effect);
             }
@@ -119,7 +119,7 @@ impl Bed {
                 Some(Input::TakenBack { error, passed: std::mem::take(&mut self.passed) })
             }
             Effect::Start(Start { first, kept, generation, sized, .. }) => {
-                assert_eq!(kept.0, ROLES[..first], "those before the first go on");
+                assert_eq!(kept.0, ROLES[..first], "the roles before the first restarted role are kept");
                 let children = Cast(ROLES.to_vec());
                 Some(Input::Started { children, profiled: sized.profiled, serving: generation })
             }
@@ -128,7 +128,7 @@ impl Bed {
                 Some(Input::Assessed { error, evidence: evidence(At::Serve) })
             }
             Effect::Change { .. } => {
-                assert!(!self.is_changing, "one change at a time");
+                assert!(!self.is_changing, "only one change runs at a time");
                 self.is_changing = true;
                 None
             }
@@ -247,7 +247,7 @@ fn a_start_loads_sizes_and_serves() {
         "let in to 1",
     ];
     assert_eq!(bed.sized(0).hear(), told);
-    assert_eq!(bed.core.serving().expect("it serves").sized_within(), MS * 7);
+    assert_eq!(bed.core.serving().expect("the engine serves").sized_within(), MS * 7);
 }
 
 #[test]
@@ -271,10 +271,10 @@ fn a_dead_attempt_is_tried_again_after_a_wait_and_its_late_report_ignored() {
     let told =
         ["check device", "take back 0", "attempt 1 died in load of 1600", "profile restarts", "attempt 1 after 10ms"];
     assert_eq!(bed.give(Input::ProfileDied { reason: "a bug".to_owned() }).hear(), told);
-    assert_eq!(bed.sized(0).give(Input::Attempt { attempt: 0 }).hear(), [""; 0], "old news");
+    assert_eq!(bed.sized(0).give(Input::Attempt { attempt: 0 }).hear(), [""; 0], "an input of a previous attempt is ignored");
     assert_eq!(bed.give(Input::Attempt { attempt: 1 }).hear(), ["size 1, 0 smaller than None"]);
-    assert_eq!(bed.sized(0).refuse(0).hear(), [""; 0], "of another attempt");
-    assert_eq!(bed.sized(1).hear().last().expect("it serves"), "let in to 1");
+    assert_eq!(bed.sized(0).refuse(0).hear(), [""; 0], "a report of a previous attempt is ignored");
+    assert_eq!(bed.sized(1).hear().last().expect("the last effect exists"), "let in to 1");
 }
 
 #[test]
@@ -290,9 +290,9 @@ fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
         "profile restarts".to_owned(),
         "size 1, 0 smaller than None".to_owned(),
     ];
-    assert_eq!(bed.break_plan(0).hear(), told, "whatever the error was");
+    assert_eq!(bed.break_plan(0).hear(), told, "every error is handled in the same way");
     assert_eq!(
-        bed.break_plan(1).hear().last().expect("it fails"),
+        bed.break_plan(1).hear().last().expect("the engine reports an effect"),
         &format!("fail: attempt 2 failed and was the last: {error}")
     );
 }
@@ -312,10 +312,10 @@ fn a_profile_found_after_a_refusal_is_not_relied_on() {
 fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
     let mut bed = Bed::sizing(rules(), false);
     bed.refuse(0).refuse(1).refuse(2).hear();
-    assert_eq!(bed.refuse(3).hear().last().expect("it asks"), "advise on plan: 60 B missing for 1360");
+    assert_eq!(bed.refuse(3).hear().last().expect("the engine reports an effect"), "advise on plan: 60 B missing for 1360");
     let failed = bed.core.step(Input::Advised(Vec::new()), bed.now);
     let [Effect::Fail(StartError::Profile { attempt: 4, attempts, .. })] = &failed[..] else {
-        panic!("it fails and nothing else");
+        panic!("the only effect is the failure");
     };
     let targets: Vec<_> = attempts.iter().map(|report| (report.attempt, report.target_tokens)).collect();
     assert_eq!(targets, [(1, 1600), (2, 1520), (3, 1440), (4, 1360)]);
@@ -333,7 +333,7 @@ fn refused_weights_ask_for_advice_by_the_latest_plan() {
         bed.hear();
         bed.give(Input::LoadRefused { plan, error: short() });
     }
-    assert_eq!(bed.hear().last().expect("it asks"), "advise on second plan: 60 B missing for 1360");
+    assert_eq!(bed.hear().last().expect("the engine reports an effect"), "advise on second plan: 60 B missing for 1360");
 }
 
 #[test]
@@ -374,7 +374,7 @@ proptest! {
             bed.now += MS;
             let ends = bed.heard.iter().filter(|told| is_end(told)).count();
             prop_assert!(ends <= 1, "{:?}", bed.heard);
-            prop_assert!(ends == 0 || is_end(bed.heard.last().expect("the end")), "{:?}", bed.heard);
+            prop_assert!(ends == 0 || is_end(bed.heard.last().expect("the last effect exists")), "{:?}", bed.heard);
         }
     }
 }

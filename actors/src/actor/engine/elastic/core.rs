@@ -118,7 +118,7 @@ impl PoolCore {
             }
             Input::Serving(serving) => self.serving = serving,
             Input::Cap(most) => {
-                assert!(!self.serving, "a pool is capped while nobody serves");
+                assert!(!self.serving, "a pool is capped only while no scheduler serves");
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
                 // A model that was refused memory must not borrow memory.
                 self.limit = self.most;
@@ -130,7 +130,7 @@ impl PoolCore {
                 self.order(to);
             }
             Input::Pause => {
-                assert!(!self.serving, "a pool is paused while nobody serves");
+                assert!(!self.serving, "a pool is paused only while no scheduler serves");
                 self.quiet = true;
             }
             Input::Ended(Outcome::Interrupted) => self.interrupted = true,
@@ -188,10 +188,10 @@ mod tests {
     fn an_order_begins_at_once_and_the_next_after_it() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
-        assert_eq!(pool.blocks(), 60, "whoever starts now starts with as many");
-        assert_eq!(pool.step(Input::GiveUp(60)), None, "it is said again");
+        assert_eq!(pool.blocks(), 60, "a scheduler that starts now gets this many blocks");
+        assert_eq!(pool.step(Input::GiveUp(60)), None, "a repeated order has no effect");
         assert_eq!(pool.step(Input::GiveUp(40)), None);
-        assert_eq!(pool.step(Input::GiveUp(50)), None, "the least counts");
+        assert_eq!(pool.step(Input::GiveUp(50)), None, "the smallest order counts");
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 40 }));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         assert_eq!(pool.blocks(), 40);
@@ -202,19 +202,19 @@ mod tests {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(0)), Some(Change::Shrink { to: 16 }));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
-        assert_eq!(pool.step(Input::GiveUp(3)), None, "there is nothing left to give");
+        assert_eq!(pool.step(Input::GiveUp(3)), None, "a pool at its floor has nothing left to give");
     }
 
     #[test]
     fn a_pool_never_grows_during_a_shrink_or_past_its_stress() {
         let mut pool = serving();
-        assert_eq!(pool.step(Input::MayGrow(200)), None, "it has all that was stressed");
+        assert_eq!(pool.step(Input::MayGrow(200)), None, "the pool already has every stressed block");
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
         assert_eq!(pool.step(Input::MayGrow(80)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None, "and is not remembered");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None, "an offer during a shrink is not remembered");
         assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 50, to: 100 }));
-        assert_eq!(pool.blocks(), 50, "until it is backed");
-        assert_eq!(pool.step(Input::GiveUp(40)), None, "when that has ended");
+        assert_eq!(pool.blocks(), 50, "the pool has its old size until the growth is backed");
+        assert_eq!(pool.step(Input::GiveUp(40)), None, "an order waits until the growth has ended");
         assert_eq!(pool.step(Input::Ended(Outcome::Refused)), Some(Change::Shrink { to: 40 }));
     }
 
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 100, to: 200 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "it had grown meanwhile");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "the pool grew before the cap");
         assert_eq!((pool.limit(), pool.most()), (95, 95));
     }
 
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
         assert_eq!(pool.step(Input::Serving(false)), None);
-        assert_eq!(pool.step(Input::Serving(true)), None, "it is under way still");
+        assert_eq!(pool.step(Input::Serving(true)), None, "the shrink is still under way");
         assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 50 }));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
     }
@@ -260,7 +260,7 @@ mod tests {
         let mut pool = serving();
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));
-        assert!(pool.is_quiet(), "whoever serves next waits for it");
+        assert!(pool.is_quiet(), "a scheduler that starts waits for the shrink");
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         assert!(!pool.is_quiet());
         pool.step(Input::Serving(true));
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::Serving(false));
-        assert_eq!(pool.step(Input::Cap(90)), Some(Change::Shrink { to: 38 }), "it gives all the same");
+        assert_eq!(pool.step(Input::Cap(90)), Some(Change::Shrink { to: 38 }), "a pool below the cap gives up five percent");
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 76 }), 80));
-        assert_eq!((pool.floor(), PoolCore::new(200, 100, 100).floor()), (16, 100), "a floor is no more than there is");
+        assert_eq!((pool.floor(), PoolCore::new(200, 100, 100).floor()), (16, 100), "the floor is never above the size");
     }
 
     #[test]
@@ -298,21 +298,21 @@ mod tests {
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 50, to: 100 }));
         pool.step(Input::Serving(false));
         assert_eq!((pool.step(Input::Cap(95)), pool.is_quiet()), (None, true));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 47 }), "50 were too many");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 47 }), "50 blocks were too many, so five percent go");
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::GiveUp(30)), Some(Change::Shrink { to: 30 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(90)), None);
         assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 30 }));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 28 }), "five per cent of 30");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 28 }), "five percent of 30 blocks go");
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
     }
 
     #[test]
     fn a_pause_lasts_until_its_order_is_done() {
         let mut pool = PoolCore::new(16, 100, 100);
-        assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "nothing was");
+        assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "no order was waiting");
         assert_eq!(pool.step(Input::GiveUp(50)), None);
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (Some(Change::Shrink { to: 50 }), true));
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet(), pool.most()), (None, false, 100));
@@ -357,7 +357,7 @@ mod tests {
                     begun = Some(change);
                 }
                 prop_assert!((16..=100).contains(&pool.blocks()));
-                prop_assert!(!pool.is_quiet() || begun.is_some(), "whoever waits for it would wait for ever");
+                prop_assert!(!pool.is_quiet() || begun.is_some(), "a quiet pool has a change under way");
             }
         }
     }

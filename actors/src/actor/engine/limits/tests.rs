@@ -14,19 +14,19 @@ use crate::knobs::Knobs;
 
 fn seven() -> Checkpoint {
     let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
-    Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens")
+    Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens")
 }
 
 fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Result<EffectiveLimits, StartError> {
-    let family = FamilyConfig::of(checkpoint).expect("it is known");
+    let family = FamilyConfig::of(checkpoint).expect("the family is known");
     options.lowered(&ModelBounds { family: &family, pictures: checkpoint.image_processor.as_ref(), is_host })
 }
 
 /// The effective limits of these settings on a GPU.
 fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<EffectiveLimits, StartError> {
-    let Value::Object(settings) = settings else { panic!("settings are an object") };
-    let (knobs, names) = Knobs::named_from(settings).expect("all of it is known");
-    let options = LoadOptions { names, ..knobs.options().expect("it goes together") };
+    let Value::Object(settings) = settings else { panic!("the settings are not an object") };
+    let (knobs, names) = Knobs::named_from(settings).expect("all knob names are known");
+    let options = LoadOptions { names, ..knobs.options().expect("the options are consistent") };
     lowered(checkpoint, &options, false)
 }
 
@@ -34,87 +34,87 @@ fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<EffectiveLimits,
 fn launches_follow_the_largest_picture_unless_set() {
     let seven = seven();
     let sizes = |settings| {
-        let envelope = on_a_gpu(&seven, settings).expect("it goes together").envelope;
+        let envelope = on_a_gpu(&seven, settings).expect("the limits are consistent").envelope;
         (envelope.picture_patches, envelope.launch_patches)
     };
     assert_eq!(sizes(json!({ "max_pixels": 2_073_600 })), (10_579, 10_579));
     assert_eq!(sizes(json!({ "picture_patches": 30_000 })), (30_000, 30_000));
-    assert_eq!(sizes(json!({ "max_pixels": 200_704 })), (1024, 4096), "small ones share a launch");
+    assert_eq!(sizes(json!({ "max_pixels": 200_704 })), (1024, 4096), "small pictures share a launch");
     assert_eq!(sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 20_000 })), (10_579, 20_000));
     assert_eq!(
         sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 5000 })),
         (5000, 5000),
-        "what is said is kept to"
+        "explicit settings are kept"
     );
     let given = LoadOptions::small();
-    let envelope = lowered(&seven, &given, false).expect("it goes together").envelope;
-    assert_eq!(Some(envelope), given.envelope, "whoever gives an envelope has said it all");
+    let envelope = lowered(&seven, &given, false).expect("the limits are consistent").envelope;
+    assert_eq!(Some(envelope), given.envelope, "a given envelope is used unchanged");
 }
 
 #[test]
 fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
     let seven = seven();
     for (settings, patches) in [(json!({}), 24_576), (json!({ "max_model_len": 4096 }), 12_288)] {
-        let EffectiveLimits { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("it goes together");
+        let EffectiveLimits { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("the limits are consistent");
         assert_eq!((envelope.picture_patches, envelope.launch_patches), (patches, patches));
-        assert!(own_pixels.is_some_and(|own| own > patches as u64 * 196), "and it is told: {own_pixels:?}");
+        assert!(own_pixels.is_some_and(|own| own > patches as u64 * 196), "the limit on own pixels is reported: {own_pixels:?}");
     }
-    let said = on_a_gpu(&seven, json!({ "max_pixels": 6_422_528 })).expect("it goes together");
-    assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "what is said is kept to");
+    let said = on_a_gpu(&seven, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");
+    assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "explicit settings are kept");
 }
 
 #[test]
 fn pictures_that_round_up_past_the_processors_maximum_have_room() {
     let mut fixed = seven();
-    let own = fixed.image_processor.as_ref().expect("it takes pictures").config().clone();
+    let own = fixed.image_processor.as_ref().expect("the checkpoint takes pictures").config().clone();
     let pixel_bounds = PixelBounds { min: 1_003_520, max: 1_003_520 };
     let config = ImageProcessorConfig { pixel_bounds, ..own };
     fixed.image_processor = Some(ImageProcessor::new(config).expect("valid settings"));
-    let EffectiveLimits { envelope, pictures, .. } = on_a_gpu(&fixed, json!({})).expect("it goes together");
-    let pictures = pictures.expect("it takes pictures");
-    assert_eq!(pictures.config().pixel_bounds, pixel_bounds, "nothing asks for other sizes");
+    let EffectiveLimits { envelope, pictures, .. } = on_a_gpu(&fixed, json!({})).expect("the limits are consistent");
+    let pictures = pictures.expect("the checkpoint takes pictures");
+    assert_eq!(pictures.config().pixel_bounds, pixel_bounds, "the pixel bounds are unchanged");
     let patches = pictures.plan(640, 480).expect("a plan").patches;
-    assert!((5120 + 1..=envelope.picture_patches).contains(&patches), "{patches} of {}", envelope.picture_patches);
+    assert!((5120 + 1..=envelope.picture_patches).contains(&patches), "{patches} patches are not above 5120 and within {}", envelope.picture_patches);
 }
 
 #[test]
 fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
     let random = shape_settings("internvl3-8b").expect("a known shape");
-    let tiled = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
+    let tiled = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
     let limit = |settings: Value| {
-        let lowered = on_a_gpu(&tiled, settings).expect("it goes together");
-        let plan = lowered.pictures.expect("it takes pictures").plan(4000, 3000).expect("a plan");
+        let lowered = on_a_gpu(&tiled, settings).expect("the limits are consistent");
+        let plan = lowered.pictures.expect("the checkpoint takes pictures").plan(4000, 3000).expect("a plan");
         assert!(plan.patches <= lowered.envelope.picture_patches);
         (lowered.envelope.picture_patches, plan.patches)
     };
     assert_eq!(limit(json!({})), (13 * 1024, 13 * 1024));
-    assert_eq!(limit(json!({ "picture_patches": 12_000 })), (12_000, 7 * 1024), "three by two and the thumbnail");
+    assert_eq!(limit(json!({ "picture_patches": 12_000 })), (12_000, 7 * 1024), "six tiles and the thumbnail fit");
     assert_eq!(limit(json!({ "max_pixels": 448 * 448 })), (1024, 1024));
-    assert_eq!(limit(json!({ "max_pixels": 12_845_056 })), (13 * 1024, 13 * 1024), "no picture has more");
-    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300 })).expect("it serves text");
-    assert_eq!(short.envelope.picture_patches, 1024, "nobody limited pictures");
-    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 })).expect("it serves text");
-    assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for a tile");
+    assert_eq!(limit(json!({ "max_pixels": 12_845_056 })), (13 * 1024, 13 * 1024), "no picture has more patches than the largest tiling");
+    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300 })).expect("a model that serves only text starts");
+    assert_eq!(short.envelope.picture_patches, 1024, "pictures have no explicit limit");
+    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 })).expect("a model that serves only text starts");
+    assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for one tile");
     for (settings, said) in [
         (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000; expected at least 1024"),
         (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000; expected at least 1024"),
         (json!({ "max_pixels": 200_703 }), "`max_pixels` is 200703; expected at least 200704"),
         (json!({ "min_pixels": 200_704 }), "`min_pixels` is 200704; expected at most 1"),
     ] {
-        let error = on_a_gpu(&tiled, settings.clone()).map(drop).expect_err("it cannot be").to_string();
+        let error = on_a_gpu(&tiled, settings.clone()).map(drop).expect_err("the setting is refused").to_string();
         assert!(error.contains(said), "{settings}: {error}");
     }
 }
 
 #[test]
 fn more_sequences_than_step_tokens_raise_an_unset_step() {
-    let demo = Checkpoint::open(demo::checkpoint()).expect("it opens");
+    let demo = Checkpoint::open(demo::checkpoint()).expect("the checkpoint opens");
     let with = |step_tokens| {
         let limits = Limits { sequences: Some(500), step_tokens, ..Limits::default() };
         lowered(&demo, &LoadOptions { limits, ..LoadOptions::small() }, true)
     };
-    assert_eq!(with(None).expect("it goes together").envelope.step_tokens, 500);
-    assert!(with(Some(100)).is_err(), "what is said stays, and is refused where it does not go together");
+    assert_eq!(with(None).expect("the limits are consistent").envelope.step_tokens, 500);
+    assert!(with(Some(100)).is_err(), "an explicit value is kept, and refused if it contradicts another setting");
 }
 
 #[test]
@@ -138,12 +138,12 @@ fn impossible_limits_are_blamed_on_the_users_setting() {
         (json!({ "max_total_tokens": 1_u64 << 40 }), "`max_total_tokens` is", "at most"),
         (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "`kv_cache_memory_bytes` is", "at most"),
     ] {
-        let error = on_a_gpu(&seven, settings.clone()).map(drop).expect_err("it cannot be");
+        let error = on_a_gpu(&seven, settings.clone()).map(drop).expect_err("the setting is refused");
         let told = format!("{error}; {}", error.hint());
         assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
-        assert!(!told.contains("preprocessor_config"), "no file is to blame: {told}");
+        assert!(!told.contains("preprocessor_config"), "the hint does not blame a file: {told}");
     }
     // A maximum below the model's own minimum lowers that minimum, because the user did not set a
     // minimum.
-    on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("it is served");
+    on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("the setting is accepted");
 }

@@ -62,17 +62,17 @@ mod tests {
     #[test]
     fn fewer_keys_and_values_help_unless_another_process_leaves_too_little() {
         let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it opens");
-        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the checkpoint opens");
+        let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let place = MemoryState { is_host: true, ..MemoryState::of_available(Bytes::ZERO, page) };
         let pictures = checkpoint.image_processor.as_ref();
         let asked = |options: &LoadOptions, room| {
             let question = Question { model: &model, pictures, target, options, place };
-            let least = question.needs().expect("it can be planned").1.memory_plan().total();
+            let least = question.needs().expect("the requirements can be planned").1.memory_plan().total();
             (advice(&question, 1 << 20, Bytes::mib(4), room), least)
         };
         let kv = |knobs: &[Suggestion]| {
-            let kv = knobs.iter().find(|knob| knob.knob.starts_with("kv_")).expect("it is named");
+            let kv = knobs.iter().find(|knob| knob.knob.starts_with("kv_")).expect("the advice names the knob");
             kv.to
         };
         let sized = LoadOptions::small();
@@ -92,11 +92,11 @@ mod tests {
         ] {
             let room = least + Bytes::mib(64);
             let (knobs, _) = asked(&pinned, Some(room));
-            let named = knobs.iter().find(|knob| knob.knob == name).expect("it is named");
-            let changed = named.over(&pinned).expect("it has a value");
+            let named = knobs.iter().find(|knob| knob.knob == name).expect("the advice names the knob");
+            let changed = named.over(&pinned).expect("the knob has a value");
             let place = MemoryState { total: room, ..place };
             let question = Question { model: &model, pictures, target, options: &changed, place };
-            let (inputs, needs) = question.needs().expect("it can be planned");
+            let (inputs, needs) = question.needs().expect("the requirements can be planned");
             question.settled(&inputs, &needs).unwrap_or_else(|unfit| panic!("{name}: {unfit}"));
         }
     }

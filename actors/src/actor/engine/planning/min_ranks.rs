@@ -96,7 +96,7 @@ mod tests {
 
     /// The result of a search among `found` devices, each with `capacity` bytes.
     fn min_ranks(found: usize, capacity: Bytes) -> Result<MinRanks, StartError> {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };
         let sought = PlacementQuery { name: "demo", checkpoint: &checkpoint, options: &options };
         let place = MemoryState { is_host: true, ..MemoryState::of_available(capacity, Bytes::kib(64)) };
@@ -105,7 +105,7 @@ mod tests {
 
     /// The memory that the demo model needs on each of `ranks` devices.
     fn needed(ranks: usize) -> Bytes {
-        let error = min_ranks(ranks, Bytes::mib(1)).expect_err("nothing fits there");
+        let error = min_ranks(ranks, Bytes::mib(1)).expect_err("no model fits 1 MiB");
         let StartError::NoRanksFit(NoRanksFit { tried, .. }) = error else { panic!("{error:?}") };
         let RanksTried { lack: RanksLack::Lack(Lack::Memory { needed, .. }), .. } = tried[ranks - 1] else {
             panic!("{tried:?}")
@@ -117,7 +117,7 @@ mod tests {
     fn a_model_is_shared_out_only_as_far_as_it_must_be() {
         let (whole, half) = (needed(1), needed(2));
         assert!(half < whole);
-        let of = |capacity| min_ranks(4, capacity).expect("it fits");
+        let of = |capacity| min_ranks(4, capacity).expect("the model fits");
         assert_eq!(of(whole), MinRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
         let shared = of(whole - Bytes(1));
         assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn where_no_number_does_each_says_by_how_much() {
         let (whole, half) = (needed(1), needed(2));
-        let error = min_ranks(3, half - Bytes(1)).expect_err("two heads are for two at most");
+        let error = min_ranks(3, half - Bytes(1)).expect_err("two heads allow at most two ranks");
         let told = error.to_string();
         let short = whole - half + Bytes(1);
         assert!(

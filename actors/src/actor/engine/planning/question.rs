@@ -102,6 +102,6 @@ pub(super) fn settle(
         return Err(Lack::Tokens { tokens, context_tokens });
     }
     let blocks = blocks.max(needs.probe_blocks);
-    debug_assert!(KvMemory::bytes(shape, blocks, page) <= left + probe, "a share is one of what is left");
+    debug_assert!(KvMemory::bytes(shape, blocks, page) <= left + probe, "the KV share does not exceed the remaining memory");
     Ok(blocks)
 }

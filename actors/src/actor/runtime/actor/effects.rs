@@ -61,7 +61,7 @@ impl RuntimeState {
                 });
             }
             Effect::Respawn { name, generation } => {
-                let engine = self.engines.get_mut(&name).expect("a model of the core's");
+                let engine = self.engines.get_mut(&name).expect("the core names a known model");
                 engine.arguments.generation = generation;
                 engine.cell = spawn_engine(myself, &engine.arguments).await?;
             }
@@ -124,7 +124,7 @@ impl RuntimeState {
     }
 
     fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, reason: String) {
-        let engine = self.engines.get_mut(&name).expect("a model of the core's");
+        let engine = self.engines.get_mut(&name).expect("the core names a known model");
         // The labels may not be stored yet, if the model became READY after the last update of the
         // gauges.
         engine.publish_known();
@@ -145,7 +145,7 @@ impl RuntimeState {
     }
 
     fn gone(&mut self, name: String, is_forgotten: bool) {
-        let engine = self.engines.remove(&name).expect("a model of the core's");
+        let engine = self.engines.remove(&name).expect("the core names a known model");
         metric::forget_model(&engine.arguments.label);
         match engine.known {
             Some(known) if is_forgotten => known.show(false),

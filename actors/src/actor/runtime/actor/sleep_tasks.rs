@@ -104,7 +104,7 @@ impl RuntimeState {
         load: u64,
         generation: u64,
     ) -> Result<(), ActorProcessingErr> {
-        let engine = self.engines.get_mut(&name).expect("a model of the core's");
+        let engine = self.engines.get_mut(&name).expect("the core names a known model");
         engine.arguments.generation = generation;
         engine.arguments.show(Status::Starting);
         engine.arguments.wakefulness.set(Rest::Waking);

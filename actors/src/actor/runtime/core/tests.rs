@@ -122,12 +122,12 @@ fn a_taken_name_is_numbered_until_its_model_is_gone() {
     assert_eq!(bed.load("demo"), ["forget fallen demo", "begin demo as 0 for demo"]);
     assert_eq!(bed.load("demo"), ["forget fallen demo 2", "begin demo 2 as 1 for demo"]);
     bed.unload("demo", "user");
-    assert_eq!(bed.load("demo")[1], "begin demo 3 as 2 for demo", "it is still ending");
+    assert_eq!(bed.load("demo")[1], "begin demo 3 as 2 for demo", "the previous engine is still ending");
     bed.due("demo", 0);
     bed.ended("demo", 0, 0);
     assert_eq!(bed.load("demo")[1], "begin demo as 3 for demo");
     let tenants = bed.load(NO_MODEL);
-    assert_eq!(tenants[0], format!("forget fallen {NO_MODEL} 2"), "that is the tenants' label");
+    assert_eq!(tenants[0], format!("forget fallen {NO_MODEL} 2"), "the label for no model is reserved, so the model gets a number");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn everyone_who_unloads_a_model_hears_of_its_end() {
     bed.unload("demo", "first");
     assert_eq!(bed.unload("demo", "second"), ["forget fallen demo", "close demo of 0 within 1s"]);
     assert_eq!(bed.due("demo", 0), ["end demo of 0: it was unloaded"]);
-    assert!(bed.due("demo", 0).is_empty(), "it is ending");
+    assert!(bed.due("demo", 0).is_empty(), "the engine is ending");
     bed.unload("demo", "third");
     assert_eq!(bed.ended("demo", 0, 1), ["demo is gone", "answer first: 1", "answer second: 1", "answer third: 1"]);
 }
@@ -156,7 +156,7 @@ fn what_is_not_there_is_answered_at_once() {
     let mut bed = serving();
     assert_eq!(bed.unload("other", "user"), ["forget fallen other", "answer user: 0"]);
     assert_eq!(bed.give(Input::Forget { name: text("demo"), load: 7, waiter: Some("loader") }), ["answer loader: 0"]);
-    assert!(!bed.core.is_forgotten("demo"), "that was another load");
+    assert!(!bed.core.is_forgotten("demo"), "the request names another load");
     assert!(bed.due("demo", 7).is_empty() && bed.ended("demo", 7, 0).is_empty());
 }
 
@@ -165,7 +165,7 @@ fn a_model_that_did_not_start_ends_at_once_and_leaves_nothing() {
     let mut bed = serving();
     bed.give(Input::EngineGaveUp { name: text("demo"), reason: text("no memory") });
     let told = bed.give(Input::Forget { name: text("demo"), load: 0, waiter: Some("loader") });
-    assert!(told.is_empty(), "it is ending already: {told:?}");
+    assert!(told.is_empty(), "the model is ending already: {told:?}");
     assert_eq!(bed.ended("demo", 0, 0), ["demo is gone", "answer loader: 0"]);
     bed.load("demo");
     let told = bed.give(Input::Forget { name: text("demo"), load: 1, waiter: None });
@@ -176,12 +176,12 @@ fn a_model_that_did_not_start_ends_at_once_and_leaves_nothing() {
 #[test]
 fn a_dead_engine_restarts_until_that_is_too_often() {
     let mut bed = serving();
-    assert!(bed.respawn("demo", 0, 0).is_empty(), "it lives");
+    assert!(bed.respawn("demo", 0, 0).is_empty(), "the engine is running");
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 1 and 1ms: a bug"]);
     assert_eq!(bed.respawn("demo", 0, 1), ["respawn demo as 1"]);
-    assert!(bed.respawn("demo", 0, 1).is_empty(), "once");
+    assert!(bed.respawn("demo", 0, 1).is_empty(), "a repeated input has no effect");
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 2 and 2ms: a bug"]);
-    assert!(bed.respawn("demo", 0, 1).is_empty() && bed.respawn("demo", 7, 2).is_empty(), "another's");
+    assert!(bed.respawn("demo", 0, 1).is_empty() && bed.respawn("demo", 7, 2).is_empty(), "a timer of another death or another load is ignored");
     bed.respawn("demo", 0, 2);
     assert_eq!(bed.engine_died("demo"), ["end demo of 0: its engine was restarted 2 times; the last failure: a bug"]);
     assert_eq!(bed.ended("demo", 0, 3), ["demo has fallen"]);
@@ -208,9 +208,9 @@ fn models_begin_again_on_the_successor_of_a_lost_device() {
     bed.due("ending", 2);
     let told = bed.give(Input::DeviceLost(lost()));
     assert_eq!(told, [r#"lose the device under ["demo", "leaving"], replace: true"#]);
-    assert!(bed.give(Input::DeviceLost(lost())).is_empty(), "once");
-    assert!(bed.engine_died("demo").is_empty(), "of course it did");
-    assert!(bed.load("late").is_empty(), "it waits");
+    assert!(bed.give(Input::DeviceLost(lost())).is_empty(), "a repeated input has no effect");
+    assert!(bed.engine_died("demo").is_empty(), "the death of the engine is expected after the loss of its device");
+    assert!(bed.load("late").is_empty(), "the load waits for the device");
     let told = bed.give(Input::DeviceMade(Ok("another")));
     let begun = ["respawn demo as 3", "respawn leaving as 4", "forget fallen late", "begin late as 5 for late"];
     assert_eq!(told, [&["take another"], &begun[..]].concat());
@@ -225,10 +225,10 @@ fn a_restart_that_was_due_before_the_loss_starts_no_second_engine_or_budget() {
         ["respawn the budget after death 1 and 1ms: a bug"]
     );
     bed.give(Input::DeviceLost(lost()));
-    assert!(bed.respawn("demo", 0, 1).is_empty(), "there is no device");
+    assert!(bed.respawn("demo", 0, 1).is_empty(), "no engine is respawned without a device");
     bed.give(Input::DeviceMade(Ok("another")));
-    assert!(bed.respawn("demo", 0, 1).is_empty(), "it runs");
-    assert!(bed.give(Input::RespawnBudget { death: 1 }).is_empty(), "it came with the device");
+    assert!(bed.respawn("demo", 0, 1).is_empty(), "the engine runs already");
+    assert!(bed.give(Input::RespawnBudget { death: 1 }).is_empty(), "the new device brought a new budget");
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 2 and 2ms: a bug"]);
 }
 
@@ -238,7 +238,7 @@ fn a_budget_restarts_on_a_lost_device_too_because_memory_is_given_back_to_it() {
     bed.give(Input::DeviceLost(lost()));
     bed.give(Input::BudgetDied { reason: text("a bug") });
     assert_eq!(bed.give(Input::RespawnBudget { death: 1 }), ["spawn a budget"]);
-    assert!(bed.give(Input::RespawnBudget { death: 1 }).is_empty(), "once");
+    assert!(bed.give(Input::RespawnBudget { death: 1 }).is_empty(), "a repeated input has no effect");
 }
 
 #[test]
@@ -263,13 +263,13 @@ fn a_device_without_a_successor_takes_the_runtime_along() {
     let mut again = bed(rules());
     again.give(Input::DeviceLost(lost()));
     again.give(Input::DeviceMade(Ok("another")));
-    assert_eq!(again.give(Input::DeviceLost(lost())), ["lose the device under [], replace: false"], "too often");
+    assert_eq!(again.give(Input::DeviceLost(lost())), ["lose the device under [], replace: false"], "devices were lost too often");
 
     let mut later = bed(rules());
     later.give(Input::DeviceLost(lost()));
     later.give(Input::DeviceMade(Ok("another")));
     later.now = 11 * SECOND;
-    assert_eq!(later.give(Input::DeviceLost(lost())), ["lose the device under [], replace: true"], "long ago");
+    assert_eq!(later.give(Input::DeviceLost(lost())), ["lose the device under [], replace: true"], "the earlier loss was long ago");
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn a_shutdown_ends_every_model_and_counts_what_it_cuts_off() {
     assert_eq!(bed.ended("demo", 0, 1), ["demo is gone"]);
     assert_eq!(bed.ended("earlier", 2, 50), ["earlier is gone", "answer user: 50"]);
     assert_eq!(bed.ended("other", 1, 2), ["other is gone", "stop"]);
-    let Shutdown { waiters, cut_off } = bed.core.take_shutdown().expect("it was asked for");
+    let Shutdown { waiters, cut_off } = bed.core.take_shutdown().expect("a shutdown was requested");
     assert_eq!((waiters, cut_off), (vec!["owner"], 3));
 }
 

@@ -40,7 +40,7 @@ impl Actor for Gallery {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             VisionMessage::Unpin(keys) => Ok(unpinned.send(keys).await?),
-            _ => unreachable!("nothing else is sent here"),
+            _ => unreachable!("the test sends no other message"),
         }
     }
 }
@@ -72,7 +72,7 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
     loop {
         match jobs.try_recv() {
             Ok(Job::Step(step)) => return step,
-            Ok(_) => unreachable!("a scheduler only steps"),
+            Ok(_) => unreachable!("a scheduler submits only steps"),
             Err(_) => tokio::task::yield_now().await,
         }
     }
@@ -91,7 +91,7 @@ impl Bed {
     async fn new(blocks: usize) -> Bed {
         let (lane, jobs) = Lane::by_hand();
         let (unpins, unpinned) = mpsc::channel(8);
-        let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("it starts");
+        let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("the actor starts");
         let model = Label::from("demo");
         let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
         let arguments = SchedulerArguments {
@@ -108,7 +108,7 @@ impl Bed {
             kv_use: watch::Sender::default(),
             block_log: Arc::default(),
         };
-        let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
+        let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("the actor starts");
         Bed { scheduler, jobs, unpinned, vision }
     }
 
@@ -118,7 +118,7 @@ impl Bed {
         let pins = Some(Arc::new(PinnedSet { pictures: vec![picture], vision: self.vision.clone() }));
         let (deliveries, delivered) = mpsc::channel(64);
         let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none(), last_token: None };
-        self.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).expect("it lives");
+        self.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).expect("the actor is running");
         delivered
     }
 
@@ -149,14 +149,14 @@ async fn a_picture_is_released_after_the_last_step_that_reads_it() {
     assert_eq!(
         (&next.batch.tokens[..], next.pins.len()),
         (&[InputToken::Unseen(UnseenToken { row: 0 })][..], 0),
-        "the next is prepared while it runs"
+        "the next step is prepared while the first runs"
     );
-    assert!(bed.holds_the_picture().await, "the step reads it still");
+    assert!(bed.holds_the_picture().await, "the step still reads the picture");
     end(step);
-    assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]), "others may have its rows while this one decodes");
+    assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]), "the rows are released while the sequence decodes");
     end(next);
     end(next_step(&bed.jobs).await);
-    assert!(!delivered.is_closed(), "the reply goes on");
+    assert!(!delivered.is_closed(), "the reply continues");
 }
 
 #[tokio::test]
@@ -166,10 +166,10 @@ async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
     let step = next_step(&bed.jobs).await;
     let next = next_step(&bed.jobs).await;
     assert_eq!(next.choices[0].position, 1);
-    bed.scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("it lives");
+    bed.scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("the actor is running");
     assert_eq!(delivered.recv().await, Some(Delivery::Found(0)));
-    assert_eq!(delivered.recv().await, None, "the caller is let go at once");
-    assert!(bed.holds_the_picture().await, "the step reads it still");
+    assert_eq!(delivered.recv().await, None, "the stream ends at once");
+    assert!(bed.holds_the_picture().await, "the step still reads the picture");
     end(step);
     assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]));
     end(next);
@@ -202,9 +202,9 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
             step = next_step(&bed.jobs) => end(step),
         }
     };
-    assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
+    assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last delivery asks the driver to come again");
     let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
-    assert!(tokens > 0, "it had let go of its picture");
+    assert!(tokens > 0, "the sequence had released its picture");
     // The driver admits the sequence again once the picture is back in the cache.
     let mut again = long(3);
     again.tokens.extend(vec![9; tokens]);
@@ -216,7 +216,7 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     loop {
         tokio::select! {
             biased;
-            delivery = younger.recv() => match delivery.expect("it is not lost") {
+            delivery = younger.recv() => match delivery.expect("the sequence gets a delivery") {
                 Delivery::Token(..) => more += 1,
                 Delivery::Finished(_) => break,
                 delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
@@ -224,7 +224,7 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
             step = next_step(&bed.jobs) => end(step),
         }
     }
-    assert_eq!(tokens + more, 40, "no token is lost and none is made twice");
+    assert_eq!(tokens + more, 40, "no token is lost or made twice");
     let mut of_older = 0;
     while let Ok(delivery) = older.try_recv() {
         of_older += usize::from(matches!(delivery, Delivery::Token(..)));
@@ -238,26 +238,26 @@ async fn a_smaller_pool_is_answered_after_running_steps_and_steps_continue() {
     let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
     let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);
     let (reply, mut answer) = crate::responder::Responder::new();
-    bed.scheduler.send_message(SchedulerMessage::Resize { blocks: 4, reply }).expect("it lives");
+    bed.scheduler.send_message(SchedulerMessage::Resize { blocks: 4, reply }).expect("the actor is running");
     end(step);
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(answer.try_recv().is_err(), "a step under way may name any block");
-    assert!(bed.jobs.try_recv().is_err(), "and none is planned meanwhile");
+    assert!(answer.try_recv().is_err(), "the resize waits, because a running step may name any block");
+    assert!(bed.jobs.try_recv().is_err(), "no step is planned during the resize");
     end(next);
-    answer.await.expect("it is answered");
+    answer.await.expect("the resize is answered");
     let mut tokens = 0;
     loop {
         tokio::select! {
             biased;
-            delivery = delivered.recv() => match delivery.expect("it is not lost") {
+            delivery = delivered.recv() => match delivery.expect("the sequence gets a delivery") {
                 Delivery::Token(..) => tokens += 1,
                 Delivery::Finished(_) => break,
                 delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
             },
             step = next_step(&bed.jobs) => {
-                assert!(step.batch.block_tables.iter().all(|block| *block < 4), "no block behind the fourth is named");
+                assert!(step.batch.block_tables.iter().all(|block| *block < 4), "no block after the fourth is named");
                 end(step);
             }
         }
@@ -275,7 +275,7 @@ async fn a_scheduler_dying_with_a_shrink_question_is_noticed_at_once() {
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        bed.scheduler.kill_and_wait(None).await.expect("it ends");
+        bed.scheduler.kill_and_wait(None).await.expect("the actor ends");
     };
     let (answer, ()) = tokio::join!(asked, dies);
     assert!(matches!(answer, Err(crate::responder::AskError::Gone { .. })), "{answer:?}");

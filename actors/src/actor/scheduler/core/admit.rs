@@ -184,17 +184,17 @@ impl SchedulerCore {
             may_go.map(Sequence::urgency).max().map(|(_, id)| id)
         };
         // All running sequences can be kept sequences only in a pool that has shrunk.
-        let id = least_urgent(Sequence::is_kept).or_else(|| least_urgent(|_| false)).expect("a sequence lacks blocks");
+        let id = least_urgent(Sequence::is_kept).or_else(|| least_urgent(|_| false)).expect("a running sequence lacks blocks");
         self.admission_paused = true;
         self.preemptions.for_blocks += 1;
         self.preempt(id, effects);
-        assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
+        assert!(!self.running.is_empty(), "{id} does not fit the pool by itself; admission should have refused it");
     }
 
     /// Preempts a running sequence. Its pictures may have left the vision cache since it read them,
     /// and only its driver can get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
-        let mut sequence = self.take_out(id).expect("it runs");
+        let mut sequence = self.take_out(id).expect("the sequence runs");
         sequence.history.preemptions += 1;
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);

@@ -76,7 +76,7 @@ impl SchedulerCore {
             if self.copies.under_way.len() >= AHEAD {
                 return;
             }
-            let sequence = self.running.get_mut(&id).expect("it runs");
+            let sequence = self.running.get_mut(&id).expect("the sequence runs");
             let prefix = sequence.takeable();
             // If the blocks are already being fetched for another sequence, this sequence finds
             // them on the device afterwards.
@@ -113,7 +113,7 @@ impl SchedulerCore {
         self.copies.costs.learn(copy.blocks, micros);
         let Some((id, tokens)) = copy.fetches else { return };
         self.kv.fetched(id);
-        let sequence = self.running.get_mut(&id).expect("its blocks are kept while a copy fills them");
+        let sequence = self.running.get_mut(&id).expect("the blocks are kept while a copy fills them");
         sequence.is_fetching = false;
         if sequence.cancelled {
             self.take_out(id);

@@ -93,7 +93,7 @@ impl Bed {
         let blocks = self.scheduler.kv.blocks();
         let is_idle = self.running.is_empty();
         let effects = self.scheduler.step(input);
-        assert!(self.scheduler.kv.blocks() >= blocks || is_idle, "blocks go that a step under way may name");
+        assert!(self.scheduler.kv.blocks() >= blocks || is_idle, "a step may still name a removed block");
         self.shrinks += usize::from(self.scheduler.kv.blocks() < blocks);
         self.hear(effects)
     }
@@ -104,11 +104,11 @@ impl Bed {
             match effect {
                 Effect::Run(plan) => {
                     self.running.push_back(*plan);
-                    assert!(self.running.len() <= self.running_max, "{} steps at a time", self.running.len());
+                    assert!(self.running.len() <= self.running_max, "{} steps run at once", self.running.len());
                 }
                 Effect::Released(sequences) => {
                     let is_used = |id| self.running.iter().any(|plan| plan.parts.contains(id));
-                    assert!(!sequences.iter().any(is_used), "blocks are given back that a step under way uses");
+                    assert!(!sequences.iter().any(is_used), "a released block is still used by a running step");
                     self.heard.push(Effect::Released(sequences));
                 }
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
@@ -187,11 +187,11 @@ fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
     bed.stepped(5);
     let second = &bed.running.front().expect("a step").batch;
     assert_eq!((second.tokens[0], second.context_lengths[0]), (InputToken::Known(1010), 20));
-    assert_eq!(second.slots[..7], [10, 11, 12, 13, 14, 15, 16], "over the border of a block");
+    assert_eq!(second.slots[..7], [10, 11, 12, 13, 14, 15, 16], "the slots continue in the next block");
     bed.stepped(5);
     assert_eq!((bed.parts(), bed.wanted()), (vec![5], vec![1]));
     bed.stepped(5);
-    assert_eq!((bed.parts(), bed.wanted()), (vec![1], vec![1]), "then it decodes");
+    assert_eq!((bed.parts(), bed.wanted()), (vec![1], vec![1]), "the sequence decodes after its prompt");
     assert_eq!(bed.running.front().expect("a step").batch.positions, [25, 25, 25]);
     bed.stepped(6);
     assert_eq!(bed.heard(), [token(1, 5), token(1, 6), finished(1, Finish::Length), released(&[1])]);
@@ -213,9 +213,9 @@ fn decoding_goes_first_and_prompts_share_the_rest_by_age() {
     let mut bed = Bed::new(limits(4, 10, 32));
     bed.admit(sequence(1, 4, 9)).stepped(5);
     bed.admit(sequence(2, 30, 9)).admit(sequence(3, 30, 9)).stepped(5);
-    assert_eq!(bed.parts(), [1, 9], "one token of the first, the rest of the step for the second");
+    assert_eq!(bed.parts(), [1, 9], "one token of the first sequence; the second sequence gets the rest of the step");
     bed.stepped(5).stepped(5).stepped(5);
-    assert_eq!(bed.parts(), [1, 3, 6], "the end of the second's prompt, and the third begins");
+    assert_eq!(bed.parts(), [1, 3, 6], "the second prompt ends and the third begins");
     assert_eq!(bed.wanted(), [1, 2]);
 }
 
@@ -290,7 +290,7 @@ fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
     bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 1)).stepped(5);
     bed.heard();
     bed.cancel(1);
-    assert_eq!(bed.heard(), [], "its blocks are being written");
+    assert_eq!(bed.heard(), [], "the blocks of the sequence are still being written");
     bed.stepped(6);
     let heard = bed.heard();
     assert_eq!(heard, [token(2, 6), finished(2, Finish::Length), released(&[1, 2])]);
@@ -306,7 +306,7 @@ fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
     bed.stepped(5);
     assert_eq!(bed.heard(), [released(&[1, 2])]);
-    assert_eq!(bed.scheduler.counts(), (0, 1), "the third goes on");
+    assert_eq!(bed.scheduler.counts(), (0, 1), "the third sequence runs again");
 }
 
 #[test]
@@ -350,17 +350,17 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
         }
         bed.cancel(4).stepped(6);
     }
-    assert_eq!(bed.scheduler.waiting.values().map(Sequence::id).next(), Some(SequenceId(3)), "in front of later ones");
+    assert_eq!(bed.scheduler.waiting.values().map(Sequence::id).next(), Some(SequenceId(3)), "queued before later ones");
     let preempted = &bed.scheduler.waiting[SequenceId(3)];
     assert!(preempted.spec.produced > 0);
-    assert_eq!((preempted.cached, preempted.named), (0, 0), "it has no blocks, so nothing of it is computed");
+    assert_eq!((preempted.cached, preempted.named), (0, 0), "a preempted sequence holds no blocks");
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
     let heard = bed.heard();
     for id in [2, 3] {
         let tokens = heard.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
-        assert_eq!(tokens, 40, "sequence {id} told every token once");
+        assert_eq!(tokens, 40, "every token of sequence {id} is reported once");
         assert_eq!(heard.iter().filter(|effect| **effect == finished(id, Finish::Length)).count(), 1);
     }
     bed.assert_all_home();
@@ -377,10 +377,10 @@ fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     assert!(effects.contains(&Effect::Short(vec![SequenceId(3)], 1)), "{effects:?}");
     bed.hear(effects);
     assert_eq!(bed.heard(), [released(&[3])]);
-    assert_eq!(bed.parts(), [40, 40], "the preempted one would fit by the prediction, and is not taken in at once");
+    assert_eq!(bed.parts(), [40, 40], "the preempted sequence fits by prediction but is not admitted at once");
     assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((1, 2), 1));
     bed.stepped(5);
-    assert_eq!(bed.parts(), [1, 1], "the others share nothing, and their replies will take what is left");
+    assert_eq!(bed.parts(), [1, 1], "the other sequences share no prefix and will need the remaining blocks");
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn no_sequence_is_preempted_for_blocks_that_a_cancelled_one_returns() {
     bed.heard();
     bed.cancel(2).stepped(6);
     assert_eq!(bed.heard(), [token(3, 6), released(&[2])]);
-    assert_eq!((bed.scheduler.counts(), bed.wanted()), ((0, 1), vec![3]), "the third was spared");
+    assert_eq!((bed.scheduler.counts(), bed.wanted()), ((0, 1), vec![3]), "the third sequence is not preempted");
     assert_eq!(bed.scheduler.preemptions(), Preemptions::default());
 }
 
@@ -405,7 +405,7 @@ fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
     bed.heard();
     for _ in 0..20 {
         bed.stepped(5);
-        assert!(bed.heard().contains(&token(1, 5)), "a token with every step");
+        assert!(bed.heard().contains(&token(1, 5)), "every step delivers a token");
     }
 }
 
@@ -440,7 +440,7 @@ fn a_returning_sequence_continues_where_it_was() {
     let mut again = sequence(1, 6, 5);
     again.produced = 3;
     bed.admit(again).stepped(5);
-    assert_eq!(bed.scheduler.sequence(SequenceId(1)).expect("it runs").produced, 4);
+    assert_eq!(bed.scheduler.sequence(SequenceId(1)).expect("the sequence runs").produced, 4);
     bed.stepped(5);
     assert_eq!(bed.heard(), [token(1, 5), token(1, 5), finished(1, Finish::Length), released(&[1])]);
 }
@@ -465,9 +465,9 @@ fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
     let mut bed = Bed::new(limits(4, 64, 16));
     bed.admit(alike(1, 40, 2)).stepped(5);
     bed.admit(alike(2, 40, 2));
-    assert_eq!(bed.parts(), [1], "the first decodes");
+    assert_eq!(bed.parts(), [1], "the first sequence decodes");
     bed.stepped(5);
-    assert_eq!(bed.parts(), [8], "32 of 40 tokens are there");
+    assert_eq!(bed.parts(), [8], "32 of 40 tokens are cached");
     let batch = &bed.running.front().expect("a step").batch;
     assert_eq!(
         (batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()),
@@ -476,7 +476,7 @@ fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
     bed.stepped(5).stepped(5);
     assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
     bed.admit(alike(3, 40, 1));
-    assert_eq!(bed.parts(), [8], "long after both have ended");
+    assert_eq!(bed.parts(), [8], "the prefix is still cached after both sequences ended");
     bed.stepped(5);
     bed.assert_all_home();
 }
@@ -516,7 +516,7 @@ fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
             };
             let own: Vec<_> = table(part);
             let shared = others.flat_map(table).filter(|block| own.contains(block));
-            assert!(shared.into_iter().all(|block| !written.contains(&block)), "{id} writes what another reads");
+            assert!(shared.into_iter().all(|block| !written.contains(&block)), "{id} writes a block that is read");
         }
         bed.stepped(5);
     }
@@ -543,7 +543,7 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
         bed.stepped(5);
     }
     let expected: Vec<_> = (1..33).zip(scored.tokens[1..].iter().copied()).collect();
-    assert_eq!(heard, expected, "each token but the first, once, in order");
+    assert_eq!(heard, expected, "each token except the first is scored once, in order");
     bed.assert_all_home();
 }
 
@@ -559,7 +559,7 @@ fn a_prefix_without_a_valid_next_token_is_never_reused() {
     assert_eq!(bed.parts(), [32]);
     bed.stepped(5).stepped(5);
     bed.admit(alike(3, 60, 1)).stepped(5);
-    assert_eq!(bed.parts(), [1, 60 - 48], "what a token was chosen after is");
+    assert_eq!(bed.parts(), [1, 60 - 48], "blocks before a valid choice are cached");
 }
 
 #[test]

@@ -30,14 +30,14 @@ fn the_same_picture_twice_in_one_request_is_encoded_once() {
     assert_eq!(effects, [Effect::Launch(vec![(hash(1), rows(&[0, 1, 2]))])]);
     assert_eq!(vision.step(Input::Encoded), [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2]); 2])]);
     vision.step(Input::Unpin(vec![hash(1), hash(1)]));
-    assert_eq!(vision.counts(), (7, 1), "it stays cached though nobody holds it");
+    assert_eq!(vision.counts(), (7, 1), "a picture that no request holds stays cached");
 }
 
 #[test]
 fn only_fully_cached_pictures_are_recalled_and_pinned() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 4), picture(2, 3)]));
-    assert_eq!(vision.recall(&[hash(1)]), None, "it is not encoded yet");
+    assert_eq!(vision.recall(&[hash(1)]), None, "the picture is not encoded yet");
     vision.step(Input::Encoded);
     vision.step(Input::Unpin(vec![hash(1), hash(2)]));
     assert_eq!(vision.recall(&[hash(1), hash(3)]), None);
@@ -48,7 +48,7 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
     assert!(vision.holds(&hash(1)) && !vision.holds(&hash(2)));
     vision.step(Input::Encoded);
     vision.step(Input::Unpin(vec![hash(1)]));
-    assert_eq!(vision.step(want(3, vec![picture(5, 4)])), [], "one of its two pins is left");
+    assert_eq!(vision.step(want(3, vec![picture(5, 4)])), [], "one of the two pins is still held");
     vision.step(Input::Unpin(vec![hash(1)]));
     assert!(!vision.holds(&hash(1)));
 }
@@ -58,14 +58,14 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
-    assert_eq!(vision.step(want(2, vec![picture(2, 8)])), [], "the first is held");
+    assert_eq!(vision.step(want(2, vec![picture(2, 8)])), [], "the first picture is held");
     // Another recall would keep the picture pinned.
-    assert_eq!(vision.recall(&[hash(1)]), None, "it waits with the others");
+    assert_eq!(vision.recall(&[hash(1)]), None, "the recall waits with the other requests");
     for ticket in 3..3 + 32 {
-        assert!(matches!(vision.step(want(ticket, vec![picture(1, 4)]))[..], [Effect::Ready(..)]), "{ticket} passes");
+        assert!(matches!(vision.step(want(ticket, vec![picture(1, 4)]))[..], [Effect::Ready(..)]), "ticket {ticket} passes the waiting request");
         vision.step(Input::Unpin(vec![hash(1)]));
     }
-    assert_eq!(vision.step(want(99, vec![picture(1, 4)])), [], "no more may pass the second");
+    assert_eq!(vision.step(want(99, vec![picture(1, 4)])), [], "no further request may pass the second");
     let effects = vision.step(Input::Unpin(vec![hash(1)]));
     assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(2)), "{effects:?}");
 }
@@ -75,7 +75,7 @@ fn two_requests_for_one_picture_share_the_launch() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 3)]));
     assert_eq!(vision.step(want(2, vec![picture(1, 3)])), []);
-    assert!(!vision.need_pixels().contains(&hash(1)), "the launch under way has them");
+    assert!(!vision.need_pixels().contains(&hash(1)), "the running launch already has the pixels");
     let effects = vision.step(Input::Encoded);
     assert_eq!(
         effects,
@@ -90,9 +90,9 @@ fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
     vision.step(Input::Encoded);
     vision.step(want(2, vec![picture(2, 4)]));
     vision.step(Input::Encoded);
-    assert_eq!(vision.step(want(3, vec![picture(3, 5)])), [], "both are still pinned");
+    assert_eq!(vision.step(want(3, vec![picture(3, 5)])), [], "both pictures are still pinned");
     vision.step(Input::Unpin(vec![hash(2)]));
-    assert_eq!(vision.counts(), (1, 2), "the second made room for the third, the first is pinned");
+    assert_eq!(vision.counts(), (1, 2), "the second picture is evicted for the third, because the first is pinned");
     vision.step(Input::Encoded);
     assert_eq!(
         vision.step(want(4, vec![picture(4, 11)])),
@@ -111,7 +111,7 @@ fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
     vision.step(Input::Unpin(vec![hash(1)]));
     vision.step(want(2, vec![picture(3, 6)]));
     let held = [1, 2, 3].map(|name| vision.holds(&hash(name)));
-    assert_eq!(held, [true, false, true], "two free rows and four of the one released first are enough");
+    assert_eq!(held, [true, false, true], "two free rows and the four rows of the first released picture are enough");
 }
 
 #[test]
@@ -122,31 +122,31 @@ fn a_launch_never_takes_more_patches_than_there_are_permits() {
     let effects = vision.step(want(3, vec![picture(3, 5)]));
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
     let keys: Vec<u8> = pictures.iter().map(|(key, _)| key.0[0]).collect();
-    assert_eq!(keys, [2], "24 + 20 patches are more than a launch takes: the third waits");
+    assert_eq!(keys, [2], "24 + 20 patches exceed a launch, so the third picture waits");
     vision.step(want(4, vec![picture(4, 6)]));
     let effects = vision.step(Input::Encoded);
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
-    assert_eq!(pictures.len(), 1, "nor do 20 + 24");
+    assert_eq!(pictures.len(), 1, "20 + 24 patches exceed a launch too");
 }
 
 #[test]
 fn only_a_full_launch_is_begun_behind_a_running_one() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 5)]));
-    assert_eq!(vision.step(want(2, vec![picture(2, 6)])), [], "what comes next may fill it");
+    assert_eq!(vision.step(want(2, vec![picture(2, 6)])), [], "a launch that is not full waits for the next picture");
     let names = |effects: &[Effect]| match effects {
         [.., Effect::Launch(pictures)] => pictures.iter().map(|(key, _)| key.0[0]).collect(),
         effects => panic!("{effects:?}"),
     };
     let begun: Vec<u8> = names(&vision.step(want(3, vec![picture(3, 4)])));
-    assert_eq!(begun, [2, 3], "24 + 16 patches are a whole launch");
-    assert_eq!(vision.step(want(4, vec![picture(4, 10)])), [], "two are under way");
+    assert_eq!(begun, [2, 3], "24 + 16 patches fill a launch");
+    assert_eq!(vision.step(want(4, vec![picture(4, 10)])), [], "two launches are running");
     assert!(
         !vision.need_pixels().contains(&hash(3)) && vision.need_pixels().contains(&hash(4)),
-        "only the fourth waits"
+        "only the fourth picture waits"
     );
     let effects = vision.step(Input::Encoded);
-    assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in their order");
+    assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in order");
     assert_eq!(names(&effects), [4]);
     let effects = vision.step(Input::Encoded);
     assert!(matches!(effects[..], [Effect::Ready(Ticket(2), _), Effect::Ready(Ticket(3), _)]), "{effects:?}");
@@ -166,9 +166,9 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     // for other requests afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
-    assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is under way");
-    assert_eq!(vision.counts(), (1, 2), "the first made room for the fourth");
-    assert_eq!(vision.step(Input::Withdraw(Ticket(9))), [], "a stranger is nobody's loss");
+    assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is running");
+    assert_eq!(vision.counts(), (1, 2), "the first picture is evicted for the fourth");
+    assert_eq!(vision.step(Input::Withdraw(Ticket(9))), [], "withdrawing an unknown ticket has no effect");
 }
 
 #[test]
@@ -176,14 +176,14 @@ fn a_request_waiting_for_rows_is_passed_by_so_many_and_no_more() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 7)]));
     vision.step(Input::Encoded);
-    assert_eq!(vision.step(want(2, vec![picture(2, 5)])), [], "three rows are free");
-    assert!(matches!(vision.step(want(3, vec![picture(3, 1)]))[..], [Effect::Launch(_)]), "it fits");
+    assert_eq!(vision.step(want(2, vec![picture(2, 5)])), [], "only three rows are free");
+    assert!(matches!(vision.step(want(3, vec![picture(3, 1)]))[..], [Effect::Launch(_)]), "the third picture fits");
     vision.step(Input::Encoded);
     for ticket in 4..4 + 31 {
-        assert!(matches!(vision.step(want(ticket, vec![picture(3, 1)]))[..], [Effect::Ready(..)]), "{ticket} passes");
+        assert!(matches!(vision.step(want(ticket, vec![picture(3, 1)]))[..], [Effect::Ready(..)]), "ticket {ticket} passes the waiting request");
     }
-    assert_eq!(vision.step(want(99, vec![picture(3, 1)])), [], "32 were before it");
-    assert_eq!(vision.recall(&[hash(3)]), None, "nor does one pass that asks for what is there");
+    assert_eq!(vision.step(want(99, vec![picture(3, 1)])), [], "32 requests have passed already");
+    assert_eq!(vision.recall(&[hash(3)]), None, "a recall of a cached picture may not pass either");
     let effects = vision.step(Input::Unpin(vec![hash(1)]));
     assert!(
         matches!(&effects[..], [Effect::Ready(Ticket(99), _), Effect::Launch(pictures)] if pictures[0].0 == hash(2))
@@ -191,7 +191,7 @@ fn a_request_waiting_for_rows_is_passed_by_so_many_and_no_more() {
     vision.step(Input::Encoded);
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(100), returns, vec![picture(4, 9)]));
-    assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "none passes one that had its turn before");
+    assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "no request passes one that had its turn");
 }
 
 fn rank(priority: i32, tenant: &str) -> Priority {
@@ -232,17 +232,17 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     (504..=520).for_each(|ticket| ask(&mut vision, ticket, rank(1, "c")));
     let answers = answers(&mut vision, launched);
     assert_eq!(answers.len(), 520);
-    let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("it was answered");
+    let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("the ticket was answered");
     // These pictures are preceded by two running launches, one full launch, at most one picture
     // that is served because it is the oldest, and the pictures in their own launch.
     let places = [502, 503, 501].map(place);
     assert!(places.iter().all(|place| *place < 3 * 4 + 8), "{places:?}");
-    assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent come last: {}", place(504));
+    assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent requests come last: {}", place(504));
 }
 
 #[test]
 fn tenants_share_launches_by_weight() {
-    let weights = TenantWeights::of([("b", 3)]).expect("right");
+    let weights = TenantWeights::of([("b", 3)]).expect("the weights are valid");
     let mut vision = VisionCore::new(200, 4).with_tenants(weights);
     let mut launched = 0;
     for ticket in 0..80 {
@@ -251,7 +251,7 @@ fn tenants_share_launches_by_weight() {
         launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
     }
     let of_b = answers(&mut vision, launched)[..40].iter().filter(|ticket| **ticket >= 40).count();
-    assert!((25..=30).contains(&of_b), "three quarters, but for every eighth: {of_b}");
+    assert!((25..=30).contains(&of_b), "three quarters, apart from every eighth: {of_b}");
 }
 
 #[test]
@@ -261,8 +261,8 @@ fn a_request_that_needs_no_launch_does_not_wait_for_a_backlog() {
     vision.step(Input::Encoded);
     (2..9).for_each(|ticket| _ = vision.step(want(ticket, vec![picture(ticket as u8, 10)])));
     assert!(matches!(vision.step(want(9, vec![picture(1, 4)]))[..], [Effect::Ready(Ticket(9), _)]));
-    assert!(vision.recall(&[hash(1)]).is_some(), "none lacks rows");
-    assert!(!vision.holds(&hash(8)), "the last waits for room in a launch, and may still be passed");
+    assert!(vision.recall(&[hash(1)]).is_some(), "no waiting request lacks rows");
+    assert!(!vision.holds(&hash(8)), "the last request waits for a launch and may still be passed");
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(3), returns, vec![picture(3, 10)]));
     vision.step(want(4, vec![picture(1, 4)]));
-    assert!(vision.need_pixels().contains(&hash(1)), "it will have made room by then");
+    assert!(vision.need_pixels().contains(&hash(1)), "the cached picture will be evicted before the fourth request runs");
     vision.step(Input::Unpin(vec![hash(1)]));
     vision.step(Input::Unpin(vec![hash(2)]));
     vision.step(Input::Encoded);
@@ -304,26 +304,26 @@ fn evicted(host_rows: usize) -> (VisionCore, Vec<Effect>) {
 fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     let (mut vision, effects) = evicted(20);
     let leaves = Effect::Copy { to_host: copies(&[(0, 0), (1, 1), (2, 2), (3, 3)]), to_device: Vec::new() };
-    assert_eq!(effects[0], leaves, "it leaves before its rows are written");
+    assert_eq!(effects[0], leaves, "the picture is copied out before its rows are overwritten");
     assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures[0].0 == hash(2)), "{effects:?}");
     assert!(vision.holds_all(&[hash(1), hash(2)]) && !vision.holds_all(&[hash(3)]));
     assert_eq!(vision.recall(&[hash(1)]), None);
-    assert_eq!(vision.step(want(3, vec![held(1, 4)])), [], "there is no room");
+    assert_eq!(vision.step(want(3, vec![held(1, 4)])), [], "there are no free rows");
     assert!(!vision.need_pixels().contains(&hash(1)));
     vision.step(Input::Copied);
     vision.step(Input::Encoded);
     let effects = vision.step(Input::Unpin(vec![hash(2)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
     let slots = |copies: &[BlockCopy]| copies.iter().map(|copy| copy.slot).collect::<Vec<_>>();
-    assert_eq!((slots(to_host), slots(to_device)), ((4..12).collect(), (0..4).collect()), "the second makes room");
-    assert_eq!(vision.host_rows(), 12, "and the first keeps its place there");
+    assert_eq!((slots(to_host), slots(to_device)), ((4..12).collect(), (0..4).collect()), "the second picture makes room");
+    assert_eq!(vision.host_rows(), 12, "the first picture keeps its slots on the host");
     let effects = vision.step(Input::Copied);
     assert!(matches!(&effects[..], [Effect::Ready(Ticket(3), rows)] if rows[0].len() == 4), "{effects:?}");
     assert_eq!(vision.take_found(), CacheLookup { pictures: 3, hits: 1, host_hits: 1 });
     vision.step(Input::Unpin(vec![hash(1)]));
     let effects = vision.step(want(4, vec![held(2, 8)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((to_host.len(), to_device.len()), (0, 8), "the first leaves again for nothing");
+    assert_eq!((to_host.len(), to_device.len()), (0, 8), "the first picture is still on the host, so no copy is needed");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
         let effects = vision.step(want(3, vec![of(1, 4), picture(3, 2)]));
         assert!(matches!(&effects[0], Effect::Copy { to_device, .. } if to_device.len() == 4), "{effects:?}");
         assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
-        assert_eq!(vision.step(Input::Encoded), [], "one of them is on its way");
+        assert_eq!(vision.step(Input::Encoded), [], "one picture is still being copied");
         vision.step(Input::Copied);
         assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(3), _)]));
     }
@@ -356,7 +356,7 @@ fn a_picture_without_a_place_or_pixels_has_to_come_again() {
         let effects = vision.step(Input::Unpin(names.iter().map(|name| hash(*name)).collect()));
         assert_eq!(effects.contains(&Effect::Lost(Ticket(6))), is_lost, "after {names:?}: {effects:?}");
     }
-    assert!(vision.holds_all(&[hash(4), hash(5)]), "the fourth has taken its place on the host");
+    assert!(vision.holds_all(&[hash(4), hash(5)]), "the fourth picture took the slots on the host");
 }
 
 #[test]
@@ -367,12 +367,12 @@ fn no_more_than_four_copies_are_under_way() {
         vision.step(Input::Encoded);
         vision.step(Input::Unpin(vec![hash(name)]));
     }
-    assert_eq!(vision.step(want(6, vec![held(1, 2)])), [], "it waits for a copy to end");
+    assert_eq!(vision.step(want(6, vec![held(1, 2)])), [], "the request waits for a copy to end");
     assert!(matches!(vision.step(Input::Copied)[..], [Effect::Copy { .. }]));
     for _ in 0..3 {
         assert_eq!(vision.step(Input::Copied), []);
     }
-    assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(6), _)]), "copies end in their order");
+    assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(6), _)]), "copies end in order");
 }
 
 /// Pictures of a request, and their rows.
@@ -468,7 +468,7 @@ proptest::proptest! {
                 },
                 Event::Withdraw(_) if open.is_empty() => continue,
                 Event::Withdraw(which) => {
-                    let ticket = *open.keys().nth(which % open.len()).expect("not empty");
+                    let ticket = *open.keys().nth(which % open.len()).expect("the list is not empty");
                     open.remove(&ticket);
                     vision.step(Input::Withdraw(Ticket(ticket)))
                 }
@@ -485,9 +485,9 @@ proptest::proptest! {
                         let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * 4).sum();
                         proptest::prop_assert!(patches <= permits * 4);
                         for (key, rows) in &pictures {
-                            proptest::prop_assert!(pixels.contains(key), "pixels went before their launch");
+                            proptest::prop_assert!(pixels.contains(key), "pixels exist until their launch");
                             let read = |row: &u32| held.iter().any(|(_, rows)| rows.iter().any(|r| r.contains(row)));
-                            proptest::prop_assert!(!rows.iter().any(read), "a row that is read is written");
+                            proptest::prop_assert!(!rows.iter().any(read), "no row that is read is overwritten");
                         }
                         let written = pictures.iter().flat_map(|(_, rows)| rows.iter());
                         written.for_each(|row| contents[*row as usize] = None);
@@ -497,33 +497,33 @@ proptest::proptest! {
                         proptest::prop_assert!(copying.len() < COPIES, "{} copies under way", copying.len());
                         for BlockCopy { block, slot } in to_host {
                             let key = contents[block as usize];
-                            proptest::prop_assert!(key.is_some(), "a row leaves that is not written");
+                            proptest::prop_assert!(key.is_some(), "a row is copied out only after it was written");
                             on_host[slot as usize] = key;
                         }
                         let mut coming = Vec::new();
                         for BlockCopy { block, slot } in to_device {
                             let is_read = held.iter().any(|(_, rows)| rows.iter().any(|rows| rows.contains(&block)));
-                            proptest::prop_assert!(!is_read, "a row that is read is written");
+                            proptest::prop_assert!(!is_read, "no row that is read is overwritten");
                             contents[block as usize] = None;
-                            coming.push((block, on_host[slot as usize].expect("a slot is read that was written")));
+                            coming.push((block, on_host[slot as usize].expect("the slot was written before")));
                         }
                         copying.push_back(coming);
                     }
                     Effect::Lost(ticket) => {
-                        let (names, rank) = open.remove(&ticket.0).expect("answered once");
+                        let (names, rank) = open.remove(&ticket.0).expect("each ticket is answered once");
                         events.push_front(Event::Want(names, true, rank));
                     }
                     Effect::Ready(ticket, rows) => {
-                        let (names, _) = open.remove(&ticket.0).expect("answered once");
+                        let (names, _) = open.remove(&ticket.0).expect("each ticket is answered once");
                         for (name, rows) in names.iter().zip(&rows) {
                             proptest::prop_assert_eq!(rows.len(), usize::from(*name));
                             let holds = rows.iter().all(|row| contents[*row as usize] == Some(hash(*name)));
-                            proptest::prop_assert!(holds, "the rows hold the picture");
+                            proptest::prop_assert!(holds, "the rows hold the requested picture");
                         }
                         held.push((names.iter().map(|name| hash(*name)).collect(), rows));
                     }
                     Effect::Refused { ticket, rows, limit } => {
-                        let (names, _) = open.remove(&ticket.0).expect("answered once");
+                        let (names, _) = open.remove(&ticket.0).expect("each ticket is answered once");
                         let too_large = names.iter().any(|name| usize::from(*name) > permits);
                         proptest::prop_assert!(rows > limit || too_large);
                     }
@@ -532,7 +532,7 @@ proptest::proptest! {
             let needed = vision.need_pixels();
             pixels.retain(|key| needed.contains(key));
         }
-        proptest::prop_assert!(open.is_empty(), "these still wait: {:?}", open);
+        proptest::prop_assert!(open.is_empty(), "requests without an answer: {:?}", open);
         proptest::prop_assert!(held.is_empty() && pixels.is_empty());
     }
 }

@@ -94,7 +94,7 @@ impl RequestPictures {
             let (hash, cache_rows) = match self.computed.get(span.picture) {
                 Some(hash) => (*hash, [].into()),
                 None => {
-                    let pins = self.pins.as_ref().expect("a picture is computed or has rows");
+                    let pins = self.pins.as_ref().expect("a picture is either computed already or has rows");
                     let pinned = &pins.pictures[span.picture - self.computed.len()];
                     (pinned.key, pinned.rows.clone())
                 }
@@ -158,7 +158,7 @@ mod tests {
         for (tokens, whole) in [(0, 0), (5, 0), (6, 1), (16, 1), (18, 2), (43, 2), (44, 3)] {
             assert_eq!(files_within(tokens, &files, &spans), whole, "{tokens} tokens");
         }
-        assert_eq!(files_within(99, &files[..1], &spans), 1, "the others are not known");
+        assert_eq!(files_within(99, &files[..1], &spans), 1, "the other files are unknown");
     }
 
     #[test]
@@ -176,8 +176,8 @@ mod tests {
             name_blocks(&mut prefix, &prompt, &names);
             prefix.as_slice().to_vec()
         };
-        assert_eq!(named(&[]), [], "the first picture is in the first block");
-        assert_eq!(named(&[1]).len(), 3, "50 tokens are three blocks and two tokens");
+        assert_eq!(named(&[]), [], "the first picture begins in the first block");
+        assert_eq!(named(&[1]).len(), 3, "50 tokens are three whole blocks and two tokens");
         assert_eq!((named(&[1, 2]).len(), &named(&[1, 2])[..3]), (4, &named(&[1])[..]));
         assert_ne!(named(&[3]), named(&[1]));
     }

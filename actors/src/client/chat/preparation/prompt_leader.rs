@@ -71,19 +71,19 @@ mod tests {
     #[tokio::test]
     async fn followers_wait_for_the_first_sample_unless_it_is_gone() {
         let mut parts = LeaderRole::of(3);
-        let mut second = parts.pop().expect("three");
-        let mut third = parts.pop().expect("three");
-        let mut first = parts.pop().expect("three");
+        let mut second = parts.pop().expect("there are three roles");
+        let mut third = parts.pop().expect("there are three roles");
+        let mut first = parts.pop().expect("there are three roles");
         first.announce(|| Lead::Computed { generation: 7, pictures: RequestPictures::default() });
-        first.announce(|| unreachable!("said once"));
+        first.announce(|| unreachable!("the leader announces only once"));
         assert!(matches!(second.wait().await, Some(Lead::Computed { generation: 7, .. })));
         assert!(matches!(third.wait().await, Some(Lead::Computed { generation: 7, .. })));
-        assert!(second.wait().await.is_none(), "nobody waits twice");
+        assert!(second.wait().await.is_none(), "a second wait returns at once");
 
         let mut parts = LeaderRole::of(2);
-        let mut second = parts.pop().expect("two");
+        let mut second = parts.pop().expect("there are two roles");
         drop(parts);
-        assert!(second.wait().await.is_none(), "the first has gone without a word");
-        assert!(LeaderRole::of(1).pop().expect("one").wait().await.is_none());
+        assert!(second.wait().await.is_none(), "the leader was dropped without an announcement");
+        assert!(LeaderRole::of(1).pop().expect("there is one role").wait().await.is_none());
     }
 }

@@ -37,29 +37,29 @@ struct Stressed {
 const TARGET: Target = Target::Cpu { threads: 1 };
 
 fn demo_checkpoint() -> Checkpoint {
-    Checkpoint::open(demo::checkpoint()).expect("it is embedded")
+    Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded")
 }
 
 fn context_of(checkpoint: &Checkpoint, model: &Model, envelope: Envelope) -> ModelContext {
     let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
     let own = ModelBounds { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
-    let inputs = options.lowered(&own).expect("its limits agree");
+    let inputs = options.lowered(&own).expect("the limits are consistent");
     ModelContext::new(
         "demo".to_owned(),
         checkpoint,
         model.config().clone(),
         &options,
         &inputs,
-        checkpoint.prompts().expect("it has a tokenizer"),
+        checkpoint.prompts().expect("the checkpoint has a tokenizer"),
     )
 }
 
 fn stressed(envelope: Envelope) -> Stressed {
     let checkpoint = demo_checkpoint();
-    let model = Model::plan(&checkpoint, &TARGET).expect("it is whole");
+    let model = Model::plan(&checkpoint, &TARGET).expect("the model can be planned");
     let context = context_of(&checkpoint, &model, envelope);
     let needs = MemoryRequirements::plan(&model, TARGET, &context.envelope, Bytes::kib(64))
-        .expect("its worst cases go together");
+        .expect("the worst cases are consistent");
     let mut stressed =
         Stressed { context, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
     for (worst_case, _) in &needs.worst_cases {
@@ -75,7 +75,7 @@ fn stressed(envelope: Envelope) -> Stressed {
 }
 
 fn picture((width, height): (u32, u32)) -> Image {
-    Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("as many bytes as pixels")
+    Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("the byte count matches the size")
 }
 
 /// A picture. Some pictures have their own resize limits, and some of these limits are close
@@ -154,20 +154,20 @@ fn no_admitted_request_exceeds_what_was_stressed() {
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
-    assert!(let_in.get() >= 20 && shown.get() >= 5, "{} were let in, {} with pictures", let_in.get(), shown.get());
+    assert!(let_in.get() >= 20 && shown.get() >= 5, "{} chats were admitted, {} of them with pictures", let_in.get(), shown.get());
 }
 
 #[test]
 fn without_settings_for_videos_pictures_are_taken_and_a_video_is_told_which_file_is_missing() {
     let mut checkpoint = demo_checkpoint();
     checkpoint.video_processor = None;
-    let model = Model::plan(&checkpoint, &TARGET).expect("it is whole");
+    let model = Model::plan(&checkpoint, &TARGET).expect("the model can be planned");
     let context = context_of(&checkpoint, &model, Envelope { context_tokens: 400, ..Envelope::small() });
     let asked = |chat: Chat| Preparation::of(&chat, &context, 400, 1);
-    let prepared = asked(Chat::new().user("What?").image(picture((50, 50)))).expect("it takes pictures");
+    let prepared = asked(Chat::new().user("What?").image(picture((50, 50)))).expect("the model takes pictures");
     assert_eq!(prepared[0].pictures.len(), 1);
     let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
-    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("it takes no videos") };
+    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the model takes no videos") };
     assert!(matches!(&refused, ChatError::Video { index: 0, source } if **source == VideoError::NoProcessor));
     for said in [refused.to_string(), refused.hint()] {
         assert!(said.contains("video_preprocessor_config.json"), "{said}");
@@ -182,8 +182,8 @@ fn requests_of_every_kind_are_admitted() {
     let chat = chat.video(Video::from_frames(vec![picture((200, 100)); 5], 2.0));
     let prepared = Preparation::of(&chat, &stressed.context, 4096, 1).unwrap_or_else(|error| panic!("{error}"));
     let Preparation { prompt, tokens_max, .. } = &prepared[0];
-    assert_eq!(prompt.pictures.len(), 2 + 3, "three steps of five frames");
-    assert_eq!(prompt.tokens.len() + tokens_max, 400, "the reply may fill the context");
+    assert_eq!(prompt.pictures.len(), 2 + 3, "two pictures and three steps of the video");
+    assert_eq!(prompt.tokens.len() + tokens_max, 400, "the reply may fill the rest of the context");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_prompt_that_is_too_long_is_refused_before_its_form_is_compiled() {
     let zebra = OutputFormat::json(serde_json::json!({"type": "zebra"}));
     let asked = |words: usize| {
         let chat = Chat::new().user("shape ".repeat(words)).format(zebra.clone());
-        Preparation::of(&chat, &stressed.context, 4096, 1).err().expect("it is refused")
+        Preparation::of(&chat, &stressed.context, 4096, 1).err().expect("the schema is refused")
     };
     assert!(matches!(asked(1), ChatError::Format(_)));
     assert!(matches!(asked(1000), ChatError::TooLong { limit: 400, .. }), "{}", asked(1000));

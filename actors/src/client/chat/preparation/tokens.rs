@@ -96,7 +96,7 @@ impl ModelHandle {
         work: impl FnOnce(&ModelContext) -> Result<T, ChatError> + Send + 'static,
     ) -> Result<T, ChatError> {
         let context: Arc<ModelContext> = self.serving().await?.context;
-        let permit = self.token_threads.clone().acquire_owned().await.expect("nobody closes it");
+        let permit = self.token_threads.clone().acquire_owned().await.expect("the semaphore is never closed");
         let worked = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             work(&context)

@@ -66,11 +66,11 @@ mod tests {
     #[test]
     fn too_many_tools_are_refused_before_any_of_them_is_read() {
         let chat = Chat::new().tools(vec![json!({"no": "function"}); 129]);
-        let error = chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("they are too many");
+        let error = chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("the tools are too many");
         let ChatError::Format(error) = error else { panic!("{error}") };
         assert!(matches!(*error, GrammarError::TooLarge { value: 129, limit: 128, .. }), "{error}");
         // With too many tools, forcing one tool by name is still allowed.
         let named = chat.tools([json!({"name": "clock"})]).tool_choice(ToolChoice::Named("clock".into()));
-        assert_eq!(named.callable_tools().expect("one tool")[0].0, 129);
+        assert_eq!(named.callable_tools().expect("one tool is callable")[0].0, 129);
     }
 }

@@ -96,7 +96,7 @@ mod tests {
         let (answer, events) = heard(reply);
         assert_eq!((answer.reasoning.as_str(), answer.text.as_str()), ("Hm.", "So:"));
         assert!(answer.calls_tools());
-        let [a, b] = &answer.calls[..] else { panic!("two calls: {:?}", answer.calls) };
+        let [a, b] = &answer.calls[..] else { panic!("the answer has two calls: {:?}", answer.calls) };
         assert_eq!((a.name.as_str(), a.arguments.as_str(), a.is_whole), ("a", "{\"x\": 1}", true));
         assert_eq!((b.name.as_str(), b.arguments.as_str(), b.is_whole), ("b", "{}", true));
         assert!(a.id.starts_with("call_") && a.id != b.id && heard(reply).0.calls[0].id != a.id);
@@ -124,9 +124,9 @@ mod tests {
             let (answer, _) = heard(&format!("<tool_call>{{\"name\": \"a\", \"arguments\": {arguments}"));
             assert_eq!((answer.calls[0].arguments.as_str(), answer.calls[0].is_whole), (arguments, false));
             assert!(!answer.calls_tools());
-            assert_eq!(answer.whole_calls(), 0, "a chat that asks for one call goes on");
+            assert_eq!(answer.whole_calls(), 0, "a call with invalid arguments is not whole, so the chat continues");
             let value = serde_json::Value::from(answer.calls[0].clone());
-            assert_eq!(value["function"]["arguments"], arguments, "it can be shown to the model again");
+            assert_eq!(value["function"]["arguments"], arguments, "the call can be passed to the model again");
         }
     }
 }

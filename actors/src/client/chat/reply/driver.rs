@@ -368,7 +368,7 @@ impl Driver {
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
                         Delivery::Found(_) | Delivery::Scores { .. } | Delivery::ComeAgain | Delivery::Late(_) => {
-                            unreachable!("taken above")
+                            unreachable!("these deliveries were handled above")
                         }
                     }
                 }

@@ -51,9 +51,9 @@ mod tests {
     fn tokens_between_the_tags_are_counted_and_tags_are_not() {
         let reply = ["<think>", "\n", "One", " two", ".", "\n", "</think>", "\n\n", "Three", "."];
         assert_eq!(counted(Thinking::Possible, &reply), 5);
-        assert_eq!(counted(Thinking::Begun, &reply[2..]), 4, "the prompt has opened it");
-        assert_eq!(counted(Thinking::Begun, &reply), 6, "what follows it counts, another such tag too");
-        assert_eq!(counted(Thinking::Possible, &reply[7..]), 0, "it does not reason");
+        assert_eq!(counted(Thinking::Begun, &reply[2..]), 4, "the prompt contains the opening tag");
+        assert_eq!(counted(Thinking::Begun, &reply), 6, "with the opening tag in the prompt, a second one counts as text");
+        assert_eq!(counted(Thinking::Possible, &reply[7..]), 0, "a reply without an opening tag has no reasoning");
         assert_eq!(counted(Thinking::Off, &reply), 0);
     }
 
@@ -62,6 +62,6 @@ mod tests {
         let spelled = ["<", "think", ">", "a", "</", "think", ">", "b"];
         assert_eq!(counted(Thinking::Possible, &spelled), 1);
         assert_eq!(counted(Thinking::Begun, &["a", "</", "thing", ">", "</think>", "b"]), 4);
-        assert_eq!(counted(Thinking::Begun, &["a", "</", "think"]), 3, "it was cut off");
+        assert_eq!(counted(Thinking::Begun, &["a", "</", "think"]), 3, "the reply was cut off during reasoning");
     }
 }

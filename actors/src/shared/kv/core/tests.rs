@@ -87,7 +87,7 @@ fn a_sequence_with_a_known_prefix_takes_its_blocks() {
     assert_eq!((table.held, &table.blocks), (32, &vec![0, 1, 3]), "the begun block of A is not shared");
     assert_eq!(kv.free_blocks(), 4);
     kv.release(A);
-    assert_eq!(kv.free_blocks(), 5, "the shared ones are still held by B");
+    assert_eq!(kv.free_blocks(), 5, "B still holds the shared blocks");
     kv.release(B);
     assert_eq!(kv.usage(), KvUse { blocks: 8, held: 0, cached: 2 });
 }
@@ -105,7 +105,7 @@ fn released_blocks_stay_cached_until_their_place_is_needed() {
     // Another sequence needs two blocks: the blank block, and the last cached block.
     kv.allot(&[demand(B, 0, 32)]);
     kv.release(B);
-    assert_eq!(kv.allot(&[alike(A, 7, 33, 33)]).tables[0].held, 16, "the beginning is still there");
+    assert_eq!(kv.allot(&[alike(A, 7, 33, 33)]).tables[0].held, 16, "the first block is still cached");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_fully_cached_sequence_still_has_a_token_to_compute() {
     fill(&mut kv, A, 7, 32);
     let table = &kv.allot(&[alike(B, 7, 32, 32)]).tables[0];
     assert_eq!((table.held, table.blocks.len()), (16, 2));
-    assert_ne!(table.blocks[1], 1, "the last block is written again, so it must be one of its own");
+    assert_ne!(table.blocks[1], 1, "the last block is written again, so B needs a separate block");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn shared_blocks_do_not_count_as_room() {
     // B shares two of the three free blocks. It would need two more.
     let allotment = kv.allot(&[alike(B, 7, 64, 64)]);
     assert_eq!((allotment.tables.len(), allotment.short_by), (0, 1));
-    assert_eq!(kv.usage(), KvUse { blocks: 3, held: 0, cached: 2 }, "and nothing has changed");
+    assert_eq!(kv.usage(), KvUse { blocks: 3, held: 0, cached: 2 }, "a refused request changes nothing");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn duplicate_blocks_stay_separate_and_only_one_is_shared() {
     fill(&mut kv, B, 7, 17);
     assert_eq!(kv.allot(&[alike(SequenceId(3), 7, 17, 17)]).tables[0].blocks[0], 0);
     kv.release(B);
-    assert_eq!(kv.usage().cached, 0, "what B computed is there twice, and its own is blank again");
+    assert_eq!(kv.usage().cached, 0, "the block of B is blank again, because only the block of A is shared");
 }
 
 #[test]
@@ -159,12 +159,12 @@ fn a_shrink_drops_the_tail_and_its_holders() {
     fill(&mut kv, B, 7, 48);
     kv.release(SequenceId(3));
     assert_eq!(kv.usage(), KvUse { blocks: 8, held: 5, cached: 1 });
-    assert_eq!(kv.shrink(4), [B], "A holds 0 and 1");
-    assert_eq!(kv.usage(), KvUse { blocks: 4, held: 2, cached: 2 }, "of B's blocks 2 and 3 still serve");
-    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).short_by, 1, "there is no room for three");
+    assert_eq!(kv.shrink(4), [B], "A holds blocks 0 and 1");
+    assert_eq!(kv.usage(), KvUse { blocks: 4, held: 2, cached: 2 }, "blocks 2 and 3 of B are still cached");
+    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).short_by, 1, "three blocks do not fit");
     assert_eq!(kv.allot(&[alike(B, 7, 33, 33)]).short_by, 1);
     kv.release(A);
-    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).tables[0].held, 32, "and the third was forgotten");
+    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).tables[0].held, 32, "the shrink dropped the content of the third block of B");
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn new_blocks_are_blank_and_the_lowest_are_taken_first() {
     assert_eq!(blocks(&kv.allot(&[demand(B, 0, 33)])), [(B, vec![2, 3, 4])]);
     kv.release(A);
     kv.grow(3);
-    assert_eq!(kv.blocks(), 5, "fewer than there are is no growth");
+    assert_eq!(kv.blocks(), 5, "a size below the current one does not grow the pool");
     assert_eq!(blocks(&kv.allot(&[demand(A, 0, 1)])), [(A, vec![0])]);
 }
 

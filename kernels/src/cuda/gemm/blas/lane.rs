@@ -241,7 +241,7 @@ impl LaneGemms {
         }
         match (timed.first(), refused) {
             (Some((_, fastest)), _) => Ok(*fastest),
-            (None, refused) => Err(refused.expect("there was one to try")),
+            (None, refused) => Err(refused.expect("there was at least one algorithm to try")),
         }
     }
 }

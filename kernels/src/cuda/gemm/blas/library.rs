@@ -401,12 +401,12 @@ mod tests {
     fn a_machine_without_cublaslt_is_told_where_it_was_looked_for_and_what_to_install() {
         let nowhere = PathBuf::from("/nowhere/lib");
         let candidates = BLAS_NAMES.map(|name| nowhere.join(name));
-        let error = find(&candidates, &[nowhere]).map(drop).expect_err("it is not there");
+        let error = find(&candidates, &[nowhere]).map(drop).expect_err("the library does not exist");
         assert!(matches!(error, OpenError::NoBlas { .. }), "{error:?}");
         let said = error.to_string();
         assert!(said.starts_with("cuBLASLt was not found") && said.contains("/nowhere/lib"), "{said}");
         assert!(BLAS_NAMES.iter().all(|name| said.contains(name)), "{said}");
-        let hint = error.hint().expect("there is something to do");
+        let hint = error.hint().expect("the error has a hint");
         assert!(hint.contains("pip install nvidia-cublas") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");
     }
 
@@ -416,7 +416,7 @@ mod tests {
         // Any other library serves the test.
         let other = PathBuf::from("libm.so.6");
         let error =
-            find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[]).map(drop).expect_err("it is not it");
+            find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[]).map(drop).expect_err("the file is not cuBLASLt");
         let OpenError::BadBlas { library, reason } = &error else { panic!("{error:?}") };
         assert!(library == "libm.so.6" && reason.contains("cublasLtCreate"), "{error}");
         assert!(error.hint().is_some());

@@ -22,13 +22,13 @@ const MIB: fn(u64) -> Bytes = Bytes::mib;
 impl Filled {
     async fn new() -> Filled {
         let bed = Bed::new().await;
-        let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("there is room"));
+        let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("the budget has room for the lease"));
         let segment = Segment::reserve(bed.device.clone(), MIB(64), lease.clone()).expect("addresses");
-        segment.back_to(MIB(58)).expect("it is leased");
-        bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("it answers").expect("it freezes");
+        segment.back_to(MIB(58)).expect("the segment is backed within its lease");
+        bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("the budget answers").expect("the gate freezes");
         let heard = Arc::<Mutex<Vec<ResizeOrder>>>::default();
         let listener = heard.clone();
-        let orders = Arc::new(move |order| listener.lock().expect("no panic").push(order));
+        let orders = Arc::new(move |order| listener.lock().expect("the lock is not poisoned").push(order));
         bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), lends: None, orders });
         Filled { bed, lease, segment, heard }
     }
@@ -55,17 +55,17 @@ impl Filled {
     }
 
     fn hear(&self) -> Vec<ResizeOrder> {
-        std::mem::take(&mut self.heard.lock().expect("no panic"))
+        std::mem::take(&mut self.heard.lock().expect("the lock is not poisoned"))
     }
 
     async fn resize(&self, to: Bytes) {
         let shrinks = to < self.lease.bytes();
         if shrinks {
-            self.segment.shrink_to(to, &Fence::passed()).expect("it is there");
+            self.segment.shrink_to(to, &Fence::passed()).expect("the bytes are backed");
         }
-        self.bed.budget.resize(tree::RESIZE_FOR_ENGINE, &self.lease, to).await.expect("it answers");
+        self.bed.budget.resize(tree::RESIZE_FOR_ENGINE, &self.lease, to).await.expect("the budget answers");
         if !shrinks {
-            self.segment.back_to(to).expect("it is leased");
+            self.segment.back_to(to).expect("the segment is backed within its lease");
         }
     }
 }
@@ -73,12 +73,12 @@ impl Filled {
 #[tokio::test(start_paused = true)]
 async fn growth_of_another_process_is_ordered_back_within_a_second_until_covered() {
     let filled = Filled::new().await;
-    assert_eq!(filled.pass(3).await, [], "nobody has taken anything");
+    assert_eq!(filled.pass(3).await, [], "no other process has taken memory");
     filled.bed.device.foreign_takes(MIB(5));
     let give = ResizeOrder::GiveUp { to: MIB(55) };
-    assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4");
-    assert!(filled.bed.snapshot().await.canary.is_zero(), "it was given first");
-    assert_eq!(filled.pass(2).await, [give], "for as long as it is not done");
+    assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4 MiB are missing");
+    assert!(filled.bed.snapshot().await.canary.is_zero(), "the canary was given first");
+    assert_eq!(filled.pass(2).await, [give], "the order is repeated until it is done");
     filled.resize(MIB(55)).await;
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.canary, ledger.free, ledger.foreign), (MIB(4), MIB(0), MIB(5)), "{ledger}");
@@ -97,15 +97,15 @@ async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
         assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
         filled.pass_for(sixteenth).await;
         filled.pass_for(sixteenth).await;
-        let order = filled.hear().pop().expect("it was looked at within an eighth of a second");
-        assert_eq!(order, ResizeOrder::GiveUp { to: MIB(size - 6) }, "the canary's 4, and 2 ahead");
+        let order = filled.hear().pop().expect("the device was looked at within an eighth of a second");
+        assert_eq!(order, ResizeOrder::GiveUp { to: MIB(size - 6) }, "the cache gives up the canary's 4 MiB and 2 more ahead");
     }
     filled.resize(MIB(37)).await;
     filled.pass(2).await;
     filled.bed.device.foreign_takes(MIB(64));
     filled.pass_for(Duration::from_millis(60)).await;
     let give = ResizeOrder::GiveUp { to: MIB(33) };
-    assert_eq!(filled.hear(), [give], "a glance saw it, and after a quiet second nothing is freed ahead");
+    assert_eq!(filled.hear(), [give], "a quick probe saw the growth, and after a quiet second no bytes are freed ahead");
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +113,7 @@ async fn unbacked_bytes_still_leased_do_not_hide_another_process() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
-    filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
+    filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("the bytes are backed");
     // The resize is half done: the other process is as large as before, and the
     // canary must not change.
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
@@ -129,7 +129,7 @@ async fn no_cache_is_asked_to_shrink_below_its_floor() {
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(8) }]);
     filled.resize(MIB(8)).await;
     filled.bed.device.foreign_takes(MIB(64));
-    assert_eq!(filled.pass(3).await, [], "it has nothing left to give");
+    assert_eq!(filled.pass(3).await, [], "a cache at its floor has nothing left to give");
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.canary, ledger.granted, ledger.foreign), (MIB(0), MIB(8), MIB(56)), "{ledger}");
 }
@@ -140,19 +140,19 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     filled.bed.device.foreign_takes(MIB(6));
     filled.pass(1).await;
     filled.resize(MIB(54)).await;
-    assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
+    assert_eq!(filled.pass(30).await, [], "only the canary's bytes are free");
     filled.bed.device.foreign_gives_back(MIB(3));
     // The first probe that sees the memory runs a second later. The tenth probe after that offers
     // growth.
     let may = |to| ResizeOrder::MayGrow { to: MIB(to) };
     assert_eq!(filled.pass(10).await, []);
     assert_eq!(filled.pass(1).await, [may(57)]);
-    assert_eq!(filled.pass(11).await, [may(57)], "nobody took it, and it is offered anew");
+    assert_eq!(filled.pass(11).await, [may(57)], "growth that was not taken is offered again");
     filled.resize(MIB(57)).await;
     filled.bed.device.foreign_gives_back(MIB(3));
-    assert_eq!(filled.pass(11).await, [may(58)], "2 were always free");
+    assert_eq!(filled.pass(11).await, [may(58)], "2 MiB were free from the start and are not offered");
     filled.resize(MIB(58)).await;
-    assert_eq!(filled.pass(60).await, [], "it has all that it had");
+    assert_eq!(filled.pass(60).await, [], "the cache is back at its full size");
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,9 +163,9 @@ async fn a_waiting_lease_comes_before_growth() {
         let budget = filled.bed.budget.clone();
         async move { budget.lease(Class::external("mine"), MIB(12)).await }
     });
-    assert_eq!(filled.pass(30).await, [], "10 are free, and it waits for 12");
+    assert_eq!(filled.pass(30).await, [], "10 MiB are free, but the waiting lease needs 12");
     filled.resize(MIB(48)).await;
-    let tenant = waiting.await.expect("no panic").expect("there is room");
+    let tenant = waiting.await.expect("the task does not panic").expect("the budget has room for the lease");
     assert_eq!((tenant.bytes(), filled.pass(30).await), (MIB(12), vec![]));
 }
 
@@ -179,7 +179,7 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
     filled.bed.succeed().await;
     // This call starts the successor's probe timers before the test advances time.
     filled.bed.snapshot().await;
-    assert_eq!(filled.pass(1).await, [give], "the lease was told of before, with its floor");
+    assert_eq!(filled.pass(1).await, [give], "the successor knows the lease and its floor");
     filled.resize(MIB(55)).await;
     assert_eq!(filled.pass(2).await, []);
 }
@@ -188,15 +188,15 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
 async fn unleased_bytes_of_a_model_being_sized_are_not_of_another_process() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
-    let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+    let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
     // These bytes simulate captured graphs, whose memory is allocated before it is leased.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
-    filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("it answers").expect("it freezes");
+    filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("the budget answers").expect("the gate freezes");
     assert!(
         matches!(filled.pass(1).await[..], [ResizeOrder::GiveUp { .. }]),
-        "what is there at READY is another process"
+        "after READY, unleased bytes belong to another process"
     );
     drop(other);
 }
@@ -206,20 +206,20 @@ async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     let books = async || {
-        budget.room().await.expect("it answers");
+        budget.room().await.expect("the budget answers");
         let ledger = filled.bed.snapshot().await;
         (ledger.overhead, ledger.foreign)
     };
     device.drifts(Bytes::kib(512));
     filled.pass(2).await;
-    assert_eq!(books().await, (Bytes::ZERO, Bytes::kib(512)), "nobody is sized: it is an alarm");
-    let gate = async |model, to| budget.move_gate(Label::from(model), to).await.expect("it answers").expect("it moves");
+    assert_eq!(books().await, (Bytes::ZERO, Bytes::kib(512)), "no model is being sized, so the drift counts as foreign");
+    let gate = async |model, to| budget.move_gate(Label::from(model), to).await.expect("the budget answers").expect("the gate moves");
     gate("demo", Gate::Open).await;
     device.drifts(Bytes::kib(256));
-    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(512)), "what a library loaded at its first use");
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(512)), "bytes that appear while one model is sized are overhead, such as a library's first use");
     gate("another", Gate::Open).await;
     device.drifts(Bytes::kib(128));
-    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(640)), "of two nobody knows what is leased in a moment");
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(640)), "while two models are sized, new bytes cannot be assigned to either and are foreign");
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,10 +228,10 @@ async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     // The addresses of captured graphs are unknown to the budget, and the driver keeps their memory
     // in a pool.
-    let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("it answers").expect("it moves");
+    let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("the budget answers").expect("the gate moves");
     gate(Gate::Open).await;
     let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));
-    let graphs = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+    let graphs = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
     gate(Gate::Frozen).await;
     device.drifts(Bytes::kib(256));
     filled.pass(2).await;
@@ -239,12 +239,12 @@ async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
         let ledger = filled.bed.snapshot().await;
         (ledger.overhead, ledger.foreign)
     };
-    assert_eq!(books().await, (Bytes::ZERO, Bytes::ZERO), "it is what the lease pays for");
+    assert_eq!(books().await, (Bytes::ZERO, Bytes::ZERO), "the lease covers the bytes");
     drop(graphs);
-    assert_eq!(books().await, (Bytes::kib(512), Bytes::ZERO), "before anybody looks all of it may still be held");
+    assert_eq!(books().await, (Bytes::kib(512), Bytes::ZERO), "until the next look, all bytes of the lease may still be held");
     filled.pass(2).await;
-    assert_eq!(books().await, (Bytes::kib(256), Bytes::ZERO), "and what is held no longer is let go of");
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::ZERO), "bytes that the driver no longer holds are not overhead");
     device.drifts(Bytes::kib(128));
     filled.pass(2).await;
-    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(128)), "what comes later is drift");
+    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(128)), "later growth is drift, which is foreign");
 }

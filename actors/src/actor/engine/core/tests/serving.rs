@@ -7,11 +7,11 @@ fn a_schedulers_death_spares_vision() {
     let mut bed = Bed::serving(rules());
     let told = ["check device", "starting", "scheduler restarts", "stop scheduler", "restart 1 after 1ms"];
     assert_eq!(bed.die(1).hear(), told);
-    let kept = bed.core.serving().expect("it is kept").children().expect("vision goes on");
+    let kept = bed.core.serving().expect("the serving state is kept").children().expect("the vision role keeps running");
     assert_eq!(kept.0, ["vision"]);
     let told = ["start 2 from scheduler with 100 of 100, owned by 0", "let in to 2"];
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), told, "and READY is not told again");
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0], "it is done");
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), told, "READY is not announced again");
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0], "the restart was handled already");
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
         "Shrink { to: 95 }",
     ];
     assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), told);
-    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(100))).hear(), [""; 0], "it shrinks");
+    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(100))).hear(), [""; 0], "the pool is shrinking");
     let told = [
         "obey from 16 to 95",
         "start 2 from vision with 95 of 95, owned by 0",
@@ -59,7 +59,7 @@ fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
     ];
     assert_eq!(bed.changed().hear(), told);
     let reports: Vec<_> = bed.core.log.reports().iter().map(|report| &report.outcome).collect();
-    assert!(matches!(reports[..], [Outcome::Refused { .. }, Outcome::Ready]), "one of each attempt: {reports:?}");
+    assert!(matches!(reports[..], [Outcome::Refused { .. }, Outcome::Ready]), "each attempt has one report: {reports:?}");
 }
 
 #[test]
@@ -73,13 +73,13 @@ fn a_fixed_size_serves_again_at_once_without_shrinking() {
 fn a_refusal_counts_only_from_actors_that_serve_now() {
     let mut bed = Bed::serving(rules());
     bed.die(1).hear();
-    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "its actor is gone");
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "the actor has stopped");
     bed.give(Input::Restart { restart: 1 }).hear();
-    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "a successor serves");
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "a successor serves already");
     // The vision actor outlived the restart, so it still belongs to the first start.
     assert_eq!(bed.refuse_serving(WhichLane::Vision, 2).hear(), [""; 0]);
     assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear()[2], "stop scheduler, vision");
-    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear(), [""; 0], "it is being handled");
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear(), [""; 0], "the refusal is being handled already");
 }
 
 #[test]
@@ -100,9 +100,9 @@ fn the_last_refusal_while_serving_asks_what_would_help_and_ends() {
     bed.hear();
     let told = bed.refuse_serving(WhichLane::Step, 4).hear();
     assert_eq!(told[3..], ["attempt 4 refused in serve of 1360", "advise on plan: 60 B missing for 1360"]);
-    let serving = bed.core.serving().expect("what it leases is kept until it ends");
+    let serving = bed.core.serving().expect("leases are kept until the engine ends");
     assert!(serving.children().is_none() && *serving.profiled() == "sized");
-    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).hear(), [""; 0], "no actor serves");
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).hear(), [""; 0], "no scheduler is serving");
     assert_eq!(bed.give(Input::Advised(Vec::new())).hear().len(), 1);
     assert!(bed.core.serving().is_none());
 }
@@ -113,9 +113,9 @@ fn a_fault_plan_refuses_one_step_of_each_attempt() {
     let mut bed = Bed::sizing(Rules { faults, ..rules() }, false);
     let drills = |told: Vec<String>| told.iter().filter(|told| told.ends_with("refusing a step")).count();
     assert_eq!(drills(bed.sized(0).hear()), 1);
-    assert_eq!(drills(bed.die(1).give(Input::Restart { restart: 1 }).hear()), 0, "of this attempt one was");
+    assert_eq!(drills(bed.die(1).give(Input::Restart { restart: 1 }).hear()), 0, "the plan refuses one step per attempt");
     assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 2).changed().hear()), 1);
-    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 3).changed().hear()), 0, "two attempts were named");
+    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 3).changed().hear()), 0, "the plan names only two attempts");
 }
 
 #[test]

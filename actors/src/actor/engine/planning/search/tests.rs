@@ -28,8 +28,8 @@ struct Subject {
 
 impl Subject {
     fn of(source: CheckpointSource, target: Target) -> Self {
-        let checkpoint = Checkpoint::open(source).expect("it opens");
-        Subject { model: Model::plan(&checkpoint, &target).expect("it is whole"), checkpoint, target }
+        let checkpoint = Checkpoint::open(source).expect("the checkpoint opens");
+        Subject { model: Model::plan(&checkpoint, &target).expect("the model can be planned"), checkpoint, target }
     }
 
     fn demo() -> Self {
@@ -48,7 +48,7 @@ impl Subject {
     }
 
     fn least(&self, options: &LoadOptions) -> Bytes {
-        let (_, needs) = self.question(options, host_of(Bytes::ZERO)).needs().expect("it can be planned");
+        let (_, needs) = self.question(options, host_of(Bytes::ZERO)).needs().expect("the requirements can be planned");
         needs.memory_plan().total()
     }
 }
@@ -69,7 +69,7 @@ fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bo
         ("canary", Change::Size(bytes)) => place.canary = Some(bytes),
         _ => {
             let changed = Suggestion { to: Some(to), ..suggestion.clone() };
-            options = changed.over(&options).expect("it is one of the model's");
+            options = changed.over(&options).expect("the suggested value is valid for the model");
         }
     }
     Forecast::of(&Question { options: &options, place, ..*question }).is_ok_and(|forecast| forecast.fits())
@@ -77,13 +77,13 @@ fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bo
 
 /// Checks every suggestion. Returns the knobs for which a value was suggested.
 fn checked(question: &Question<'_>) -> Vec<&'static str> {
-    let forecast = Forecast::of(question).expect("it can be planned");
-    let unfit = forecast.unfit.unwrap_or_else(|| panic!("it fits: {}", forecast.plan));
+    let forecast = Forecast::of(question).expect("the requirements can be planned");
+    let unfit = forecast.unfit.unwrap_or_else(|| panic!("the question should not fit: {}", forecast.plan));
     let mut helpful = Vec::new();
     for suggestion in &unfit.suggestions {
         let Suggestion { knob, from, to: Some(to), .. } = suggestion else { continue };
         helpful.push(*knob);
-        assert!(fits_with(question, suggestion, *to), "{knob} {to} instead of {from} was said to fit");
+        assert!(fits_with(question, suggestion, *to), "{knob} {to} was suggested instead of {from} but does not fit");
         // A value nearer to the current value does not fit.
         let step = if *knob == "picture_pixels" { 28 * 28 } else { 1 };
         let nearer = match (*to, *from) {
@@ -100,7 +100,7 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
             (Change::Count(nearer), Change::Count(from)) => nearer.abs_diff(from) < step,
             (nearer, from) => nearer == from,
         };
-        assert!(is_now || !fits_with(question, suggestion, nearer), "{knob} {nearer} would have done, {to} was said");
+        assert!(is_now || !fits_with(question, suggestion, nearer), "{knob} {to} was suggested, but {nearer} fits too");
     }
     helpful
 }
@@ -114,7 +114,7 @@ fn every_suggestion_fits_alone_and_nothing_nearer_does() {
         let total = least.saturating_sub(Bytes::mib(short));
         let helpful = checked(&subject.question(&none, host_of(total)));
         assert!(helpful.contains(&TOTAL), "{helpful:?}");
-        assert!(helpful.len() >= 2, "{short} MiB are found in several places: {helpful:?}");
+        assert!(helpful.len() >= 2, "several knobs can free {short} MiB: {helpful:?}");
     }
     let roomy = host_of(least + default_canary(Bytes::gib(4)) + Bytes::mib(64));
     let given = LoadOptions { envelope: Some(Envelope::default()), ..none };
@@ -128,7 +128,7 @@ fn every_suggestion_fits_alone_and_nothing_nearer_does() {
         ("kv_bytes", LoadOptions { kv_bytes: Some(Bytes::gib(9)), ..given.clone() }),
     ] {
         let helpful = checked(&subject.question(&options, roomy));
-        assert!(helpful.contains(&knob), "{knob} is at fault, found was {helpful:?}");
+        assert!(helpful.contains(&knob), "{knob} should be among the suggestions {helpful:?}");
     }
 }
 
@@ -137,11 +137,11 @@ fn a_fixed_size_lacks_memory_if_large_and_tokens_if_small() {
     let subject = Subject::demo();
     let lack = |kv_tokens| {
         let options = LoadOptions { kv_tokens: Some(kv_tokens), ..LoadOptions::small() };
-        let forecast = Forecast::of(&subject.question(&options, host_of(Bytes::mib(64)))).expect("it can be planned");
-        (forecast.unfit.expect("it does not fit").lack, forecast.plan.total())
+        let forecast = Forecast::of(&subject.question(&options, host_of(Bytes::mib(64)))).expect("the requirements can be planned");
+        (forecast.unfit.expect("the model does not fit").lack, forecast.plan.total())
     };
-    let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else { panic!("it is short") };
-    assert_eq!((needed, short_by), (planned, needed - available), "what was fixed is in the plan");
+    let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else { panic!("memory is short") };
+    assert_eq!((needed, short_by), (planned, needed - available), "the plan includes the fixed part");
     let (few, _) = lack(100);
     assert_eq!(few, Lack::Tokens { tokens: 112, context_tokens: 512 });
 }
@@ -151,8 +151,8 @@ fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let place = MemoryState { canary: Some(Bytes::mib(100)), ..host_of(subject.least(&options) + Bytes::mib(60)) };
     let question = subject.question(&options, place);
-    let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("the canary is too large");
-    let canary = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("there is one");
+    let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the canary is too large");
+    let canary = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("the canary is among the suggestions");
     let Some(Change::Size(to)) = canary.to else { panic!("{canary:?}") };
     assert!(to <= Bytes::mib(60) && canary.frees == Bytes::mib(100).saturating_sub(to), "{canary:?}");
     assert!(checked(&question).contains(&"canary"));
@@ -162,14 +162,14 @@ fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
 fn a_lack_that_no_knob_can_fix_is_named_so() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let question = subject.question(&options, host_of(Bytes::mib(4)));
-    let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("the weights alone are 7.4 MB");
+    let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the weights alone are 7.4 MB");
     let helpful: Vec<_> = unfit.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
     assert!(helpful.len() == 1 && helpful[0].knob == TOTAL, "{helpful:?}");
     let hint = unfit.hint();
     assert!(hint.contains("`capacity` ") && hint.contains("only one of these"), "{hint}");
     let card = subject.question(&options, MemoryState { is_host: false, ..question.place });
-    let unfit = Forecast::of(&card).expect("it can be planned").unfit.expect("it does not fit");
-    assert!(unfit.hint().contains("more of the device's memory"), "a card is what it is: {}", unfit.hint());
+    let unfit = Forecast::of(&card).expect("the requirements can be planned").unfit.expect("the model does not fit");
+    assert!(unfit.hint().contains("more of the device's memory"), "the memory of a GPU cannot be raised: {}", unfit.hint());
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_7b_model_on_a_small_card_gets_working_suggestions() {
     let (subject, options) = (Subject::seven(), LoadOptions::default());
     let helpful = checked(&subject.question(&options, card_of(Bytes::mib(19_200))));
     for knob in [TOTAL, "step_tokens", "picture_pixels", "launch_patches"] {
-        assert!(helpful.contains(&knob), "{knob} is not among {helpful:?}");
+        assert!(helpful.contains(&knob), "{knob} should be among the suggestions {helpful:?}");
     }
     let limits = Limits { picture_patches: Some(20_000), ..Limits::default() };
     let in_patches = LoadOptions { limits, ..options };
@@ -193,7 +193,7 @@ fn suggested_sequences_lower_the_step_that_was_raised_for_them() {
         let options = LoadOptions { envelope: Some(Envelope::small()), limits, ..LoadOptions::default() };
         let question = subject.question(&options, host_of(Bytes::mib(512)));
         assert!(checked(&question).contains(&"sequences"));
-        let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("they are too many");
+        let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the sequences are too many");
         let sequences = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "sequences");
         match sequences.and_then(|suggestion| suggestion.to) {
             Some(Change::Count(sequences)) => sequences,
@@ -201,6 +201,6 @@ fn suggested_sequences_lower_the_step_that_was_raised_for_them() {
         }
     };
     let raised = most(None);
-    assert!(raised > most(Some(20_000)), "{raised}: the step stays, or comes down with them");
+    assert!(raised > most(Some(20_000)), "with {raised} the step is kept or shrinks with the sequences");
     assert!(raised > 1000, "{raised}");
 }

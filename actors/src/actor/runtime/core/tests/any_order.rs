@@ -130,7 +130,7 @@ impl World {
                 Input::EngineGaveUp { name: name(which), reason: "it gave up".to_owned() }
             }
             Event::Sleep(which, load, level) => {
-                let (level, within) = (level.try_into().expect("there are two"), Duration::ZERO);
+                let (level, within) = (level.try_into().expect("there are two levels"), Duration::ZERO);
                 Input::Sleep { name: name(which), load, level, within, sleeper: self.waiter() }
             }
             Event::Wake(which, load) => {
@@ -194,18 +194,18 @@ impl World {
             Effect::Refuse(order) => self.answered(order),
             Effect::ForgetDead { .. } => {}
             Effect::Begin { name, generation, order } => {
-                assert!(self.has_device, "engines start on a device");
-                assert_eq!(self.models.insert(name.clone(), true), None, "each model has its name");
+                assert!(self.has_device, "engines start only on a device");
+                assert_eq!(self.models.insert(name.clone(), true), None, "model names are unique");
                 self.promised.push(Input::Woken { name, load: generation });
                 self.answered(order);
             }
             Effect::RespawnAfter { name, load, death, .. } => {
-                assert!(!self.models[&name], "its engine is dead");
+                assert!(!self.models[&name], "the engine of the respawned model is dead");
                 self.promised.push(Input::Respawn { name, load, death });
             }
             Effect::Respawn { name, .. } => {
-                assert!(self.has_device, "engines start on a device");
-                assert_eq!(self.models.insert(name, true), Some(false), "one engine at a time");
+                assert!(self.has_device, "engines start only on a device");
+                assert_eq!(self.models.insert(name, true), Some(false), "each model has one engine at a time");
             }
             Effect::Close { name, load, .. } => self.promised.push(Input::Due { name, load }),
             Effect::End { name, load, .. } => {
@@ -214,14 +214,14 @@ impl World {
             }
             Effect::Gone { name, .. } => {
                 self.wanted.remove(&name);
-                assert_eq!(self.models.remove(&name), Some(false), "it is dead");
+                assert_eq!(self.models.remove(&name), Some(false), "the removed engine is dead");
             }
             Effect::Answer { waiter, .. } => self.answered(waiter),
             Effect::RespawnBudgetAfter { death, .. } => self.promised.push(Input::RespawnBudget { death }),
-            Effect::SpawnBudget => assert!(!mem::replace(&mut self.has_budget, true), "one budget at a time"),
+            Effect::SpawnBudget => assert!(!mem::replace(&mut self.has_budget, true), "there is one budget at a time"),
             Effect::LoseDevice { models, replace, .. } => {
                 self.models.extend(models.into_iter().map(|name| (name, false)));
-                assert!(self.models.values().all(|runs| !runs), "nothing runs on a lost device");
+                assert!(self.models.values().all(|runs| !runs), "no engine runs on a lost device");
                 self.promised.push(Input::DeviceMade(if replace { Ok(()) } else { Err(lost()) }));
             }
             Effect::TakeDevice(()) => {
@@ -239,8 +239,8 @@ impl World {
                 self.promised.push(Input::FellAsleep { name, load, level: level.unwrap_or(SleepLevel::Level1) });
             }
             Effect::Wake { name, load, .. } => {
-                assert!(self.has_device, "engines start on a device");
-                assert_eq!(self.models.insert(name.clone(), true), Some(false), "one engine at a time");
+                assert!(self.has_device, "engines start only on a device");
+                assert_eq!(self.models.insert(name.clone(), true), Some(false), "each model has one engine at a time");
                 self.promised.push(Input::Woken { name, load });
             }
             Effect::ReportIdleLater { .. } => {
@@ -248,7 +248,7 @@ impl World {
                 self.promised.push(look);
             }
             Effect::AnswerSleeper { sleeper, .. } => self.answered(sleeper),
-            Effect::ReportIdle => unreachable!("looked at above"),
+            Effect::ReportIdle => unreachable!("this effect was handled above"),
             Effect::StayAwake { name } | Effect::ShowAwake { name, .. } | Effect::TellNotWoken { name } => {
                 self.wanted.remove(&name);
             }
@@ -256,7 +256,7 @@ impl World {
             // Waiters get an error, because the runtime has ended.
             Effect::Fail { .. } => self.end = Some(End::Failed),
             Effect::Stop => {
-                assert!(self.models.is_empty(), "all memory is back");
+                assert!(self.models.is_empty(), "all memory is returned");
                 let shutdown = self.core.take_shutdown().expect("the runtime is shut down");
                 shutdown.waiters.into_iter().for_each(|waiter| self.answered(waiter));
                 self.end = Some(End::Stopped);
@@ -265,7 +265,7 @@ impl World {
     }
 
     fn answered(&mut self, waiter: u64) {
-        assert!(self.waiting.remove(&waiter), "everyone is answered once");
+        assert!(self.waiting.remove(&waiter), "each waiter is answered once");
     }
 }
 
@@ -289,7 +289,7 @@ proptest! {
         }
         prop_assert!(world.end.is_some(), "{} promises are left", world.promised.len());
         if world.end == Some(End::Stopped) {
-            prop_assert!(world.waiting.is_empty(), "without an answer: {:?}", world.waiting);
+            prop_assert!(world.waiting.is_empty(), "requests without an answer: {:?}", world.waiting);
         }
     }
 
@@ -306,7 +306,7 @@ proptest! {
             }
         }
         if world.end.is_none() {
-            prop_assert!(world.wanted.is_empty(), "they wait for ever: {:?}", world.wanted);
+            prop_assert!(world.wanted.is_empty(), "models that wait forever: {:?}", world.wanted);
         }
     }
 }

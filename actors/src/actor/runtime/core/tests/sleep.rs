@@ -21,7 +21,7 @@ pub(super) fn told(effect: &Effect<Names>) -> String {
         Effect::ReportIdle => text("look"),
         Effect::ReportIdleLater { busy, within } => format!("look when any of {busy:?} is idle, or after {within:?}"),
         Effect::AnswerSleeper { sleeper, outcome } => format!("answer {sleeper}: {}", outcome.is_ok()),
-        _ => unreachable!("told beside the other stories"),
+        _ => unreachable!("the remaining effects are formatted by the other tests"),
     }
 }
 
@@ -92,18 +92,18 @@ fn a_model_sleeps_once_its_requests_have_ended_and_wakes_for_the_next() {
     let mut bed = serving();
     assert_eq!(bed.woken("demo", 0), ["demo is awake for None after 0ns"]);
     assert_eq!(bed.sleep("demo", 0, "first"), ["demo falls asleep within Some(1s)"]);
-    assert!(bed.sleep("demo", 0, "second").is_empty(), "it does already");
+    assert!(bed.sleep("demo", 0, "second").is_empty(), "the change is already under way");
     assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
-    assert!(bed.engine_died("demo").is_empty(), "it was killed");
+    assert!(bed.engine_died("demo").is_empty(), "the engine was stopped for the sleep");
     let asleep = ["demo sleeps at 1 for Some(Call)", "answer first: true", "answer second: true"];
     assert_eq!(bed.fell_asleep("demo", 0), asleep);
     assert_eq!(bed.sleep("demo", 0, "third"), ["answer third: true"]);
     assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 1"]);
-    assert!(bed.wake("demo", 0).is_empty(), "it does already");
+    assert!(bed.wake("demo", 0).is_empty(), "the change is already under way");
     bed.now += SECOND;
     assert_eq!(bed.woken("demo", 0), ["demo is awake for Some(Request) after 1s"]);
-    assert!(bed.wake("demo", 0).is_empty(), "it is awake");
-    assert_eq!(bed.sleep("demo", 7, "late"), ["answer late: false"], "that was another load");
+    assert!(bed.wake("demo", 0).is_empty(), "the model is awake");
+    assert_eq!(bed.sleep("demo", 7, "late"), ["answer late: false"], "the request is for a previous load");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_model_whose_requests_run_too_long_stays_awake() {
     bed.sleep("demo", 0, "user");
     bed.wake("demo", 0);
     assert_eq!(bed.stayed_busy("demo", 0), ["demo stays awake", "answer user: false"]);
-    assert!(bed.drained("demo", 0).is_empty(), "that is late");
+    assert!(bed.drained("demo", 0).is_empty(), "a late drain report is ignored");
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn who_asks_for_a_deeper_sleep_meanwhile_gets_it() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "first");
-    assert!(bed.sleep_at(SleepLevel::Level2, "demo", 0, "second").is_empty(), "first it falls asleep");
+    assert!(bed.sleep_at(SleepLevel::Level2, "demo", 0, "second").is_empty(), "the model falls asleep before it sleeps deeper");
     bed.drained("demo", 0);
-    assert_eq!(bed.fell_asleep("demo", 0), ["demo lies down"], "its weights go too");
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo lies down"], "the weights are released as well");
     let effects = bed.give(Input::FellAsleep { name: text("demo"), load: 0, level: SleepLevel::Level2 });
     assert_eq!(effects, ["demo sleeps at 2 for Some(Call)", "answer first: true", "answer second: true"]);
 }
@@ -133,13 +133,13 @@ fn a_request_to_a_model_that_falls_asleep_wakes_it_right_after() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "user");
-    assert!(bed.wake("demo", 0).is_empty(), "first it sleeps");
+    assert!(bed.wake("demo", 0).is_empty(), "the model falls asleep before it wakes up");
     bed.drained("demo", 0);
     assert!(bed.wake("demo", 0).is_empty());
     let effects = bed.fell_asleep("demo", 0);
     let expected = ["demo sleeps at 1 for Some(Call)", "answer user: true", "demo is waking", "waken demo as 1"];
     assert_eq!(effects, expected);
-    assert!(bed.sleep("demo", 0, "again").is_empty(), "first it is awake");
+    assert!(bed.sleep("demo", 0, "again").is_empty(), "the model wakes up before it sleeps again");
     let effects = bed.woken("demo", 0);
     assert_eq!(effects, ["demo is awake for Some(Request) after 0ns", "demo falls asleep within Some(1s)"]);
 }
@@ -152,7 +152,7 @@ fn a_wake_that_fails_is_told_and_the_model_sleeps_on() {
     bed.drained("demo", 0);
     bed.fell_asleep("demo", 0);
     bed.wake("demo", 0);
-    assert_eq!(bed.not_woken("demo", true), ["demo did not wake up", "demo lies down"], "no other makes room");
+    assert_eq!(bed.not_woken("demo", true), ["demo did not wake up", "demo lies down"], "no other model makes room");
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
     assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 2"]);
     // An engine that dies during a wake is replaced, as during a load.
@@ -168,7 +168,7 @@ fn a_model_that_ends_while_it_lies_down_ends_after_that() {
     bed.sleep("demo", 0, "sleeper");
     bed.drained("demo", 0);
     bed.unload("demo", "user");
-    assert!(bed.due("demo", 0).is_empty(), "its weights are being moved");
+    assert!(bed.due("demo", 0).is_empty(), "the weights are being moved");
     assert_eq!(bed.fell_asleep("demo", 0), ["answer sleeper: true", "end demo of 0: it was unloaded"]);
     assert_eq!(bed.ended("demo", 0, 0), ["demo is gone", "answer user: 0"]);
     let mut early = serving();
@@ -176,13 +176,13 @@ fn a_model_that_ends_while_it_lies_down_ends_after_that() {
     early.sleep("demo", 0, "sleeper");
     early.unload("demo", "user");
     assert_eq!(early.due("demo", 0), ["end demo of 0: it was unloaded", "answer sleeper: false"]);
-    assert!(early.drained("demo", 0).is_empty(), "it ends");
+    assert!(early.drained("demo", 0).is_empty(), "the engine is ending");
 }
 
 #[test]
 fn an_idle_model_falls_asleep_after_its_time_and_no_sooner() {
     let mut bed = serving();
-    assert!(bed.look(&[("demo", Some(90))]).is_empty(), "it has not started");
+    assert!(bed.look(&[("demo", Some(90))]).is_empty(), "the engine has not started");
     bed.woken("demo", 0);
     assert!(bed.look(&[("demo", Some(59))]).is_empty());
     assert!(bed.look(&[("demo", None)]).is_empty());
@@ -194,12 +194,12 @@ fn a_load_without_room_puts_the_model_to_sleep_that_was_used_longest_ago() {
     let mut bed = in_turn();
     bed.load("third");
     bed.woken("third", 3);
-    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 4"], "there may be room");
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 4"], "there may be enough memory");
     bed.not_woken("demo", true);
     assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
     let seen = [("demo", None), ("other", Some(2)), ("third", Some(3))];
     assert_eq!(bed.look(&seen), ["third falls asleep within None"]);
-    assert!(bed.look(&seen).is_empty(), "one at a time");
+    assert!(bed.look(&seen).is_empty(), "only one model falls asleep at a time");
 }
 
 #[test]
@@ -215,13 +215,13 @@ fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_r
     assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
     bed.sleep("other", 1, "user");
     let effects = bed.stayed_busy("other", 1);
-    assert_eq!(effects, ["other stays awake", "other falls asleep within Some(1s)"], "the user allowed other time");
+    assert_eq!(effects, ["other stays awake", "other falls asleep within Some(1s)"], "the user allowed another drain time");
     assert_eq!(bed.stayed_busy("other", 1), ["other stays awake", "answer user: false", "look"]);
     assert_eq!(bed.look(&busy), ["third falls asleep within None"]);
     assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "look"]);
     assert_eq!(bed.look(&busy), [r#"look when any of ["other", "third"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
-    assert_eq!(bed.look(&busy), ["other falls asleep after 1 times"], "it has served for another turn");
+    assert_eq!(bed.look(&busy), ["other falls asleep after 1 times"], "the other model has served for a whole turn");
     bed.drained("other", 1);
     assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(MakeRoom)", "waken demo as 5"]);
 }
@@ -252,38 +252,38 @@ fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
     assert_eq!(bed.look(&busy), [r#"look when any of ["other"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
     assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
-    assert!(bed.wake("other", 1).is_empty(), "a request came for it meanwhile");
+    assert!(bed.wake("other", 1).is_empty(), "a request for the other model came meanwhile");
     bed.drained("other", 1);
     let effects = bed.fell_asleep("other", 1);
     assert_eq!(
         effects,
         ["other sleeps at 1 for Some(MakeRoom)", "other is waking", "waken demo as 4"],
-        "it waited longer"
+        "the model that waited longer wakes first"
     );
     let effects = bed.woken("demo", 0);
     assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "waken other as 5"]);
     bed.not_woken("other", true);
     bed.fell_asleep("other", 1);
-    assert_eq!(bed.look(&busy), [r#"look when any of ["demo"] is idle, or after 5s"#], "it has its turn now");
+    assert_eq!(bed.look(&busy), [r#"look when any of ["demo"] is idle, or after 5s"#], "the model that just woke keeps its turn");
 }
 
 #[test]
 fn what_no_other_makes_room_for_fails_and_what_nobody_awaits_sleeps_on() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
-    assert_eq!(bed.not_woken("demo", false), ["demo did not wake up", "demo lies down"], "it would not fit alone");
+    assert_eq!(bed.not_woken("demo", false), ["demo did not wake up", "demo lies down"], "the model would not fit even on an empty device");
     bed.fell_asleep("demo", 0);
     bed.wake("demo", 0);
     bed.not_woken("demo", true);
     bed.fell_asleep("demo", 0);
-    assert_eq!(bed.look(&[("demo", Some(0)), ("other", None)]), ["demo lies down"], "its callers have gone");
+    assert_eq!(bed.look(&[("demo", Some(0)), ("other", None)]), ["demo lies down"], "no caller waits for the model");
     assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
     bed.wake("demo", 0);
     bed.not_woken("demo", true);
     bed.unload("other", "user");
     bed.due("other", 1);
     bed.fell_asleep("demo", 0);
-    assert_eq!(bed.ended("other", 1, 0), ["other is gone", "answer user: 0", "waken demo as 6"], "there is room");
+    assert_eq!(bed.ended("other", 1, 0), ["other is gone", "answer user: 0", "waken demo as 6"], "there is enough memory now");
     let mut alone = self::bed(Rules { turn: Some(SECOND), ..rules() });
     alone.load("demo");
     alone.not_woken("demo", true);
@@ -299,7 +299,7 @@ fn models_that_sleep_do_so_on_the_next_device_and_those_that_wake_start_there() 
     bed.drained("demo", 0);
     bed.fell_asleep("demo", 0);
     bed.give(Input::DeviceLost(lost()));
-    assert_eq!(bed.wake("demo", 0), ["demo is waking"], "it waits for a device");
+    assert_eq!(bed.wake("demo", 0), ["demo is waking"], "the model waits for a device");
     assert_eq!(bed.give(Input::DeviceMade(Ok("another"))), ["take another", "waken demo as 1"]);
     bed.give(Input::DeviceLost(lost()));
     assert!(bed.core.lost.is_some());

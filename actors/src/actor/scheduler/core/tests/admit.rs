@@ -18,7 +18,7 @@ impl Losses {
             *losses += 1;
             // A shrink takes the blocks in the tail, or leaves too few blocks for all sequences.
             let shrinks = bed.shrinks;
-            assert!(*losses <= 2 + shrinks, "{id} lost its blocks {losses} times, after {shrinks} shrinks");
+            assert!(*losses <= 2 + shrinks, "{id} lost its blocks {losses} times after {shrinks} shrinks");
         }
     }
 }
@@ -40,12 +40,12 @@ fn small_requests_pass_one_that_does_not_fit_yet() {
     let mut bed = Bed::new(limits(8, 400, 24));
     bed.admit(sequence(1, 150, 50)).stepped(5);
     bed.admit(sequence(2, 250, 50)).admit(sequence(3, 20, 10));
-    assert_eq!(bed.scheduler.counts(), (2, 1), "a step is under way");
+    assert_eq!(bed.scheduler.counts(), (2, 1), "the third sequence waits while a step runs");
     bed.stepped(5);
     assert_eq!(
         bed.scheduler.waiting.values().map(Sequence::id).collect::<Vec<_>>(),
         [SequenceId(2)],
-        "the small one runs"
+        "the small sequence is running"
     );
     while !bed.running.is_empty() {
         bed.stepped(5);
@@ -62,7 +62,7 @@ fn a_large_request_is_not_starved_by_small_ones() {
         bed.admit(sequence(3 + steps, 20, 10));
     };
     let steps = until_first_token(&mut bed, 2, small);
-    assert!(steps < 150, "32 small ones go first at most, and each takes 10 steps: {steps}");
+    assert!(steps < 150, "at most 32 small sequences pass, and each takes 10 steps: {steps}");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_pool_is_filled_beyond_half_where_replies_end_long_before_their_limit() {
         bed.stepped(5).stepped(5);
         bed.scheduler.running.len()
     };
-    assert_eq!(at_once(1), 9, "all might run to their limits");
+    assert_eq!(at_once(1), 9, "every sequence may run to its limit");
     assert_eq!(at_once(12), 11);
 }
 
@@ -115,7 +115,7 @@ fn a_pool_is_filled_beyond_half_where_replies_end_long_before_their_limit() {
 fn predictions_are_compared_with_replies() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(sequence(1, 3, 20)).stepped(5).stepped(5).stepped(STOP);
-    assert_eq!(bed.scheduler.take_prediction_errors(), [17], "nothing was known, so the limit was expected");
+    assert_eq!(bed.scheduler.take_prediction_errors(), [17], "without a prediction, the limit is expected");
     bed.admit(sequence(2, 3, 20)).stepped(5).stepped(STOP);
     assert_eq!(bed.scheduler.take_prediction_errors(), [1]);
     assert_eq!(bed.scheduler.take_prediction_errors(), [0; 0]);
@@ -160,7 +160,7 @@ proptest! {
             }
         }
         for steps in 0.. {
-            prop_assert!(steps < 20_000, "it ends");
+            prop_assert!(steps < 20_000, "the run ends");
             if bed.running.is_empty() {
                 break;
             }

@@ -17,7 +17,7 @@ use super::*;
 
 impl Bed {
     fn plan(&self, place: usize) -> &StepPlan {
-        self.running.get(place).expect("as many steps are under way")
+        self.running.get(place).expect("the step is under way")
     }
 
     /// The sequences whose tokens the step with this index chooses.
@@ -42,10 +42,10 @@ fn drawn(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     static SAMPLER: OnceLock<Arc<Sampler>> = OnceLock::new();
     let sampler = SAMPLER.get_or_init(|| {
-        let tokenizer = demo::checkpoint().require("tokenizer.json").expect("it is embedded");
+        let tokenizer = demo::checkpoint().require("tokenizer.json").expect("the demo tokenizer is embedded");
         let tokenizer = Tokenizer::from_bytes(&tokenizer).expect("a tokenizer");
         let compiler = GrammarCompiler::new(&tokenizer, 864, &[858]).expect("a byte-level vocabulary");
-        let grammar = compiler.compile(&OutputFormat::Regex("a*".to_owned())).expect("it is small");
+        let grammar = compiler.compile(&OutputFormat::Regex("a*".to_owned())).expect("the grammar is small enough");
         Arc::new(Sampler::new(SamplingParams::default(), 864).expect("a sampler").with_grammar(grammar))
     });
     NewSequence { sampler: sampler.clone(), ..sequence(id, prompt, tokens_max) }
@@ -55,13 +55,13 @@ fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 fn the_next_step_is_planned_with_a_token_still_unchosen() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 20, 9));
-    assert_eq!(bed.running.len(), 2, "the prompt, and what follows it");
+    assert_eq!(bed.running.len(), 2, "the prompt step and the next step are running");
     let next = bed.plan(1);
     assert_eq!((next.batch.tokens.clone(), next.batch.positions.clone()), (vec![unseen(0)], vec![20; 3]));
     assert_eq!(
         (next.batch.context_lengths.clone(), next.batch.slots.clone()),
         (vec![21], vec![20]),
-        "its place is known"
+        "the position of the unseen token is known"
     );
     assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1, unseen: Some(UnseenToken { row: 0 }) }]);
     bed.stepped(5);
@@ -74,10 +74,10 @@ fn the_next_step_is_planned_with_a_token_still_unchosen() {
 fn a_bursts_second_step_waits_briefly_for_the_other_arrivals() {
     let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(4, 64, 32)) };
     bed.admit(sequence(1, 20, 9)).admit(sequence(2, 10, 9)).admit(sequence(3, 10, 9));
-    assert_eq!(bed.running.len(), 1, "whoever is the first waits for nobody");
+    assert_eq!(bed.running.len(), 1, "the first request does not wait for another request");
     assert_eq!(bed.heard(), [Effect::Gather]);
     bed.give(Input::Gathered);
-    assert_eq!(bed.wanted_at(1), [1, 2, 3], "one step for all, and none for a single token before it");
+    assert_eq!(bed.wanted_at(1), [1, 2, 3], "one step for all sequences, without a separate step for the single token");
     // The wait happens once per burst: later arrivals join the step after the next, as usual.
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(1)), (2, vec![1, 2, 3]));
@@ -89,7 +89,7 @@ fn a_bursts_second_step_waits_briefly_for_the_other_arrivals() {
 fn a_step_that_ends_early_ends_the_burst_wait() {
     let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(2, 64, 8)) };
     bed.admit(sequence(1, 20, 9)).stepped(5);
-    assert_eq!(bed.running.len(), 2, "the step behind it, and one ahead");
+    assert_eq!(bed.running.len(), 2, "the joined step and one step ahead are running");
     bed.give(Input::Gathered);
     assert_eq!(bed.running.len(), 2);
     assert_eq!(bed.heard(), [Effect::Gather, token(1, 5)]);
@@ -119,11 +119,11 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
 fn an_ending_token_wastes_its_share_of_the_running_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
-    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop(STOP))], "it is told at once");
-    assert_eq!(bed.wanted_at(0), [1], "the step under way writes its blocks still");
-    assert_eq!(bed.running.len(), 1, "and it is planned for no more");
+    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop(STOP))], "the end is reported at once");
+    assert_eq!(bed.wanted_at(0), [1], "the running step still writes the blocks");
+    assert_eq!(bed.running.len(), 1, "no further step is planned for the sequence");
     bed.stepped(8);
-    assert_eq!(bed.heard(), [released(&[1])], "what was chosen behind the end is dropped");
+    assert_eq!(bed.heard(), [released(&[1])], "the token chosen after the end is dropped");
     bed.assert_all_home();
 }
 
@@ -132,7 +132,7 @@ fn an_end_known_in_advance_wastes_no_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 2));
     bed.stepped(7);
-    assert_eq!((bed.running.len(), bed.heard()), (1, vec![token(1, 7)]), "its last token is under way");
+    assert_eq!((bed.running.len(), bed.heard()), (1, vec![token(1, 7)]), "the last token is in the running step");
     bed.stepped(8);
     assert_eq!(bed.heard(), [token(1, 8), finished(1, Finish::Length), released(&[1])]);
     bed.assert_all_home();
@@ -146,7 +146,7 @@ fn a_sequence_that_ends_outside_the_running_step_is_released_at_once() {
     bed.heard();
     bed.stepped(7);
     assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Length), token(2, 7), released(&[1])]);
-    assert_eq!(bed.wanted_at(0), [2], "which does not use its blocks");
+    assert_eq!(bed.wanted_at(0), [2], "the running step does not use the released blocks");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_draw_names_the_unseen_token_before_it() {
     let rows = |bed: &Bed, place: usize| -> Vec<_> {
         bed.plan(place).rows.iter().map(|row| row.unseen.map(|unseen| unseen.row)).collect()
     };
-    assert_eq!(rows(&bed, 1), [Some(0), None], "the second begins");
+    assert_eq!(rows(&bed, 1), [Some(0), None], "the second sequence begins");
     bed.stepped(5);
     assert_eq!(rows(&bed, 1), [Some(0), Some(1)]);
     assert_eq!(bed.plan(1).rows[0].position, 3);
@@ -165,7 +165,7 @@ fn a_draw_names_the_unseen_token_before_it() {
     assert_eq!(
         (rows(&bed, 0), bed.plan(0).batch.tokens[0]),
         (vec![None], InputToken::Known(5)),
-        "without look-ahead all are seen"
+        "without look-ahead the host sees each token before the next step"
     );
 }
 
@@ -173,20 +173,20 @@ fn a_draw_names_the_unseen_token_before_it() {
 fn a_sequence_whose_tokens_the_host_needs_is_never_planned_ahead() {
     let mut bed = Bed::ahead(limits(2, 8, 16));
     bed.admit(formed(1, 12, 3));
-    assert_eq!(bed.running.len(), 2, "in the middle of a prompt nothing is chosen");
+    assert_eq!(bed.running.len(), 2, "a step in the middle of a prompt chooses no token");
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(0)), (1, vec![1]));
     bed.admit(sequence(2, 3, 9)).stepped(5);
     assert_eq!(
         (bed.running.len(), bed.plan(0).batch.tokens[0]),
         (1, InputToken::Known(5)),
-        "one of two holds the other back"
+        "a sequence with a grammar holds back the other sequence"
     );
     bed.stepped(5);
     assert_eq!(
         (bed.running.len(), bed.plan(0).batch.tokens[0]),
         (2, InputToken::Known(5)),
-        "until its last is under way"
+        "look-ahead resumes when the last token of the first sequence is under way"
     );
     assert_eq!(bed.plan(1).batch.tokens, [unseen(1)]);
 }
@@ -201,9 +201,9 @@ fn few_host_seen_sequences_run_every_other_step_and_delay_none() {
     }
     for _ in 0..6 {
         let is_in = |place: usize| bed.wanted_at(place).contains(&0);
-        assert_eq!((bed.running.len(), is_in(0)), (2, !is_in(1)), "it is in one of the two");
+        assert_eq!((bed.running.len(), is_in(0)), (2, !is_in(1)), "the sequence is in exactly one of the two steps");
         let both = [0, 1].map(|place| bed.plan(place).rows.len());
-        assert_eq!(both.into_iter().sum::<usize>(), 31, "and all others in both");
+        assert_eq!(both.into_iter().sum::<usize>(), 31, "every other sequence is in both steps");
         let seen =
             [0, 1].map(|place| bed.plan(place).rows.iter().find(|row| row.sequence.0 == 0).map(|row| row.unseen));
         assert_eq!(seen.into_iter().flatten().collect::<Vec<_>>(), [None]);
@@ -218,7 +218,7 @@ fn a_cancelled_sequence_is_released_after_its_last_step() {
     bed.heard();
     assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1], vec![1, 2]));
     bed.cancel(1).stepped(6);
-    assert_eq!(bed.heard(), [], "it says nothing more, and its blocks are written still");
+    assert_eq!(bed.heard(), [], "a canceled sequence reports no token while its blocks are written");
     assert_eq!(bed.wanted_at(1), [2]);
     bed.stepped(6);
     assert_eq!(bed.heard(), [token(2, 6), released(&[1])]);
@@ -233,7 +233,7 @@ fn a_cancelled_sequence_is_given_no_more_work() {
     assert_eq!(
         (&bed.plan(0).parts[..], &bed.plan(1).parts[..]),
         (&[SequenceId(1)][..], &[SequenceId(2)][..]),
-        "64 more tokens of it would be for nobody"
+        "no further tokens of the canceled prompt are computed"
     );
     bed.stepped(5);
     assert!(bed.heard().contains(&released(&[1])));
@@ -250,7 +250,7 @@ fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
     assert_eq!(bed.heard(), [released(&[1])]);
     bed.assert_all_home();
     bed.admit(alike(2, 32, 1));
-    assert_eq!(bed.parts(), [32], "nothing of it is found");
+    assert_eq!(bed.parts(), [32], "the blocks of the broken sequence are not cached");
 }
 
 #[test]
@@ -271,12 +271,12 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
     bed.stepped(5);
     assert_eq!(bed.wanted_at(1), [1, 2, 3]);
     let starts = &bed.plan(1).batch.query_starts;
-    assert_eq!(starts[2] - starts[1], 8, "32 of 40 tokens are there");
+    assert_eq!(starts[2] - starts[1], 8, "32 of 40 tokens are cached");
     // Here sequence 1 ends with the running step, so no later step is planned when the other
     // requests arrive.
     let mut bed = Bed::ahead(limits(4, 64, 16));
     bed.admit(alike(1, 40, 1)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
-    assert_eq!(bed.wanted_at(1), [3], "a stranger does not wait");
+    assert_eq!(bed.wanted_at(1), [3], "a sequence with another prefix does not wait");
     bed.stepped(5);
     assert!(bed.wanted_at(1).contains(&2));
     assert_eq!(bed.plan(1).batch.context_lengths.last(), Some(&40));
@@ -293,7 +293,7 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
         bed.stepped(5);
     }
     assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((0, 2), 0));
-    assert!(!bed.heard.contains(&released(&[3])), "the next step is planned when it is known who has ended");
+    assert!(!bed.heard.contains(&released(&[3])), "the next step is planned only after the ends of the running step are known");
     bed.stepped(5);
     assert!(bed.heard.contains(&released(&[3])));
     assert_eq!(bed.scheduler.preemptions().for_blocks, 1);
@@ -303,7 +303,7 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     let heard = bed.heard();
     for id in [2, 3] {
         let tokens = heard.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
-        assert_eq!(tokens, 30, "sequence {id} told every token once");
+        assert_eq!(tokens, 30, "every token of sequence {id} is reported once");
     }
     bed.assert_all_home();
 }
@@ -351,7 +351,7 @@ impl Role {
             true => (Finish::Stop(STOP), self.ends_at),
             false => (Finish::Length, self.tokens_max),
         };
-        (0..count).map(|at| token(id, self.chosen(id, at).expect("it goes on"))).chain([finished(id, finish)]).collect()
+        (0..count).map(|at| token(id, self.chosen(id, at).expect("the sequence continues"))).chain([finished(id, finish)]).collect()
     }
 }
 
@@ -398,7 +398,7 @@ impl Script {
                 }
                 _ if bed.running.is_empty() => {}
                 _ => {
-                    let plan = bed.running.pop_front().expect("looked at above");
+                    let plan = bed.running.pop_front().expect("a step was checked to be running");
                     seen -= 1;
                     let tokens = plan.rows.iter().map(|row| self.chosen(row)).collect();
                     bed.give(Input::Stepped(tokens));
@@ -410,7 +410,7 @@ impl Script {
                 self.check(plan, &previous);
                 for scored in &plan.scored {
                     let of = played.scored.entry(scored.sequence.0).or_default();
-                    assert_eq!(of.len() + 1, scored.first, "each token but the first is scored once, in order");
+                    assert_eq!(of.len() + 1, scored.first, "each token except the first is scored once, in order");
                     of.extend_from_slice(&scored.tokens);
                 }
                 previous = plan.rows.iter().map(|row| self.chosen(row)).collect();
@@ -435,13 +435,13 @@ impl Script {
         let batch = &plan.batch;
         assert!(batch.sequence_count() <= self.limits.sequences && batch.token_count() <= self.limits.step_tokens);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
-        assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
+        assert_eq!(distinct.len(), batch.slots.len(), "each token is written to a separate slot");
         for (part, id) in plan.parts.iter().enumerate() {
             let role = &self.roles[id.0 as usize];
             if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
                 let unseen = row.unseen.map(|unseen| previous[unseen.row as usize]);
                 assert!(unseen.is_none_or(|unseen| unseen == role.chosen(id.0, row.position - 1)), "{row:?}");
-                assert!(unseen.is_none() || !role.is_formed, "a form needs to see {row:?}");
+                assert!(unseen.is_none() || !role.is_formed, "a sequence with a grammar must see {row:?} first");
             }
             let prompt = role.sequence(id.0).tokens;
             let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;

@@ -176,7 +176,7 @@ impl Account {
             assert_eq!(
                 bed.scheduler.waiting.tenants.counter(&Tenant::new(*name)),
                 parts + self.lifted[tenant],
-                "of {name}"
+                "the counter of {name}"
             );
         }
     }
@@ -211,7 +211,7 @@ proptest! {
         bed.give(Input::Gathered);
         account.settle(&mut bed);
         for step in 0.. {
-            prop_assert!(step < 20_000, "it ends");
+            prop_assert!(step < 20_000, "the run ends");
             let leaving = account.requests.iter().filter(|(_, drawn)| drawn.leaves == Some(step)).map(|(id, _)| *id);
             for id in leaving.collect::<Vec<_>>() {
                 bed.cancel(id);

@@ -39,7 +39,7 @@ fn pushed_out(blocks: usize) -> Bed {
     let mut bed = bed(limits(4, 128, blocks));
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.admit(sequence(2, blocks * BLOCK_TOKENS - 4, 1));
-    assert_eq!(copied(&mut bed), (2, 0), "before the step that writes there");
+    assert_eq!(copied(&mut bed), (2, 0), "the blocks are copied before a step overwrites them");
     bed.give(Input::Copied(10)).stepped(5);
     bed.heard();
     bed
@@ -55,7 +55,7 @@ fn again(id: u64) -> NewSequence {
 fn a_prefix_that_was_pushed_out_is_fetched_and_not_computed() {
     let mut bed = pushed_out(4);
     bed.admit(again(3));
-    assert!(bed.running.is_empty(), "its blocks are on their way");
+    assert!(bed.running.is_empty(), "the sequence waits until its blocks are copied back");
     assert_eq!(copied(&mut bed).1, 2);
     bed.give(Input::Copied(10));
     assert!(bed.heard().contains(&Effect::Found(SequenceId(3), 32)));
@@ -76,19 +76,19 @@ fn others_run_while_a_sequence_is_fetched_and_it_joins_them() {
     bed.admit(sequence(4, 4, 30));
     bed.heard();
     bed.admit(again(3));
-    assert_eq!(copied(&mut bed).1, 2, "while steps run");
+    assert_eq!(copied(&mut bed).1, 2, "the blocks are copied back while steps run");
     bed.stepped(5).stepped(5);
-    assert!(bed.running.iter().all(|plan| plan.parts == [SequenceId(4)]), "it waits");
+    assert!(bed.running.iter().all(|plan| plan.parts == [SequenceId(4)]), "the fetching sequence waits");
     bed.all_copied();
     bed.stepped(5);
-    assert!(bed.running.iter().any(|plan| plan.parts.contains(&SequenceId(3))), "it has come");
+    assert!(bed.running.iter().any(|plan| plan.parts.contains(&SequenceId(3))), "the fetched sequence runs");
 }
 
 #[test]
 fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
     let mut bed = pushed_out(8);
     bed.admit(again(3)).admit(NewSequence { tokens_max: 1, ..again(4) });
-    assert_eq!(copied(&mut bed).1, 2, "once for both");
+    assert_eq!(copied(&mut bed).1, 2, "both sequences share one copy");
     bed.give(Input::Copied(10));
     let found = bed.heard().into_iter().filter(|effect| matches!(effect, Effect::Found(_, 32))).count();
     assert_eq!(found, 2);
@@ -98,13 +98,13 @@ fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
 fn a_cancelled_sequence_keeps_its_blocks_until_the_copy_has_ended() {
     let mut bed = pushed_out(4);
     bed.admit(again(3)).cancel(3);
-    assert!(bed.heard().iter().all(|effect| matches!(effect, Effect::Copy(_))), "a copy fills its blocks");
+    assert!(bed.heard().iter().all(|effect| matches!(effect, Effect::Copy(_))), "the blocks are not released while a copy fills them");
     assert!(bed.scheduler.is_known(SequenceId(3)));
     bed.give(Input::Copied(10));
     assert_eq!(bed.heard(), [released(&[3])]);
     bed.assert_all_home();
     bed.admit(again(5));
-    assert!(bed.heard().contains(&Effect::Found(SequenceId(5), 32)), "and they serve the next");
+    assert!(bed.heard().contains(&Effect::Found(SequenceId(5), 32)), "the next sequence uses the fetched blocks");
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn nothing_is_fetched_for_a_cancelled_sequence() {
     (1..=5).for_each(|id| _ = bed.admit(NewSequence { id: SequenceId(10 + id), ..sequence(id, 44, 2) }));
     bed.stepped(5);
     let fetched = copied(&mut bed).1 / 2;
-    assert!(fetched < 5 && bed.scheduler.counts() == (0, 6), "no more copies are begun yet: {fetched}");
+    assert!(fetched < 5 && bed.scheduler.counts() == (0, 6), "the number of copies under way is limited: {fetched}");
     (11 + fetched as u64..=15).for_each(|id| _ = bed.cancel(id));
     bed.give(Input::Copied(10)).give(Input::Copied(10));
     assert_eq!(copied(&mut bed).1, 0);
@@ -136,7 +136,7 @@ fn a_pool_shrinks_only_after_the_copies_under_way() {
     bed.admit(again(3));
     bed.heard();
     bed.give(Input::Resize(3));
-    assert_eq!(bed.heard(), [], "a copy is writing");
+    assert_eq!(bed.heard(), [], "the resize waits for the copy");
     bed.all_copied();
     assert!(bed.heard().contains(&Effect::Resized));
 }
@@ -147,8 +147,8 @@ fn what_a_shrinking_pool_gives_up_goes_to_the_host_first() {
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
     bed.heard();
     bed.give(Input::Resize(4)).stepped(6);
-    assert_eq!(copied(&mut bed), (1, 0), "of the second's whole blocks one is in the tail");
-    assert!(bed.running.is_empty(), "nothing is planned");
+    assert_eq!(copied(&mut bed), (1, 0), "one whole block of the second sequence is in the removed tail");
+    assert!(bed.running.is_empty(), "no step is planned during the copy");
     bed.give(Input::Copied(10));
     let heard = bed.heard();
     assert!(heard.contains(&Effect::Resized) && bed.scheduler.kv.blocks() == 4, "{heard:?}");
@@ -156,7 +156,7 @@ fn what_a_shrinking_pool_gives_up_goes_to_the_host_first() {
         bed.stepped_if_running(6);
         bed.all_copied();
     }
-    assert_eq!(copied(&mut bed).1, 1, "it came back");
+    assert_eq!(copied(&mut bed).1, 1, "the block is copied back");
     bed.assert_all_home();
 }
 
@@ -182,9 +182,9 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
             }
         }
     }
-    assert!(bed.scheduler.preemptions().for_blocks > 0, "it was preempted");
-    assert!(!copies.to_device.is_empty(), "and came back");
-    assert!(longest <= BLOCK_TOKENS, "{longest} tokens of it were computed at once");
+    assert!(bed.scheduler.preemptions().for_blocks > 0, "the third sequence was preempted");
+    assert!(!copies.to_device.is_empty(), "the third sequence was copied back");
+    assert!(longest <= BLOCK_TOKENS, "{longest} tokens of the sequence were computed in one step");
     bed.assert_all_home();
 }
 
@@ -202,5 +202,5 @@ fn a_prefix_is_computed_where_copies_take_longer() {
     bed.admit(sequence(2, 60, 1)).give(Input::Copied(1_000_000)).stepped(5);
     bed.heard();
     bed.admit(again(3));
-    assert_eq!((copied(&mut bed).1, bed.parts()), (0, vec![44]), "a second a copy is too long");
+    assert_eq!((copied(&mut bed).1, bed.parts()), (0, vec![44]), "a copy that takes a second is slower than computing");
 }

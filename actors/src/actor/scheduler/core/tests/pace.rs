@@ -83,7 +83,7 @@ fn prompts_without_running_replies_take_the_whole_step() {
     bed.admit(sequence(1, 900, 2)).admit(sequence(2, 3000, 2));
     assert_eq!(bed.parts(), [900]);
     bed.broke();
-    assert_eq!(bed.parts(), [3000], "the first one's reply has ended, so nobody reads");
+    assert_eq!(bed.parts(), [3000], "the first reply has ended, so no reply needs short steps");
 }
 
 #[test]
@@ -97,13 +97,13 @@ fn a_prompt_beside_a_reply_takes_what_the_interval_allows() {
         let micros = LARGE.micros(&work_of(&bed.running[0]));
         assert!(micros <= 18_000, "{micros}");
         bed.stepped(5);
-        assert!(bed.heard().contains(&token(1, 5)), "a token with every step");
+        assert!(bed.heard().contains(&token(1, 5)), "every step delivers a token");
         if chunks.iter().sum::<usize>() >= 3900 {
             break;
         }
     }
     assert!(chunks[..5].iter().all(|chunk| chunk % 16 == 0 && *chunk > 400), "{chunks:?}");
-    assert!(chunks.is_sorted_by(|before, next| before >= next), "attention to more tokens takes time: {chunks:?}");
+    assert!(chunks.is_sorted_by(|before, next| before >= next), "chunks shrink, because attention to more tokens takes longer: {chunks:?}");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn the_oldest_prompt_gets_half_and_the_shortest_the_rest() {
     bed.admit(sequence(2, 2000, 2)).admit(sequence(3, 900, 2)).admit(sequence(4, 40, 2)).stepped(5);
     let parts = bed.parts();
     let chunk: usize = parts[1..].iter().sum();
-    assert_eq!(parts, [1, chunk / 2, chunk / 2 - 40, 40], "a token for the reply, then by age");
+    assert_eq!(parts, [1, chunk / 2, chunk / 2 - 40, 40], "one token for the reply, then chunks by age");
     assert!(chunk < 400, "{chunk}");
 }
 
@@ -220,7 +220,7 @@ impl Arrivals {
     fn play(mut self, requests: &[(u64, usize, usize, usize)]) -> Self {
         let mut arrivals = requests.iter().enumerate().peekable();
         for events in 0.. {
-            assert!(events < 2_000_000, "it ends");
+            assert!(events < 2_000_000, "the simulation ends");
             let arrival = arrivals.peek().map_or(u64::MAX, |(_, request)| request.0);
             let gathered = self.gathered_at.unwrap_or(u64::MAX);
             self.now = arrival.min(gathered).min(self.step_ends).min(self.launch_ends);
@@ -233,12 +233,12 @@ impl Arrivals {
                     self.schedule(Input::Gathered);
                 }
                 _ => {
-                    let (number, request) = arrivals.next().expect("it is next");
+                    let (number, request) = arrivals.next().expect("the next request exists");
                     self.arrive(number as u64 + 1, *request);
                 }
             }
         }
-        assert_eq!((self.core.counts(), self.ended), ((0, 0), requests.len()), "each ends once");
+        assert_eq!((self.core.counts(), self.ended), ((0, 0), requests.len()), "each request ends once");
         self
     }
 
@@ -273,11 +273,11 @@ impl Arrivals {
                 vision::Effect::Ready(Ticket(number), _) => {
                     // No step reads the rows in this simulation.
                     effects.extend(self.vision.step(vision::Input::Unpin(vec![key(number)])));
-                    let (prompt, _, reply) = self.seen.remove(&number).expect("it waits");
+                    let (prompt, _, reply) = self.seen.remove(&number).expect("the request waits for its pictures");
                     self.admit(number, prompt, reply);
                 }
-                vision::Effect::Refused { .. } => unreachable!("all fit"),
-                vision::Effect::Copy { .. } | vision::Effect::Lost(_) => unreachable!("there is no host memory"),
+                vision::Effect::Refused { .. } => unreachable!("all pictures fit"),
+                vision::Effect::Copy { .. } | vision::Effect::Lost(_) => unreachable!("the test has no host memory"),
             }
         }
     }
@@ -305,7 +305,7 @@ impl Arrivals {
     }
 
     fn step_ended(&mut self) {
-        let plan = self.steps.pop_front().expect("it ends");
+        let plan = self.steps.pop_front().expect("a step is under way");
         let took = self.now - self.step_begun;
         self.begin_step();
         self.schedule(Input::Took(took));
@@ -318,7 +318,7 @@ impl Arrivals {
         for effect in self.core.step(input) {
             match effect {
                 Effect::Run(plan) => {
-                    writeln!(self.trace, "{} {} tokens", self.now, plan.batch.token_count()).expect("a string");
+                    writeln!(self.trace, "{} {} tokens", self.now, plan.batch.token_count()).expect("a String takes every write");
                     self.steps.push_back(*plan);
                     assert!(self.steps.len() <= 2);
                     if self.steps.len() == 1 {
@@ -383,11 +383,11 @@ fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
             "{a_second}/s: interval {kept} of {stutter}, first {first} of {first_without}, p99 {late} of {late_without} µs"
         );
         assert!(kept <= promise, "{kept} µs");
-        assert!(stutter > PROMISE, "it would not have held by itself: {stutter} µs");
-        assert!(first <= first_without + PROMISE, "{first} µs after {first_without} µs");
+        assert!(stutter > PROMISE, "the promise would not hold without pacing: {stutter} µs");
+        assert!(first <= first_without + PROMISE, "first token after {first} µs; {first_without} µs without pacing");
         // A prompt of 7,000 tokens takes a few more steps, each of which also decodes
         // for all other sequences.
-        assert!(late <= late_without * 2, "{late} µs after {late_without} µs");
+        assert!(late <= late_without * 2, "last token after {late} µs; {late_without} µs without pacing");
     }
 }
 

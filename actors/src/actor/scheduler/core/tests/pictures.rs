@@ -25,12 +25,12 @@ fn pictures_are_held_until_a_step_holds_the_last() {
     let mut spec = shown(1, 34, 3, 2..4);
     spec.pictures.extend(shown(1, 34, 3, 12..16).pictures);
     bed.admit(spec);
-    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the second comes in the next chunk");
+    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the second picture is in the next chunk");
     bed.stepped(5);
     assert_eq!(read_and_past(&bed), (vec![1], vec![1]));
     for _ in 0..2 {
         bed.stepped(5);
-        assert_eq!(read_and_past(&bed), (vec![], vec![]), "the rest is text");
+        assert_eq!(read_and_past(&bed), (vec![], vec![]), "the remaining tokens are text");
     }
     (0..3).for_each(|_| _ = bed.stepped(5));
     bed.assert_all_home();
@@ -40,7 +40,7 @@ fn pictures_are_held_until_a_step_holds_the_last() {
 fn a_picture_over_the_border_of_chunks_is_held_for_the_second_of_them() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(shown(1, 34, 3, 2..24)).stepped(5);
-    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "20 of its 24 tokens");
+    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the step reads 20 of the picture's 24 tokens");
     bed.stepped(5);
     assert_eq!(read_and_past(&bed), (vec![1], vec![1]));
 }
@@ -50,7 +50,7 @@ fn a_step_ahead_holds_the_pictures_that_it_reads() {
     let mut bed = Bed::ahead(limits(1, 10, 8));
     bed.admit(shown(1, 24, 3, 4..14));
     let seen: Vec<_> = bed.running.iter().map(|plan| (plan.shown.read.len(), plan.shown.past.len())).collect();
-    assert_eq!(seen, [(1, 0), (1, 1)], "the picture lies over the border");
+    assert_eq!(seen, [(1, 0), (1, 1)], "the picture spans the border between two chunks");
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn a_picture_that_blocks_hold_needs_no_rows() {
     bed.stepped(5);
     bed.scheduler.step(Input::Resize(1));
     let effects = bed.scheduler.step(Input::Resize(1));
-    assert!(effects.is_empty(), "a step uses the blocks");
+    assert!(effects.is_empty(), "the step uses the blocks");
     bed.stepped(5);
     assert!(
         bed.heard.contains(&Effect::ComeAgain(SequenceId(2))),
-        "without its blocks it needs the rows: {:?}",
+        "a sequence without its blocks needs the rows again: {:?}",
         bed.heard
     );
 }
@@ -116,9 +116,9 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     while !is_told(&bed) {
         bed.stepped(6);
     }
-    assert!(!bed.scheduler.is_known(SequenceId(3)), "its driver has it");
-    let behind = bed.heard.iter().position(|effect| *effect == Effect::ComeAgain(SequenceId(3))).expect("just heard");
-    assert_eq!(bed.heard[behind + 1], released(&[3]), "its caller is told before it is let go");
+    assert!(!bed.scheduler.is_known(SequenceId(3)), "the sequence was handed back to its driver");
+    let behind = bed.heard.iter().position(|effect| *effect == Effect::ComeAgain(SequenceId(3))).expect("the effect was just reported");
+    assert_eq!(bed.heard[behind + 1], released(&[3]), "the driver is notified before the sequence is released");
     let of_third = |bed: &Bed| bed.heard.iter().filter(|e| matches!(e, Effect::Token(SequenceId(3), _))).count();
     let produced = of_third(&bed);
     assert!(produced > 0);
@@ -127,11 +127,11 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     again.produced = produced;
     bed.admit(again);
     let waiting: Vec<_> = bed.scheduler.waiting.values().map(Sequence::id).collect();
-    assert_eq!(waiting.first(), Some(&SequenceId(3)), "it keeps its age, so it is before those that came later");
+    assert_eq!(waiting.first(), Some(&SequenceId(3)), "the sequence keeps its age and is queued before later ones");
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
-    assert_eq!(of_third(&bed), 40, "it told every token once");
+    assert_eq!(of_third(&bed), 40, "every token is reported once");
     bed.assert_all_home();
 }
 
@@ -142,5 +142,5 @@ fn a_sequence_preempted_before_its_pictures_keeps_them() {
     scheduler.running.insert(SequenceId(2), Sequence::new(shown(2, 40, 8, 1..5)));
     let effects = scheduler.step(Input::Gathered);
     assert!(effects.contains(&released(&[2])), "{effects:?}");
-    assert!(scheduler.is_known(SequenceId(2)), "it begins again with what it holds");
+    assert!(scheduler.is_known(SequenceId(2)), "the sequence starts again with the pictures it holds");
 }

@@ -17,7 +17,7 @@ fn two_of_three_blocks(mut bed: Bed) -> Bed {
 fn only_holders_of_the_tail_are_recomputed() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
-    assert_eq!(bed.heard(), [], "a step is under way");
+    assert_eq!(bed.heard(), [], "the resize waits for the running step");
     bed.stepped(6);
     assert_eq!(bed.heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv_tokens(), bed.scheduler.counts()), (4, 64, (1, 1)));
@@ -27,7 +27,7 @@ fn only_holders_of_the_tail_are_recomputed() {
         bed.stepped(6);
     }
     let of_second = bed.heard.iter().filter(|effect| matches!(effect, Effect::Token(SequenceId(2), _))).count();
-    assert_eq!(of_second, 8, "with the one that it had, and none twice");
+    assert_eq!(of_second, 8, "every token of the second sequence is delivered once");
     bed.assert_all_home();
 }
 
@@ -37,13 +37,13 @@ fn a_pending_pool_shrink_stops_planning() {
     assert_eq!(bed.running.len(), 2);
     resize(&mut bed, 6);
     bed.stepped(6);
-    assert_eq!(bed.running.len(), 1, "the steps under way end");
+    assert_eq!(bed.running.len(), 1, "running steps end and no step is added");
     bed.admit(sequence(3, 4, 2));
-    assert_eq!(bed.scheduler.counts(), (1, 2), "and nobody comes in");
+    assert_eq!(bed.scheduler.counts(), (1, 2), "no sequence is admitted during a resize");
     bed.heard();
     bed.stepped(6);
-    assert_eq!(bed.heard(), [token(1, 6), token(2, 6), Effect::Resized], "nobody held the tail");
-    assert_eq!(bed.running.len(), 2, "it goes on, and ahead");
+    assert_eq!(bed.heard(), [token(1, 6), token(2, 6), Effect::Resized], "no sequence held a removed block");
+    assert_eq!(bed.running.len(), 2, "planning continues, with look-ahead");
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
@@ -60,7 +60,7 @@ fn an_idle_pool_shrinks_at_once_and_forgets_unheld_blocks() {
     assert_eq!(bed.heard(), [Effect::Resized]);
     assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv.usage().cached), (1, 1));
     resize(&mut bed, 1);
-    assert_eq!(bed.heard(), [Effect::Resized], "as many as there are is an answer too");
+    assert_eq!(bed.heard(), [Effect::Resized], "a resize to the current size is answered");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
         bed.stepped(5);
     }
     assert_eq!(bed.scheduler.counts(), (0, 2));
-    assert_eq!(bed.scheduler.step(Input::Resize(4)), [Effect::Resized], "it would lack the same blocks again");
+    assert_eq!(bed.scheduler.step(Input::Resize(4)), [Effect::Resized], "no step is planned, because the sequence would lack the same blocks again");
     assert!(matches!(bed.scheduler.step(Input::Resize(8))[..], [Effect::Resized, Effect::Run(_)]));
 }
 
@@ -120,7 +120,7 @@ fn a_sequence_losing_its_tail_after_its_pictures_returns() {
     bed.stepped(5);
     let come_again = Effect::ComeAgain(SequenceId(1));
     assert_eq!(bed.heard(), [token(1, 5), come_again, released(&[1]), Effect::Resized]);
-    assert!(!bed.scheduler.is_known(SequenceId(1)), "its driver has it");
+    assert!(!bed.scheduler.is_known(SequenceId(1)), "the sequence was handed back to its driver");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     let plan = bed.running.pop_front().expect("a step is under way");
     // While the actor handles these effects, it delivers a token to a disconnected caller.
     let effects = bed.scheduler.step(Input::Stepped(vec![Some(6); plan.rows.len()]));
-    assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "it waits, and holds nothing");
+    assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "the waiting sequence holds no blocks");
     assert_eq!(bed.hear(effects).heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!(bed.scheduler.counts(), (0, 1));
     while !bed.running.is_empty() {
@@ -145,7 +145,7 @@ fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 5);
     bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);
-    assert_eq!(bed.scheduler.counts(), (2, 1), "the second is next, and does not fit");
+    assert_eq!(bed.scheduler.counts(), (2, 1), "the second sequence is next and does not fit");
     let second = &bed.scheduler.waiting[SequenceId(2)];
     assert_eq!((second.losses(), second.is_kept()), (1, false));
 }
@@ -169,10 +169,10 @@ fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
         bed.admit(NewSequence { scheduling_params, ..sequence(id, 40, 4) });
     }
     bed.stepped(5);
-    bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").history.preemptions = 2;
+    bed.scheduler.running.get_mut(&SequenceId(3)).expect("the sequence runs").history.preemptions = 2;
     bed.heard();
     resize(&mut bed, 3);
     bed.stepped(5);
     let heard = bed.heard();
-    assert!(heard.contains(&released(&[2, 4, 3])), "what the last had is found longest: {heard:?}");
+    assert!(heard.contains(&released(&[2, 4, 3])), "the blocks of the sequence released last stay cached longest: {heard:?}");
 }

@@ -56,8 +56,8 @@ fn every_eighth_admission_is_the_oldests_however_urgent_others_are() {
     bed.admit(urgent(1, -2, 3, 1)).admit(urgent(2, 9, 3, 1)).admit(urgent(3, 8, 3, 1));
     (4..40).for_each(|id| _ = bed.admit(urgent(id, -1, 3, 1)));
     let ended = bed.ends();
-    let place = |id| ended.iter().position(|ended| *ended == id).expect("it ended");
-    assert_eq!((place(2), place(3)), (1 + 7, 1 + 7 + 1 + 7), "seven others go first, and none of them again");
+    let place = |id| ended.iter().position(|ended| *ended == id).expect("the sequence ended");
+    assert_eq!((place(2), place(3)), (1 + 7, 1 + 7 + 1 + 7), "every eighth admission is the oldest sequence; the seven others are the most urgent");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
     let heard = bed.heard();
     assert!(heard.contains(&released(&[1])), "{heard:?}");
     let ended = bed.ends();
-    assert_eq!(ended, [3, 2, 1], "the first went on when there was a place again");
+    assert_eq!(ended, [3, 2, 1], "the first sequence continued when a slot was free");
     bed.assert_all_home();
 }
 
@@ -87,11 +87,11 @@ fn only_as_many_make_way_as_must_and_none_in_vain() {
         bed.assert_all_home();
         waiting
     };
-    assert_eq!(waiting(0, 20), [4], "the least urgent is enough");
-    assert_eq!(waiting(0, 60), [3], "another is enough, and the least urgent is not");
-    assert_eq!(waiting(0, 70), [3, 4], "both are needed");
-    assert_eq!(waiting(2, 130), [5], "the two that are less urgent would not be enough");
-    assert_eq!(waiting(9, 20), [5], "equally urgent ones stay");
+    assert_eq!(waiting(0, 20), [4], "preempting the least urgent sequence is enough");
+    assert_eq!(waiting(0, 60), [3], "preempting another sequence is enough, but preempting the least urgent is not");
+    assert_eq!(waiting(0, 70), [3, 4], "both sequences must be preempted");
+    assert_eq!(waiting(2, 130), [5], "preempting the two less urgent sequences would not be enough");
+    assert_eq!(waiting(9, 20), [5], "sequences of equal priority are not preempted");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn none_makes_way_while_a_step_runs() {
     bed.admit(urgent(1, 5, 3, 40));
     assert_eq!(bed.running.len(), 2, "the next step is planned ahead");
     bed.admit(urgent(2, 0, 3, 2)).stepped(5);
-    assert_eq!((bed.ids(), bed.running.len()), ([vec![2], vec![1]], 1), "no step is planned ahead now");
+    assert_eq!((bed.ids(), bed.running.len()), ([vec![2], vec![1]], 1), "no step is planned ahead while a more urgent sequence waits");
     bed.stepped(5);
     assert_eq!(bed.ids(), [vec![1], vec![2]]);
     assert_eq!(bed.ends(), [2, 1]);
@@ -150,13 +150,13 @@ fn a_sequence_that_waited_too_long_goes_before_it_takes_a_block() {
     bed.at(1000).admit(sequence(1, 3, 2)).admit(until(2, 3, queue(50))).admit(until(3, 3, queue(51)));
     bed.heard();
     bed.at(1050).stepped(5);
-    assert_eq!(bed.heard(), [token(1, 5)], "the last moment is in time");
+    assert_eq!(bed.heard(), [token(1, 5)], "a sequence exactly at its deadline is in time");
     bed.at(1051).stepped(5);
     let heard = bed.heard();
     assert!(heard.contains(&late(2, Deadline::Queue)), "{heard:?}");
     assert!(!bed.scheduler.is_known(SequenceId(2)) && bed.running[0].parts == [SequenceId(3)]);
     bed.at(9999);
-    assert_eq!(bed.ends(), [3], "it was begun in time");
+    assert_eq!(bed.ends(), [3], "the third sequence began before its deadline");
     bed.assert_all_home();
 }
 
@@ -203,7 +203,7 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
     let is_late = |id| heard.iter().find(|effect| matches!(effect, Effect::Late(of, _) if of.0 == id));
     assert_eq!(is_late(1), Some(&late(1, Deadline::FirstToken)));
     assert_eq!((is_late(2), is_late(3)), (None, Some(&late(3, Deadline::Reply))));
-    assert_eq!(is_late(4), None, "most of its prompt is there");
+    assert_eq!(is_late(4), None, "most of the prompt is cached");
     assert_eq!(bed.ends().len(), 2);
     bed.assert_all_home();
 }
@@ -228,11 +228,11 @@ fn calm_beside_busy(weights: Option<TenantWeights>) -> usize {
 
 #[test]
 fn tenants_that_wait_share_by_weight_and_absence_earns_nothing() {
-    assert!((9..=11).contains(&calm_beside_busy(None)), "half, though it had nothing before");
+    assert!((9..=11).contains(&calm_beside_busy(None)), "calm gets half of the steps, although it sent no requests before");
     let weights = TenantWeights::of([("calm", 3)]);
-    assert!((14..=16).contains(&calm_beside_busy(weights)), "three quarters");
+    assert!((14..=16).contains(&calm_beside_busy(weights)), "calm gets three quarters of the steps");
     let weights = TenantWeights::of([("busy", 1000)]);
-    assert!(calm_beside_busy(weights) <= 2, "and hardly any");
+    assert!(calm_beside_busy(weights) <= 2, "calm gets almost no steps");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_tenants_urgent_request_is_before_anothers_fair_share() {
     let scheduling_params =
         SchedulingParams { priority: -1, tenant: Tenant::new("busy"), ..SchedulingParams::default() };
     bed.admit(NewSequence { scheduling_params, ..sequence(3, 20, 1) });
-    assert_eq!(bed.ends(), [3, 1, 2], "the one that made way goes on before the other tenant begins");
+    assert_eq!(bed.ends(), [3, 1, 2], "the preempted sequence continues before the other tenant begins");
 }
 
 proptest! {
@@ -268,7 +268,7 @@ proptest! {
             let waiting: BTreeSet<_> = counters.collect();
             if let (Some(least), Some(most)) = (waiting.first(), waiting.last()) {
                 let apart = (most - least) / u64::from(TenantWeights::WEIGHT_MAX);
-                prop_assert!(apart <= bound, "{apart} tokens, at most {bound}");
+                prop_assert!(apart <= bound, "the counters are {apart} tokens apart, at most {bound} are allowed");
             }
             bed.stepped(5);
         }
@@ -333,7 +333,7 @@ impl Watch {
             (Some((same, passed)), Some(oldest)) if same == oldest => Some((oldest, passed + admitted)),
             (_, oldest) => oldest.map(|oldest| (oldest, 0)),
         };
-        assert!(self.oldest.is_none_or(|(_, passed)| passed <= 7 + 32), "{:?} is passed for good", self.oldest);
+        assert!(self.oldest.is_none_or(|(_, passed)| passed <= 7 + 32), "{:?} was passed too often", self.oldest);
         for effect in bed.heard() {
             match effect {
                 Effect::Released(ids) => {
@@ -341,7 +341,7 @@ impl Watch {
                     self.trace.push(Effect::Released(ids));
                 }
                 Effect::Finished(id, _) | Effect::Late(id, _) => {
-                    assert!(self.ended.insert(id), "{id} has one end");
+                    assert!(self.ended.insert(id), "{id} ends once");
                     self.trace.push(effect);
                 }
                 _ => self.trace.push(effect),
@@ -399,7 +399,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
         }
     }
     for steps in 0.. {
-        assert!(steps < 30_000, "it ends");
+        assert!(steps < 30_000, "the run ends");
         if bed.running.is_empty() && leaves.is_empty() {
             break;
         }
@@ -421,10 +421,10 @@ proptest! {
     ) {
         let limits = limits(sequences, 48, blocks);
         let watch = run(&requests, limits, looks_ahead);
-        prop_assert_eq!(&watch.trace, &run(&requests, limits, looks_ahead).trace, "the same again");
+        prop_assert_eq!(&watch.trace, &run(&requests, limits, looks_ahead).trace, "a second run has the same effects");
         let stay = (200..).zip(&requests).filter(|(_, drawn)| drawn.leaves.is_none());
         for (id, _) in stay {
-            prop_assert!(watch.ended.contains(&SequenceId(id)), "{id} has an end");
+            prop_assert!(watch.ended.contains(&SequenceId(id)), "{id} ends");
         }
     }
 }

@@ -25,9 +25,9 @@ fn second_step_beside(second: NewSequence) -> (Vec<SequenceId>, Vec<usize>) {
 #[test]
 fn only_a_sequence_with_one_produced_token_left_goes_before_older_prompts() {
     let first_alone = (vec![SequenceId(1)], vec![4]);
-    assert_eq!(second_step_beside(sequence(2, 1, 9)), first_alone, "a short prompt is a prompt");
+    assert_eq!(second_step_beside(sequence(2, 1, 9)), first_alone, "a short prompt limits the step like any prompt");
     let returning = |tokens| NewSequence { produced: 1, ..sequence(2, tokens, 9) };
-    assert_eq!(second_step_beside(returning(2)), first_alone, "one that must be recomputed is like a prompt");
+    assert_eq!(second_step_beside(returning(2)), first_alone, "a recomputed sequence limits the step like a prompt");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
         &[Table { sequence: SequenceId(1), blocks: vec![0, 1], held: 4 }],
         &[None],
     );
-    assert_eq!(plan.scored[0].first, 8, "the first seven have scored the tokens 1 to 7");
+    assert_eq!(plan.scored[0].first, 8, "seven steps scored the tokens 1 to 7");
     assert_eq!(plan.scored[0].tokens, (1008..1020).collect::<Vec<_>>());
     assert_eq!(plan.batch.score_rows, (3..15).collect::<Vec<_>>());
 }

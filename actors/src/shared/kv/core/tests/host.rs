@@ -24,12 +24,12 @@ fn content_that_is_reused_is_copied_to_the_host_first_and_once() {
     assert_eq!(kv.take_leaving(), [copy(0, 0), copy(1, 1)]);
     assert_eq!((kv.take_leaving(), kv.host_blocks()), (Vec::new(), 2));
     kv.release(B);
-    let fetched = kv.fetch(A, &keys(7, 32)).expect("both are there");
+    let fetched = kv.fetch(A, &keys(7, 32)).expect("the host holds both blocks");
     assert_eq!(fetched, Copies { to_host: vec![], to_device: vec![copy(0, 0), copy(1, 1)] });
     kv.fetched(A);
     kv.release(A);
     kv.allot(&[demand(B, 0, 48)]);
-    assert_eq!(kv.take_leaving(), [], "the host has had them all along");
+    assert_eq!(kv.take_leaving(), [], "the host holds the blocks already");
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
     let prefix = keys(7, 64);
     assert_eq!(kv.beginning(&prefix), Beginning { blocks: 4, resident: 2, missing: 2, has_room: true });
     assert!(kv.fetch(A, &prefix).is_some());
-    assert!(kv.is_coming(&prefix) && !kv.is_coming(&prefix[..2]), "another waits for what comes");
-    assert_eq!(kv.allot(&[alike(B, 7, 33, 1)]).short_by, 1, "what comes is not B's yet, and all is held");
+    assert!(kv.is_coming(&prefix) && !kv.is_coming(&prefix[..2]), "another request waits for the blocks being fetched");
+    assert_eq!(kv.allot(&[alike(B, 7, 33, 1)]).short_by, 1, "B cannot use blocks being fetched, and no block is free");
     kv.fetched(A);
     assert_eq!(kv.usage(), KvUse { blocks: 4, held: 4, cached: 0 });
     assert_eq!(kv.allot(&[BlockRequest { more: 0, ..alike(B, 7, 64, 0) }]).tables[0].held, 48);
@@ -56,7 +56,7 @@ fn a_fetch_without_room_changes_nothing() {
     let mut kv = pushed_out();
     kv.take_leaving();
     assert_eq!(kv.fetch(A, &keys(7, 32)), None, "B holds all blocks");
-    assert_eq!(kv.fetch(A, &keys(8, 32)), None, "nobody has had that");
+    assert_eq!(kv.fetch(A, &keys(8, 32)), None, "no sequence has computed this prefix");
     kv.release(B);
     assert!(!kv.has_table(A) && kv.free_blocks() == 3);
 }
@@ -70,8 +70,8 @@ fn what_leaves_for_a_fetch_never_takes_the_place_of_what_is_fetched() {
         fill(&mut kv, sequence, name, 32);
         kv.release(sequence);
     }
-    let fetched = kv.fetch(A, &keys(7, 32)).expect("the host has both");
-    assert_eq!(fetched.to_host, [], "there is no room for B's beside them");
+    let fetched = kv.fetch(A, &keys(7, 32)).expect("the host holds both blocks");
+    assert_eq!(fetched.to_host, [], "the blocks of B do not fit next to the kept ones");
     assert_eq!(fetched.to_device.len(), 2);
     kv.fetched(A);
 }
@@ -85,13 +85,13 @@ fn blocks_are_made_blank_ahead_of_need_and_keep_their_content_on_the_host() {
     kv.make_blank(2);
     assert_eq!((kv.take_leaving(), kv.usage().cached), (vec![copy(2, 0), copy(3, 1)], 2));
     kv.allot(&[demand(B, 0, 32)]);
-    assert_eq!(kv.take_leaving(), [], "they have left");
+    assert_eq!(kv.take_leaving(), [], "the blocks have left already");
     let mut without = KvCore::new(2);
     without.allot(&[demand(A, 0, 32)]);
     fill(&mut without, A, 7, 32);
     without.release(A);
     without.make_blank(2);
-    assert_eq!(without.usage().cached, 2, "without a host tier they stay");
+    assert_eq!(without.usage().cached, 2, "without a host tier the blocks stay cached on the device");
 }
 
 #[test]
@@ -228,7 +228,7 @@ proptest! {
             let comes = |key: &PrefixKey| kv.coming.values().flatten().any(|(_, coming)| coming == key);
             let leaves = |key: &PrefixKey| kv.leaving.iter().any(|(leaving, _)| leaving == key);
             let is_there = |key: &PrefixKey| kv.named.contains_key(key) || kv.host.holds(key) || comes(key) || leaves(key);
-            prop_assert_eq!(&known, &places.filter(is_there).collect(), "what a listener knows is what there is");
+            prop_assert_eq!(&known, &places.filter(is_there).collect(), "a listener knows exactly the cached blocks");
         }
         memory.run(usize::MAX);
         for (name, place) in (0..4).flat_map(|name| (0..6).map(move |place| (name, place))) {
