@@ -148,7 +148,9 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
         match event.expect("no request fails") {
             ChatEvent::Prompt(prompt) => {
                 scored += prompt.len();
-                prompt[1..].iter().for_each(|score| is_of_a_distribution(score.as_ref().expect("the logits are numbers")));
+                prompt[1..]
+                    .iter()
+                    .for_each(|score| is_of_a_distribution(score.as_ref().expect("the logits are numbers")));
             }
             ChatEvent::Token(score) => {
                 assert!(!score.top.is_empty());
@@ -281,7 +283,8 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             assert_eq!(serving.is_warm, is_warm);
             println!("{}, {} tokens of keys and values", started.told(), serving.kv_tokens);
             sizes.push(serving.kv_tokens);
-            let (now, free) = (stage.measured().await, stage.device.memory().expect("the device reports its memory").free);
+            let (now, free) =
+                (stage.measured().await, stage.device.memory().expect("the device reports its memory").free);
             println!("{now}\nfree by the driver {free}");
             for (worst_case, peak) in &serving.record.peaks {
                 println!("{peak:>12} planned and measured: {worst_case}");
@@ -292,7 +295,11 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             println!("{beside:>12} of overhead: loaded at first use, or kept by the driver");
             assert!(beside <= Bytes::mib(128), "almost all memory of the model is in a named class");
             let (reserve, rounding) = (RESERVE_MAX.min(Bytes(now.total.0 / 64)), Bytes::mib(2 * LAYERS));
-            assert!((reserve..=reserve + rounding).contains(&now.free), "{} are free in addition to the canary", now.free);
+            assert!(
+                (reserve..=reserve + rounding).contains(&now.free),
+                "{} are free in addition to the canary",
+                now.free
+            );
             assert_eq!(now.canary, now.canary_wanted);
             let by_ledger = now.free + now.canary;
             assert_eq!(free, by_ledger, "the driver and the ledger report the same free memory");
@@ -311,7 +318,11 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             assert_eq!(drift().await, Bytes::ZERO, "all memory of the model is leased");
             ask_all(&started.model, (0..8).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
             let later = stage.measured().await;
-            assert_eq!((later.granted, later.overhead), (now.granted, now.overhead), "requests took no memory from the ledger");
+            assert_eq!(
+                (later.granted, later.overhead),
+                (now.granted, now.overhead),
+                "requests took no memory from the ledger"
+            );
             assert_eq!(drift().await, Bytes::ZERO, "requests took no memory outside the ledger");
             stage.runtime.unload(NAME).await.expect("the model unloads");
             all_is_home(&stage, &before).await;
@@ -519,7 +530,10 @@ fn prompt_scores_add_little_time_and_delay_no_other_request() {
             println!("8,000 tokens, scored {top:?}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
             let fastest = [alone, waits].map(|times| times.into_iter().min().expect("three measurements each"));
             let [least, wait] = *plain.get_or_insert(fastest);
-            assert!(fastest[0] < least * 4 && fastest[1] < wait * 2, "fastest {fastest:?}, compared with {least:?} and {wait:?}");
+            assert!(
+                fastest[0] < least * 4 && fastest[1] < wait * 2,
+                "fastest {fastest:?}, compared with {least:?} and {wait:?}"
+            );
         }
         stage.runtime.unload(NAME).await.expect("the model unloads");
     });

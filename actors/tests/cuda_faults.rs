@@ -72,7 +72,8 @@ fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
         assert!(full.foreign * 2 > full.total, "the ledger counts the memory as foreign: {full}");
         // The other process ends, and the same load is tried again.
         drop(other_process.lock().expect("the lock is not poisoned").take());
-        let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("the model fits now");
+        let model =
+            load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("the model fits now");
         let chat = question("Describe the picture.", 20).image(picture(1));
         assert!(!answer(&model, chat).await.expect("the chat is answered").is_empty());
         stage.runtime.unload("demo").await.expect("the model unloads");
@@ -156,8 +157,9 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
         }
         // Fail repeatedly. Only this request ends, with an error that gives the number of failures.
         drill(WhichLane::Step, 7, 3);
-        let error =
-            answer(&model, chat().cache_salt("again and again")).await.expect_err("each lane that served the chat died");
+        let error = answer(&model, chat().cache_salt("again and again"))
+            .await
+            .expect_err("each lane that served the chat died");
         println!("{error}; {}", error.hint());
         assert!(matches!(error, ChatError::GivenUp { deaths: 3 }), "{error:?}");
         assert_eq!(answer(&model, chat().cache_salt("behind it")).await.expect("the chat is answered"), expected);

@@ -146,7 +146,8 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     assert!(replays >= 63.0, "each token after the first comes from a graph: {replays}");
     assert!(eager > 0.0, "the step of a prompt has no graph");
     answer(&model, shown(1036), 8).await;
-    let engine = runtime.supervised().await.expect("the runtime answers").engines.remove("seven").expect("a loaded model");
+    let engine =
+        runtime.supervised().await.expect("the runtime answers").engines.remove("seven").expect("a loaded model");
     // These pictures are new. A picture that was sent before is cached and would not reach the
     // vision lane.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {

@@ -417,7 +417,10 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
     }
     println!("{drawn} drawn, the likeliest {surplus:.1} times too often, with a deviation of {:.1}", variance.sqrt());
     assert!(variance > 100.0, "the likeliest token is almost certain: variance {variance} of {drawn} draws");
-    assert!(surplus.abs() < 5.0 * variance.sqrt(), "a surplus of {surplus} in {drawn} draws, with a variance of {variance}");
+    assert!(
+        surplus.abs() < 5.0 * variance.sqrt(),
+        "a surplus of {surplus} in {drawn} draws, with a variance of {variance}"
+    );
 }
 
 #[test]
@@ -434,7 +437,8 @@ fn assert_graphs_survive_resizing(stage: &Stage) {
     for samplers in [stage.plain(5), stage.samplers(5)] {
         let (first, _) = stage.replies(&samplers, 30, 0, Named::Unseen);
         stage.memory.kv.grow_to(GROWTH * least).expect("memory");
-        let (free, counts) = (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
+        let (free, counts) =
+            (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
         let (grown, replayed) = stage.replies(&samplers, 30, (GROWTH - 1) * least, Named::Unseen);
         assert_eq!((&grown, replayed), (&first, 30), "a graph works in blocks that were added after its capture");
         assert_eq!(stage.device.counts(), counts);
@@ -442,7 +446,10 @@ fn assert_graphs_survive_resizing(stage: &Stage) {
         stage.memory.kv.shrink_to(least, &stage.device.fence_here()).expect("the blocks of the tail are free");
         let (shrunk, replayed) = stage.replies(&samplers, 30, 0, Named::Unseen);
         assert_eq!((&shrunk, replayed), (&first, 30));
-        assert!(stage.memory.kv.blocks() == least && stage.device.memory().expect("the device reports its memory").free > free);
+        assert!(
+            stage.memory.kv.blocks() == least
+                && stage.device.memory().expect("the device reports its memory").free > free
+        );
     }
 }
 
@@ -453,7 +460,8 @@ fn decoding_can_be_captured_again_between_two_steps() {
     for samplers in [stage.plain(4), stage.samplers(4)] {
         let undisturbed = stage.replies(&samplers, 20, 0, Named::Unseen);
         assert_eq!(undisturbed.1, 20);
-        let (free, counts) = (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
+        let (free, counts) =
+            (stage.device.memory().expect("the device reports its memory").free, stage.device.counts());
         let (again, told) = std::thread::scope(|threads| {
             // The lane's queue is short, so captures run between steps and not after all steps.
             let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());

@@ -119,7 +119,10 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
             let (ranks, model) = served(&devices, source.clone()).await;
             let (said, of_ranks) = (answers(&model).await, first(&model).await);
             println!("{said:?}; the first token: {of_one} on one rank, {of_ranks} on several");
-            assert!((of_one - of_ranks).abs() < bound(&source), "{of_one} on one rank differs from {of_ranks} on several");
+            assert!(
+                (of_one - of_ranks).abs() < bound(&source),
+                "{of_one} on one rank differs from {of_ranks} on several"
+            );
             for _ in 0..3 {
                 assert_eq!(answers(&model).await, said);
             }
@@ -168,7 +171,10 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
         let (ranks, model) = loaded(&devices, source.clone(), options).await;
         let (said, of_nccl) = (answers(&model).await, first(&model).await);
         println!("{by_kernels:?} by kernels, {said:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
-        assert!((of_kernels - of_nccl).abs() < bound(&source), "{of_kernels} by kernels differs from {of_nccl} by NCCL");
+        assert!(
+            (of_kernels - of_nccl).abs() < bound(&source),
+            "{of_kernels} by kernels differs from {of_nccl} by NCCL"
+        );
         for _ in 0..3 {
             assert_eq!(answers(&model).await, said);
         }
@@ -210,7 +216,9 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
             let chat = about_two(number).log_probabilities(0);
             let mut reply = model.chat(chat).await.expect("the chat is accepted");
             loop {
-                if let ChatEvent::Token(score) = reply.next().await.expect("the reply continues").expect("the reply has no error") {
+                if let ChatEvent::Token(score) =
+                    reply.next().await.expect("the reply continues").expect("the reply has no error")
+                {
                     return (score.token.id, score.token.log_probability);
                 }
             }
@@ -234,7 +242,11 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
             }
             let found = first_of(&model, number * 2).await;
             println!("pictures {number}: {token} at {likelihood} on one rank, {found:?} on several");
-            assert!((found.1 - likelihood).abs() < bound(&source), "{likelihood} on one rank differs from {} on several", found.1);
+            assert!(
+                (found.1 - likelihood).abs() < bound(&source),
+                "{likelihood} on one rank differs from {} on several",
+                found.1
+            );
         }
         ranks.shutdown().await;
         for device in &devices {

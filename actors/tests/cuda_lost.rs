@@ -55,7 +55,12 @@ impl Tenant {
         let kernels = CudaKernels::load(&stage.device, target, &options().blas).expect("the kernels load");
         let cuda = Cuda::new(&kernels).expect("a stream");
         let page = stage.device.page();
-        let lease = stage.runtime.budget().lease(Class::external("index"), page).await.expect("the budget has room for the lease");
+        let lease = stage
+            .runtime
+            .budget()
+            .lease(Class::external("index"), page)
+            .await
+            .expect("the budget has room for the lease");
         let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("addresses cost nothing");
         segment.back_to(page).expect("the segment is backed");
         Tenant { cuda, workspace: Workspace::over(segment) }
@@ -134,7 +139,10 @@ impl Open {
         }
         println!("{STREAMING} had begun, {not_begun} of {WAITING} had not: {}", reasons[0]);
         assert!(not_begun > 0, "at least one request failed while it waited");
-        assert!(reasons.iter().all(|reason| *reason == reasons[0]), "all requests report the same reason for one loss: {reasons:?}");
+        assert!(
+            reasons.iter().all(|reason| *reason == reasons[0]),
+            "all requests report the same reason for one loss: {reasons:?}"
+        );
         reasons.swap_remove(0)
     }
 }
@@ -183,7 +191,9 @@ fn still_leased(told: &[Event]) -> Bytes {
         match event {
             Event::LeaseGranted(leased) => drop(leases.insert(leased.lease, leased.bytes)),
             Event::LeaseResized { lease, to, .. } => drop(leases.insert(*lease, *to)),
-            Event::LeaseFreed(leased) => assert!(leases.remove(&leased.lease).is_some(), "each lease is returned once: {leased:?}"),
+            Event::LeaseFreed(leased) => {
+                assert!(leases.remove(&leased.lease).is_some(), "each lease is returned once: {leased:?}")
+            }
             _ => {}
         }
     }
@@ -204,7 +214,9 @@ fn assert_told_once(told: &[Event], reason: &str) {
 
 /// Checks that the runtime has ended, and that later callers get the reason and a hint.
 async fn assert_ended(stage: &Stage, model: &ModelHandle) {
-    let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("the runtime has ended");
+    let error = soon("a chat behind the end", model.chat(question("Who are you?", 4)))
+        .await
+        .expect_err("the runtime has ended");
     println!("a chat behind the end: {error}; {}", error.hint());
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("the device is lost")), "{error:?}");
     assert!(error.hint().contains("start the program again"), "{}", error.hint());

@@ -31,7 +31,8 @@ fn the_ledger_counts_context_modules_and_other_processes() {
         assert!(budget.measure().await.expect("the budget answers").foreign < started.foreign + Bytes::mib(64));
         budget.try_lease(Class::external("mine"), asked).await.expect("the memory is free again");
         let overhead = device.overhead();
-        let held = device.with_overhead("staging", || device.pinned(Bytes::mib(1))).expect("the host has page-locked memory");
+        let held =
+            device.with_overhead("staging", || device.pinned(Bytes::mib(1))).expect("the host has page-locked memory");
         assert_eq!(budget.snapshot().await.expect("the budget answers").overhead, device.overhead());
         println!("{} of overhead, {} of it by with_overhead", device.overhead(), device.overhead() - overhead);
         drop((pinned, held));
@@ -46,7 +47,9 @@ fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
         let owner = Owner::new("whole card", 0);
         let bytes = (free - Bytes::gib(1)).round_down(device.page());
         let request = Request::new(owner.clone(), Class::Kv, "whole card", bytes);
-        let lease = testing::lease(budget, tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
+        let lease = testing::lease(budget, tree::LEASE_FOR_ENGINE, request, false)
+            .await
+            .expect("the budget has room for the lease");
         let on = runtime.device();
         let segment = tokio::task::spawn_blocking(move || {
             let segment = Segment::reserve(on, bytes, lease).expect("addresses");

@@ -250,7 +250,11 @@ fn a_device_done_at_launch_is_answered_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     [stage.prompt("A"), stage.step_ahead("B", PROMPT)].iter().for_each(|answer| _ = chosen(answer));
-    assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "each answer is sent before the next launch");
+    assert_eq!(
+        stage.clock.log(),
+        ["launch 0", "answer A", "launch 1", "answer B"],
+        "each answer is sent before the next launch"
+    );
 }
 
 #[test]

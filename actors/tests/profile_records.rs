@@ -131,11 +131,15 @@ fn a_profile_of_another_basis_lists_every_difference() {
     let place = folder.place();
     assert_eq!(place.find(&on("580.1")), Ok(RecordLookup::Nothing));
     place.keep(profile(on("580.1"))).expect("the record is written");
-    let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else { panic!("the record belongs to another driver version") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&on("580.2")) else {
+        panic!("the record belongs to another driver version")
+    };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2"]);
     let other = profile_key(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
-    let Ok(RecordLookup::Differs(differences)) = place.find(&other) else { panic!("the record differs in several facts") };
+    let Ok(RecordLookup::Differs(differences)) = place.find(&other) else {
+        panic!("the record differs in several facts")
+    };
     let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
     assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
 }

@@ -115,7 +115,8 @@ fn attentions(cpu: &Cpu) {
     }
     let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
     let blocks = 512;
-    let cache = outer.upload([blocks, 16 * 2 * 2 * 32], &numbers(blocks * 16 * 2 * 2 * 32)).expect("the workspace has room");
+    let cache =
+        outer.upload([blocks, 16 * 2 * 2 * 32], &numbers(blocks * 16 * 2 * 2 * 32)).expect("the workspace has room");
     // SAFETY: the cache outlives the layer, and nothing else uses it.
     let layer = unsafe { KvLayer::new(cache.address(), blocks, shape) };
     for (sequences, rows, context) in [(1, 1, 2048), (4, 1, 2048), (4, 1, 128), (1, 512, 512), (1, 256, 2048)] {
@@ -127,7 +128,9 @@ fn attentions(cpu: &Cpu) {
         let pairs = sequences * (rows * context - rows * (rows - 1) / 2);
         let sequences = PagedSequences {
             query_starts: inner.upload([sequences + 1], &starts).expect("the workspace has room"),
-            context_lengths: inner.upload([sequences], &vec![context as u32; sequences]).expect("the workspace has room"),
+            context_lengths: inner
+                .upload([sequences], &vec![context as u32; sequences])
+                .expect("the workspace has room"),
             block_tables: inner.upload([sequences, context / 16], &table).expect("the workspace has room"),
             single_rows: 0,
             query_key_pairs: pairs as u64,
@@ -168,7 +171,9 @@ fn patches(cpu: &Cpu, memory: &Workspace) {
         let pixels = Pixels {
             bytes: scope.upload([bytes.len()], &bytes).expect("the workspace has room"),
             layout: scope.upload([1, 4], &[0, side as u32, side as u32, 1]).expect("the workspace has room"),
-            levels: scope.upload([1, 7], &[1.0f32, 122.8, 116.7, 104.1, 68.5, 66.6, 70.3]).expect("the workspace has room"),
+            levels: scope
+                .upload([1, 7], &[1.0f32, 122.8, 116.7, 104.1, 68.5, 66.6, 70.3])
+                .expect("the workspace has room"),
             places: scope.upload([3, 1024], &places).expect("the workspace has room"),
         };
         let mut out = scope.empty([1024, size.values()]).expect("the workspace has room");

@@ -91,7 +91,8 @@ fn main() {
     // Sums of two uniform numbers: likely tokens are rare, but much less rare than with a real
     // model.
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
-    fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all).expect("the numbers are uploaded");
+    fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all)
+        .expect("the numbers are uploaded");
     println!("{:<40}{}", "us for so many rows", ROWS.map(|rows| format!("{rows:>9}")).concat());
     let counter = WorkCounter::default();
     let show = |name: &str, times: [Duration; ROWS.len()]| {

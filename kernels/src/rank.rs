@@ -113,7 +113,8 @@ mod tests {
     #[test]
     fn ranks_share_out_all_there_is_and_each_once() {
         for of in [1, 2, 3, 4, 8] {
-            let shares: Vec<_> = Rank::all(of).map(|rank| rank.share(24).expect("24 divides among the ranks")).collect();
+            let shares: Vec<_> =
+                Rank::all(of).map(|rank| rank.share(24).expect("24 divides among the ranks")).collect();
             let all: Vec<usize> = shares.iter().flat_map(|share| share.range()).collect();
             assert_eq!(all, (0..24).collect::<Vec<_>>(), "{of} ranks");
         }

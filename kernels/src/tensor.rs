@@ -254,6 +254,9 @@ mod tests {
         let mut hidden = tensor([5, 12]);
         assert!(hidden.is_writable() && hidden.column_range_mut(3..7).row_range_mut(1..2).is_writable());
         assert!(!hidden.row_range(0..5).is_writable());
-        assert!(!hidden.reshape([60]).row_range_mut(0..4).is_writable(), "a tensor made from a shared view is not writable");
+        assert!(
+            !hidden.reshape([60]).row_range_mut(0..4).is_writable(),
+            "a tensor made from a shared view is not writable"
+        );
     }
 }

@@ -29,7 +29,9 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
     // SAFETY: the segment is backed for a whole page, and only this thread uses it.
     let mut places = unsafe { Tensor::persistent(outputs.address(), [2], DType::U32) };
     let counter = WorkCounter::default();
-    let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &counter).download::<u32>(places).expect("the result is downloaded");
+    let read = |places: &Tensor<'_>| {
+        Scope::new(&cuda, &workspace, &counter).download::<u32>(places).expect("the result is downloaded")
+    };
 
     fill_elements(&cuda, &[7u32, 7], &mut places).expect("the content is uploaded");
     let captured = cuda.capture(&mut || Scope::new(&cuda, &workspace, &counter).argmax_into(&x, &mut places));
@@ -39,7 +41,8 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
         let turned: Vec<f32> = (0..6).map(|at| rows[(at + turn) % 6]).collect();
         fill_elements(&cuda, &turned, &mut x).expect("the content is uploaded");
         graph.replay().expect("the graph runs");
-        let largest = |row: &[f32]| (0..3).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("the row has three elements") as u32;
+        let largest =
+            |row: &[f32]| (0..3).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("the row has three elements") as u32;
         assert_eq!(read(&places), [largest(&turned[..3]), largest(&turned[3..])], "{turned:?}");
     }
 

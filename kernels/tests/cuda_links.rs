@@ -38,7 +38,10 @@ fn turn() -> MutexGuard<'static, ()> {
 
 impl Ground {
     fn of(devices: Vec<Arc<CudaDevice>>, _turn: MutexGuard<'static, ()>) -> Self {
-        let kernels = devices.iter().map(|device| load(device, CudaTarget::of(device).expect("the device reports its target"))).collect();
+        let kernels = devices
+            .iter()
+            .map(|device| load(device, CudaTarget::of(device).expect("the device reports its target")))
+            .collect();
         Ground { devices, kernels, _turn }
     }
 
@@ -73,7 +76,9 @@ impl Ground {
                 scope.spawn(move || {
                     let cuda = Cuda::new(kernels).expect("a stream").linked(link);
                     let segment = leased(device.clone(), Bytes::mib(64));
-                    device.open_to(self.devices.iter(), segment.address(), segment.backed()).expect("the memory is opened to all devices");
+                    device
+                        .open_to(self.devices.iter(), segment.address(), segment.backed())
+                        .expect("the memory is opened to all devices");
                     let (workspace, counter) = (Workspace::over(segment), WorkCounter::default());
                     let scope = Scope::new(&cuda, &workspace, &counter);
                     scope.upload([1], &[0u32]).expect("memory is mapped");
@@ -107,7 +112,9 @@ impl Ground {
         let memory: Vec<_> =
             self.devices.iter().map(|device| leased(device.clone(), CudaLink::bytes(AT_ONCE))).collect();
         for (device, segment) in self.devices.iter().zip(&memory) {
-            device.open_to(self.devices.iter(), segment.address(), segment.backed()).expect("the memory is opened to all devices");
+            device
+                .open_to(self.devices.iter(), segment.address(), segment.backed())
+                .expect("the memory is opened to all devices");
         }
         let (kernels, addresses): (Vec<_>, Vec<_>) =
             (self.kernels.iter().collect(), memory.iter().map(Segment::address).collect());

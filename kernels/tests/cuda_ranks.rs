@@ -61,7 +61,8 @@ fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize, at_on
     let cleared = |_| {
         let segment = leased(device.clone(), CudaLink::bytes(at_once));
         // SAFETY: this many bytes are backed, and nothing else uses them yet.
-        unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }.expect("the zeros are copied");
+        unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
+            .expect("the zeros are copied");
         segment
     };
     (0..of).map(cleared).collect()
@@ -297,7 +298,9 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
     let row = |id: usize| table[id * hidden..][..hidden].to_vec();
     let expected: Vec<bf16> = [0, 23, 12, 11, 5, 6, 17, 18, 13].into_iter().flat_map(row).collect();
     for of in [2, 4] {
-        let found = on_gpu_ranks(of, |scope, _| pass(scope.rank().share(vocabulary).expect("the vocabulary divides among the ranks"), scope));
+        let found = on_gpu_ranks(of, |scope, _| {
+            pass(scope.rank().share(vocabulary).expect("the vocabulary divides among the ranks"), scope)
+        });
         found.into_iter().flatten().for_each(|found| assert!(bits(&found) == bits(&expected), "{of} ranks"));
         for columns in [29, 1024] {
             let part = |rank: usize| Random::new(7 + rank as u64).floats(rows * columns);

@@ -117,7 +117,8 @@ fn hex(digest: Sha256) -> String {
 }
 
 fn kernels() -> Vec<PathBuf> {
-    let files = fs::read_dir(folder()).expect("the sources exist").map(|entry| entry.expect("the entry is read").path());
+    let files =
+        fs::read_dir(folder()).expect("the sources exist").map(|entry| entry.expect("the entry is read").path());
     let mut kernels: Vec<PathBuf> = files.filter(|file| file.extension().is_some_and(|name| name == "cu")).collect();
     kernels.sort();
     assert!(!kernels.is_empty());
@@ -127,17 +128,26 @@ fn kernels() -> Vec<PathBuf> {
 #[test]
 fn compiled_device_code_is_that_of_its_sources() {
     let (manifest, options, compiled) = (manifest(), options(), compiled());
-    assert_eq!(manifest["options"].as_str(), Some(&*options), "the compiler or its options differ from compile.py: {HINT}");
+    assert_eq!(
+        manifest["options"].as_str(),
+        Some(&*options),
+        "the compiler or its options differ from compile.py: {HINT}"
+    );
     for source in kernels() {
         let name = name_of(&source);
         let known = &manifest["files"][&name];
         let mut digest = Sha256::new();
         for file in sources_of(&source) {
-            let place = file.strip_prefix(folder()).expect("the source is in the kernel folder").to_string_lossy().into_owned();
+            let place =
+                file.strip_prefix(folder()).expect("the source is in the kernel folder").to_string_lossy().into_owned();
             digest.update(format!("{place}\n{}", code_of(&fs::read_to_string(&file).expect("the file is read"))));
         }
         digest.update(&options);
-        assert_eq!(known["sources"].as_str(), Some(&*hex(digest)), "the sources of {name} changed after compilation: {HINT}");
+        assert_eq!(
+            known["sources"].as_str(),
+            Some(&*hex(digest)),
+            "the sources of {name} changed after compilation: {HINT}"
+        );
         for (ending, expected) in known["compiled"].as_object().expect("the manifest lists the targets") {
             let file = format!("{name}.{ending}");
             let code = compiled.get(&file).unwrap_or_else(|| panic!("no archive has {file}: {HINT}"));

@@ -117,7 +117,9 @@ fn process_one() {
 /// A small picture whose color profile and text decompress to 200 MB.
 fn side_chunks() {
     let mut encoded = Cursor::new(Vec::new());
-    DynamicImage::ImageRgb8(image::RgbImage::new(20, 20)).write_to(&mut encoded, ImageFormat::Png).expect("the picture encodes");
+    DynamicImage::ImageRgb8(image::RgbImage::new(20, 20))
+        .write_to(&mut encoded, ImageFormat::Png)
+        .expect("the picture encodes");
     let plain = encoded.into_inner();
     let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
     for _ in 0..200 {

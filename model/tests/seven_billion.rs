@@ -101,7 +101,9 @@ struct Prompt {
 
 impl Prompt {
     fn read(folder: &Path, name: &'static str, bench: &Bench<impl Backend>) -> Self {
-        let file = |ending: &str| std::fs::read(folder.join(format!("prompts/{name}.{ending}"))).expect("the recorded prompt file exists");
+        let file = |ending: &str| {
+            std::fs::read(folder.join(format!("prompts/{name}.{ending}"))).expect("the recorded prompt file exists")
+        };
         let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
         let list = |key: &str| json[key].as_array().expect("a list").clone();
         let ids = list("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect();
@@ -109,7 +111,10 @@ impl Prompt {
             (ImageLimits::default(), bench.checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures"));
         let resized = |file: &Value| {
             let path = folder.join("prompts").join(file.as_str().expect("a name"));
-            let picture = EncodedImage::open(path, &limits).expect("the picture opens").decode(&limits).expect("the picture decodes");
+            let picture = EncodedImage::open(path, &limits)
+                .expect("the picture opens")
+                .decode(&limits)
+                .expect("the picture decodes");
             processor.process(&picture).expect("the picture is processed").image
         };
         let images: Vec<ResizedImage> = list("pictures").iter().map(resized).collect();
@@ -168,7 +173,10 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         // Random logits are nearly tied. If about 28 of 32 rows agree, two such counts differ by 3,
         // and one pair in twenty differs by more than 5, which was seen on four GPUs.
         let fewer = if prompt.ranks > 2 { rows / 4 } else { rows / 8 };
-        assert!(our_top + fewer >= their_top, "{name}, {what}: {our_top} of {rows} top tokens agree; transformers has {their_top}");
+        assert!(
+            our_top + fewer >= their_top,
+            "{name}, {what}: {our_top} of {rows} top tokens agree; transformers has {their_top}"
+        );
     }
 }
 
@@ -249,7 +257,8 @@ fn run_all(folder: &Path, quantization: Option<WeightQuantization>, cuda: Cuda, 
     // Loading writes every byte of this segment.
     let weights = memory.leased(Class::Weights, planned);
     let started = Instant::now();
-    let model = Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("the model loads");
+    let model =
+        Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("the model loads");
     let (seconds, activation) = (started.elapsed().as_secs_f64(), cuda.target().activation());
     println!("loaded {planned} as {activation:?} in {seconds:.2} s, {:.1} GB/s", planned.0 as f64 / seconds / 1e9);
     let bench = Bench::around(checkpoint, model, cuda, memory, ROOM);

@@ -139,7 +139,10 @@ mod tests {
         let (lane, asked) = lane(4);
         let captured = Captured::default();
         (0..9).for_each(|_| captured.one_more());
-        assert_eq!(capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("the capture is answered"), Bytes::mib(4));
+        assert_eq!(
+            capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("the capture is answered"),
+            Bytes::mib(4)
+        );
         assert_eq!(captured.count(), 5, "graphs that were captured before do not count");
         drop(lane);
         let asked = asked.join().expect("the lane thread has ended");
@@ -157,7 +160,10 @@ mod tests {
         let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured.clone()).await.expect("the capture is answered");
         assert_eq!(captured.count(), 2, "the forgotten size is not counted");
         assert_eq!(outcome, Recaptured::From(Some(8)), "batches of smaller sizes run without a graph");
-        assert_eq!(asked.join().expect("the lane thread has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
+        assert_eq!(
+            asked.join().expect("the lane thread has ended"),
+            ["capture 10", "capture 8", "capture 4", "forget 4"]
+        );
     }
 
     #[tokio::test]

@@ -60,7 +60,11 @@ mod tests {
         // 8 of 10 tokens.
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), Some(3.2));
         assert_eq!(loads.imbalance(vec![10, 10, 10, 10, 7, 1, 1, 0]), None, "no expert was chosen in one layer");
-        assert_eq!(loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]), Some(1.0), "a layer without new choices is ignored");
+        assert_eq!(
+            loads.imbalance(vec![11, 11, 11, 11, 7, 1, 1, 0]),
+            Some(1.0),
+            "a layer without new choices is ignored"
+        );
     }
 
     #[test]

@@ -146,13 +146,21 @@ mod tests {
             ("fp16", turing, DType::F16),
             ("float", HOST, DType::F32),
         ] {
-            let target = name.parse::<Precision>().expect("the name is valid").on(target, Some(DType::BF16)).expect("the target has the precision");
+            let target = name
+                .parse::<Precision>()
+                .expect("the name is valid")
+                .on(target, Some(DType::BF16))
+                .expect("the target has the precision");
             assert_eq!(target.activation(), activation, "{name}");
         }
         for (name, target, taken) in
             [("float32", ada, "bfloat16 or float16"), ("bfloat16", turing, "float16"), ("half", HOST, "float32")]
         {
-            let refused = name.parse::<Precision>().expect("the name is valid").on(target, None).expect_err("the target lacks the precision");
+            let refused = name
+                .parse::<Precision>()
+                .expect("the name is valid")
+                .on(target, None)
+                .expect_err("the target lacks the precision");
             assert!(refused.to_string().ends_with(taken) && refused.hint().ends_with(taken), "{refused}");
         }
         assert!("int8".parse::<Precision>().is_err());

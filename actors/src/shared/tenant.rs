@@ -118,7 +118,8 @@ mod tests {
         {
             assert_eq!(TenantWeights::read(&json!(wrong)), None, "{wrong}");
         }
-        let (weights, gold, mouse) = (expected.expect("the weights are valid"), Tenant::new("gold"), Tenant::new("mouse"));
+        let (weights, gold, mouse) =
+            (expected.expect("the weights are valid"), Tenant::new("gold"), Tenant::new("mouse"));
         assert_eq!((weights.weight(&gold), weights.weight(&mouse)), (4, 1));
         assert_eq!(
             weights.counted(&mouse).as_ref().map(Tenant::as_str),

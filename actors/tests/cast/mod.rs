@@ -166,7 +166,11 @@ impl Request {
         let place = |(number, picture): (usize, &EncodeRequest)| {
             let content = ContentSpan { tokens: start..start + picture.rows, hash: picture.key };
             start += picture.rows;
-            let cache_rows = if number < self.computed { [].into() } else { rows.next().expect("each picture that is not cached was encoded") };
+            let cache_rows = if number < self.computed {
+                [].into()
+            } else {
+                rows.next().expect("each picture that is not cached was encoded")
+            };
             Placeholder { content, cache_rows }
         };
         self.pictures.iter().enumerate().map(place).collect()

@@ -74,10 +74,7 @@ impl World {
             let key = self.rows[*row as usize];
             held.into_iter().any(|(keys, rows)| rows.contains(row) && key.is_some_and(|key| keys.contains(&key)))
         };
-        assert!(
-            batch.picture_cache_rows.iter().all(holds),
-            "a row is read that is not held or was never written"
-        );
+        assert!(batch.picture_cache_rows.iter().all(holds), "a row is read that is not held or was never written");
         for id in &plan.shown.read {
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             for picture in &sequence.pictures {

@@ -29,7 +29,8 @@ impl Leased {
     pub fn lease(&self, class: Class, bytes: Bytes) -> Lease {
         let id = RequestId(self.asked.fetch_add(1, Ordering::Relaxed));
         let request = Request::new(Owner::new("story", 0), class, "model", bytes);
-        let effects = self.ledger.lock().expect("the lock is not poisoned").step(Input::Ask { id, request, wait: false });
+        let effects =
+            self.ledger.lock().expect("the lock is not poisoned").step(Input::Ask { id, request, wait: false });
         let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
         Lease::issue(grant, Arc::new(Nobody))
     }
@@ -37,8 +38,8 @@ impl Leased {
     /// Leases whole pages and backs them.
     pub fn segment(&self, class: Class, bytes: Bytes) -> Segment {
         let bytes = bytes.round_up(self.device.page());
-        let segment =
-            Segment::reserve(self.device.clone(), bytes, self.lease(class, bytes)).expect("the addresses can be reserved");
+        let segment = Segment::reserve(self.device.clone(), bytes, self.lease(class, bytes))
+            .expect("the addresses can be reserved");
         segment.back_to(bytes).expect("the segment can be backed");
         segment
     }

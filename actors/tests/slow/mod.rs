@@ -80,7 +80,9 @@ impl Arrival for Coming {
 
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
         let state = self.clock.state.lock().expect("the lock is not poisoned");
-        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("the lock is not poisoned"));
+        drop(
+            self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("the lock is not poisoned"),
+        );
         self.copied.wait(out)
     }
 }

@@ -124,8 +124,9 @@ impl World {
             assert!(content.is_some(), "a row that was never written is copied out");
             self.host_rows.slots[slot as usize] = content;
         }
-        let of_slot =
-            |copy: &BlockCopy| self.host_rows.slots[copy.slot as usize].expect("the slot was written before it is read");
+        let of_slot = |copy: &BlockCopy| {
+            self.host_rows.slots[copy.slot as usize].expect("the slot was written before it is read")
+        };
         let coming: Vec<_> = to_device.iter().map(|copy| (copy.block, of_slot(copy))).collect();
         for (row, _) in &coming {
             assert!(!self.all_pins().any(|(_, rows)| rows.contains(row)), "a row is overwritten that a request reads");

@@ -36,7 +36,11 @@ impl<'s> Routing<'s> {
     /// # Panics
     /// If `held` is a share of a different number of experts, or is empty.
     pub fn held(self, held: RankShard) -> Routing<'s> {
-        assert!(held.whole == self.experts() && held.count > 0, "{held:?} does not match a layer of {} experts", self.experts());
+        assert!(
+            held.whole == self.experts() && held.count > 0,
+            "{held:?} does not match a layer of {} experts",
+            self.experts()
+        );
         Routing { held, ..self }
     }
 

@@ -63,7 +63,10 @@ impl<'a, E: Element> Rows<'a, E> {
     /// Returns the elements from column `column` of the first row in `rows` to column
     /// `column + length` of the last row, including all columns in between.
     pub(super) fn span(&self, rows: Range<usize>, column: usize, length: usize) -> &'a [E] {
-        assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "the span is outside the tensor");
+        assert!(
+            rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns,
+            "the span is outside the tensor"
+        );
         let elements = (rows.len() - 1) * self.pitch + length;
         // SAFETY: the span starts and ends in rows that the tensor's creator guarantees to be
         // valid. The elements between two rows of this view belong to the larger tensor that the

@@ -58,7 +58,11 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
         let taken = rows.iter().zip(slots).filter(|(_, slot)| **slot != NO_STATE);
         let snapshots = taken.map(|(count, slot)| {
             let count = *count as usize;
-            assert!((1..=range.len()).contains(&count), "a snapshot after {count} of {} rows is out of range", range.len());
+            assert!(
+                (1..=range.len()).contains(&count),
+                "a snapshot after {count} of {} rows is out of range",
+                range.len()
+            );
             (range.start + count - 1, *slot)
         });
         let part = Part {

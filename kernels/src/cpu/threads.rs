@@ -81,7 +81,10 @@ mod tests {
                     assert!(worker < threads);
                     seen[item].fetch_add(1, Relaxed);
                 });
-                assert!(seen.iter().all(|count| count.load(Relaxed) == 1), "each of {items} items runs once on {threads} threads");
+                assert!(
+                    seen.iter().all(|count| count.load(Relaxed) == 1),
+                    "each of {items} items runs once on {threads} threads"
+                );
             }
         }
     }

@@ -50,7 +50,10 @@ impl Default for Arguments {
 impl Arguments {
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
-        assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "the arguments exceed the kernel's parameters");
+        assert!(
+            align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS,
+            "the arguments exceed the kernel's parameters"
+        );
         // SAFETY: the assertion has checked that the argument fits after the words in use, and that
         // a word's alignment suffices for the argument.
         unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };

@@ -190,6 +190,10 @@ mod tests {
         assert_eq!(find([short, 9 * short, 7 * short].into_iter(), 6 * short), Find::Free(2));
         assert_eq!(find([9 * short].into_iter(), 4), Find::Free(0));
         assert_eq!(find([].into_iter(), 0), Find::New(SHORTEST, None));
-        assert_eq!(find([short, short].into_iter(), short + 1), Find::New(SHORTEST * 2, None), "short buffers are kept");
+        assert_eq!(
+            find([short, short].into_iter(), short + 1),
+            Find::New(SHORTEST * 2, None),
+            "short buffers are kept"
+        );
     }
 }

@@ -83,7 +83,10 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
         None => (plain, arguments),
         Some(HeadNorms { query, key, epsilon, .. }) => {
             let heads = call.heads + shape.kv_heads;
-            assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalize; the kernel takes at most {NORMED_HEADS_MAX}");
+            assert!(
+                heads <= NORMED_HEADS_MAX,
+                "{heads} heads to normalize; the kernel takes at most {NORMED_HEADS_MAX}"
+            );
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
             (normed, arguments)
         }

@@ -65,7 +65,10 @@ impl TensorMap {
         #[repr(C, align(64))]
         struct Aligned(sys::CUtensorMap);
         let rank = layout.dimensions.len();
-        assert!(layout.strides.len() + 1 == rank && layout.cube.len() == rank, "each dimension has a stride and a cube extent");
+        assert!(
+            layout.strides.len() + 1 == rank && layout.cube.len() == rank,
+            "each dimension has a stride and a cube extent"
+        );
         let element = match dtype {
             DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             dtype if dtype.needs_scales() => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,

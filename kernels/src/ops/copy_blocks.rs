@@ -62,7 +62,11 @@ pub fn copy_rows<B: Backend>(
     to_device: &[BlockCopy],
 ) -> Result<Box<dyn Copying>, KernelError> {
     let bytes = cache.dtype().bytes(cache.columns());
-    assert!(cache.is_contiguous() && bytes == host.row_bytes, "rows of {bytes} do not match slots of {}", host.row_bytes);
+    assert!(
+        cache.is_contiguous() && bytes == host.row_bytes,
+        "rows of {bytes} do not match slots of {}",
+        host.row_bytes
+    );
     let pieces = [Pieces { device: cache.address(), host: host.address, bytes }];
     copy(backend, &pieces, (cache.rows(), host.slots), to_host, to_device)
 }

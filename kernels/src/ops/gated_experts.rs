@@ -16,7 +16,10 @@ impl<B: Backend> Scope<'_, B> {
         weight: impl Into<Weight<'a>>,
         routing: &Routing<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?.plain.expect("the plain format was requested"))
+        Ok(self
+            .gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?
+            .plain
+            .expect("the plain format was requested"))
     }
 
     /// Like [`gated_experts`](Scope::gated_experts), but returns the result in `format`.

@@ -59,14 +59,29 @@ impl SampleBatch {
     pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
         let mask = wishes.allowed.map(|allowed| {
-            assert!(allowed.len() >= words_of_mask, "a mask of {} words is too short for {}", allowed.len(), self.vocabulary);
+            assert!(
+                allowed.len() >= words_of_mask,
+                "a mask of {} words is too short for {}",
+                allowed.len(),
+                self.vocabulary
+            );
             self.masks.extend_from_slice(&allowed[..words_of_mask]);
             self.masks.len() / words_of_mask.max(1) - 1
         });
         assert_eq!(wishes.biased.len(), wishes.biases.len(), "a bias for each token");
-        assert!(wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX, "{wishes:?} lists more than {LISTED_MAX} tokens");
-        assert!(row.given.is_none_or(|token| (token as usize) < self.vocabulary), "the given token is in the vocabulary");
-        assert!(row.top == NO_REPORT || row.top as usize <= TOP_MAX, "{} of the likeliest tokens exceed the maximum", row.top);
+        assert!(
+            wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX,
+            "{wishes:?} lists more than {LISTED_MAX} tokens"
+        );
+        assert!(
+            row.given.is_none_or(|token| (token as usize) < self.vocabulary),
+            "the given token is in the vocabulary"
+        );
+        assert!(
+            row.top == NO_REPORT || row.top as usize <= TOP_MAX,
+            "{} of the likeliest tokens exceed the maximum",
+            row.top
+        );
         self.rows.push((*row, mask));
         let [forbidden, biased, biases, prompt, produced] = &mut self.lists;
         forbidden.push(wishes.forbidden.iter().copied());

@@ -34,7 +34,11 @@ fn the_same_seed_gives_the_same_numbers_whoever_draws_them_and_another_gives_oth
     let count = 3 * (1 << 14) + 61;
     let alone = drawn(1, count, DType::F32, 7, 0.02);
     assert_eq!(alone, drawn(3, count, DType::F32, 7, 0.02), "the number of threads does not change the numbers");
-    assert_eq!(alone[..61], drawn(1, 61, DType::F32, 7, 0.02), "the numbers drawn after them do not change the first numbers");
+    assert_eq!(
+        alone[..61],
+        drawn(1, 61, DType::F32, 7, 0.02),
+        "the numbers drawn after them do not change the first numbers"
+    );
     let other = drawn(1, count, DType::F32, 8, 0.02);
     let equal = alone.iter().zip(&other).filter(|(one, other)| one == other).count();
     assert!(equal < count / 1000, "{equal} of {count} are equal by chance");

@@ -125,7 +125,9 @@ fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
                 scope.argmax_of_ranks_into(&own.column_range(0..columns.count), columns, &mut out)?;
                 scope.download::<u32>(&out)
             });
-            found.into_iter().for_each(|found| assert_eq!(found.expect("all ranks join"), expected, "{vocabulary}, {of}"));
+            found
+                .into_iter()
+                .for_each(|found| assert_eq!(found.expect("all ranks join"), expected, "{vocabulary}, {of}"));
         }
     }
 }

@@ -328,9 +328,17 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
         })
     };
     assert_eq!(embed(3, [0, 0]), "row 3 of 3");
-    assert_eq!(embed(UnseenToken { row: 1 }.code(), [0, 3]), "row 3 of 3", "a chosen token id is checked like a given id");
+    assert_eq!(
+        embed(UnseenToken { row: 1 }.code(), [0, 3]),
+        "row 3 of 3",
+        "a chosen token id is checked like a given id"
+    );
     assert_eq!(embed(UnseenToken { row: 2 }.code(), [0, 0]), "row 2 of 2 choices of the step before");
-    assert_eq!(embed(NO_CHOICE, [0, 0]), "row 2147483647 of 2 choices of the step before", "the code for no choice is not a token id");
+    assert_eq!(
+        embed(NO_CHOICE, [0, 0]),
+        "row 2147483647 of 2 choices of the step before",
+        "the code for no choice is not a token id"
+    );
     let gather =
         panics(|scope| scope.gather_rows(&scope.upload([3, 4], &table)?, &scope.upload([1], &[u32::MAX])?).map(drop));
     assert_eq!(gather, "row 4294967295 of 3");

@@ -240,7 +240,10 @@ fn a_sequence_resumes_from_a_snapshot_taken_inside_a_step() {
     let alone = whole(&weights, &prompt);
     with_layer(2, |scope, layer| {
         let first = Share { snapshots: vec![(64, 1), (130, 2)], ..Share::of(&prompt, 0..170, 0) };
-        assert!(step(scope, layer, &weights, &[first])?[0] == alone[..170 * OUT], "taking snapshots does not change the result");
+        assert!(
+            step(scope, layer, &weights, &[first])?[0] == alone[..170 * OUT],
+            "taking snapshots does not change the result"
+        );
         // Two sequences resume from one snapshot and write to separate slots, and a third from the
         // other.
         let resume = |from: usize, read, write| Share { read, ..Share::of(&prompt, from..200, write) };

@@ -80,7 +80,10 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
                         few.0.extend(codes);
                         few.1.extend(scales);
                     }
-                    assert!(all == few, "{case:?} of {rows} x {columns} in {activation} is the same in smaller batches");
+                    assert!(
+                        all == few,
+                        "{case:?} of {rows} x {columns} in {activation} is the same in smaller batches"
+                    );
                     Ok(())
                 });
             }

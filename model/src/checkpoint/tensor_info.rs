@@ -36,7 +36,8 @@ impl<'a> TensorInfo<'a> {
         'a: 'b,
     {
         let pitch = self.bytes.len() / rows.whole;
-        let bytes_of = |columns: usize| self.stored.bytes(columns).expect("the requested rows are fewer than the file's");
+        let bytes_of =
+            |columns: usize| self.stored.bytes(columns).expect("the requested rows are fewer than the file's");
         let own = bytes_of(columns.count);
         let bytes = match rows.count {
             0 => &[],

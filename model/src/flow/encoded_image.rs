@@ -177,7 +177,8 @@ mod tests {
         let image = EncodedImage::from_rgb(2, 3, vec![9; 18]).expect("2 x 3 pixels");
         assert_eq!((image.bytes(), image.pixel_size()), (&[9; 18][..], Some(PixelSize { width: 2, height: 3 })));
         for found in [15, 17, 19] {
-            let error = EncodedImage::from_rgb(2, 3, vec![9; found]).expect_err("the byte count does not match 2 x 3 pixels");
+            let error =
+                EncodedImage::from_rgb(2, 3, vec![9; found]).expect_err("the byte count does not match 2 x 3 pixels");
             assert_eq!(error, ImageError::PixelBytes { width: 2, height: 3, expected: 18, found: found as u64 });
         }
         for (width, height) in [(0, 3), (2, 0)] {

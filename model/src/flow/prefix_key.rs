@@ -174,10 +174,18 @@ mod tests {
         let tokens = [9; 32];
         let plain = keys(&tokens, 0, &[picture(4..24, 1)]);
         assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..24, 2)])[0], "another picture changes the key");
-        assert_ne!(plain[0], keys(&tokens, 0, &[picture(5..25, 1)])[0], "a picture that begins one token later changes the key");
+        assert_ne!(
+            plain[0],
+            keys(&tokens, 0, &[picture(5..25, 1)])[0],
+            "a picture that begins one token later changes the key"
+        );
         assert_ne!(plain[0], keys(&tokens, 1, &[picture(4..24, 1)])[0], "other positions change the key");
         assert_ne!(plain[0], keys(&tokens, 0, &[])[0], "typed placeholder tokens without a picture change the key");
-        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..14, 1), picture(14..24, 1)])[0], "the same picture shown twice changes the key");
+        assert_ne!(
+            plain[0],
+            keys(&tokens, 0, &[picture(4..14, 1), picture(14..24, 1)])[0],
+            "the same picture shown twice changes the key"
+        );
     }
 
     #[test]

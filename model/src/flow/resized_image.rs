@@ -136,7 +136,11 @@ mod tests {
         let blank = ResizedImage::blank(Grid { t: 1, h: 2, w: 3 }, PatchSize { side: 14, frames: 2 });
         let sides: Vec<_> = blank.frames.iter().map(|frame| (frame.width(), frame.height())).collect();
         assert_eq!((sides, blank.bytes()), (vec![(42, 28); 2], Bytes(2 * 42 * 28 * 3)));
-        assert_eq!(format!("{blank:?}"), "ResizedImage { grid: Grid { t: 1, h: 2, w: 3 }, frames: 2 }", "the debug output shows no pixels");
+        assert_eq!(
+            format!("{blank:?}"),
+            "ResizedImage { grid: Grid { t: 1, h: 2, w: 3 }, frames: 2 }",
+            "the debug output shows no pixels"
+        );
     }
 
     #[test]

@@ -156,7 +156,11 @@ impl StepBatch {
         assert!(part.scored.end <= count, "scored tokens {:?} exceed the part's {count} tokens", part.scored);
         self.score_rows.extend(part.scored.clone().map(|token| (first_row + token) as u32));
         for picture in part.pictures {
-            assert!(picture.tokens.end <= count, "picture tokens {:?} exceed the part's {count} tokens", picture.tokens);
+            assert!(
+                picture.tokens.end <= count,
+                "picture tokens {:?} exceed the part's {count} tokens",
+                picture.tokens
+            );
             assert_eq!(picture.tokens.len(), picture.cache_rows.len(), "each picture token has an embedding");
             self.picture_rows.extend(picture.tokens.clone().map(|token| (first_row + token) as u32));
             self.picture_cache_rows.extend_from_slice(picture.cache_rows);
@@ -286,9 +290,15 @@ mod tests {
         let alone = |part| StepBatch::pack(&[decoding(), part, decoding()]).is_decoding_alone();
         assert!(alone(decoding()) && StepBatch::pack(&[]).is_decoding_alone());
         assert!(!alone(chunk), "a chunk of a prompt is not a lone decoding token");
-        assert!(!alone(SequencePart { wants_logits: false, ..decoding() }), "a token in the middle of a prompt is not a lone decoding token");
+        assert!(
+            !alone(SequencePart { wants_logits: false, ..decoding() }),
+            "a token in the middle of a prompt is not a lone decoding token"
+        );
         assert!(!alone(SequencePart { scored: 0..1, ..decoding() }), "a scored token is not a lone decoding token");
-        assert!(!alone(SequencePart { pictures: &pictures, ..decoding() }), "a picture token is not a lone decoding token");
+        assert!(
+            !alone(SequencePart { pictures: &pictures, ..decoding() }),
+            "a picture token is not a lone decoding token"
+        );
     }
 
     #[test]

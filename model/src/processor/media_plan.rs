@@ -295,8 +295,16 @@ mod tests {
         let pixels = |width, height| [EncodedImage::from_rgb(width, height, &b"one two"[..6]).expect("two pixels")];
         let (wide, tall) = (pixels(2, 1), pixels(1, 2));
         let key = MediaKey::of(&wide, MediaGrid::Image(grid));
-        assert_ne!(key, MediaKey::of(&tall, MediaGrid::Image(grid)), "the same bytes in rows of another length have another key");
-        assert_ne!(key, MediaKey::of(&[EncodedImage::new(&b"one tw"[..])], MediaGrid::Image(grid)), "the same bytes in a file have another key");
+        assert_ne!(
+            key,
+            MediaKey::of(&tall, MediaGrid::Image(grid)),
+            "the same bytes in rows of another length have another key"
+        );
+        assert_ne!(
+            key,
+            MediaKey::of(&[EncodedImage::new(&b"one tw"[..])], MediaGrid::Image(grid)),
+            "the same bytes in a file have another key"
+        );
         let key = MediaKey::of(&file, MediaGrid::Image(grid));
         let tiled = |columns, rows, has_thumbnail| {
             let tiles = Tiles { columns, rows, has_thumbnail };

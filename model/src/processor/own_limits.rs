@@ -214,7 +214,11 @@ mod tests {
     fn a_picture_in_tiles_has_fewer() {
         let count = |own| internvl().plan_own(WIDE, own, FREE).expect("a plan").tiles.expect("tiles").count();
         assert_eq!([ResizeLimits::default(), tiles(12), tiles(6), tiles(1)].map(count), [13, 13, 7, 1]);
-        assert_eq!((count(pixels(None, 448 * 448)), count(pixels(None, 7 * 448 * 448))), (1, 7), "the limit includes the thumbnail");
+        assert_eq!(
+            (count(pixels(None, 448 * 448)), count(pixels(None, 7 * 448 * 448))),
+            (1, 7),
+            "the limit includes the thumbnail"
+        );
         // The limit is four tiles, one of which is the thumbnail.
         let panorama = Size { width: 3000, height: 1000 };
         let within = |own| internvl().plan_own(panorama, own, 4 * 1024).map(|plan| plan.tiles.expect("tiles").count());
@@ -236,7 +240,9 @@ mod tests {
 
     #[test]
     fn limits_that_cannot_be_kept_are_refused_with_both_numbers() {
-        let refused = |processor: ImageProcessor, own| processor.plan_own(WIDE, own, 1024).expect_err("the request's own limits are refused");
+        let refused = |processor: ImageProcessor, own| {
+            processor.plan_own(WIDE, own, 1024).expect_err("the request's own limits are refused")
+        };
         let too_high = |limit, value, most| ImageError::OwnLimitTooHigh { limit, value, most };
         let too_low = |limit, value, least| ImageError::OwnLimitTooLow { limit, value, least };
         assert_eq!(refused(qwen(), pixels(None, 200_705)), too_high("max_pixels", 200_705, 200_704));

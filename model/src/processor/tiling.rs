@@ -97,7 +97,11 @@ mod tests {
         assert_eq!(chosen(RELEASED, 4000, 3000, 12), (3, 2, true));
         assert_eq!(chosen(RELEASED, 4000, 3000, 2), (1, 1, false));
         assert_eq!(chosen(Tiling { has_thumbnail: false, ..RELEASED }, 4000, 3000, 12), (4, 3, false));
-        assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 2), (1, 1, false), "no layout of two tiles is left");
+        assert_eq!(
+            chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 2),
+            (1, 1, false),
+            "no layout of two tiles is left"
+        );
         assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 13), (2, 2, true));
     }
 

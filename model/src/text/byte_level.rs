@@ -67,7 +67,8 @@ mod tests {
     #[test]
     fn a_vocabulary_of_any_size_spells_every_text_and_knows_its_control_tokens() {
         for words in [BYTES, 1000, 20_000] {
-            let tokenizer = Tokenizer::from_bytes(&tokenizer(words, &["<|end|>", "<|pad|>"])).expect("the tokenizer is valid");
+            let tokenizer =
+                Tokenizer::from_bytes(&tokenizer(words, &["<|end|>", "<|pad|>"])).expect("the tokenizer is valid");
             assert_eq!(tokenizer.vocabulary_size(), words + 2);
             assert_eq!(
                 (tokenizer.id_of("<|end|>"), tokenizer.id_of("<|pad|>")),

@@ -178,7 +178,11 @@ mod tests {
         assert_eq!(continuing(std::slice::from_ref(&thought), "<think>\nHm"), Thinking::Begun);
         assert_eq!(continuing(&[thought, text("So")], "\n</think>\n\nSo"), Thinking::Off);
         assert_eq!(continuing(&[text("So")], "So"), Thinking::Off);
-        assert_eq!(continuing(&[text("<think>\nHm")], "<think>\nHm"), Thinking::Begun, "the opening tag is in the text");
+        assert_eq!(
+            continuing(&[text("<think>\nHm")], "<think>\nHm"),
+            Thinking::Begun,
+            "the opening tag is in the text"
+        );
         assert_eq!(continuing(&[text("<think>\nHm\n</think>\n\nSo")], "So"), Thinking::Off);
         assert_eq!(continuing(&[text("")], "<|im_start|>assistant\n"), Thinking::Possible, "the reply has no text yet");
         assert_eq!(continuing(&[text("")], "<think>\n\n</think>\n\n"), Thinking::Off);

@@ -367,7 +367,9 @@ impl ReplyParser {
         };
         let phase = if seen == Seen::Arguments { Phase::Arguments } else { Phase::Tail };
         let name = name.to_owned();
-        let Phase::Held { text, .. } = std::mem::replace(&mut call.phase, phase) else { unreachable!("the phase was matched above") };
+        let Phase::Held { text, .. } = std::mem::replace(&mut call.phase, phase) else {
+            unreachable!("the phase was matched above")
+        };
         self.markup(&text[..begin]);
         self.parts.push(ReplyPart::CallBegin { index: self.calls, name });
         self.calls += 1;

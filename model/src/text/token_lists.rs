@@ -163,11 +163,16 @@ mod tests {
         let texts = recorded["texts"].as_array().expect("texts");
         for splitter in SPLITTERS {
             let lists = TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter };
-            let tokenizer = tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("the tokenizer JSON is built"))
-                .expect("the JSON is a tokenizer");
+            let tokenizer =
+                tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("the tokenizer JSON is built"))
+                    .expect("the JSON is a tokenizer");
             for (text, pieces) in texts.iter().zip(recorded["pieces"][splitter.name].as_array().expect("pieces")) {
                 let mut split = PreTokenizedString::from(text.as_str().expect("a text"));
-                tokenizer.get_pre_tokenizer().expect("the tokenizer has a pre-tokenizer").pre_tokenize(&mut split).expect("the text is split");
+                tokenizer
+                    .get_pre_tokenizer()
+                    .expect("the tokenizer has a pre-tokenizer")
+                    .pre_tokenize(&mut split)
+                    .expect("the text is split");
                 let ours: Vec<_> = split
                     .get_splits(OffsetReferential::Original, OffsetType::Byte)
                     .into_iter()

@@ -109,7 +109,11 @@ mod tests {
             let of = |rank: usize| quarter * 16 + rank;
             let found: f64 = (0..16).map(|rank| chosen[ranked[of(rank)]]).sum();
             let expected: f64 = (0..16).map(|rank| shares[of(rank)]).sum();
-            assert!((found / expected - 1.0).abs() < 0.25, "ranks from {}: share ratio {found}; expected {expected}", of(0));
+            assert!(
+                (found / expected - 1.0).abs() < 0.25,
+                "ranks from {}: share ratio {found}; expected {expected}",
+                of(0)
+            );
         }
     }
 

@@ -74,8 +74,8 @@ mod tests {
         ];
         assert_eq!(recorded.len(), 2 * kinds.len());
         for kind in kinds {
-            let [blocks, values] =
-                ["blocks", "values"].map(|part| recorded.tensor(&format!("{kind:?}.{part}")).expect("the recorded tensor exists"));
+            let [blocks, values] = ["blocks", "values"]
+                .map(|part| recorded.tensor(&format!("{kind:?}.{part}")).expect("the recorded tensor exists"));
             assert_eq!((blocks.shape()[1], values.shape()[1]), (kind.bytes(), kind.elements()), "{kind:?}");
             let mut wide = vec![0xff; values.data().len()];
             widen_blocks_to_bytes(kind, blocks.data(), &mut wide);

@@ -312,7 +312,11 @@ mod tests {
         // Leftovers of another tensor, longer and shorter than this tensor.
         for mut buffer in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
             assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut buffer), expected);
-            assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut buffer).as_ptr(), bytes.as_ptr(), "no bytes are copied");
+            assert_eq!(
+                padded(&bytes, DType::BF16, (5, 0), &mut buffer).as_ptr(),
+                bytes.as_ptr(),
+                "no bytes are copied"
+            );
         }
     }
 }

@@ -23,7 +23,8 @@ pub fn cut(patches: &ResizedImage, config: &ImageProcessorConfig) -> Vec<f32> {
     let needed = Bytes(5 * values as u64) + Bytes::kib(64) + Bytes(12 * patches.grid.patches() as u64);
     let (cpu, counter) = (Cpu::new(2), WorkCounter::default());
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, needed));
-    cut_on(&Scope::new(&cpu, &workspace, &counter), patches, config.merge_size, size).expect("the picture is cut into patches")
+    cut_on(&Scope::new(&cpu, &workspace, &counter), patches, config.merge_size, size)
+        .expect("the picture is cut into patches")
 }
 
 fn cut_on(

@@ -88,7 +88,9 @@ impl Gpu {
             .map(|(device, kernels)| {
                 let bytes = CudaLink::bytes(room.at_once).round_up(device.page());
                 let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
-                device.open_to(devices.iter(), segment.address(), bytes).expect("the devices can access each other's memory");
+                device
+                    .open_to(devices.iter(), segment.address(), bytes)
+                    .expect("the devices can access each other's memory");
                 // SAFETY: the segment backs this many bytes, and nothing else uses it yet.
                 unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
                     .expect("the zeros are copied");

@@ -85,7 +85,11 @@ fn frames_are_those_shown_at_even_times() {
         let two = read(&write(16, &uneven), &sampling(2.0, 8)).expect("an animation");
         assert_eq!(greys(&two), [0, 40, 120, 120], "a frame with a longer duration is sampled twice");
         let three = read(&write(16, &even), &sampling(10.0, 3)).expect("an animation");
-        assert_eq!((greys(&three), three.frames_per_second()), (vec![0, 60, 120], 3.0), "frames are sampled over the whole second");
+        assert_eq!(
+            (greys(&three), three.frames_per_second()),
+            (vec![0, 60, 120], 3.0),
+            "frames are sampled over the whole second"
+        );
         let hasty = read(&write(16, &[(0, 0), (80, 0)]), &sampling(10.0, 8)).expect("an animation");
         assert_eq!(greys(&hasty), [0, 80], "a frame without a duration is shown for 0.1 seconds");
     }
@@ -125,7 +129,8 @@ fn bombs_are_refused_before_anything_is_decoded() {
     let refused = read(&lying, &sampling(2.0, 8)).expect_err("the frame header contradicts the container");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::Damaged { .. }, .. }), "{refused:?}");
     let tight = ImageLimits { decode_bytes_max: Bytes::mib(1), ..ImageLimits::default() };
-    let refused = Video::from_animation(&gif(512, &[(0, 100)]), &sampling(2.0, 8), &tight).expect_err("the animation exceeds the memory limit");
+    let refused = Video::from_animation(&gif(512, &[(0, 100)]), &sampling(2.0, 8), &tight)
+        .expect_err("the animation exceeds the memory limit");
     assert!(matches!(refused, VideoError::Frame { source: ImageError::TooMuchDecodeMemory { .. }, .. }));
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }

@@ -51,7 +51,8 @@ fn padded_decoding_is_decoding(folder: &str) {
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
     let step = |batch: &StepBatch| {
         let scope = Scope::new(&bench.backend, &workspace, &counter);
-        let logits = bench.model.step(&scope, batch, &caches, LogitsOf::AllRanks, |_, _| Ok(())).expect("the step runs");
+        let logits =
+            bench.model.step(&scope, batch, &caches, LogitsOf::AllRanks, |_, _| Ok(())).expect("the step runs");
         scope.download::<f32>(&logits).expect("the logits are downloaded")
     };
     let prompts = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
@@ -59,7 +60,14 @@ fn padded_decoding_is_decoding(folder: &str) {
     let choices = || {
         let loads = bench.model.expert_loads()?;
         let scope = Scope::new(&bench.backend, &workspace, &counter);
-        Some(scope.download::<u32>(loads).expect("the expert loads are downloaded").into_iter().map(u64::from).sum::<u64>())
+        Some(
+            scope
+                .download::<u32>(loads)
+                .expect("the expert loads are downloaded")
+                .into_iter()
+                .map(u64::from)
+                .sum::<u64>(),
+        )
     };
     let made = |before: Option<u64>| choices().zip(before).map(|(after, before)| after - before);
     let has_states = bench.model.config().decoder().step_format().has_states;
@@ -78,10 +86,12 @@ fn padded_decoding_is_decoding(folder: &str) {
         let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };
         let mut words = Vec::new();
         layout.pack(&decoding, &mut words);
-        fill_elements(&bench.backend, &words, &mut image.row_range_mut(0..words.len())).expect("the words are uploaded");
+        fill_elements(&bench.backend, &words, &mut image.row_range_mut(0..words.len()))
+            .expect("the words are uploaded");
         let before = choices();
         let scope = Scope::new(&bench.backend, &workspace, &counter);
-        let logits = bench.model.step_over(&scope, &image, &layout, &caches, LogitsOf::AllRanks).expect("the step runs");
+        let logits =
+            bench.model.step_over(&scope, &image, &layout, &caches, LogitsOf::AllRanks).expect("the step runs");
         let found = scope.download::<f32>(&logits).expect("the logits are downloaded");
         assert!(found.iter().all(|logit| logit.is_finite()), "the logits of padding are finite");
         let (found, _) = found.split_at(expected.len());

@@ -131,7 +131,8 @@ fn weights_are_found_under_other_names_and_without_their_index() {
     whole.write("model.safetensors.index.json", r#"{"weight_map": {"gone": "model-00001-of-00009.safetensors"}}"#);
     assert_eq!(names(&whole), expected, "names come from the file that exists, not from the stale index");
     whole.remove("model.safetensors.index.json");
-    std::fs::rename(whole.0.join("model.safetensors"), whole.0.join("qwen2.bf16.safetensors")).expect("the file exists");
+    std::fs::rename(whole.0.join("model.safetensors"), whole.0.join("qwen2.bf16.safetensors"))
+        .expect("the file exists");
     whole.write("adapter_model.safetensors", "none");
     assert_eq!(names(&whole), expected, "the only file is read");
     whole.write("other.safetensors", whole.read("qwen2.bf16.safetensors"));
@@ -232,7 +233,8 @@ fn an_index_cannot_point_out_of_the_folder_or_lie() {
 #[test]
 fn a_missing_tensor_brings_its_nearest_names() {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("the checkpoint opens");
-    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("the tensor name has a typing error");
+    let error =
+        checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("the tensor name has a typing error");
     let hint = error.hint();
     assert!(
         hint.starts_with("check the checkpoint's release; the nearest names are model.layers.0.self_attn."),
@@ -254,8 +256,9 @@ fn types_that_are_not_computed_with_are_refused_when_asked_for() {
 
 #[test]
 fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
-    let print =
-        |folder: &Path| Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens").fingerprint();
+    let print = |folder: &Path| {
+        Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens").fingerprint()
+    };
     let copy = Copy::of("qwen2_5_vl", "fingerprint");
     let before = print(&golden("qwen2_5_vl"));
     assert_eq!(before, print(&copy.0));

@@ -84,7 +84,10 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
             }
             let several = all.iter().any(|calls| calls.len() > 1);
             assert_eq!(several, is_parallel && format == ToolFormat::Hermes, "{}: {all:?}", model.name);
-            assert!(all.iter().flatten().any(|(name, _)| name != "get_weather"), "a tool other than the first is called in some reply");
+            assert!(
+                all.iter().flatten().any(|(name, _)| name != "get_weather"),
+                "a tool other than the first is called in some reply"
+            );
         }
     }
 }

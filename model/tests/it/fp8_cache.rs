@@ -32,12 +32,16 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 fn an_fp8_cache_takes_a_byte_an_element_and_pictures_stay_as_they_are() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for (target, times) in [(CPU, 4), (gpu, 2)] {
-        let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8]
-            .map(|cache| Model::plan(&open(FOLDER, cache), &target).expect("the model is planned with or without kernels"));
+        let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8].map(|cache| {
+            Model::plan(&open(FOLDER, cache), &target).expect("the model is planned with or without kernels")
+        });
         assert_eq!(plain.kv_shape(&target).token_bytes(), rounded.kv_shape(&target).token_bytes() * times);
         assert_eq!(plain.picture_row_bytes(&target), rounded.picture_row_bytes(&target));
         let (layers, scales) = (plain.kv_shape(&target).layers as u64, 256);
-        assert!((1..=layers * scales).contains(&(rounded.weight_bytes() - plain.weight_bytes()).0), "the plans differ only by the scales");
+        assert!(
+            (1..=layers * scales).contains(&(rounded.weight_bytes() - plain.weight_bytes()).0),
+            "the plans differ only by the scales"
+        );
     }
 }
 

@@ -22,7 +22,9 @@ const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
 fn settings(weights: Value, activations: Value, plain: &[&str]) -> Value {
     let part = |how: Value| {
         let mut part = json!({ "num_bits": 8, "type": "float", "symmetric": true });
-        part.as_object_mut().expect("an object").extend(how.as_object().expect("the additional settings are an object").clone());
+        part.as_object_mut()
+            .expect("an object")
+            .extend(how.as_object().expect("the additional settings are an object").clone());
         part
     };
     let group = json!({ "targets": ["Linear"], "weights": part(weights), "input_activations": part(activations) });

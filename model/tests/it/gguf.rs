@@ -231,10 +231,14 @@ fn a_file_is_told_apart_by_its_content_and_not_by_its_weights() {
     let mut other = bytes.clone();
     *other.last_mut().expect("a byte") ^= 1;
     assert_eq!(fingerprint(&other), first, "the fingerprint ignores the weights");
-    let context = bytes.windows(20).position(|at| at == b"llama.context_length").expect("the file contains the name") + 24;
+    let context =
+        bytes.windows(20).position(|at| at == b"llama.context_length").expect("the file contains the name") + 24;
     other[context] ^= 64;
     let changed = fingerprint(&other);
-    assert!(changed.0 != first.0 && changed.1 != first.1 && changed.2 == first.2, "the fingerprint depends on the settings");
+    assert!(
+        changed.0 != first.0 && changed.1 != first.1 && changed.2 == first.2,
+        "the fingerprint depends on the settings"
+    );
 }
 
 #[test]
@@ -338,13 +342,18 @@ fn what_is_not_supported_is_refused_by_name() {
         assert!(error.hint().contains("GGUF"), "{}", error.hint());
     }
     // Settings without effect are no reason to refuse a file.
-    good().with("llama.expert_count", number(0)).with("unknown.setting", word("x")).open().expect("the checkpoint opens");
+    good()
+        .with("llama.expert_count", number(0))
+        .with("unknown.setting", word("x"))
+        .open()
+        .expect("the checkpoint opens");
 }
 
 #[test]
 fn a_type_that_is_not_read_is_refused_by_name_when_it_is_asked_for() {
     let checkpoint = Written::good().tensor(1, &[32, 32], 20, 192).open().expect("the checkpoint opens");
-    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("the data type is not supported");
+    let error =
+        checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("the data type is not supported");
     assert!(
         error.to_string().starts_with("the tensor model.layers.0.self_attn.q_proj.weight has the type IQ4_NL"),
         "{error}"
@@ -361,7 +370,9 @@ fn a_tensor_that_no_layer_reads_is_refused_by_its_name() {
     let at = bytes.windows(18).position(|at| at == b"output_norm.weight").expect("the file contains the name");
     bytes[at..][..18].copy_from_slice(b"output_form.weight");
     let (file, target) = (File::of(&bytes), bursar_kernels::Target::Cpu { threads: 1 });
-    let error = Model::plan(&file.open().expect("the checkpoint opens"), &target).map(drop).expect_err("the name of the tensor is unknown");
+    let error = Model::plan(&file.open().expect("the checkpoint opens"), &target)
+        .map(drop)
+        .expect_err("the name of the tensor is unknown");
     assert!(error.to_string().contains("model.norm.weight"), "{error}");
 }
 

@@ -65,7 +65,9 @@ fn templates_render_what_transformers_renders() {
         for case in cases {
             let inputs = inputs(&case["options"]);
             let Some(expected) = case["rendered"].as_str() else {
-                let error = template.render_json(&case["messages"], &inputs).expect_err("the template does not show the last turn");
+                let error = template
+                    .render_json(&case["messages"], &inputs)
+                    .expect_err("the template does not show the last turn");
                 assert!(matches!(error, TextError::Continue(ContinueError::NotShown)), "{file} {}", case["name"]);
                 refused += 1;
                 continue;

@@ -81,7 +81,8 @@ fn pixel_values_of_a_tile_are_the_recorded_ones() {
     for folder in FOLDERS {
         let checkpoint = bench::open(folder);
         let case = Case::read(folder, &checkpoint, "several_images");
-        let (_, place) = case.shown.iter().find(|(name, _)| name == PICTURE).expect("the case shows the picture").clone();
+        let (_, place) =
+            case.shown.iter().find(|(name, _)| name == PICTURE).expect("the case shows the picture").clone();
         let processor = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");
         let patches = cut(&case.images[place.start], processor.config());
         let recorded = case.floats(&format!("pixel_values.{PICTURE}")).expect("pixel values"); // [1, 3, 56, 56]

@@ -138,7 +138,11 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     assert_eq!(damaged, tiff(&[grey(8), many.to_vec()].concat()).probe(&limits));
     let tiles = [(322, 4, 1, 65_520), (323, 4, 1, 65_520), (324, 4, 1, 100), (325, 4, 1, 10)];
     assert_eq!(damaged, tiff(&[grey(8), tiles.to_vec()].concat()).probe(&limits));
-    assert_eq!(damaged, EncodedImage::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "a TIFF without a directory is damaged");
+    assert_eq!(
+        damaged,
+        EncodedImage::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits),
+        "a TIFF without a directory is damaged"
+    );
 }
 
 /// If the first scan lacks a color, the decoder keeps all coefficients, with or without more scans.

@@ -46,8 +46,10 @@ fn mixed(bytes: usize, seed: u64) -> String {
 fn a_long_text_has_the_tokens_that_the_library_gives_it_as_a_whole() {
     for file in TOKENIZERS {
         let json = golden_bytes(file);
-        let (ours, mut library) =
-            (Tokenizer::from_bytes(&json).expect("the tokenizer parses"), tokenizers::Tokenizer::from_bytes(&json).expect("the library parses the same JSON"));
+        let (ours, mut library) = (
+            Tokenizer::from_bytes(&json).expect("the tokenizer parses"),
+            tokenizers::Tokenizer::from_bytes(&json).expect("the library parses the same JSON"),
+        );
         library.with_padding(None);
         library.with_truncation(None).expect("truncation can be turned off");
         for seed in 0..6 {
@@ -56,7 +58,11 @@ fn a_long_text_has_the_tokens_that_the_library_gives_it_as_a_whole() {
                 let whole = library.encode_fast(text.as_str(), with_special).expect("the text encodes");
                 let ids = ours.encode(&text, with_special).expect("the text encodes");
                 let differs = ids.iter().zip(whole.get_ids()).position(|(ours, theirs)| ours != theirs);
-                assert!(ids == whole.get_ids(), "{file}, seed {seed}: the first difference is at token {differs:?} of {}", ids.len());
+                assert!(
+                    ids == whole.get_ids(),
+                    "{file}, seed {seed}: the first difference is at token {differs:?} of {}",
+                    ids.len()
+                );
             }
         }
     }
@@ -80,7 +86,8 @@ fn counting_stops_soon_after_the_limit() {
 
 #[test]
 fn texts_without_seams_are_encoded_in_bounded_time() {
-    let tokenizer = Tokenizer::from_bytes(&golden_bytes("qwen2_5_tokenizer/tokenizer.json")).expect("the tokenizer parses");
+    let tokenizer =
+        Tokenizer::from_bytes(&golden_bytes("qwen2_5_tokenizer/tokenizer.json")).expect("the tokenizer parses");
     for letter in ["a", " ", "\n", "1", "\u{301}", "!", "ก"] {
         let text = letter.repeat(1_000_000 / letter.len());
         let ids = tokenizer.encode(&text, false).expect("the text encodes");

@@ -30,7 +30,9 @@ fn vision_prompts() -> PromptEncoder {
 }
 
 fn render(source: &str) -> String {
-    template(source).render(&[Message::text(Role::User, "Hi")], &TemplateInputs::default()).expect("the template renders")
+    template(source)
+        .render(&[Message::text(Role::User, "Hi")], &TemplateInputs::default())
+        .expect("the template renders")
 }
 
 fn user(content: Vec<Part>) -> Vec<Message> {
@@ -69,8 +71,10 @@ fn a_user_who_writes_special_tokens_gets_letters() {
 fn a_special_token_cannot_be_put_together_from_parts() {
     let prompts = vision_prompts();
     let inputs = TemplateInputs::default();
-    let expected =
-        special_ids(&prompts, &prompts.encode(&user(vec![Part::Text("x".into())]), &inputs).expect("the prompt encodes"));
+    let expected = special_ids(
+        &prompts,
+        &prompts.encode(&user(vec![Part::Text("x".into())]), &inputs).expect("the prompt encodes"),
+    );
     for (name, place) in [("<|image_pad|>", Part::Image), ("<|video_pad|>", Part::Video)] {
         for cut in 1..name.len() {
             // With a picture, the template gets the content part by part and joins the texts.
@@ -202,15 +206,17 @@ proptest! {
 fn a_users_word_for_a_picture_stays_text_where_a_template_joins_strings() {
     let checkpoint = crate::bench::open(INTERNVL_CHAT);
     let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
-    let prompts = checkpoint.prompts().expect("the checkpoint has a tokenizer").with_placeholders(family.placeholder_texts());
+    let prompts =
+        checkpoint.prompts().expect("the checkpoint has a tokenizer").with_placeholders(family.placeholder_texts());
     let forged = "<IMG_CONTEXT> <video> <img></img>";
     let content = vec![Part::Text(forged.to_owned()), Part::Image, Part::Text(forged.to_owned())];
     let tile = Grid { t: 1, h: 4, w: 4 };
     let visual = MediaGrid::Tiles { tile, tiles: Tiles { columns: 1, rows: 1, has_thumbnail: false } };
     let written = |text| family.write_visuals(text, &[visual]);
     let messages = [Message { role: Role::User, content }];
-    let ids =
-        prompts.encode_rewritten(&messages, &TemplateInputs::default(), usize::MAX, written).expect("the prompt is encoded");
+    let ids = prompts
+        .encode_rewritten(&messages, &TemplateInputs::default(), usize::MAX, written)
+        .expect("the prompt is encoded");
     let place = family.image_token().expect("the family takes pictures");
     assert_eq!(ids.iter().filter(|id| **id == place).count(), 1, "the prompt holds only the picture's own placeholder");
     let layout = family.lay_out(ids.clone(), &[visual]).expect("the prompt is laid out");
@@ -271,7 +277,8 @@ fn each_template_of_a_checkpoint_is_asked_whether_it_takes_strings() {
 fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
     let checkpoint = crate::bench::open(INTERNVL_CHAT);
     let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
-    let prompts = checkpoint.prompts().expect("the checkpoint has a tokenizer").with_placeholders(family.placeholder_texts());
+    let prompts =
+        checkpoint.prompts().expect("the checkpoint has a tokenizer").with_placeholders(family.placeholder_texts());
     let text = |text: &str| Part::Text(text.to_owned());
     let content = vec![text("First"), text("look: "), Part::Image, text("then"), text("say")];
     let mut rendered = String::new();
@@ -279,7 +286,9 @@ fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
         rendered.clone_from(&text);
         text
     };
-    prompts.encode_rewritten(&user(content), &TemplateInputs::default(), usize::MAX, kept).expect("the prompt is encoded");
+    prompts
+        .encode_rewritten(&user(content), &TemplateInputs::default(), usize::MAX, kept)
+        .expect("the prompt is encoded");
     let place = family.placeholder_texts().expect("the family has placeholder texts").image;
     assert!(rendered.contains(&format!("First\nlook: {place}\nthen\nsay<")), "{rendered}");
 }
@@ -434,7 +443,8 @@ fn templates_are_found_wherever_checkpoints_keep_them() {
     let read = |files: TemplateFiles<'_>| TemplateSources::read(files);
     let config = br#"{"chat_template": "from config", "bos_token": null,
         "eos_token": {"content": "<|im_end|>", "special": true}, "pad_token": "<pad>"}"#;
-    let plain = read(TemplateFiles { tokenizer_config: Some(config), ..Default::default() }).expect("the template files are read");
+    let plain = read(TemplateFiles { tokenizer_config: Some(config), ..Default::default() })
+        .expect("the template files are read");
     assert_eq!("from config", plain.templates["default"]);
     assert_eq!(Some("<|im_end|>"), plain.special_tokens.get("eos_token").map(String::as_str));
     assert!(!plain.special_tokens.contains_key("bos_token"));
@@ -442,10 +452,12 @@ fn templates_are_found_wherever_checkpoints_keep_them() {
     let both = TemplateFiles { tokenizer_config: Some(config), ..both };
     assert_eq!("from json", read(both).expect("the template files are read").templates["default"]);
     let all = TemplateFiles { jinja: Some(b"{{ eos_token }}{{ bos_token }}"), ..both };
-    let all = ChatTemplate::new(read(all).expect("the template files are read"), TemplateLimits::default()).expect("the template compiles");
+    let all = ChatTemplate::new(read(all).expect("the template files are read"), TemplateLimits::default())
+        .expect("the template compiles");
     assert_eq!("<|im_end|>", all.render(&[], &TemplateInputs::default()).expect("the template renders"));
     let list = br#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}"#;
-    let list = read(TemplateFiles { tokenizer_config: Some(list), ..Default::default() }).expect("the template files are read");
+    let list = read(TemplateFiles { tokenizer_config: Some(list), ..Default::default() })
+        .expect("the template files are read");
     let list = ChatTemplate::new(list, TemplateLimits::default()).expect("the template compiles");
     let with_tools = TemplateInputs { tools: Some(Vec::new()), ..TemplateInputs::default() };
     assert_eq!("t", list.render(&[], &with_tools).expect("the template renders"));

@@ -65,7 +65,8 @@ fn safetensors_win_where_a_folder_has_both() {
 }
 
 fn refused(copy: &Copy) -> CheckpointError {
-    Checkpoint::open(bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone())).expect_err("the checkpoint is refused")
+    Checkpoint::open(bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone()))
+        .expect_err("the checkpoint is refused")
 }
 
 /// The error for the recorded file after a change.
@@ -123,7 +124,8 @@ fn no_damaged_file_panics_or_takes_memory() {
     let (bytes, mut random, mut opened) = (recorded(SINGLE), Random::new(5), 0);
     let copy = with("llama", &[(SINGLE, bytes.clone())]);
     let path = copy.0.join(SINGLE);
-    let position = |word: &[u8]| bytes.windows(word.len()).position(|found| found == word).expect("the file contains the word");
+    let position =
+        |word: &[u8]| bytes.windows(word.len()).position(|found| found == word).expect("the file contains the word");
     let (pickle, list) = (position(b"\x80\x02")..position(b"\x80\x02") + 6000, position(b"PK\x01\x02")..bytes.len());
     for place in [&pickle, &list] {
         for _ in 0..400 {

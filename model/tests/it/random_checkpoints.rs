@@ -181,7 +181,11 @@ fn a_random_checkpoint_in_fp8_has_logits_as_large_as_a_plain_one() {
     let plain = spread(&logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 2)));
     for quantization in WeightQuantization::ROUNDING {
         let row = logits(&Bench::of(open("qwen2.5-vl-tiny", 5).with_quantization(Some(quantization)), 2));
-        assert!((spread(&row) / plain - 1.0).abs() < 0.3, "{quantization}: spread {} compared with {plain}", spread(&row));
+        assert!(
+            (spread(&row) / plain - 1.0).abs() < 0.3,
+            "{quantization}: spread {} compared with {plain}",
+            spread(&row)
+        );
     }
 }
 
@@ -254,7 +258,8 @@ fn norms_are_ones_and_no_two_tensors_are_alike() {
     let [one, two] = ["q", "k"].map(|part| drawn(&format!("model.layers.0.self_attn.{part}_proj.weight"), 2));
     assert!(one.is_some() && two.is_some() && one != two);
     assert!(drawn("model.layers.0.self_attn.q_proj.bias", 1).is_some(), "a random bias exists");
-    let files = Checkpoint::open(CheckpointSource::Folder(repository("tests/golden/qwen2"))).expect("the checkpoint opens");
+    let files =
+        Checkpoint::open(CheckpointSource::Folder(repository("tests/golden/qwen2"))).expect("the checkpoint opens");
     assert_eq!(files.tensors.random("model.norm.weight", 1), None, "a checkpoint with files has no random tensors");
 }
 

@@ -114,7 +114,10 @@ fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
                 let alone = bits(&bench, &bench.encode(&images));
                 for (picture, alone) in share.iter().zip(&alone) {
                     let is_alone = |rows: &Vec<Vec<u32>>| rows[*picture] == *alone;
-                    assert!(on_all.iter().all(is_alone), "picture {picture} of {folder} {name} on {of} ranks equals the result on one rank");
+                    assert!(
+                        on_all.iter().all(is_alone),
+                        "picture {picture} of {folder} {name} on {of} ranks equals the result on one rank"
+                    );
                 }
             }
         }
@@ -131,7 +134,11 @@ fn each_rank_encodes_its_share_of_the_pictures() {
             worst_cases::plan(&model, CPU, &launch).expect("the shapes agree").work.flops
         };
         for rank in Rank::all(of) {
-            assert_eq!(flops(rank, of), flops(Rank::ALONE, 1), "one picture per rank on {of} ranks costs as much as one picture on one rank");
+            assert_eq!(
+                flops(rank, of),
+                flops(Rank::ALONE, 1),
+                "one picture per rank on {of} ranks costs as much as one picture on one rank"
+            );
             let of_one = if rank.index() == 0 { flops(Rank::ALONE, 1) } else { 0 };
             assert_eq!(flops(rank, 1), of_one, "a single picture is not divided among ranks");
         }
@@ -147,7 +154,9 @@ fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
         (QWEN2, 4, "query heads cannot be divided among 4 ranks: there are 14", "1, 2"),
         (QWEN3_VL_MOE, 3, "experts cannot be divided among 3 ranks: there are", "1, 2, 4"),
     ] {
-        let error = Model::plan_rank(&open(folder), &CPU, Rank::new(0, of)).map(drop).expect_err("the heads do not divide among the ranks");
+        let error = Model::plan_rank(&open(folder), &CPU, Rank::new(0, of))
+            .map(drop)
+            .expect_err("the heads do not divide among the ranks");
         assert!(matches!(&error, LoadError::Weights(WeightError::Ranks(_))), "{error:?}");
         assert!(error.to_string().starts_with(said), "{error}");
         assert_eq!(error.hint(), format!("use a number of ranks that divides all of it: {hint}"));
@@ -230,7 +239,8 @@ fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
     let bytes = Model::plan_rank(checkpoint, &CPU, rank).expect("the model is planned").weight_bytes();
     let segment = memory.poisoned(&cpu, Class::Weights, bytes);
     let at = segment.address().0 as *const u8;
-    let model = Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("the model loads");
+    let model =
+        Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("the model loads");
     // SAFETY: the model keeps the segment, and `bytes` bytes of it are backed.
     let found = unsafe { std::slice::from_raw_parts(at, bytes.as_usize()) }.to_vec();
     drop(model);
@@ -262,15 +272,22 @@ fn a_rank_reads_nothing_of_the_others() {
                 }
             }
         });
-        assert!(loaded_bytes(&spoilt.open(), index) == loaded_bytes(&open(FOLDER), index), "rank {index} does not read the other rank's bytes");
-        assert!(loaded_bytes(&spoilt.open(), 1 - index) != loaded_bytes(&open(FOLDER), 1 - index), "the other rank reads the changed bytes");
+        assert!(
+            loaded_bytes(&spoilt.open(), index) == loaded_bytes(&open(FOLDER), index),
+            "rank {index} does not read the other rank's bytes"
+        );
+        assert!(
+            loaded_bytes(&spoilt.open(), 1 - index) != loaded_bytes(&open(FOLDER), 1 - index),
+            "the other rank reads the changed bytes"
+        );
     }
 }
 
 #[test]
 fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
-    let bytes =
-        |folder: &str, rank: Rank| Model::plan_rank(&open(folder), &CPU, rank).expect("the model is planned").weight_bytes().0;
+    let bytes = |folder: &str, rank: Rank| {
+        Model::plan_rank(&open(folder), &CPU, rank).expect("the model is planned").weight_bytes().0
+    };
     for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL_MOE, 4)] {
         let whole = bytes(folder, Rank::ALONE);
         let most = Rank::all(of).map(|rank| bytes(folder, rank)).max().expect("there is at least one rank");

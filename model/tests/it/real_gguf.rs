@@ -35,7 +35,8 @@ fn ids(value: &Value) -> Vec<u32> {
 fn a_real_model_has_the_ids_of_llama_cpp_and_the_replies_of_transformers() {
     let Some(file) = file() else { return };
     let recorded = golden_json("gguf/smollm2.json");
-    let checkpoint = Checkpoint::open(registry::open_gguf(&file).expect("the file opens")).expect("the file is a checkpoint");
+    let checkpoint =
+        Checkpoint::open(registry::open_gguf(&file).expect("the file opens")).expect("the file is a checkpoint");
     let prompts = checkpoint.prompts().expect("a tokenizer");
     for case in recorded["texts"].as_array().expect("texts") {
         let text = case[0].as_str().expect("a text");

@@ -132,7 +132,11 @@ fn reasoning_ends_at_its_tag_wherever_it_began() {
     let think = |thinking, reply: &str| told(thinking, ToolFormat::Hermes, reply);
     let reply = "<think>\nHm <b>.\n\nYes.\n</think>\n\nHello <think>\n";
     assert_eq!(think(Thinking::Possible, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]");
-    assert_eq!(think(Thinking::Begun, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]", "the repeated opening tag is dropped");
+    assert_eq!(
+        think(Thinking::Begun, reply),
+        "(Hm <b>.\n\nYes.)[Hello <think>\n]",
+        "the repeated opening tag is dropped"
+    );
     assert_eq!(think(Thinking::Begun, "\nHm.</think>Hello"), "(Hm.)[Hello]");
     assert_eq!(think(Thinking::Begun, "</think>\nHello"), "[Hello]");
     assert_eq!(think(Thinking::Begun, "Cut o\n</thi"), "(Cut o\n</thi)");

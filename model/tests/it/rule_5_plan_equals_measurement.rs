@@ -91,8 +91,8 @@ impl Machine {
         let memory = Memory::new(Bytes::mib(160));
         let planned = Model::plan_rank(&checkpoint, cpu.target(), cpu.rank()).expect("the model can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
-        let model =
-            Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("the model loads");
+        let model = Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(()))
+            .expect("the model loads");
         let caches = bench::Caches::poisoned(&memory, &cpu, &model, room.blocks);
         let row = model.picture_row_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
@@ -235,7 +235,8 @@ fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
     let target = Target::Cpu { threads: 2 };
     // The experts are so wide that they need more memory than anything else in a layer.
     let copy = Copy::of("tests/golden/qwen3_moe_sparse").set("config.json", &["moe_intermediate_size"], 2048.into());
-    let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
+    let random =
+        registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
     let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens");
     let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
     let room = CacheCapacity { blocks: 11, cache_rows: 0 };
@@ -382,7 +383,10 @@ fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Enve
     for _ in 0..20 {
         let step = within.step();
         let taken = peak(model, target, &step);
-        assert!(taken <= step_peak, "a step takes {taken} but the worst cases take {step_peak}, in {envelope:?}: {step:?}");
+        assert!(
+            taken <= step_peak,
+            "a step takes {taken} but the worst cases take {step_peak}, in {envelope:?}: {step:?}"
+        );
         let Some(launch) = within.launch() else { continue };
         let taken = peak(model, target, &launch);
         assert!(

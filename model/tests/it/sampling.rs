@@ -117,7 +117,9 @@ fn a_sampler_says_what_it_needs() {
     let biased = with(SamplingParams { logit_bias: [(1, 1.0)].into(), ..Default::default() });
     assert!(!biased.is_plain_argmax() && !biased.reads_past());
     assert!(!plain.clone().with_tokens_min(1, [0].into()).expect("few enough").is_plain_argmax());
-    assert!(!plain.clone().with_log_probabilities(0).expect("a request for no other tokens is accepted").is_plain_argmax());
+    assert!(
+        !plain.clone().with_log_probabilities(0).expect("a request for no other tokens is accepted").is_plain_argmax()
+    );
     let present = with(SamplingParams { presence_penalty: 0.1, ..Default::default() });
     assert!(!present.is_plain_argmax() && present.reads_past() && !present.reads_prompt());
     let repeated = with(SamplingParams { repetition_penalty: 1.1, ..Default::default() });
@@ -178,7 +180,8 @@ fn parameters_that_were_written_down_before_the_penalties_came_can_be_read() {
     let params: SamplingParams = serde_json::from_str(written).expect("the JSON parses");
     assert_eq!(SamplingParams { temperature: 0.5, top_k: 3, seed: 9, ..Default::default() }, params);
     let biased = SamplingParams { logit_bias: [(3, -1.5)].into(), ..params };
-    let again = serde_json::from_str(&serde_json::to_string(&biased).expect("the parameters are written and read")).expect("the JSON parses");
+    let again = serde_json::from_str(&serde_json::to_string(&biased).expect("the parameters are written and read"))
+        .expect("the JSON parses");
     assert_eq!(biased, again);
 }
 
@@ -191,7 +194,8 @@ fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
         logit_bias: [(7, 100.0)].into(),
         ..Default::default()
     };
-    let sampler = sampler(params, 8).with_log_probabilities(4).expect("the request for four log probabilities is accepted");
+    let sampler =
+        sampler(params, 8).with_log_probabilities(4).expect("the request for four log probabilities is accepted");
     let token = sample(&sampler, &logits(), Past::new(&[], &[1])).expect("a token");
     assert_eq!(7, token.id, "the bias decides the token");
     let total = logits().iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
@@ -214,7 +218,10 @@ fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
 #[test]
 fn too_many_log_probabilities_and_unknown_tokens_are_refused() {
     let too_many = SamplingError::TooManyLogProbabilities { asked: 21, limit: TOP_LOG_PROBABILITIES_MAX };
-    assert_eq!(too_many, sampler(SamplingParams::default(), 8).with_log_probabilities(21).expect_err("the parameters are refused"));
+    assert_eq!(
+        too_many,
+        sampler(SamplingParams::default(), 8).with_log_probabilities(21).expect_err("the parameters are refused")
+    );
     assert_eq!(Err(too_many), log_probabilities(&logits(), 0, 21));
     assert_eq!(
         Err(SamplingError::UnknownToken { parameter: "tokens", token: 8, vocabulary: 8 }),

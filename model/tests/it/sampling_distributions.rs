@@ -78,7 +78,8 @@ fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     for seed in 0..DRAWS {
         let params = SamplingParams { seed, ..case.params.clone() };
         let sampler = Sampler::new(params, logits.len()).expect("valid parameters");
-        let sampler = sampler.with_tokens_min(case.tokens_min, case.ends.clone().into()).expect("the end tokens are few enough");
+        let sampler =
+            sampler.with_tokens_min(case.tokens_min, case.ends.clone().into()).expect("the end tokens are few enough");
         let past = Past::new(&case.prompt, &case.produced);
         counts[sampler.sample(logits, past, &mut scratch).expect("a token").id as usize] += 1;
     }

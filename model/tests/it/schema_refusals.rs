@@ -34,7 +34,10 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
         let GrammarError::Number { keyword, place } = &error else { panic!("{error:?}") };
         assert_eq!((*keyword, place.path()), (expected, path));
         assert!(error.to_string().contains("2^53") && !error.hint().is_empty(), "{error}");
-        assert!(!format!("{error} {error:?}").contains("id"), "errors do not show a caller's property name: {error} {error:?}");
+        assert!(
+            !format!("{error} {error:?}").contains("id"),
+            "errors do not show a caller's property name: {error} {error:?}"
+        );
     }
     // The largest exact number is kept to the last digit. Annotations are not checked.
     let kept = json!({"const": beyond - 1, "default": beyond, "$defs": {"unused": {"const": beyond}}});

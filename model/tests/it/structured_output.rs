@@ -41,7 +41,12 @@ impl Model {
 static DEMO: LazyLock<Model> = LazyLock::new(|| {
     let checkpoint = bursar_model::demo::checkpoint();
     let json = checkpoint.require("tokenizer.json").expect("a tokenizer");
-    Model::new("demo", Tokenizer::from_bytes(&json).expect("the tokenizer parses"), 864, &["<|im_end|>", "<|endoftext|>"])
+    Model::new(
+        "demo",
+        Tokenizer::from_bytes(&json).expect("the tokenizer parses"),
+        864,
+        &["<|im_end|>", "<|endoftext|>"],
+    )
 });
 
 static SMALL: LazyLock<Model> = LazyLock::new(|| Model::new("small", common::small_tokenizer(), 384, &["<|im_end|>"]));
@@ -150,7 +155,10 @@ fn a_reply_to_a_schema_parses_and_has_what_the_schema_says() {
             let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", model.name));
             assert!(is_person(&value), "{}: {value}", model.name);
         }
-        assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2, "sampling yields more than two different texts");
+        assert!(
+            texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2,
+            "sampling yields more than two different texts"
+        );
     }
 }
 
@@ -193,7 +201,8 @@ fn a_recursive_schema_nests_and_closes() {
         1 + node["c"].as_array().expect("children").iter().map(depth).max().unwrap_or(0)
     }
     let texts = replies(&SMALL, &OutputFormat::json(tree), 30);
-    let depths: Vec<_> = texts.iter().map(|text| depth(&serde_json::from_str(text).expect("the text is JSON"))).collect();
+    let depths: Vec<_> =
+        texts.iter().map(|text| depth(&serde_json::from_str(text).expect("the text is JSON"))).collect();
     assert!(depths.iter().any(|&depth| depth > 1), "{depths:?}");
 }
 
@@ -291,7 +300,10 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
         for _ in 0..40 {
             place = (place * 31 + 17) % masks.len();
             for grammar in [&grammar, &clone] {
-                assert!(masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(), "the mask after {place} tokens is the same");
+                assert!(
+                    masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(),
+                    "the mask after {place} tokens is the same"
+                );
             }
         }
         // The mask at each step allowed the token.
@@ -331,7 +343,10 @@ fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
 fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]{1,2}".into()));
     let sampler = Sampler::new(SamplingParams::default(), 864).expect("the sampler is valid");
-    let sampler = sampler.with_grammar(grammar).with_tokens_min(10, DEMO.ends.clone().into()).expect("the end tokens are few enough");
+    let sampler = sampler
+        .with_grammar(grammar)
+        .with_tokens_min(10, DEMO.ends.clone().into())
+        .expect("the end tokens are few enough");
     let mut row = vec![0.0; 864];
     DEMO.ends.iter().for_each(|&end| row[end as usize] = 50.0);
     let next = |produced: &[u32]| {

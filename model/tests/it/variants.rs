@@ -47,7 +47,9 @@ fn assert_case(folder: &str, name: &str, checkpoint: Checkpoint) {
 fn a_checkpoint_that_leaves_out_all_it_may_gives_the_recorded_answer() {
     let bare = "tests/golden/qwen2_5_vl_bare";
     let checkpoint = Copy::of(bare).open();
-    let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else { panic!("the checkpoint belongs to another family") };
+    let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else {
+        panic!("the checkpoint belongs to another family")
+    };
     let (tower, tokens_per_second) = (&config.vision.tower, config.vision.tokens_per_second);
     assert_eq!((tower.depth, tower.num_heads, tokens_per_second), (32, 16, 4));
     assert!(config.decoder.tied_embeddings, "text_config decides that the embeddings are tied");
@@ -207,8 +209,10 @@ fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
         for file in ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "processor_config.json"] {
             drop(std::fs::remove_file(copy.0.join(file)));
         }
-        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
+        let random =
+            registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has the settings");
+        let checkpoint =
+            Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
         let planned = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("the model is planned");
         assert_eq!(planned.parameters(), loaded.parameters(), "{folder}");
         let most = |checkpoint: &Checkpoint| {
@@ -564,12 +568,17 @@ fn scaled_frequencies_are_followed_or_refused_by_name() {
     assert!(without("low_freq_factor").starts_with(&format!("{place}.high_freq_factor must be greater")));
     let yarn = json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096 });
     assert_eq!(with(yarn).expect("YaRN scaling is accepted").context_tokens, 16_384);
-    assert_eq!(with(json!({ "type": "linear", "factor": 4.0 })).expect("linear scaling is accepted").context_tokens, 4096);
+    assert_eq!(
+        with(json!({ "type": "linear", "factor": 4.0 })).expect("linear scaling is accepted").context_tokens,
+        4096
+    );
     let other = with(json!({ "rope_type": "longrope", "factor": 4.0 })).expect_err("longrope scaling is refused");
     assert!(other.starts_with(&format!("{place}.rope_type is longrope; supported: default")), "{other}");
-    let unread = with(json!({ "rope_type": "linear", "factor": 4.0, "beta_fast": 32.0 })).expect_err("linear scaling has no beta_fast");
+    let unread = with(json!({ "rope_type": "linear", "factor": 4.0, "beta_fast": 32.0 }))
+        .expect_err("linear scaling has no beta_fast");
     assert_eq!(unread, format!("{place}.beta_fast is 32.0; this changes what the model computes and is not supported"));
-    let both = with(json!({ "rope_type": "yarn", "type": "linear", "factor": 4.0 })).expect_err("two different types are ambiguous");
+    let both = with(json!({ "rope_type": "yarn", "type": "linear", "factor": 4.0 }))
+        .expect_err("two different types are ambiguous");
     assert_eq!(both, format!("{place}.rope_type and rope_scaling.type differ"));
     assert!(with(json!({ "rope_type": "yarn", "factor": 0.5 })).is_err());
 }

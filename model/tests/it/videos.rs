@@ -205,7 +205,8 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
     // 32 patches per step become a square of 16.
     assert_eq!(patches(&[video(8)]), [4 * 16]);
     assert_eq!(patches(&[video(4), picture.clone(), video(4)]), [2 * 16, 64, 2 * 16]);
-    let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()]).expect_err("the pictures leave no tokens for the video");
+    let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()])
+        .expect_err("the pictures leave no tokens for the video");
     assert_eq!(full, MediaError::Video { index: 0, source: VideoError::TooLarge { patches: 4, limit: 0 } });
     assert!(full.hint().contains("fewer"), "{}", full.hint());
     let many = plan(&envelope(), &[video(7), video(6)]).expect_err("the request has more than twelve frames");
@@ -301,7 +302,8 @@ fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_o
 #[test]
 fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
     let random = random_checkpoint("qwen3-vl-tiny", 0).expect("a known shape");
-    let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
+    let checkpoint =
+        Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
     let family = FamilyConfig::of(&checkpoint).expect("the family is known");
     let text_tokens = |frames_per_second| {
         let step = Grid { t: 1, h: 2, w: 2 };
@@ -331,7 +333,8 @@ fn video_settings_that_transformers_ignores_or_that_are_not_followed_are_refused
         assert!(error.to_string().contains(&format!("`{setting}` is {value}")), "{error}");
         assert!(error.hint().contains(hint), "{}", error.hint());
     }
-    read(whole, r#""min_pixels": null, "max_pixels": null, "cap_pixels_per_frame": true"#).expect("null settings are accepted");
+    read(whole, r#""min_pixels": null, "max_pixels": null, "cap_pixels_per_frame": true"#)
+        .expect("null settings are accepted");
     read(each, r#""min_pixels": 4096, "cap_pixels_per_frame": false"#).expect("the settings are accepted");
 }
 
@@ -342,7 +345,10 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     let config = ImageProcessorConfig::from_video_json(own).expect("the video settings are read");
     assert_eq!(config.pixel_bounds, PixelBounds { min: 4000, max: 90000 });
     let bare = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "Qwen2VLVideoProcessor"}"#);
-    assert_eq!(bare.expect("the video settings are read").pixel_bounds, PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 });
+    assert_eq!(
+        bare.expect("the video settings are read").pixel_bounds,
+        PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 }
+    );
     let whole = |more: &str| {
         let json = format!(r#"{{"video_processor_type": "Qwen3VLVideoProcessor"{more}}}"#);
         ImageProcessorConfig::from_video_json(json.as_bytes()).expect("the video settings are read")

@@ -66,12 +66,14 @@ fn an_extra_tensor_is_named_and_not_left_out_silently() {
 #[test]
 fn what_released_checkpoints_carry_on_top_is_no_extra_tensor() {
     let plans = |copy: Copy| {
-        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
+        let checkpoint =
+            Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
         Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).map(drop)
     };
     let with = |name| Copy::of(QWEN2).add(FILE, name);
     plans(with("model.layers.0.self_attn.rotary_emb.inv_freq")).expect("a known buffer is ignored");
-    let error = plans(with("model.layers.0.self_attn.rotary_emb.inv_freq_of_another")).expect_err("the name is not a known buffer");
+    let error = plans(with("model.layers.0.self_attn.rotary_emb.inv_freq_of_another"))
+        .expect_err("the name is not a known buffer");
     assert!(matches!(error, LoadError::Weights(WeightError::Extra { count: 1, .. })), "{error:?}");
 }
 
@@ -90,7 +92,10 @@ fn a_tied_checkpoint_may_have_its_embedding_twice_and_no_other_head() {
     );
     assert!(error.hint().contains("tie_word_embeddings"), "{}", error.hint());
     let error = Copy::of(QWEN2).add(FILE, head).error();
-    assert!(matches!(&error, LoadError::Weights(WeightError::Untied { .. })), "a tensor of another shape is untied: {error:?}");
+    assert!(
+        matches!(&error, LoadError::Weights(WeightError::Untied { .. })),
+        "a tensor of another shape is untied: {error:?}"
+    );
 }
 
 #[test]
@@ -177,7 +182,8 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     vocabulary(375).expect("an added token needs no row");
     let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(300));
     let family = FamilyConfig::of(&few.open()).expect("the family accepts the config");
-    let foreign = family.check_vocabulary(few.prompts().tokenizer()).expect_err("the tokenizer belongs to another model");
+    let foreign =
+        family.check_vocabulary(few.prompts().tokenizer()).expect_err("the tokenizer belongs to another model");
     assert_eq!(foreign.to_string(), "config.json: vocab_size is 300, but the tokenizer has 376 ids");
     assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0; expected from 1 to 4096");
     let absurd = text("hidden_size", json!(u64::MAX));
@@ -385,7 +391,8 @@ fn qwen3_vl_without_settings_for_videos_takes_those_of_pictures() {
     let pictures = copy.open().image_processor.expect("the model takes pictures").config().pixel_bounds;
     assert_eq!(videos(&copy), Some((counted, pictures)));
     // A checkpoint without weights takes missing files from the release.
-    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has a config.json");
+    let planned =
+        registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has a config.json");
     let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("the files are valid");
     assert!(FamilyConfig::of(&planned).expect("the family accepts the config").video_processor(&planned).is_some());
 }
@@ -409,7 +416,8 @@ fn settings_for_pictures_alone_in_the_newer_file_make_a_checkpoint_without_video
     let model = Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("the model takes pictures");
     assert!(checkpoint.image_processor.is_some() && model.config().video_processor(&checkpoint).is_none());
     // A checkpoint without weights takes each missing file from the release.
-    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has a config.json");
+    let planned =
+        registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("the folder has a config.json");
     let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("the files are valid");
     let config = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().map(|images| images.config().clone());
     assert_eq!(config(&planned), config(&checkpoint));

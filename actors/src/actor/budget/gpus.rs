@@ -97,7 +97,8 @@ mod tests {
     #[test]
     fn every_byte_of_each_card_has_one_reason() {
         let ranks = [host(), host(), host()];
-        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:3").expect("the devices are alike");
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:3")
+            .expect("the devices are alike");
         let start = group.reserve(MIB(16)).expect("addresses");
         group.back(start, MIB(4)).expect("memory");
         ranks[0].drifts(MIB(3));
@@ -120,10 +121,15 @@ mod tests {
     #[test]
     fn no_card_is_the_fullest_of_equal_ones() {
         let ranks = [host(), host()];
-        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("the devices are alike");
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2")
+            .expect("the devices are alike");
         let gpus = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("the devices answer");
         assert_eq!(fullest(&gpus()), None);
-        assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("the device answers")), None, "a single device has no fullest rank");
+        assert_eq!(
+            fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("the device answers")),
+            None,
+            "a single device has no fullest rank"
+        );
         ranks[1].foreign_takes(MIB(1));
         assert_eq!(fullest(&gpus()), Some(DeviceLabel::named("host#1".into())));
     }

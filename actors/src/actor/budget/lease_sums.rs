@@ -85,7 +85,11 @@ mod tests {
         assert_eq!(changes(0, 3), (Bytes::mib(3), Bytes::mib(3)));
         assert_eq!(changes(0, 2), (Bytes::mib(5), Bytes::mib(5)), "two leases of one line are added");
         assert_eq!(changes(3, 2), (Bytes::mib(4), Bytes::mib(5)), "the first lease shrank");
-        assert_eq!(changes(2, 3), (Bytes::mib(5), Bytes::mib(5)), "bytes held at different times are not counted twice");
+        assert_eq!(
+            changes(2, 3),
+            (Bytes::mib(5), Bytes::mib(5)),
+            "bytes held at different times are not counted twice"
+        );
         sums.change(line(&"demo".into(), &Class::Weights), Bytes::ZERO, Bytes::mib(7));
         sums.recount([holding(Class::Weights, "demo", 7), holding(Class::Weights, "demo", 1)].into_iter());
         let lines: Vec<_> = sums.lines().map(|((_, class), sum)| (class.clone(), sum.bytes, sum.peak)).collect();
@@ -93,7 +97,11 @@ mod tests {
         assert_eq!(lines, [weights, (Class::Kv, Bytes::ZERO, Bytes::mib(5))]);
         assert_eq!(sums.live_lines().count(), 2, "the model holds its weights");
         sums.recount(std::iter::empty());
-        assert_eq!((sums.live_lines().count(), sums.lines().count()), (0, 2), "the model is gone, but its lines keep their peaks");
+        assert_eq!(
+            (sums.live_lines().count(), sums.lines().count()),
+            (0, 2),
+            "the model is gone, but its lines keep their peaks"
+        );
     }
 
     #[test]

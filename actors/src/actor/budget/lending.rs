@@ -263,7 +263,11 @@ mod tests {
         lending.orders(headroom(0, 0), &leases(100, 100));
         lending.orders(headroom(1, 0), &leases(100, 100));
         let waits = |available, awaited| Headroom { awaited: Bytes(awaited), ..headroom(2, available) };
-        assert_eq!(lending.orders(waits(0, 30), &leases(10, 190)), [give_up(2, 160)], "the borrower gives up only what is lacking");
+        assert_eq!(
+            lending.orders(waits(0, 30), &leases(10, 190)),
+            [give_up(2, 160)],
+            "the borrower gives up only what is lacking"
+        );
         assert_eq!(
             lending.orders(waits(20, 10), &leases(10, 170)),
             [give_up(2, 160)],

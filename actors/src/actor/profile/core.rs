@@ -183,9 +183,15 @@ mod tests {
             Sizing { available: left, probe: Bytes::ZERO, share: KvShare::expected_of(false, card), ..sizing() };
         let taken = KvMemory::bytes(seven, expected.blocks(seven, page), page);
         let rest = left.saturating_sub(taken);
-        assert!(rest >= RESERVE_MAX && rest < RESERVE_MAX + page * 28, "whole pages per layer are taken; {rest} are left");
+        assert!(
+            rest >= RESERVE_MAX && rest < RESERVE_MAX + page * 28,
+            "whole pages per layer are taken; {rest} are left"
+        );
         let more = Sizing { share: KvShare::Fraction(1.0), ..expected };
-        assert!(KvMemory::bytes(seven, more.blocks(seven, page), page) > taken, "an explicit choice may use the reserve too");
+        assert!(
+            KvMemory::bytes(seven, more.blocks(seven, page), page) > taken,
+            "an explicit choice may use the reserve too"
+        );
     }
 
     #[test]

@@ -396,7 +396,10 @@ mod tests {
         let (inputs, needs) = question.needs().expect("the worst cases are consistent");
         let limits = &inputs.envelope;
         assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));
-        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 24_576, "the limits of the model lower the defaults");
+        assert!(
+            limits.context_tokens <= 8192 && limits.picture_patches <= 24_576,
+            "the limits of the model lower the defaults"
+        );
         question.settled(&inputs, &needs).expect("a small model fits a small card");
         assert!(needs.probe_blocks * BLOCK_TOKENS >= limits.step_tokens, "the probe holds a whole step");
     }
@@ -439,7 +442,11 @@ mod tests {
             let of_host = plan.claims().iter().filter(|claim| claim.class == Class::HostKv).map(|claim| claim.bytes);
             (of_host.collect::<Vec<_>>(), plan.total())
         };
-        assert_eq!(lines(&with), (vec![with.host_kv_bytes(), rows], lines(&needs).1), "the total for the device is the same");
+        assert_eq!(
+            lines(&with),
+            (vec![with.host_kv_bytes(), rows], lines(&needs).1),
+            "the total for the device is the same"
+        );
         assert_eq!(lines(&needs).0, []);
         let without = MemoryRequirements { cache_rows: 0, ..needs }.with_host(given);
         assert_eq!(of_rows(&without), (Bytes::ZERO, HostKv::bytes(without.kv_shape, without.host_slots)));
@@ -452,8 +459,8 @@ mod tests {
         let target = Target::Cpu { threads: 1 };
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let envelope = Envelope { context_tokens: 64, sequences: 2, step_tokens: 127, ..Envelope::small() };
-        let needs =
-            MemoryRequirements::plan(&model, target, &envelope, Bytes::kib(64)).expect("the worst cases are consistent");
+        let needs = MemoryRequirements::plan(&model, target, &envelope, Bytes::kib(64))
+            .expect("the worst cases are consistent");
         let classes: Vec<_> = needs.memory_plan().claims().iter().map(|claim| claim.class.clone()).collect();
         assert_eq!(classes, [Class::Weights, Class::StepWorkspace, Class::StepWorkspace, Class::Kv]);
         assert_eq!((needs.vision_workspace, needs.cache_rows), (Bytes::ZERO, 0));
@@ -468,8 +475,12 @@ mod tests {
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");
         let needs = MemoryRequirements::plan(&model, target, &envelope, page).expect("the worst cases are consistent");
         let row = model.picture_row_bytes(&target);
-        let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("the cache rows have separate pages");
-        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "the cache holds all rows in flight: {needs:?}");
+        let rest =
+            needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("the cache rows have separate pages");
+        assert!(
+            rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE),
+            "the cache holds all rows in flight: {needs:?}"
+        );
         assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences with a full context");
         let (probe, other) = (needs.memory_plan(), needs.memory_plan_with(7));
         let kv = |blocks| KvMemory::bytes(needs.kv_shape, blocks, page);

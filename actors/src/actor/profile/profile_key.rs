@@ -237,7 +237,8 @@ mod tests {
                 checkpoint.image_processor = Some(changed(pictures, |config| config.do_resize = false));
             }),
             ("video_processor.min_pixels was 50176, is 50177", |Start { checkpoint, .. }| {
-                let mut config = checkpoint.video_processor.as_ref().expect("the checkpoint takes pictures").config().clone();
+                let mut config =
+                    checkpoint.video_processor.as_ref().expect("the checkpoint takes pictures").config().clone();
                 config.pixel_bounds.min += 1;
                 checkpoint.video_processor = Some(VideoProcessor::new(config).expect("the settings are valid"));
             }),

@@ -305,7 +305,9 @@ mod tests {
             Candidates::roomiest_of(of),
             Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })
         ));
-        let twice = Candidates::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("one device is named twice");
+        let twice = Candidates::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0]))
+            .map(drop)
+            .expect_err("one device is named twice");
         assert!(twice.to_string().contains("names a GPU twice"), "{twice}");
     }
 }

@@ -367,7 +367,10 @@ mod tests {
         server.detach();
         for _ in 0..3 {
             let mut stream = TcpStream::connect(address).await.expect("the server listens");
-            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("the server reads the request");
+            stream
+                .write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n")
+                .await
+                .expect("the server reads the request");
             assert!(rest(stream).await.contains("bursar_here 7"));
         }
     }

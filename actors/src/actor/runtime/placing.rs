@@ -178,7 +178,11 @@ mod tests {
     fn each_model_has_devices_of_its_own_while_there_are_some() {
         assert_eq!(spread_over(2, &[of(1, 15), of(1, 7)]), [(vec![0], vec![0]), (vec![1], vec![1])]);
         assert_eq!(spread_over(4, &[of(1, 15), of(2, 140)]), [(vec![0, 1], vec![1]), (vec![2], vec![0])]);
-        assert_eq!(spread_over(8, &[of(2, 140)]), [(vec![0, 1], vec![0])], "models on other devices stay where they are");
+        assert_eq!(
+            spread_over(8, &[of(2, 140)]),
+            [(vec![0, 1], vec![0])],
+            "models on other devices stay where they are"
+        );
     }
 
     #[test]
@@ -186,7 +190,11 @@ mod tests {
         assert_eq!(spread_over(2, &[of(1, 7), of(1, 15), of(1, 3)]), [(vec![0], vec![1]), (vec![1], vec![0, 2])]);
         // A model that fits on one device is sharded over both if they form one group.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
-        assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one free device is too few for the model");
+        assert_eq!(
+            spread_over(3, &[of(2, 140), of(2, 140)]),
+            [(vec![0, 1], vec![0, 1])],
+            "one free device is too few for the model"
+        );
         // The weights are 70 GiB on each of two devices, and 75 GiB on a third. The `odd` model
         // cannot be sharded over two devices, like a model with nine heads.
         let odd = Requirement { cuts: vec![1, 3], ..of(1, 1) };

@@ -187,7 +187,11 @@ mod tests {
         assert_eq!(lengths.expected(500, 0, 150, true), 150, "the expected length is limited to the maximum");
         assert_eq!(lengths.expected(500, 60, 440, true), 140);
         assert_eq!(lengths.expected(500, 300, 200, true), 200, "no known reply was that long");
-        assert_eq!(lengths.expected(4000, 0, 4000, true), 4000, "replies with other limits are not used for this limit");
+        assert_eq!(
+            lengths.expected(4000, 0, 4000, true),
+            4000,
+            "replies with other limits are not used for this limit"
+        );
     }
 
     #[test]
@@ -203,9 +207,17 @@ mod tests {
     fn a_limits_own_replies_count_once_there_are_enough() {
         let mut lengths = ReplyLengths::default();
         (0..20).for_each(|_| lengths.record(4000, 1000));
-        assert_eq!(lengths.expected(600, 0, 600, false), 600, "without replies of this limit, other replies are used, up to the maximum");
+        assert_eq!(
+            lengths.expected(600, 0, 600, false),
+            600,
+            "without replies of this limit, other replies are used, up to the maximum"
+        );
         (0..8).for_each(|_| lengths.record(600, 30));
         assert_eq!(lengths.expected(520, 0, 520, false), 30);
-        assert_eq!(lengths.expected(4000, 0, 4000, false), 1000, "replies with other limits do not change the prediction");
+        assert_eq!(
+            lengths.expected(4000, 0, 4000, false),
+            1000,
+            "replies with other limits do not change the prediction"
+        );
     }
 }

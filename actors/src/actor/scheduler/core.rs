@@ -113,7 +113,10 @@ pub struct SchedulerCore {
 
 impl SchedulerCore {
     pub fn new(limits: Limits) -> Self {
-        assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "a step has room for one token of each sequence");
+        assert!(
+            limits.sequences > 0 && limits.step_tokens >= limits.sequences,
+            "a step has room for one token of each sequence"
+        );
         SchedulerCore {
             kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
             limits,

@@ -73,9 +73,17 @@ mod tests {
         }
         assert!(known.pictures(&1).is_some() && known.pictures(&5).is_none());
         known.learn(9, vec![(PictureHash([8; 32]), GRID), (PictureHash([7; 32]), GRID)]);
-        assert_eq!(known.files.keys().copied().collect::<Vec<_>>(), [1, 9], "one used entry and one new entry are kept");
+        assert_eq!(
+            known.files.keys().copied().collect::<Vec<_>>(),
+            [1, 9],
+            "one used entry and one new entry are kept"
+        );
         assert_eq!(known.pictures(&9).map(<[_]>::len), Some(2));
         known.learn(3, vec![(PictureHash([1; 32]), GRID); 4]);
-        assert_eq!((known.files.len(), known.pictures, known.by_use.len()), (0, 0, 0), "the file has more pictures than the limit");
+        assert_eq!(
+            (known.files.len(), known.pictures, known.by_use.len()),
+            (0, 0, 0),
+            "the file has more pictures than the limit"
+        );
     }
 }

@@ -120,10 +120,18 @@ mod tests {
         let (deadline, waited) = missed(&patience).await;
         assert_eq!((deadline, waited.as_secs(), patience.is_over()), (Deadline::Queue, 1, true));
         patience.begin();
-        assert_eq!((patience.left().queue, patience.is_over()), (None, false), "the queue deadline is met, although late");
+        assert_eq!(
+            (patience.left().queue, patience.is_over()),
+            (None, false),
+            "the queue deadline is met, although late"
+        );
         let sample = patience.of_sample();
         patience.token();
-        assert_eq!(missed(&sample).await.0, Deadline::FirstToken, "each sample has a separate deadline for its first token");
+        assert_eq!(
+            missed(&sample).await.0,
+            Deadline::FirstToken,
+            "each sample has a separate deadline for its first token"
+        );
         assert_eq!(patience.left(), Deadlines { reply: seconds(1), ..Deadlines::default() });
         let (deadline, waited) = missed(&patience).await;
         assert_eq!((deadline, waited.as_secs()), (Deadline::Reply, 3));

@@ -51,7 +51,11 @@ impl<B: Backend> ModelRunner<B> {
                 }
                 Copied::Rows => {
                     let slots = self.memory.host_pictures.as_ref().expect(expected).slots(rank);
-                    let cache = self.memory.vision_cache.as_ref().expect("a lane with host memory for pictures has an encoder cache");
+                    let cache = self
+                        .memory
+                        .vision_cache
+                        .as_ref()
+                        .expect("a lane with host memory for pictures has an encoder cache");
                     copy_blocks::copy_rows(backend, &cache.tensor(rank), &slots, to_host, to_device)?
                 }
             })

@@ -100,9 +100,18 @@ fn an_impossible_value_is_refused_with_what_it_must_be() {
         let KnobError::Value { name, expected, .. } = &error else { panic!("{wrong}: {error:?}") };
         assert!(error.to_string().contains(name) && error.hint().contains(expected), "{error}");
     }
-    assert_eq!(read(json!({ "sequences": 8192.0, "step_tokens": "8_192" })).expect("whole numbers are accepted in other notations").step_tokens, Some(8192));
+    assert_eq!(
+        read(json!({ "sequences": 8192.0, "step_tokens": "8_192" }))
+            .expect("whole numbers are accepted in other notations")
+            .step_tokens,
+        Some(8192)
+    );
     for unsaid in [json!(-1), json!("-1")] {
-        assert_eq!(read(json!({ "max_model_len": unsaid })), Ok(Knobs::default()), "vLLM's value for \"unset\" is accepted");
+        assert_eq!(
+            read(json!({ "max_model_len": unsaid })),
+            Ok(Knobs::default()),
+            "vLLM's value for \"unset\" is accepted"
+        );
     }
     assert_eq!(read(json!({ "canary": 0 })).map(|knobs| knobs.canary), Ok(Some(Bytes::ZERO)));
     assert_eq!(read(json!({ "sequences": null })), Ok(Knobs::default()), "null means unset");
@@ -148,15 +157,18 @@ fn nested_vllm_settings_are_flattened() {
     let typed = read(json!({ "mm_processor_kwargs": r#"{"size": {"longest_edge": 9000, "shortest_edge": 800}}"# }));
     assert_eq!(typed.map(|knobs| (knobs.picture_pixels, knobs.picture_pixels_min)), Ok((Some(9000), Some(800))));
 
-    let error = read(json!({ "mm_processor_kwargs": { "max_pixels": 1 }, "max_pixels": 2 })).expect_err("the two values differ");
+    let error = read(json!({ "mm_processor_kwargs": { "max_pixels": 1 }, "max_pixels": 2 }))
+        .expect_err("the two values differ");
     assert!(error.to_string().contains("mm_processor_kwargs.max_pixels"), "{error}");
     for none in [json!(0), json!({ "count": 0 }), json!({ "count": 0, "num_frames": 32 })] {
-        let knobs = read(json!({ "limit_mm_per_prompt": { "image": 2, "video": none } })).expect("zero videos are accepted");
+        let knobs =
+            read(json!({ "limit_mm_per_prompt": { "image": 2, "video": none } })).expect("zero videos are accepted");
         assert_eq!((knobs.pictures, knobs.video_frames), (Some(2), Some(0)));
     }
     assert_eq!(read(json!({ "video_frames": 0 })).map(|knobs| knobs.video_frames), Ok(Some(0)));
 
-    let error = read(json!({ "limit_mm_per_prompt": { "video": 2 } })).expect_err("a video limit needs a number of frames");
+    let error =
+        read(json!({ "limit_mm_per_prompt": { "video": 2 } })).expect_err("a video limit needs a number of frames");
     assert!(matches!(error, KnobError::Videos { videos: 2, .. }) && error.hint().contains("video_frames"), "{error}");
     let error = read(json!({ "limit_mm_per_prompt": { "audio": 1 } })).expect_err("audio is not supported");
     assert!(matches!(&error, KnobError::Modality { what, .. } if what == "audio"), "{error}");
@@ -198,8 +210,16 @@ fn set_knobs_are_applied_and_the_rest_stay() {
         ..Limits::default()
     };
     assert_eq!(options.limits, expected);
-    assert_eq!((options.memory_fraction, options.device_fraction), (None, Some(0.8)), "the knob replaces the share of the base");
-    assert_eq!((options.kv_tokens, options.kv_bytes), (None, Some(Bytes::mib(64))), "the knob replaces the size of the base");
+    assert_eq!(
+        (options.memory_fraction, options.device_fraction),
+        (None, Some(0.8)),
+        "the knob replaces the share of the base"
+    );
+    assert_eq!(
+        (options.kv_tokens, options.kv_bytes),
+        (None, Some(Bytes::mib(64))),
+        "the knob replaces the size of the base"
+    );
     assert_eq!((options.requests, options.threads), (Some(7), 2));
     let seconds = Duration::from_secs;
     assert_eq!((options.sleep_after, options.wake_within), (Some(seconds(90)), seconds(5)));

@@ -131,10 +131,18 @@ mod tests {
         (0..9).for_each(|_| tenants.admit(&busy, 100));
         assert_eq!((tenants.counter(&busy), tenants.counter(&calm)), (900 * PARTS, 0));
         tenants.arrive(&calm, [&busy].into_iter());
-        assert_eq!(tenants.counter(&calm), 900 * PARTS, "a returning tenant starts at the lowest counter of the waiting tenants");
+        assert_eq!(
+            tenants.counter(&calm),
+            900 * PARTS,
+            "a returning tenant starts at the lowest counter of the waiting tenants"
+        );
         tenants.admit(&calm, 10);
         tenants.arrive(&new, std::iter::empty());
-        assert_eq!(tenants.counter(&new), 900 * PARTS, "without waiting tenants, a new tenant starts at the counter of the last admission");
+        assert_eq!(
+            tenants.counter(&new),
+            900 * PARTS,
+            "without waiting tenants, a new tenant starts at the counter of the last admission"
+        );
         tenants.arrive(&calm, [&new].into_iter());
         assert_eq!(tenants.counter(&calm), 910 * PARTS);
         tenants.arrive(&new, [&calm, &new].into_iter());

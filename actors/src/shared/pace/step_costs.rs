@@ -224,7 +224,10 @@ mod tests {
         let alone = work(0, 0, 16, 500);
         let decoding = costs.measured(&alone);
         costs.learn(&alone, true, 1_000_000);
-        assert_eq!(costs.factors[1].value, BESIDE_PICTURES, "a decode-only step is not learned, because it is not planned by costs: {decoding}");
+        assert_eq!(
+            costs.factors[1].value, BESIDE_PICTURES,
+            "a decode-only step is not learned, because it is not planned by costs: {decoding}"
+        );
     }
 
     #[test]

@@ -53,7 +53,8 @@ fn in_table(activations: &[DType], hopper: bool) -> BySource {
 
 fn in_compiled_files(ending: &str) -> BySource {
     let target = ending.split('.').nth(1).expect("the file ending names its target");
-    let archive = fs::read(folder().join(format!("compiled/{target}.tar.xz"))).expect("the kernels were compiled for the target");
+    let archive =
+        fs::read(folder().join(format!("compiled/{target}.tar.xz"))).expect("the kernels were compiled for the target");
     let named = files_of(&archive).into_iter().map(|(source, code)| {
         let names = if ending.ends_with("ptx") { entries_of_ptx(&code) } else { entries_of_cubin(&code) };
         (source, names)
@@ -80,7 +81,8 @@ fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
     let names = number(headers + names * size + 0x18, 8);
     let name_of = |section: usize| {
         let name = &code[names + number(headers + section * size, 4)..];
-        String::from_utf8_lossy(name.split(|byte| *byte == 0).next().expect("the name ends with a zero byte")).into_owned()
+        String::from_utf8_lossy(name.split(|byte| *byte == 0).next().expect("the name ends with a zero byte"))
+            .into_owned()
     };
     (0..count).filter_map(|section| Some(name_of(section).strip_prefix(".nv.constant0.")?.to_owned())).collect()
 }

@@ -162,6 +162,9 @@ mod tests {
             fs::write(HEADER, &expected).expect("the file is written");
         }
         let found = fs::read_to_string(HEADER).unwrap_or_default();
-        assert!(found == expected, "contract.cuh does not match the contract; BURSAR_WRITE_PAGES=1 writes it\n{expected}");
+        assert!(
+            found == expected,
+            "contract.cuh does not match the contract; BURSAR_WRITE_PAGES=1 writes it\n{expected}"
+        );
     }
 }

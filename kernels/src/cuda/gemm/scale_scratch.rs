@@ -133,6 +133,9 @@ mod tests {
         assert!(!fit(blocks_of(4096, 4096, 128), operands(1 << 19)), "the scales do not fit half a mebibyte");
         assert!(!fit(blocks_of(4, 128, 128), operands(0)), "the scales do not fit without scratch");
         let odd = GemmOperands { weight_scales: 2052, ..operands(1 << 20) };
-        assert!(!fit(blocks_of(4, 512, 128), odd) && fit(blocks_of(4, 640, 128), odd), "only scales that are copied may start at any address");
+        assert!(
+            !fit(blocks_of(4, 512, 128), odd) && fit(blocks_of(4, 640, 128), odd),
+            "only scales that are copied may start at any address"
+        );
     }
 }

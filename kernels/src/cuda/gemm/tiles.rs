@@ -157,7 +157,10 @@ mod tests {
         assert_eq!(width(14_336), 112, "two rounds, as with 14,784 features");
         assert_eq!(width(8_960), 80, "1.5B: two rounds of the narrowest");
         assert_eq!(width(12_288), 96);
-        assert!(GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)), "each width holds whole pairs of eight features");
+        assert!(
+            GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)),
+            "each width holds whole pairs of eight features"
+        );
         let one_sm = MediumMTiles::of(gated(256, 64, 3584), 1);
         assert_eq!((GATED_WIDTHS[one_sm.width], one_sm.blocks), (80, 2), "a device with fewer SMs than a cluster");
     }

@@ -100,8 +100,16 @@ mod tests {
         let [first, second] = [Tuned::new(&agreement), Tuned::new(&agreement)];
         let sized = |rows| problem(rows, 128, 2048);
         assert_eq!(first.found(sized(64), GemmAlgorithm::LargeM), GemmAlgorithm::LargeM);
-        assert_eq!(second.found(sized(64), GemmAlgorithm::MediumM), GemmAlgorithm::LargeM, "the second rank uses the algorithm that the first rank found");
-        assert_eq!(second.found(sized(65), GemmAlgorithm::MediumM), GemmAlgorithm::MediumM, "a result for another size is not used");
+        assert_eq!(
+            second.found(sized(64), GemmAlgorithm::MediumM),
+            GemmAlgorithm::LargeM,
+            "the second rank uses the algorithm that the first rank found"
+        );
+        assert_eq!(
+            second.found(sized(65), GemmAlgorithm::MediumM),
+            GemmAlgorithm::MediumM,
+            "a result for another size is not used"
+        );
         first.compared_large_m(sized(300), false);
         second.compared_large_m(sized(300), true);
         assert!(!second.is_large_m_faster(sized(300)), "the first rank found that the large-m kernel is not faster");

@@ -121,7 +121,10 @@ mod tests {
     fn what_is_gathered_at_once_fits_for_all_ranks_and_covers_each_row() {
         for (scratch, ranks, width) in [(64 << 10, 2, 76_032 * 4), (1 << 20, 8, 304), (4096, 3, 4096), (96, 3, 30)] {
             let [rows, piece] = gathered_at_once(scratch, ranks, width);
-            assert!(piece > 0 && rows > 0 && rows * piece * ranks <= scratch, "{rows} rows of {piece} do not fit {scratch}");
+            assert!(
+                piece > 0 && rows > 0 && rows * piece * ranks <= scratch,
+                "{rows} rows of {piece} do not fit {scratch}"
+            );
             assert!(rows == 1 || piece == width, "a row that is split is sent on its own");
         }
     }

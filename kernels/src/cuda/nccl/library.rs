@@ -253,8 +253,9 @@ mod tests {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn a_library_that_is_called_nccl_and_is_not_it_is_named_with_what_it_lacks() {
         let other = PathBuf::from("libm.so.6");
-        let error =
-            find(&[PathBuf::from("/nowhere/libnccl.so.2"), other], &[], "").map(drop).expect_err("the file is not NCCL");
+        let error = find(&[PathBuf::from("/nowhere/libnccl.so.2"), other], &[], "")
+            .map(drop)
+            .expect_err("the file is not NCCL");
         let OpenError::BadNccl { library, reason } = &error else { panic!("{error:?}") };
         assert!(library == "libm.so.6" && reason.contains("ncclGetVersion"), "{error}");
         assert!(error.hint().is_some());

@@ -379,7 +379,9 @@ mod tests {
             while watches[1].check().is_ok() {
                 thread::park_timeout(Duration::from_millis(1));
             }
-            let late = watches[1].launch(1, || Ok::<_, DeviceError>(())).expect_err("no exchange is allowed after the link is lost");
+            let late = watches[1]
+                .launch(1, || Ok::<_, DeviceError>(()))
+                .expect_err("no exchange is allowed after the link is lost");
             assert!(late.is_lost(), "{late}");
         });
     }

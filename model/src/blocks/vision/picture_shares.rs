@@ -78,7 +78,11 @@ mod tests {
     #[test]
     fn the_largest_pictures_go_first_each_to_the_idlest_rank() {
         assert_eq!(share_out(&[4, 16, 4, 8], 2), [vec![1], vec![0, 2, 3]]);
-        assert_eq!(share_out(&[4, 4, 4], 2), [vec![0, 2], vec![1]], "the first of two equal pictures goes to the first rank");
+        assert_eq!(
+            share_out(&[4, 4, 4], 2),
+            [vec![0, 2], vec![1]],
+            "the first of two equal pictures goes to the first rank"
+        );
         assert_eq!(share_out(&[12], 4), [vec![0], vec![], vec![], vec![]], "a single picture goes to a single rank");
     }
 

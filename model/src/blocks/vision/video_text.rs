@@ -66,7 +66,10 @@ mod tests {
                         <1.0 seconds><|vision_start|><|video_pad|><|vision_end|> b";
         assert_eq!(write(rendered, &[picture, film(3, 2.0)], 2), expected);
         assert!(write(rendered, &[film(4, 1.0)], 2).contains("<0.5 seconds>"));
-        assert!(write(rendered, &[film(4, 10.0 / 3.0)], 2).contains("<0.8 seconds>"), "0.75 rounds to the even digit, 0.8");
+        assert!(
+            write(rendered, &[film(4, 10.0 / 3.0)], 2).contains("<0.8 seconds>"),
+            "0.75 rounds to the even digit, 0.8"
+        );
     }
 
     #[test]

@@ -99,7 +99,8 @@ mod tests {
     #[test]
     fn released_settings_are_found_again() {
         for (factor, pairs) in [(8.0, 64), (32.0, 32), (32.0, 64)] {
-            let found = fitted(&divisors([factor, 1.0, 4.0, 8192.0], 5e5, pairs), 5e5).expect("the factors have llama3's form");
+            let found =
+                fitted(&divisors([factor, 1.0, 4.0, 8192.0], 5e5, pairs), 5e5).expect("the factors have llama3's form");
             let expected = json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
             assert_eq!(found, expected);

@@ -320,7 +320,9 @@ mod tests {
 
     fn read(config: Value, modelopt: Option<Value>) -> StoredQuantization {
         let config = config.as_object().expect("an object");
-        stored_formats((config, SETTINGS), modelopt.as_ref()).expect("the stored format is served").expect("the settings are FP8")
+        stored_formats((config, SETTINGS), modelopt.as_ref())
+            .expect("the stored format is served")
+            .expect("the settings are FP8")
     }
 
     #[test]
@@ -341,7 +343,9 @@ mod tests {
         let settings = |weights: Value, activations: Value| {
             let part = |more: Value| {
                 let mut part = json!({ "num_bits": 8, "type": "float", "symmetric": true });
-                part.as_object_mut().expect("an object").extend(more.as_object().expect("the additional settings are an object").clone());
+                part.as_object_mut()
+                    .expect("an object")
+                    .extend(more.as_object().expect("the additional settings are an object").clone());
                 part
             };
             let group =
@@ -402,7 +406,8 @@ mod tests {
         assert_eq!(in_config(by_channel.clone()).scheme, QuantizationScheme::ROW);
         by_channel["quant_algo"] = json!("FP8");
         let config = json!({ "quantization_config": by_channel });
-        stored_formats((config.as_object().expect("an object"), SETTINGS), None).expect_err("the settings of its groups disagree");
+        stored_formats((config.as_object().expect("an object"), SETTINGS), None)
+            .expect_err("the settings of its groups disagree");
         let none = json!({ "quantization": { "quant_algo": null } });
         assert!(stored_formats((&Map::new(), SETTINGS), Some(&none)).expect("the stored format is served").is_none());
     }

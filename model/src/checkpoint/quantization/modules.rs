@@ -126,7 +126,10 @@ mod tests {
     #[test]
     fn patterns_and_globs_know_the_names_of_every_release() {
         assert!(has("re:.*lm_head", "model.lm_head") && has("re:visual.*", "model.visual.merger.mlp.0"));
-        assert!(!has("re:down_proj", "layers.0.mlp.down_proj"), "a name either begins with the pattern or does not match");
+        assert!(
+            !has("re:down_proj", "layers.0.mlp.down_proj"),
+            "a name either begins with the pattern or does not match"
+        );
         assert!(has("model.layers.*.mlp.gate", "model.layers.7.mlp.gate"));
         assert!(!has("*.mlp.gate", "model.layers.7.mlp.gate_proj"));
         let (tower, layer) = ("visual.blocks.3.attn.qkv", "model.language_model.layers.0.self_attn.q_proj");

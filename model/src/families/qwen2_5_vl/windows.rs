@@ -56,7 +56,12 @@ mod tests {
         let path = bursar_golden::path(format!("qwen2_5_vl/cases/{case}.safetensors"));
         let file = std::fs::read(path).expect("the golden case is there");
         let tensors = safetensors::SafeTensors::deserialize(&file).expect("safetensors");
-        let numbers = tensors.tensor(tensor).ok()?.data().chunks_exact(8).map(|bytes| bytes.try_into().expect("chunks of eight bytes"));
+        let numbers = tensors
+            .tensor(tensor)
+            .ok()?
+            .data()
+            .chunks_exact(8)
+            .map(|bytes| bytes.try_into().expect("chunks of eight bytes"));
         Some(numbers.map(|bytes| i64::from_le_bytes(bytes) as usize).collect())
     }
 

@@ -353,5 +353,8 @@ fn hostile_directories_are_refused() {
     }
     assert!(matches!(try_decode(huge), Err(ImageError::Damaged { .. })));
     let missing = tiff(PLAIN, &[&grey[..], &[(278, &[10])]].concat(), &[vec![9; 370]]);
-    assert!(matches!(try_decode(missing), Err(ImageError::Damaged { .. })), "a file without two of its three strips is refused");
+    assert!(
+        matches!(try_decode(missing), Err(ImageError::Damaged { .. })),
+        "a file without two of its three strips is refused"
+    );
 }

@@ -90,7 +90,10 @@ async fn a_lease_granted_to_a_departed_asker_comes_back() {
 async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("the budget has room for the lease");
-    bed.budget.resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60)).await.expect("the budget has room for the lease");
+    bed.budget
+        .resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60))
+        .await
+        .expect("the budget has room for the lease");
     bed.budget.try_lease(Class::external("mine"), Bytes::mib(1)).await.expect_err("only the canary is free");
     let asker = tokio::spawn({
         let budget = bed.budget.clone();
@@ -312,7 +315,8 @@ async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     until_held(&bed.device).await;
     let ledger = bed.snapshot().await;
     assert_eq!(ledger.granted, Bytes::mib(8), "no byte is free before the device has it: {ledger}");
-    let mine = bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("other owners get leases meanwhile");
+    let mine =
+        bed.budget.lease(Class::external("mine"), Bytes::mib(1)).await.expect("other owners get leases meanwhile");
     bed.kill().await;
     bed.succeed().await;
     let ledger = bed.snapshot().await;
@@ -330,19 +334,28 @@ async fn unleased_bytes_are_counted_before_the_next_grant() {
     let mut bed = Bed::new().await;
     assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
     // 50 MiB are left: 64 MiB minus 4 MiB for the canary and 10 MiB of overhead.
-    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(51)).await.expect_err("the request is 1 MiB too large");
+    let error = bed
+        .budget
+        .try_lease(Class::external("mine"), Bytes::mib(51))
+        .await
+        .expect_err("the request is 1 MiB too large");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::TooLarge { short_by, .. }) if short_by == Bytes::mib(1)),
         "{error:?}"
     );
-    let lease = bed.budget.try_lease(Class::external("mine"), Bytes::mib(50)).await.expect("the remaining bytes can be leased");
+    let lease =
+        bed.budget.try_lease(Class::external("mine"), Bytes::mib(50)).await.expect("the remaining bytes can be leased");
     let ledger = bed.snapshot().await;
     assert_eq!((ledger.overhead, ledger.foreign, ledger.deficit), (Bytes::mib(10), Bytes::ZERO, Bytes::ZERO));
     bed.kill().await;
     bed.device.overhead_grows(Bytes::mib(2));
     bed.succeed().await;
     let ledger = bed.snapshot().await;
-    assert_eq!((ledger.overhead, ledger.granted), (Bytes::mib(12), Bytes::mib(50)), "a successor knows the overhead too: {ledger}");
+    assert_eq!(
+        (ledger.overhead, ledger.granted),
+        (Bytes::mib(12), Bytes::mib(50)),
+        "a successor knows the overhead too: {ledger}"
+    );
     drop(lease);
 }
 
@@ -353,7 +366,11 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
     bed.device.foreign_takes(Bytes::mib(20));
     bed.succeed().await;
     assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20));
-    let error = bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect_err("another process holds the bytes");
+    let error = bed
+        .budget
+        .try_lease(Class::external("mine"), Bytes::mib(41))
+        .await
+        .expect_err("another process holds the bytes");
     assert!(
         matches!(error, LeaseError::Refused(Refusal::Short { short_by, .. }) if short_by == Bytes::mib(1)),
         "{error:?}"
@@ -361,7 +378,10 @@ async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
     bed.device.foreign_gives_back(Bytes::mib(15));
     assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "the budget has not looked at the device since");
     assert_eq!(bed.budget.measure().await.expect("the budget answers").foreign, Bytes::mib(5));
-    bed.budget.try_lease(Class::external("mine"), Bytes::mib(41)).await.expect("the other process has returned its bytes");
+    bed.budget
+        .try_lease(Class::external("mine"), Bytes::mib(41))
+        .await
+        .expect("the other process has returned its bytes");
 }
 
 #[tokio::test]

@@ -271,7 +271,11 @@ fn a_dead_attempt_is_tried_again_after_a_wait_and_its_late_report_ignored() {
     let told =
         ["check device", "take back 0", "attempt 1 died in load of 1600", "profile restarts", "attempt 1 after 10ms"];
     assert_eq!(bed.give(Input::ProfileDied { reason: "a bug".to_owned() }).hear(), told);
-    assert_eq!(bed.sized(0).give(Input::Attempt { attempt: 0 }).hear(), [""; 0], "an input of a previous attempt is ignored");
+    assert_eq!(
+        bed.sized(0).give(Input::Attempt { attempt: 0 }).hear(),
+        [""; 0],
+        "an input of a previous attempt is ignored"
+    );
     assert_eq!(bed.give(Input::Attempt { attempt: 1 }).hear(), ["size 1, 0 smaller than None"]);
     assert_eq!(bed.sized(0).refuse(0).hear(), [""; 0], "a report of a previous attempt is ignored");
     assert_eq!(bed.sized(1).hear().last().expect("the last effect exists"), "let in to 1");
@@ -312,7 +316,10 @@ fn a_profile_found_after_a_refusal_is_not_relied_on() {
 fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
     let mut bed = Bed::sizing(rules(), false);
     bed.refuse(0).refuse(1).refuse(2).hear();
-    assert_eq!(bed.refuse(3).hear().last().expect("the engine reports an effect"), "advise on plan: 60 B missing for 1360");
+    assert_eq!(
+        bed.refuse(3).hear().last().expect("the engine reports an effect"),
+        "advise on plan: 60 B missing for 1360"
+    );
     let failed = bed.core.step(Input::Advised(Vec::new()), bed.now);
     let [Effect::Fail(StartError::Profile { attempt: 4, attempts, .. })] = &failed[..] else {
         panic!("the only effect is the failure");
@@ -333,7 +340,10 @@ fn refused_weights_ask_for_advice_by_the_latest_plan() {
         bed.hear();
         bed.give(Input::LoadRefused { plan, error: short() });
     }
-    assert_eq!(bed.hear().last().expect("the engine reports an effect"), "advise on second plan: 60 B missing for 1360");
+    assert_eq!(
+        bed.hear().last().expect("the engine reports an effect"),
+        "advise on second plan: 60 B missing for 1360"
+    );
 }
 
 #[test]

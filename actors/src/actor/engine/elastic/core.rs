@@ -230,7 +230,11 @@ mod tests {
         assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 100, to: 200 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "the pool grew before the cap");
+        assert_eq!(
+            pool.step(Input::Ended(Outcome::Done)),
+            Some(Change::Shrink { to: 95 }),
+            "the pool grew before the cap"
+        );
         assert_eq!((pool.limit(), pool.most()), (95, 95));
     }
 
@@ -269,7 +273,11 @@ mod tests {
         assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::Serving(false));
-        assert_eq!(pool.step(Input::Cap(90)), Some(Change::Shrink { to: 38 }), "a pool below the cap gives up five percent");
+        assert_eq!(
+            pool.step(Input::Cap(90)),
+            Some(Change::Shrink { to: 38 }),
+            "a pool below the cap gives up five percent"
+        );
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
@@ -287,7 +295,11 @@ mod tests {
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 76 }), 80));
-        assert_eq!((pool.floor(), PoolCore::new(200, 100, 100).floor()), (16, 100), "the floor is never above the size");
+        assert_eq!(
+            (pool.floor(), PoolCore::new(200, 100, 100).floor()),
+            (16, 100),
+            "the floor is never above the size"
+        );
     }
 
     #[test]
@@ -298,14 +310,22 @@ mod tests {
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 50, to: 100 }));
         pool.step(Input::Serving(false));
         assert_eq!((pool.step(Input::Cap(95)), pool.is_quiet()), (None, true));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 47 }), "50 blocks were too many, so five percent go");
+        assert_eq!(
+            pool.step(Input::Ended(Outcome::Done)),
+            Some(Change::Shrink { to: 47 }),
+            "50 blocks were too many, so five percent go"
+        );
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::GiveUp(30)), Some(Change::Shrink { to: 30 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(90)), None);
         assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 30 }));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 28 }), "five percent of 30 blocks go");
+        assert_eq!(
+            pool.step(Input::Ended(Outcome::Done)),
+            Some(Change::Shrink { to: 28 }),
+            "five percent of 30 blocks go"
+        );
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
     }
 

@@ -55,9 +55,13 @@ fn launches_follow_the_largest_picture_unless_set() {
 fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
     let seven = seven();
     for (settings, patches) in [(json!({}), 24_576), (json!({ "max_model_len": 4096 }), 12_288)] {
-        let EffectiveLimits { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("the limits are consistent");
+        let EffectiveLimits { envelope, own_pixels, .. } =
+            on_a_gpu(&seven, settings).expect("the limits are consistent");
         assert_eq!((envelope.picture_patches, envelope.launch_patches), (patches, patches));
-        assert!(own_pixels.is_some_and(|own| own > patches as u64 * 196), "the limit on own pixels is reported: {own_pixels:?}");
+        assert!(
+            own_pixels.is_some_and(|own| own > patches as u64 * 196),
+            "the limit on own pixels is reported: {own_pixels:?}"
+        );
     }
     let said = on_a_gpu(&seven, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");
     assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "explicit settings are kept");
@@ -74,7 +78,11 @@ fn pictures_that_round_up_past_the_processors_maximum_have_room() {
     let pictures = pictures.expect("the checkpoint takes pictures");
     assert_eq!(pictures.config().pixel_bounds, pixel_bounds, "the pixel bounds are unchanged");
     let patches = pictures.plan(640, 480).expect("a plan").patches;
-    assert!((5120 + 1..=envelope.picture_patches).contains(&patches), "{patches} patches are not above 5120 and within {}", envelope.picture_patches);
+    assert!(
+        (5120 + 1..=envelope.picture_patches).contains(&patches),
+        "{patches} patches are not above 5120 and within {}",
+        envelope.picture_patches
+    );
 }
 
 #[test]
@@ -90,10 +98,15 @@ fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
     assert_eq!(limit(json!({})), (13 * 1024, 13 * 1024));
     assert_eq!(limit(json!({ "picture_patches": 12_000 })), (12_000, 7 * 1024), "six tiles and the thumbnail fit");
     assert_eq!(limit(json!({ "max_pixels": 448 * 448 })), (1024, 1024));
-    assert_eq!(limit(json!({ "max_pixels": 12_845_056 })), (13 * 1024, 13 * 1024), "no picture has more patches than the largest tiling");
+    assert_eq!(
+        limit(json!({ "max_pixels": 12_845_056 })),
+        (13 * 1024, 13 * 1024),
+        "no picture has more patches than the largest tiling"
+    );
     let short = on_a_gpu(&tiled, json!({ "max_model_len": 300 })).expect("a model that serves only text starts");
     assert_eq!(short.envelope.picture_patches, 1024, "pictures have no explicit limit");
-    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 })).expect("a model that serves only text starts");
+    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 }))
+        .expect("a model that serves only text starts");
     assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for one tile");
     for (settings, said) in [
         (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000; expected at least 1024"),

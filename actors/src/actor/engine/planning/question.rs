@@ -102,6 +102,9 @@ pub(super) fn settle(
         return Err(Lack::Tokens { tokens, context_tokens });
     }
     let blocks = blocks.max(needs.probe_blocks);
-    debug_assert!(KvMemory::bytes(shape, blocks, page) <= left + probe, "the KV share does not exceed the remaining memory");
+    debug_assert!(
+        KvMemory::bytes(shape, blocks, page) <= left + probe,
+        "the KV share does not exceed the remaining memory"
+    );
     Ok(blocks)
 }

@@ -127,7 +127,11 @@ fn a_taken_name_is_numbered_until_its_model_is_gone() {
     bed.ended("demo", 0, 0);
     assert_eq!(bed.load("demo")[1], "begin demo as 3 for demo");
     let tenants = bed.load(NO_MODEL);
-    assert_eq!(tenants[0], format!("forget fallen {NO_MODEL} 2"), "the label for no model is reserved, so the model gets a number");
+    assert_eq!(
+        tenants[0],
+        format!("forget fallen {NO_MODEL} 2"),
+        "the label for no model is reserved, so the model gets a number"
+    );
 }
 
 #[test]
@@ -181,7 +185,10 @@ fn a_dead_engine_restarts_until_that_is_too_often() {
     assert_eq!(bed.respawn("demo", 0, 1), ["respawn demo as 1"]);
     assert!(bed.respawn("demo", 0, 1).is_empty(), "a repeated input has no effect");
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 2 and 2ms: a bug"]);
-    assert!(bed.respawn("demo", 0, 1).is_empty() && bed.respawn("demo", 7, 2).is_empty(), "a timer of another death or another load is ignored");
+    assert!(
+        bed.respawn("demo", 0, 1).is_empty() && bed.respawn("demo", 7, 2).is_empty(),
+        "a timer of another death or another load is ignored"
+    );
     bed.respawn("demo", 0, 2);
     assert_eq!(bed.engine_died("demo"), ["end demo of 0: its engine was restarted 2 times; the last failure: a bug"]);
     assert_eq!(bed.ended("demo", 0, 3), ["demo has fallen"]);
@@ -263,13 +270,21 @@ fn a_device_without_a_successor_takes_the_runtime_along() {
     let mut again = bed(rules());
     again.give(Input::DeviceLost(lost()));
     again.give(Input::DeviceMade(Ok("another")));
-    assert_eq!(again.give(Input::DeviceLost(lost())), ["lose the device under [], replace: false"], "devices were lost too often");
+    assert_eq!(
+        again.give(Input::DeviceLost(lost())),
+        ["lose the device under [], replace: false"],
+        "devices were lost too often"
+    );
 
     let mut later = bed(rules());
     later.give(Input::DeviceLost(lost()));
     later.give(Input::DeviceMade(Ok("another")));
     later.now = 11 * SECOND;
-    assert_eq!(later.give(Input::DeviceLost(lost())), ["lose the device under [], replace: true"], "the earlier loss was long ago");
+    assert_eq!(
+        later.give(Input::DeviceLost(lost())),
+        ["lose the device under [], replace: true"],
+        "the earlier loss was long ago"
+    );
 }
 
 #[test]

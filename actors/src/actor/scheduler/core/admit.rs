@@ -184,7 +184,9 @@ impl SchedulerCore {
             may_go.map(Sequence::urgency).max().map(|(_, id)| id)
         };
         // All running sequences can be kept sequences only in a pool that has shrunk.
-        let id = least_urgent(Sequence::is_kept).or_else(|| least_urgent(|_| false)).expect("a running sequence lacks blocks");
+        let id = least_urgent(Sequence::is_kept)
+            .or_else(|| least_urgent(|_| false))
+            .expect("a running sequence lacks blocks");
         self.admission_paused = true;
         self.preemptions.for_blocks += 1;
         self.preempt(id, effects);

@@ -350,7 +350,11 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
         }
         bed.cancel(4).stepped(6);
     }
-    assert_eq!(bed.scheduler.waiting.values().map(Sequence::id).next(), Some(SequenceId(3)), "queued before later ones");
+    assert_eq!(
+        bed.scheduler.waiting.values().map(Sequence::id).next(),
+        Some(SequenceId(3)),
+        "queued before later ones"
+    );
     let preempted = &bed.scheduler.waiting[SequenceId(3)];
     assert!(preempted.spec.produced > 0);
     assert_eq!((preempted.cached, preempted.named), (0, 0), "a preempted sequence holds no blocks");

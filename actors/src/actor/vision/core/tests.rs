@@ -62,7 +62,10 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     // Another recall would keep the picture pinned.
     assert_eq!(vision.recall(&[hash(1)]), None, "the recall waits with the other requests");
     for ticket in 3..3 + 32 {
-        assert!(matches!(vision.step(want(ticket, vec![picture(1, 4)]))[..], [Effect::Ready(..)]), "ticket {ticket} passes the waiting request");
+        assert!(
+            matches!(vision.step(want(ticket, vec![picture(1, 4)]))[..], [Effect::Ready(..)]),
+            "ticket {ticket} passes the waiting request"
+        );
         vision.step(Input::Unpin(vec![hash(1)]));
     }
     assert_eq!(vision.step(want(99, vec![picture(1, 4)])), [], "no further request may pass the second");
@@ -180,7 +183,10 @@ fn a_request_waiting_for_rows_is_passed_by_so_many_and_no_more() {
     assert!(matches!(vision.step(want(3, vec![picture(3, 1)]))[..], [Effect::Launch(_)]), "the third picture fits");
     vision.step(Input::Encoded);
     for ticket in 4..4 + 31 {
-        assert!(matches!(vision.step(want(ticket, vec![picture(3, 1)]))[..], [Effect::Ready(..)]), "ticket {ticket} passes the waiting request");
+        assert!(
+            matches!(vision.step(want(ticket, vec![picture(3, 1)]))[..], [Effect::Ready(..)]),
+            "ticket {ticket} passes the waiting request"
+        );
     }
     assert_eq!(vision.step(want(99, vec![picture(3, 1)])), [], "32 requests have passed already");
     assert_eq!(vision.recall(&[hash(3)]), None, "a recall of a cached picture may not pass either");
@@ -277,7 +283,10 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     let returns = Priority { had_turn: true, ..Priority::default() };
     vision.step(Input::Want(Ticket(3), returns, vec![picture(3, 10)]));
     vision.step(want(4, vec![picture(1, 4)]));
-    assert!(vision.need_pixels().contains(&hash(1)), "the cached picture will be evicted before the fourth request runs");
+    assert!(
+        vision.need_pixels().contains(&hash(1)),
+        "the cached picture will be evicted before the fourth request runs"
+    );
     vision.step(Input::Unpin(vec![hash(1)]));
     vision.step(Input::Unpin(vec![hash(2)]));
     vision.step(Input::Encoded);
@@ -315,7 +324,11 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     let effects = vision.step(Input::Unpin(vec![hash(2)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
     let slots = |copies: &[BlockCopy]| copies.iter().map(|copy| copy.slot).collect::<Vec<_>>();
-    assert_eq!((slots(to_host), slots(to_device)), ((4..12).collect(), (0..4).collect()), "the second picture makes room");
+    assert_eq!(
+        (slots(to_host), slots(to_device)),
+        ((4..12).collect(), (0..4).collect()),
+        "the second picture makes room"
+    );
     assert_eq!(vision.host_rows(), 12, "the first picture keeps its slots on the host");
     let effects = vision.step(Input::Copied);
     assert!(matches!(&effects[..], [Effect::Ready(Ticket(3), rows)] if rows[0].len() == 4), "{effects:?}");
@@ -323,7 +336,11 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     vision.step(Input::Unpin(vec![hash(1)]));
     let effects = vision.step(want(4, vec![held(2, 8)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
-    assert_eq!((to_host.len(), to_device.len()), (0, 8), "the first picture is still on the host, so no copy is needed");
+    assert_eq!(
+        (to_host.len(), to_device.len()),
+        (0, 8),
+        "the first picture is still on the host, so no copy is needed"
+    );
 }
 
 #[test]

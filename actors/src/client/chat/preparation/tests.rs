@@ -154,7 +154,12 @@ fn no_admitted_request_exceeds_what_was_stressed() {
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
-    assert!(let_in.get() >= 20 && shown.get() >= 5, "{} chats were admitted, {} of them with pictures", let_in.get(), shown.get());
+    assert!(
+        let_in.get() >= 20 && shown.get() >= 5,
+        "{} chats were admitted, {} of them with pictures",
+        let_in.get(),
+        shown.get()
+    );
 }
 
 #[test]

@@ -66,7 +66,8 @@ mod tests {
     #[test]
     fn too_many_tools_are_refused_before_any_of_them_is_read() {
         let chat = Chat::new().tools(vec![json!({"no": "function"}); 129]);
-        let error = chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("the tools are too many");
+        let error =
+            chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("the tools are too many");
         let ChatError::Format(error) = error else { panic!("{error}") };
         assert!(matches!(*error, GrammarError::TooLarge { value: 129, limit: 128, .. }), "{error}");
         // With too many tools, forcing one tool by name is still allowed.

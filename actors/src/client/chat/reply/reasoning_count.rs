@@ -52,7 +52,11 @@ mod tests {
         let reply = ["<think>", "\n", "One", " two", ".", "\n", "</think>", "\n\n", "Three", "."];
         assert_eq!(counted(Thinking::Possible, &reply), 5);
         assert_eq!(counted(Thinking::Begun, &reply[2..]), 4, "the prompt contains the opening tag");
-        assert_eq!(counted(Thinking::Begun, &reply), 6, "with the opening tag in the prompt, a second one counts as text");
+        assert_eq!(
+            counted(Thinking::Begun, &reply),
+            6,
+            "with the opening tag in the prompt, a second one counts as text"
+        );
         assert_eq!(counted(Thinking::Possible, &reply[7..]), 0, "a reply without an opening tag has no reasoning");
         assert_eq!(counted(Thinking::Off, &reply), 0);
     }

@@ -164,7 +164,11 @@ fn a_shrink_drops_the_tail_and_its_holders() {
     assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).short_by, 1, "three blocks do not fit");
     assert_eq!(kv.allot(&[alike(B, 7, 33, 33)]).short_by, 1);
     kv.release(A);
-    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).tables[0].held, 32, "the shrink dropped the content of the third block of B");
+    assert_eq!(
+        kv.allot(&[alike(B, 7, 48, 48)]).tables[0].held,
+        32,
+        "the shrink dropped the content of the third block of B"
+    );
 }
 
 #[test]

@@ -415,8 +415,9 @@ mod tests {
     fn a_library_that_is_called_cublaslt_and_is_not_it_is_named_with_what_it_lacks() {
         // Any other library serves the test.
         let other = PathBuf::from("libm.so.6");
-        let error =
-            find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[]).map(drop).expect_err("the file is not cuBLASLt");
+        let error = find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[])
+            .map(drop)
+            .expect_err("the file is not cuBLASLt");
         let OpenError::BadBlas { library, reason } = &error else { panic!("{error:?}") };
         assert!(library == "libm.so.6" && reason.contains("cublasLtCreate"), "{error}");
         assert!(error.hint().is_some());

@@ -25,7 +25,11 @@ impl Filled {
         let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("the budget has room for the lease"));
         let segment = Segment::reserve(bed.device.clone(), MIB(64), lease.clone()).expect("addresses");
         segment.back_to(MIB(58)).expect("the segment is backed within its lease");
-        bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("the budget answers").expect("the gate freezes");
+        bed.budget
+            .move_gate(Label::from("demo"), Gate::Frozen)
+            .await
+            .expect("the budget answers")
+            .expect("the gate freezes");
         let heard = Arc::<Mutex<Vec<ResizeOrder>>>::default();
         let listener = heard.clone();
         let orders = Arc::new(move |order| listener.lock().expect("the lock is not poisoned").push(order));
@@ -98,14 +102,22 @@ async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
         filled.pass_for(sixteenth).await;
         filled.pass_for(sixteenth).await;
         let order = filled.hear().pop().expect("the device was looked at within an eighth of a second");
-        assert_eq!(order, ResizeOrder::GiveUp { to: MIB(size - 6) }, "the cache gives up the canary's 4 MiB and 2 more ahead");
+        assert_eq!(
+            order,
+            ResizeOrder::GiveUp { to: MIB(size - 6) },
+            "the cache gives up the canary's 4 MiB and 2 more ahead"
+        );
     }
     filled.resize(MIB(37)).await;
     filled.pass(2).await;
     filled.bed.device.foreign_takes(MIB(64));
     filled.pass_for(Duration::from_millis(60)).await;
     let give = ResizeOrder::GiveUp { to: MIB(33) };
-    assert_eq!(filled.hear(), [give], "a quick probe saw the growth, and after a quiet second no bytes are freed ahead");
+    assert_eq!(
+        filled.hear(),
+        [give],
+        "a quick probe saw the growth, and after a quiet second no bytes are freed ahead"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -188,12 +200,19 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
 async fn unleased_bytes_of_a_model_being_sized_are_not_of_another_process() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
-    let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
+    let other =
+        filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
     // These bytes simulate captured graphs, whose memory is allocated before it is leased.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
-    filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("the budget answers").expect("the gate freezes");
+    filled
+        .bed
+        .budget
+        .move_gate(Label::from("other"), Gate::Frozen)
+        .await
+        .expect("the budget answers")
+        .expect("the gate freezes");
     assert!(
         matches!(filled.pass(1).await[..], [ResizeOrder::GiveUp { .. }]),
         "after READY, unleased bytes belong to another process"
@@ -212,14 +231,28 @@ async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
     };
     device.drifts(Bytes::kib(512));
     filled.pass(2).await;
-    assert_eq!(books().await, (Bytes::ZERO, Bytes::kib(512)), "no model is being sized, so the drift counts as foreign");
-    let gate = async |model, to| budget.move_gate(Label::from(model), to).await.expect("the budget answers").expect("the gate moves");
+    assert_eq!(
+        books().await,
+        (Bytes::ZERO, Bytes::kib(512)),
+        "no model is being sized, so the drift counts as foreign"
+    );
+    let gate = async |model, to| {
+        budget.move_gate(Label::from(model), to).await.expect("the budget answers").expect("the gate moves")
+    };
     gate("demo", Gate::Open).await;
     device.drifts(Bytes::kib(256));
-    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(512)), "bytes that appear while one model is sized are overhead, such as a library's first use");
+    assert_eq!(
+        books().await,
+        (Bytes::kib(256), Bytes::kib(512)),
+        "bytes that appear while one model is sized are overhead, such as a library's first use"
+    );
     gate("another", Gate::Open).await;
     device.drifts(Bytes::kib(128));
-    assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(640)), "while two models are sized, new bytes cannot be assigned to either and are foreign");
+    assert_eq!(
+        books().await,
+        (Bytes::kib(256), Bytes::kib(640)),
+        "while two models are sized, new bytes cannot be assigned to either and are foreign"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,7 +261,9 @@ async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     // The addresses of captured graphs are unknown to the budget, and the driver keeps their memory
     // in a pool.
-    let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("the budget answers").expect("the gate moves");
+    let gate = async |to| {
+        budget.move_gate(Label::from("demo"), to).await.expect("the budget answers").expect("the gate moves")
+    };
     gate(Gate::Open).await;
     let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));
     let graphs = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("the budget has room for the lease");
@@ -241,7 +276,11 @@ async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     };
     assert_eq!(books().await, (Bytes::ZERO, Bytes::ZERO), "the lease covers the bytes");
     drop(graphs);
-    assert_eq!(books().await, (Bytes::kib(512), Bytes::ZERO), "until the next look, all bytes of the lease may still be held");
+    assert_eq!(
+        books().await,
+        (Bytes::kib(512), Bytes::ZERO),
+        "until the next look, all bytes of the lease may still be held"
+    );
     filled.pass(2).await;
     assert_eq!(books().await, (Bytes::kib(256), Bytes::ZERO), "bytes that the driver no longer holds are not overhead");
     device.drifts(Bytes::kib(128));

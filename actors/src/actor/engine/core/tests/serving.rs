@@ -7,7 +7,8 @@ fn a_schedulers_death_spares_vision() {
     let mut bed = Bed::serving(rules());
     let told = ["check device", "starting", "scheduler restarts", "stop scheduler", "restart 1 after 1ms"];
     assert_eq!(bed.die(1).hear(), told);
-    let kept = bed.core.serving().expect("the serving state is kept").children().expect("the vision role keeps running");
+    let kept =
+        bed.core.serving().expect("the serving state is kept").children().expect("the vision role keeps running");
     assert_eq!(kept.0, ["vision"]);
     let told = ["start 2 from scheduler with 100 of 100, owned by 0", "let in to 2"];
     assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), told, "READY is not announced again");
@@ -59,7 +60,10 @@ fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
     ];
     assert_eq!(bed.changed().hear(), told);
     let reports: Vec<_> = bed.core.log.reports().iter().map(|report| &report.outcome).collect();
-    assert!(matches!(reports[..], [Outcome::Refused { .. }, Outcome::Ready]), "each attempt has one report: {reports:?}");
+    assert!(
+        matches!(reports[..], [Outcome::Refused { .. }, Outcome::Ready]),
+        "each attempt has one report: {reports:?}"
+    );
 }
 
 #[test]
@@ -113,7 +117,11 @@ fn a_fault_plan_refuses_one_step_of_each_attempt() {
     let mut bed = Bed::sizing(Rules { faults, ..rules() }, false);
     let drills = |told: Vec<String>| told.iter().filter(|told| told.ends_with("refusing a step")).count();
     assert_eq!(drills(bed.sized(0).hear()), 1);
-    assert_eq!(drills(bed.die(1).give(Input::Restart { restart: 1 }).hear()), 0, "the plan refuses one step per attempt");
+    assert_eq!(
+        drills(bed.die(1).give(Input::Restart { restart: 1 }).hear()),
+        0,
+        "the plan refuses one step per attempt"
+    );
     assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 2).changed().hear()), 1);
     assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 3).changed().hear()), 0, "the plan names only two attempts");
 }

@@ -137,7 +137,8 @@ fn a_fixed_size_lacks_memory_if_large_and_tokens_if_small() {
     let subject = Subject::demo();
     let lack = |kv_tokens| {
         let options = LoadOptions { kv_tokens: Some(kv_tokens), ..LoadOptions::small() };
-        let forecast = Forecast::of(&subject.question(&options, host_of(Bytes::mib(64)))).expect("the requirements can be planned");
+        let forecast = Forecast::of(&subject.question(&options, host_of(Bytes::mib(64))))
+            .expect("the requirements can be planned");
         (forecast.unfit.expect("the model does not fit").lack, forecast.plan.total())
     };
     let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else { panic!("memory is short") };
@@ -151,8 +152,13 @@ fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let place = MemoryState { canary: Some(Bytes::mib(100)), ..host_of(subject.least(&options) + Bytes::mib(60)) };
     let question = subject.question(&options, place);
-    let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the canary is too large");
-    let canary = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("the canary is among the suggestions");
+    let unfit =
+        Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the canary is too large");
+    let canary = unfit
+        .suggestions
+        .iter()
+        .find(|suggestion| suggestion.knob == "canary")
+        .expect("the canary is among the suggestions");
     let Some(Change::Size(to)) = canary.to else { panic!("{canary:?}") };
     assert!(to <= Bytes::mib(60) && canary.frees == Bytes::mib(100).saturating_sub(to), "{canary:?}");
     assert!(checked(&question).contains(&"canary"));
@@ -162,14 +168,19 @@ fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
 fn a_lack_that_no_knob_can_fix_is_named_so() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let question = subject.question(&options, host_of(Bytes::mib(4)));
-    let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the weights alone are 7.4 MB");
+    let unfit =
+        Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the weights alone are 7.4 MB");
     let helpful: Vec<_> = unfit.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
     assert!(helpful.len() == 1 && helpful[0].knob == TOTAL, "{helpful:?}");
     let hint = unfit.hint();
     assert!(hint.contains("`capacity` ") && hint.contains("only one of these"), "{hint}");
     let card = subject.question(&options, MemoryState { is_host: false, ..question.place });
     let unfit = Forecast::of(&card).expect("the requirements can be planned").unfit.expect("the model does not fit");
-    assert!(unfit.hint().contains("more of the device's memory"), "the memory of a GPU cannot be raised: {}", unfit.hint());
+    assert!(
+        unfit.hint().contains("more of the device's memory"),
+        "the memory of a GPU cannot be raised: {}",
+        unfit.hint()
+    );
 }
 
 #[test]
@@ -193,7 +204,10 @@ fn suggested_sequences_lower_the_step_that_was_raised_for_them() {
         let options = LoadOptions { envelope: Some(Envelope::small()), limits, ..LoadOptions::default() };
         let question = subject.question(&options, host_of(Bytes::mib(512)));
         assert!(checked(&question).contains(&"sequences"));
-        let unfit = Forecast::of(&question).expect("the requirements can be planned").unfit.expect("the sequences are too many");
+        let unfit = Forecast::of(&question)
+            .expect("the requirements can be planned")
+            .unfit
+            .expect("the sequences are too many");
         let sequences = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "sequences");
         match sequences.and_then(|suggestion| suggestion.to) {
             Some(Change::Count(sequences)) => sequences,

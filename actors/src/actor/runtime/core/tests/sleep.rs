@@ -121,7 +121,10 @@ fn who_asks_for_a_deeper_sleep_meanwhile_gets_it() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "first");
-    assert!(bed.sleep_at(SleepLevel::Level2, "demo", 0, "second").is_empty(), "the model falls asleep before it sleeps deeper");
+    assert!(
+        bed.sleep_at(SleepLevel::Level2, "demo", 0, "second").is_empty(),
+        "the model falls asleep before it sleeps deeper"
+    );
     bed.drained("demo", 0);
     assert_eq!(bed.fell_asleep("demo", 0), ["demo lies down"], "the weights are released as well");
     let effects = bed.give(Input::FellAsleep { name: text("demo"), load: 0, level: SleepLevel::Level2 });
@@ -215,7 +218,11 @@ fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_r
     assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
     bed.sleep("other", 1, "user");
     let effects = bed.stayed_busy("other", 1);
-    assert_eq!(effects, ["other stays awake", "other falls asleep within Some(1s)"], "the user allowed another drain time");
+    assert_eq!(
+        effects,
+        ["other stays awake", "other falls asleep within Some(1s)"],
+        "the user allowed another drain time"
+    );
     assert_eq!(bed.stayed_busy("other", 1), ["other stays awake", "answer user: false", "look"]);
     assert_eq!(bed.look(&busy), ["third falls asleep within None"]);
     assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "look"]);
@@ -264,14 +271,22 @@ fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
     assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "waken other as 5"]);
     bed.not_woken("other", true);
     bed.fell_asleep("other", 1);
-    assert_eq!(bed.look(&busy), [r#"look when any of ["demo"] is idle, or after 5s"#], "the model that just woke keeps its turn");
+    assert_eq!(
+        bed.look(&busy),
+        [r#"look when any of ["demo"] is idle, or after 5s"#],
+        "the model that just woke keeps its turn"
+    );
 }
 
 #[test]
 fn what_no_other_makes_room_for_fails_and_what_nobody_awaits_sleeps_on() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
-    assert_eq!(bed.not_woken("demo", false), ["demo did not wake up", "demo lies down"], "the model would not fit even on an empty device");
+    assert_eq!(
+        bed.not_woken("demo", false),
+        ["demo did not wake up", "demo lies down"],
+        "the model would not fit even on an empty device"
+    );
     bed.fell_asleep("demo", 0);
     bed.wake("demo", 0);
     bed.not_woken("demo", true);
@@ -283,7 +298,11 @@ fn what_no_other_makes_room_for_fails_and_what_nobody_awaits_sleeps_on() {
     bed.unload("other", "user");
     bed.due("other", 1);
     bed.fell_asleep("demo", 0);
-    assert_eq!(bed.ended("other", 1, 0), ["other is gone", "answer user: 0", "waken demo as 6"], "there is enough memory now");
+    assert_eq!(
+        bed.ended("other", 1, 0),
+        ["other is gone", "answer user: 0", "waken demo as 6"],
+        "there is enough memory now"
+    );
     let mut alone = self::bed(Rules { turn: Some(SECOND), ..rules() });
     alone.load("demo");
     alone.not_woken("demo", true);

@@ -293,7 +293,10 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
         bed.stepped(5);
     }
     assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((0, 2), 0));
-    assert!(!bed.heard.contains(&released(&[3])), "the next step is planned only after the ends of the running step are known");
+    assert!(
+        !bed.heard.contains(&released(&[3])),
+        "the next step is planned only after the ends of the running step are known"
+    );
     bed.stepped(5);
     assert!(bed.heard.contains(&released(&[3])));
     assert_eq!(bed.scheduler.preemptions().for_blocks, 1);
@@ -351,7 +354,10 @@ impl Role {
             true => (Finish::Stop(STOP), self.ends_at),
             false => (Finish::Length, self.tokens_max),
         };
-        (0..count).map(|at| token(id, self.chosen(id, at).expect("the sequence continues"))).chain([finished(id, finish)]).collect()
+        (0..count)
+            .map(|at| token(id, self.chosen(id, at).expect("the sequence continues")))
+            .chain([finished(id, finish)])
+            .collect()
     }
 }
 

@@ -98,7 +98,10 @@ fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
 fn a_cancelled_sequence_keeps_its_blocks_until_the_copy_has_ended() {
     let mut bed = pushed_out(4);
     bed.admit(again(3)).cancel(3);
-    assert!(bed.heard().iter().all(|effect| matches!(effect, Effect::Copy(_))), "the blocks are not released while a copy fills them");
+    assert!(
+        bed.heard().iter().all(|effect| matches!(effect, Effect::Copy(_))),
+        "the blocks are not released while a copy fills them"
+    );
     assert!(bed.scheduler.is_known(SequenceId(3)));
     bed.give(Input::Copied(10));
     assert_eq!(bed.heard(), [released(&[3])]);

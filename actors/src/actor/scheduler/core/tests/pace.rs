@@ -103,7 +103,10 @@ fn a_prompt_beside_a_reply_takes_what_the_interval_allows() {
         }
     }
     assert!(chunks[..5].iter().all(|chunk| chunk % 16 == 0 && *chunk > 400), "{chunks:?}");
-    assert!(chunks.is_sorted_by(|before, next| before >= next), "chunks shrink, because attention to more tokens takes longer: {chunks:?}");
+    assert!(
+        chunks.is_sorted_by(|before, next| before >= next),
+        "chunks shrink, because attention to more tokens takes longer: {chunks:?}"
+    );
 }
 
 #[test]
@@ -318,7 +321,8 @@ impl Arrivals {
         for effect in self.core.step(input) {
             match effect {
                 Effect::Run(plan) => {
-                    writeln!(self.trace, "{} {} tokens", self.now, plan.batch.token_count()).expect("a String takes every write");
+                    writeln!(self.trace, "{} {} tokens", self.now, plan.batch.token_count())
+                        .expect("a String takes every write");
                     self.steps.push_back(*plan);
                     assert!(self.steps.len() <= 2);
                     if self.steps.len() == 1 {

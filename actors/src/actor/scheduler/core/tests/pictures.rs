@@ -117,7 +117,11 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
         bed.stepped(6);
     }
     assert!(!bed.scheduler.is_known(SequenceId(3)), "the sequence was handed back to its driver");
-    let behind = bed.heard.iter().position(|effect| *effect == Effect::ComeAgain(SequenceId(3))).expect("the effect was just reported");
+    let behind = bed
+        .heard
+        .iter()
+        .position(|effect| *effect == Effect::ComeAgain(SequenceId(3)))
+        .expect("the effect was just reported");
     assert_eq!(bed.heard[behind + 1], released(&[3]), "the driver is notified before the sequence is released");
     let of_third = |bed: &Bed| bed.heard.iter().filter(|e| matches!(e, Effect::Token(SequenceId(3), _))).count();
     let produced = of_third(&bed);

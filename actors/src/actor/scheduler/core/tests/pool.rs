@@ -84,7 +84,11 @@ fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
         bed.stepped(5);
     }
     assert_eq!(bed.scheduler.counts(), (0, 2));
-    assert_eq!(bed.scheduler.step(Input::Resize(4)), [Effect::Resized], "no step is planned, because the sequence would lack the same blocks again");
+    assert_eq!(
+        bed.scheduler.step(Input::Resize(4)),
+        [Effect::Resized],
+        "no step is planned, because the sequence would lack the same blocks again"
+    );
     assert!(matches!(bed.scheduler.step(Input::Resize(8))[..], [Effect::Resized, Effect::Run(_)]));
 }
 
@@ -174,5 +178,8 @@ fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
     resize(&mut bed, 3);
     bed.stepped(5);
     let heard = bed.heard();
-    assert!(heard.contains(&released(&[2, 4, 3])), "the blocks of the sequence released last stay cached longest: {heard:?}");
+    assert!(
+        heard.contains(&released(&[2, 4, 3])),
+        "the blocks of the sequence released last stay cached longest: {heard:?}"
+    );
 }

@@ -57,7 +57,11 @@ fn every_eighth_admission_is_the_oldests_however_urgent_others_are() {
     (4..40).for_each(|id| _ = bed.admit(urgent(id, -1, 3, 1)));
     let ended = bed.ends();
     let place = |id| ended.iter().position(|ended| *ended == id).expect("the sequence ended");
-    assert_eq!((place(2), place(3)), (1 + 7, 1 + 7 + 1 + 7), "every eighth admission is the oldest sequence; the seven others are the most urgent");
+    assert_eq!(
+        (place(2), place(3)),
+        (1 + 7, 1 + 7 + 1 + 7),
+        "every eighth admission is the oldest sequence; the seven others are the most urgent"
+    );
 }
 
 #[test]
@@ -115,7 +119,11 @@ fn none_makes_way_while_a_step_runs() {
     bed.admit(urgent(1, 5, 3, 40));
     assert_eq!(bed.running.len(), 2, "the next step is planned ahead");
     bed.admit(urgent(2, 0, 3, 2)).stepped(5);
-    assert_eq!((bed.ids(), bed.running.len()), ([vec![2], vec![1]], 1), "no step is planned ahead while a more urgent sequence waits");
+    assert_eq!(
+        (bed.ids(), bed.running.len()),
+        ([vec![2], vec![1]], 1),
+        "no step is planned ahead while a more urgent sequence waits"
+    );
     bed.stepped(5);
     assert_eq!(bed.ids(), [vec![1], vec![2]]);
     assert_eq!(bed.ends(), [2, 1]);
@@ -228,7 +236,10 @@ fn calm_beside_busy(weights: Option<TenantWeights>) -> usize {
 
 #[test]
 fn tenants_that_wait_share_by_weight_and_absence_earns_nothing() {
-    assert!((9..=11).contains(&calm_beside_busy(None)), "calm gets half of the steps, although it sent no requests before");
+    assert!(
+        (9..=11).contains(&calm_beside_busy(None)),
+        "calm gets half of the steps, although it sent no requests before"
+    );
     let weights = TenantWeights::of([("calm", 3)]);
     assert!((14..=16).contains(&calm_beside_busy(weights)), "calm gets three quarters of the steps");
     let weights = TenantWeights::of([("busy", 1000)]);
