@@ -1,8 +1,8 @@
 //! Forms of whole replies: calls that a model must make, and reasoning before any form.
 
 use bursar_model::error::{GrammarError, ReplyFormError};
-use bursar_model::sampling::{CallableTool, ForcedCalls, Grammar, OutputFormat, ReplyForm, SamplingParams};
-use bursar_model::text::{ReplyParser, ReplyPart, Thinking, ToolFormat};
+use bursar_model::sampling::{ForcedCalls, Grammar, OutputFormat, ReplyForm, SamplingParams};
+use bursar_model::text::{CallableTool, ReplyParser, ReplyPart, Thinking, ToolFormat};
 use serde_json::{Value, json};
 
 use crate::structured_output::{Model, QWEN, models, reply};
@@ -38,16 +38,15 @@ fn grammar(model: &Model, form: &ReplyForm, thinking: Thinking) -> Grammar {
 
 /// Names and arguments of the calls in a reply that contains nothing else.
 fn read(format: ToolFormat, reply: &str) -> Vec<(String, Value)> {
-    let names: Vec<String> = tools().into_iter().map(|tool| tool.name).collect();
-    let mut parser = ReplyParser::new(Thinking::Off, format, names);
+    let mut parser = ReplyParser::new(Thinking::Off, format, tools());
     let mut parts = parser.feed(reply);
     parts.extend(parser.finish());
     let mut calls = Vec::new();
     for part in parts {
         match part {
             ReplyPart::CallBegin { name, .. } => calls.push((name, Value::Null)),
-            ReplyPart::Arguments(text) => {
-                calls.last_mut().expect("a call").1 = serde_json::from_str(&text).expect("arguments are JSON");
+            ReplyPart::Arguments { json, .. } => {
+                calls.last_mut().expect("a call").1 = serde_json::from_str(&json).expect("arguments are JSON");
             }
             ReplyPart::CallEnd { is_closed } => assert!(is_closed),
             ReplyPart::Markup(_) => {}

@@ -270,7 +270,7 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
 
 /// Escapes every character that is not alphanumeric by its code point, because the text passes
 /// through two notations that have special characters.
-fn escape(character: char) -> String {
+pub(super) fn escape(character: char) -> String {
     if character.is_alphanumeric() { character.to_string() } else { format!("\\x{{{:x}}}", u32::from(character)) }
 }
 
