@@ -22,12 +22,15 @@ const PARAMETERS_MAX: usize = 128;
 const UNNAMED_MAX: usize = 16;
 /// Maximum levels of `anyOf` that are followed to find strings.
 const BRANCHES_DEPTH_MAX: usize = 4;
+/// The largest length of a string that is enforced. Longer texts would take too much lexer fuel,
+/// because each length is a state of its own for each beginning of an end tag.
+const LENGTH_MAX: u64 = 32;
 /// The end of each value.
 const VALUE_END: &str = "\n</parameter>";
 /// A text up to its end tag. It contains neither this tag nor the end of a call, so that the reader
-/// of the reply ends the value where the grammar ends it.
-const TEXT: &str =
-    r"/(?s:.*)\n<\/parameter>/ & ~/(?s:.*<\/parameter>.+)/ & ~/(?s:.*<\/function>\s*<\/tool_call>.*)/";
+/// of the reply ends the value where the grammar ends it. Several complements would take several
+/// times the lexer fuel.
+const TEXT: &str = r"/(?s:.*)\n<\/parameter>/ & ~/(?s:.*<\/parameter>.+|.*<\/function>\s*<\/tool_call>.*)/";
 /// Keywords of the whole arguments that are not enforced.
 const NOT_FOLLOWED: [&str; 6] = ["allOf", "anyOf", "maxProperties", "minProperties", "oneOf", "patternProperties"];
 
@@ -111,18 +114,21 @@ impl<'a> XmlCallRules<'a> {
             return Ok(());
         }
         let types = self.tool.types(&schema);
-        if types.are_strings() || types.contains(JsonTypes::STRING) {
+        let named = schema.get("type");
+        // The grammar compiler refuses an unknown type.
+        let is_text = types.contains(JsonTypes::STRING) || (types.are_strings() && named.is_none());
+        if is_text {
             let text = self.text(&schema);
             into.push(text);
         }
-        match &schema["type"] {
-            Value::Array(types) if types.iter().any(|named| named == "string") => {
-                let others: Vec<Value> = types.iter().filter(|named| *named != "string").cloned().collect();
+        let others = named.and_then(Value::as_array).map(|named| named.iter().filter(|named| *named != "string"));
+        match others.map(|others| others.cloned().collect::<Vec<_>>()).filter(|_| is_text) {
+            Some(others) if !others.is_empty() => {
                 let mut schema = schema.clone();
                 schema["type"] = others.into();
                 into.push(self.json(schema)?);
             }
-            _ if types.are_strings() || types.contains(JsonTypes::STRING) => {}
+            _ if is_text => {}
             _ => into.push(self.json(schema)?),
         }
         Ok(())
@@ -130,13 +136,13 @@ impl<'a> XmlCallRules<'a> {
 
     fn text(&mut self, schema: &Value) -> String {
         let mut token = TEXT.to_owned();
-        let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
+        let length = |keyword: &str| schema.get(keyword).and_then(Value::as_u64).filter(|length| *length <= LENGTH_MAX);
         let (least, most) = (length("minLength"), length("maxLength"));
         if least.is_some() || most.is_some() {
             let most = most.map_or(String::new(), |most| most.to_string());
             let _ = write!(token, r" & /(?s:.{{{},{most}}})\n<\/parameter>/", least.unwrap_or(0));
         }
-        for pattern in patterns(schema).filter_map(matching_whole) {
+        if let Some(pattern) = schema.get("pattern").and_then(Value::as_str).and_then(matching_whole) {
             let _ = write!(token, r" & /(?:{pattern})\n<\/parameter>/");
         }
         self.rules.token(token)
@@ -169,7 +175,15 @@ pub(super) fn not_followed(tool: &CallableTool) -> Vec<NotFollowed> {
         if schema.get("format").is_some() {
             left.push(NotFollowed { keyword: "format", place: place.clone() });
         }
-        if patterns(schema).any(|pattern| matching_whole(pattern).is_none()) {
+        let is_long = |length: &Value| length.as_u64().is_some_and(|length| length > LENGTH_MAX);
+        let lengths = ["maxLength", "minLength"].into_iter().filter(|keyword| schema.get(keyword).is_some_and(is_long));
+        left.extend(lengths.map(|keyword| NotFollowed { keyword, place: place.clone() }));
+        // `rewrite` splits a pattern with look-ahead into several patterns in `allOf`.
+        let parts = schema.get("allOf").and_then(Value::as_array).into_iter().flatten();
+        let pattern = schema.get("pattern").and_then(Value::as_str);
+        if parts.map(|part| part.get("pattern")).any(|pattern| pattern.is_some())
+            || pattern.is_some_and(|pattern| matching_whole(pattern).is_none())
+        {
             left.push(NotFollowed { keyword: "pattern", place });
         }
     }
@@ -191,26 +205,22 @@ fn checked(name: &str) -> Result<&str, GrammarError> {
     Ok(name)
 }
 
-/// The patterns of a schema, and of the parts into which `rewrite` has split a pattern.
-fn patterns(schema: &Value) -> impl Iterator<Item = &str> {
-    let parts = schema.get("allOf").and_then(Value::as_array).into_iter().flatten();
-    parts.chain([schema]).filter_map(|schema| schema.get("pattern")?.as_str())
-}
-
 /// A regular expression that matches exactly the texts in which `pattern` is found. `None` if the
-/// pattern cannot be read, or has anchors other than at its ends.
+/// pattern cannot be read, does not begin with an anchor, or has other anchors than at its ends. The
+/// search for a pattern at any place would take too much lexer fuel.
 fn matching_whole(pattern: &str) -> Option<String> {
     let pattern = regex_syntax::parse(&regex_to_lark(pattern, "dw")).ok()?;
     let mut parts = match pattern.kind() {
         HirKind::Concat(parts) => parts.clone(),
         _ => vec![pattern],
     };
-    let begins = parts.first().is_some_and(|part| *part.kind() == HirKind::Look(Look::Start));
-    parts.drain(..usize::from(begins));
+    if parts.first().is_none_or(|part| *part.kind() != HirKind::Look(Look::Start)) {
+        return None;
+    }
+    parts.remove(0);
     let ends = parts.last().is_some_and(|part| *part.kind() == HirKind::Look(Look::End));
     parts.truncate(parts.len() - usize::from(ends));
     let body = Hir::concat(parts);
-    let any = |is_anchored: bool| if is_anchored { "" } else { "(?s:.*)" };
     let body = body.properties().look_set().is_empty().then(|| regex_to_lark(&body.to_string(), ""))?;
-    Some(format!("{}(?:{body}){}", any(begins), any(ends)))
+    Some(format!("(?:{body}){}", if ends { "" } else { "(?s:.*)" }))
 }
