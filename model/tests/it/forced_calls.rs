@@ -147,7 +147,11 @@ fn a_value_in_xml_follows_its_schema() {
         (json!({"type": "string", "pattern": "^[A-Z]{2}/\\d$"}), &["AB/1"], &["ab/1", "AB/1\n", "xAB/1", "AB/١"]),
         (json!({"type": "string", "pattern": "^https?://"}), &["http://", "https://a\nb"], &["", "ftp://"]),
         (json!({"type": "string", "minLength": 1, "maxLength": 5000}), &["a"], &[""]),
-        (json!({"type": "string", "pattern": "^[a-z]+@[a-z]+$", "minLength": 5, "maxLength": 32}), &["abc@def"], &["a@b"]),
+        (
+            json!({"type": "string", "pattern": "^[a-z]+@[a-z]+$", "minLength": 5, "maxLength": 32}),
+            &["abc@def"],
+            &["a@b"],
+        ),
         (json!({"enum": ["a b", 3, true, null]}), &["a b", "3", "true", "null"], &["a", "\"a b\"", "False"]),
         (json!({"$ref": "#/$defs/color"}), &["red", "green"], &["blue", "\"red\""]),
         (json!({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]}), &["red", "null"], &["none", "blue"]),
@@ -156,7 +160,11 @@ fn a_value_in_xml_follows_its_schema() {
         (json!({"type": "integer", "minimum": 1, "maximum": 12}), &["1", "12"], &["0", "13", "1.5", "\"1\"", " 1"]),
         (json!({"type": "boolean"}), &["true"], &["True", "yes"]),
         (json!({"type": ["string", "integer"], "maxLength": 2}), &["12", "ab", "123"], &["abc"]),
-        (json!({"type": "array", "items": {"$ref": "#/$defs/color"}}), &["[]", "[\"red\", \"green\"]"], &["red", "[\"blue\"]"]),
+        (
+            json!({"type": "array", "items": {"$ref": "#/$defs/color"}}),
+            &["[]", "[\"red\", \"green\"]"],
+            &["red", "[\"blue\"]"],
+        ),
         (
             json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": false}),
             &["{}", "{\"a\": \"</parameter>\"}"],
@@ -206,7 +214,8 @@ fn what_a_call_in_xml_does_not_follow_is_told_or_refused() {
     }));
     let mut left: Vec<String> = form.not_followed().iter().map(ToString::to_string).collect();
     left.sort();
-    let of_parameters = ["`format`", "`maxLength`", "`pattern`", "`pattern`"].map(|keyword| format!("{keyword} at #/properties/*"));
+    let of_parameters =
+        ["`format`", "`maxLength`", "`pattern`", "`pattern`"].map(|keyword| format!("{keyword} at #/properties/*"));
     let mut expected = [&of_parameters[..], &["`oneOf` at #".to_owned(), "`oneOf` at #".to_owned()]].concat();
     expected.sort();
     assert_eq!(left, expected);

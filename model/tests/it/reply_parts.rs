@@ -156,10 +156,7 @@ fn parameters_in_xml_become_one_json_object() {
     let ping = "<tool_call>\n<function=ping>\n</function>\n</tool_call>";
     assert_eq!(xml(ping), "0 ping {}.");
     let around = format!("Let me see.\n\n{ping}\nAnd\n{}\n{ping}\n\nDone.", call_of(&[("city", "Bern")]));
-    assert_eq!(
-        xml(&around),
-        "[Let me see.]0 ping {}.[\nAnd]1 weather {\"city\": \"Bern\"}.2 ping {}.[\n\nDone.]"
-    );
+    assert_eq!(xml(&around), "[Let me see.]0 ping {}.[\nAnd]1 weather {\"city\": \"Bern\"}.2 ping {}.[\n\nDone.]");
     let dense = "<tool_call><function=ping><parameter=city>Bern</parameter><parameter=days>3</parameter></function></tool_call>";
     assert_eq!(xml(dense), r#"0 ping {"city": "Bern", "days": 3}."#);
 }
@@ -431,8 +428,10 @@ proptest! {
 fn a_long_reply_costs_as_much_a_character_as_a_short_one() {
     // Quadratic time would take minutes for each unit.
     let (name, value) = ("<tool_call><function=f><parameter=", "<tool_call><function=f><parameter=city>");
-    let units = ["\n", "<", "<tool_call>", "<tool_call>{\"name\": \"", " ", "{", "; ", "</think>", name, "</parameter>\n"];
-    for (begin, unit) in ["", "<tool_call>", name, value].into_iter().flat_map(|begin| units.map(|unit| (begin, unit))) {
+    let units =
+        ["\n", "<", "<tool_call>", "<tool_call>{\"name\": \"", " ", "{", "; ", "</think>", name, "</parameter>\n"];
+    for (begin, unit) in ["", "<tool_call>", name, value].into_iter().flat_map(|begin| units.map(|unit| (begin, unit)))
+    {
         let reply = begin.to_owned() + &unit.repeat(200_000 / unit.len());
         for tools in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml] {
             for thinking in [Thinking::Off, Thinking::Possible, Thinking::Begun] {

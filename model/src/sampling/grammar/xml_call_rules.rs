@@ -63,7 +63,9 @@ impl<'a> XmlCallRules<'a> {
             let mark = if required.contains(name.as_str()) { "" } else { "?" };
             if *schema == Value::Bool(false) {
                 if mark.is_empty() {
-                    return Err(GrammarError::Schema { reason: PrivateText("a required property allows no value".into()) });
+                    return Err(GrammarError::Schema {
+                        reason: PrivateText("a required property allows no value".into()),
+                    });
                 }
                 continue;
             }
@@ -83,7 +85,8 @@ impl<'a> XmlCallRules<'a> {
     /// The opening tag of a parameter that has none of these names.
     fn unnamed<'n>(&mut self, named: impl Iterator<Item = &'n String>) -> String {
         let names: Vec<String> = named.map(|name| name.chars().map(escape).collect()).collect();
-        let other = if names.is_empty() { String::new() } else { format!(" & ~/<parameter=(?:{})>\\n/", names.join("|")) };
+        let other =
+            if names.is_empty() { String::new() } else { format!(" & ~/<parameter=(?:{})>\\n/", names.join("|")) };
         self.rules.token(format!(r"/<parameter=[^<>\s](?:[^<>\n]{{0,62}}[^<>\s])?>\n/{other}"))
     }
 
@@ -106,7 +109,8 @@ impl<'a> XmlCallRules<'a> {
         if let Some(branches) = branches.filter(|_| schema.get("type").is_none() && depth < BRANCHES_DEPTH_MAX) {
             return branches.iter().try_for_each(|branch| self.alternatives(branch, depth + 1, into));
         }
-        if let Some(values) = list("enum").map(Vec::as_slice).or_else(|| schema.get("const").map(std::slice::from_ref)) {
+        if let Some(values) = list("enum").map(Vec::as_slice).or_else(|| schema.get("const").map(std::slice::from_ref))
+        {
             into.extend(values.iter().map(|value| match value {
                 Value::String(text) => literal(&format!("{text}{VALUE_END}")),
                 value => literal(&format!("{value}{VALUE_END}")),
