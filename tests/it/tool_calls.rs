@@ -84,7 +84,7 @@ fn clock() -> Value {
     json!({"name": "clock"})
 }
 
-fn roomy() -> LoadOptions {
+pub fn roomy() -> LoadOptions {
     LoadOptions {
         kv_tokens: Some(2048),
         envelope: Some(bursar::Envelope { context_tokens: 900, ..small_envelope() }),
@@ -207,15 +207,21 @@ fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
     });
 }
 
-/// The demo model with another template.
-async fn with_template(runtime: &bursar::Runtime, template: &str) -> (Folder, ModelHandle) {
+/// A folder with the demo model and another template.
+pub fn folder_with_template(template: &str) -> Folder {
     let folder = Folder::empty();
     let demo = bursar_golden::demo_checkpoint();
     for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
     }
-    fs::write(folder.path().join("chat_template.jinja"), template).expect("the file is written");
-    let model = runtime.load_with(ModelSource::folder(folder.path()), roomy(), |_| {}).await.expect("the model starts");
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("it is written");
+    folder
+}
+
+/// The demo model with another template.
+async fn with_template(runtime: &bursar::Runtime, template: &str) -> (Folder, ModelHandle) {
+    let folder = folder_with_template(template);
+    let model = runtime.load_with(ModelSource::folder(folder.path()), roomy(), |_| {}).await.expect("it starts");
     (folder, model)
 }
 

@@ -15,8 +15,7 @@ pub use buffers::{SamplingBuffers, SamplingShape};
 pub use bursar_kernels::sampling::philox;
 pub use generation_defaults::GenerationDefaults;
 pub use grammar::{
-    CallableTool, ForcedCalls, Grammar, GrammarCompiler, JsonWhitespace, NotFollowed, OutputFormat, ReplyForm,
-    close_objects,
+    ForcedCalls, Grammar, GrammarCompiler, JsonWhitespace, NotFollowed, OutputFormat, ReplyForm, close_objects,
 };
 pub use log_probabilities::{TOP_LOG_PROBABILITIES_MAX, log_probabilities};
 pub use parameters::SamplingParams;

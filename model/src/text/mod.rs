@@ -3,6 +3,7 @@
 
 pub(crate) mod byte_level;
 mod call_object;
+mod callable_tool;
 pub mod chat_template;
 mod described_tools;
 pub mod detokenizer;
@@ -30,13 +31,17 @@ pub mod special_guard;
 pub mod spelling;
 pub mod stop_rules;
 pub(crate) mod strftime;
+mod tag_search;
 mod template_meter;
 mod template_metering;
 pub mod template_source;
 pub(crate) mod token_lists;
 pub mod tokenizer;
 pub(crate) mod vocabulary_files;
+mod xml_call;
 
+pub use callable_tool::CallableTool;
+pub(crate) use callable_tool::JsonTypes;
 pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
 pub use described_tools::describe_tools;
 pub use detokenizer::Detokenizer;

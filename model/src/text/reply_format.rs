@@ -9,6 +9,11 @@ pub(super) const THINK_END: &str = "</think>";
 // The tags around a call in the Hermes format.
 pub(super) const TOOL_CALL: &str = "<tool_call>";
 pub(super) const TOOL_CALL_END: &str = "</tool_call>";
+// The tags of a function and its parameters in the XML format. Names follow the opening tags.
+pub(super) const FUNCTION: &str = "<function=";
+pub(super) const FUNCTION_END: &str = "</function>";
+pub(super) const PARAMETER: &str = "<parameter=";
+pub(super) const PARAMETER_END: &str = "</parameter>";
 /// The tag that Llama 3.1 may write before a call.
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 
@@ -25,6 +30,11 @@ pub enum ToolFormat {
     /// `{"name": .., "parameters": {..}}` as the whole reply or after `<|python_tag|>`. Several
     /// calls are separated by semicolons (Llama 3.1's model card).
     Llama3Json,
+    /// `<tool_call>\n<function=NAME>\n<parameter=NAME>\nVALUE\n</parameter>\n</function>\n</tool_call>`,
+    /// with text and further calls around it as in Hermes. The tool's schema decides whether `VALUE`
+    /// is text or JSON. Qwen3-Coder, Qwen3.5 and later write this format; vLLM and SGLang name it
+    /// `qwen3_coder`.
+    QwenXml,
 }
 
 /// The format in which a model writes its reasoning.
@@ -62,16 +72,18 @@ impl ReplyFormat {
     /// architecture and change the format.
     pub fn of_template(source: &str) -> Self {
         let has = |text: &str| source.contains(text);
-        // Qwen3-Coder (`<function=`) and GLM (`<arg_key>`) use the same tag as Hermes, but their
-        // calls are not JSON.
-        let hermes = has(TOOL_CALL) && has("arguments") && !has("<function=") && !has("<arg_key>");
+        let xml = has(TOOL_CALL) && has(FUNCTION) && has(PARAMETER);
+        // Other formats use the same tag as Hermes, but their calls are not JSON, such as GLM's
+        // argument keys.
+        let hermes = has(TOOL_CALL) && has("arguments") && !has(FUNCTION) && !has("<arg_key>");
         // Llama 3.2's template no longer has the python tag, but tool results still
         // have the role `ipython`.
         let llama = (has(PYTHON_TAG) || has("ipython")) && has("parameters");
-        let tools = match (hermes, llama) {
-            (true, _) => ToolFormat::Hermes,
-            (false, true) => ToolFormat::Llama3Json,
-            (false, false) => ToolFormat::None,
+        let tools = match (xml, hermes, llama) {
+            (true, ..) => ToolFormat::QwenXml,
+            (_, true, _) => ToolFormat::Hermes,
+            (_, _, true) => ToolFormat::Llama3Json,
+            _ => ToolFormat::None,
         };
         let reasoning = if has(THINK) || has(THINK_END) { ReasoningFormat::ThinkTags } else { ReasoningFormat::None };
         ReplyFormat { tools, reasoning }
@@ -122,17 +134,17 @@ impl ToolFormat {
     pub fn tags(self) -> &'static [&'static str] {
         match self {
             ToolFormat::None => &[],
-            ToolFormat::Hermes => &[TOOL_CALL, TOOL_CALL_END],
+            ToolFormat::Hermes | ToolFormat::QwenXml => &[TOOL_CALL, TOOL_CALL_END],
             ToolFormat::Llama3Json => &[PYTHON_TAG],
         }
     }
 
     /// The text before and after the arguments of a call, as the models were trained to write
-    /// it. `None` for [`ToolFormat::None`].
+    /// it. `None` for formats whose arguments are not one JSON object.
     pub(crate) fn frame(self, name: &str) -> Option<(String, &'static str)> {
         let name = serde_json::Value::from(name);
         match self {
-            ToolFormat::None => None,
+            ToolFormat::None | ToolFormat::QwenXml => None,
             ToolFormat::Hermes => {
                 Some((format!("{TOOL_CALL}\n{{\"name\": {name}, \"arguments\": "), "}\n</tool_call>"))
             }
@@ -160,9 +172,10 @@ mod tests {
         assert_eq!(of("{{ messages }}"), (ToolFormat::None, ReasoningFormat::None));
         assert_eq!(of("<tool_call>\\n{\"name\": .., \"arguments\": .."), (ToolFormat::Hermes, ReasoningFormat::None));
         assert_eq!(
-            of("<tool_call> <function=name> arguments </think>"),
-            (ToolFormat::None, ReasoningFormat::ThinkTags)
+            of("<tool_call> <function=name> <parameter=name> arguments </think>"),
+            (ToolFormat::QwenXml, ReasoningFormat::ThinkTags)
         );
+        assert_eq!(of("<tool_call> <function=name> arguments"), (ToolFormat::None, ReasoningFormat::None));
         assert_eq!(of("<tool_call>name <arg_key> arguments"), (ToolFormat::None, ReasoningFormat::None));
         assert_eq!(of("'<|python_tag|>' \"parameters\""), (ToolFormat::Llama3Json, ReasoningFormat::None));
         assert_eq!(of("<|start_header_id|>ipython \"parameters\": "), (ToolFormat::Llama3Json, ReasoningFormat::None));

@@ -2,13 +2,17 @@
 //!
 //! The parser is a state machine that reads single characters. It therefore takes linear time, and
 //! its result does not depend on how the text was split into pieces. It withholds only text that
-//! may still become a tag, and the head of a call up to the name and the beginning of the
-//! arguments. If withheld text turns out not to be a call, it is returned as text.
+//! may still become a tag, the head of a call up to the name and the beginning of the arguments,
+//! and values of the XML format that are not strings. If the withheld head of a call turns out not
+//! to be a call, it is returned as text.
 
 use std::sync::Arc;
 
 use super::call_object::{CallObject, Seen};
+use super::callable_tool::CallableTool;
 use super::reply_format::{THINK, THINK_END, TOOL_CALL_END, Thinking, ToolFormat};
+use super::tag_search::{Match, Search, Tag, TagMatch};
+use super::xml_call::{Head, HeadSeen, XmlCall};
 
 /// A part of a reply. The concatenated texts of all parts are the reply.
 #[derive(Clone, PartialEq, Eq)]
@@ -22,8 +26,14 @@ pub enum ReplyPart {
         index: usize,
         name: String,
     },
-    /// The next piece of the arguments of the latest call: a JSON object, as the model wrote it.
-    Arguments(String),
+    /// The next piece of the arguments of the latest call.
+    Arguments {
+        /// The next piece of a JSON object. Empty if `written` adds nothing to the object yet.
+        json: String,
+        /// The text of the reply from which `json` was read. It differs from `json` in
+        /// [`ToolFormat::QwenXml`].
+        written: String,
+    },
     /// The call ends. This part has no text.
     CallEnd {
         /// Whether the arguments are complete. If not, the reply ended within them, or contained a
@@ -39,7 +49,7 @@ impl ReplyPart {
     pub fn text(&self) -> &str {
         match self {
             ReplyPart::Text(text) | ReplyPart::Reasoning(text) => text,
-            ReplyPart::Arguments(text) | ReplyPart::Markup(text) => text,
+            ReplyPart::Arguments { written: text, .. } | ReplyPart::Markup(text) => text,
             ReplyPart::CallBegin { .. } | ReplyPart::CallEnd { .. } => "",
         }
     }
@@ -52,7 +62,7 @@ impl std::fmt::Debug for ReplyPart {
             ReplyPart::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
             ReplyPart::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
             ReplyPart::CallBegin { index, .. } => write!(formatter, "CallBegin({index})"),
-            ReplyPart::Arguments(text) => write!(formatter, "Arguments({} bytes)", text.len()),
+            ReplyPart::Arguments { json, .. } => write!(formatter, "Arguments({} bytes)", json.len()),
             ReplyPart::CallEnd { is_closed } => write!(formatter, "CallEnd(closed: {is_closed})"),
             ReplyPart::Markup(text) => write!(formatter, "Markup({} bytes)", text.len()),
         }
@@ -73,9 +83,10 @@ pub enum ReplyPlace {
 /// Takes a reply's text in pieces and returns its parts.
 #[derive(Clone)]
 pub struct ReplyParser {
-    tools: ToolFormat,
-    /// The tools' names. A format without tags needs them to distinguish a call from other JSON.
-    names: Arc<[String]>,
+    format: ToolFormat,
+    /// A format without tags needs the tools' names to distinguish a call from other JSON. The XML
+    /// format needs the types of their parameters.
+    tools: Arc<[CallableTool]>,
     state: State,
     calls: usize,
     parts: Vec<ReplyPart>,
@@ -106,6 +117,9 @@ enum State {
         follows_call: bool,
     },
     Call(Call),
+    /// The beginning of a call in XML, up to the name.
+    Head(Head),
+    XmlCall(Box<XmlCall>),
     /// White space, then the tag that closes a call. Models sometimes omit this tag.
     CallEnd(Tag),
 }
@@ -128,9 +142,8 @@ enum Phase {
 }
 
 impl ReplyParser {
-    pub fn new(thinking: Thinking, tools: ToolFormat, names: impl Into<Arc<[String]>>) -> Self {
-        let names = names.into();
-        let mut parser = ReplyParser { tools, names, state: State::Plain, calls: 0, parts: Vec::new() };
+    pub fn new(thinking: Thinking, format: ToolFormat, tools: impl Into<Arc<[CallableTool]>>) -> Self {
+        let mut parser = ReplyParser { format, tools: tools.into(), state: State::Plain, calls: 0, parts: Vec::new() };
         parser.state = match thinking {
             Thinking::Off => parser.content(),
             Thinking::Possible | Thinking::Begun => {
@@ -167,6 +180,12 @@ impl ReplyParser {
                 Phase::Arguments => self.parts.push(ReplyPart::CallEnd { is_closed: false }),
                 Phase::Tail => self.parts.push(ReplyPart::CallEnd { is_closed: true }),
             },
+            State::Head(head) => self.text(&head.into_texts().concat()),
+            State::XmlCall(mut call) => {
+                call.finish();
+                self.arguments(&call.json, &call.written);
+                self.parts.push(ReplyPart::CallEnd { is_closed: false });
+            }
         }
         std::mem::take(&mut self.parts)
     }
@@ -183,15 +202,15 @@ impl ReplyParser {
 
     /// The state at the beginning of the answer, after any reasoning.
     fn content(&self) -> State {
-        match self.tools {
+        match self.format {
             ToolFormat::None => State::Plain,
-            ToolFormat::Hermes => self.in_text(false),
+            ToolFormat::Hermes | ToolFormat::QwenXml => self.in_text(false),
             ToolFormat::Llama3Json => State::BeforeObject { held: String::new(), is_open: false },
         }
     }
 
     fn in_text(&self, follows_call: bool) -> State {
-        match self.tools.opening() {
+        match self.format.opening() {
             Some(tag) => State::Text { search: Search::new(tag), follows_call },
             None => State::Plain,
         }
@@ -218,6 +237,8 @@ impl ReplyParser {
             State::BeforeObject { held, is_open } => return self.before_object(held, is_open, next),
             State::Text { search, follows_call } => return self.in_text_at(search, follows_call, next),
             State::Call(call) => return self.call(call, next),
+            State::Head(head) => return self.head(head, next),
+            State::XmlCall(call) => self.xml_call(call, next),
             State::CallEnd(tag) => return self.call_end(tag, next),
         }
         true
@@ -277,8 +298,9 @@ impl ReplyParser {
             TagMatch::Nothing => self.text(next.encode_utf8(&mut [0; 4])),
             TagMatch::Tag => {
                 let held = search.release();
-                self.state = match self.tools {
+                self.state = match self.format {
                     ToolFormat::Llama3Json => State::BeforeObject { held, is_open: true },
+                    ToolFormat::QwenXml => State::Head(Head::new(held)),
                     ToolFormat::Hermes | ToolFormat::None => State::Call(Call::new(held)),
                 };
                 return true;
@@ -335,7 +357,11 @@ impl ReplyParser {
                 }
                 text.push(next);
             }
-            Phase::Arguments => self.arguments(next.encode_utf8(&mut [0; 4])),
+            Phase::Arguments => {
+                let mut bytes = [0; 4];
+                let next = &*next.encode_utf8(&mut bytes);
+                self.arguments(next, next);
+            }
             Phase::Tail => self.markup(next.encode_utf8(&mut [0; 4])),
         }
         if seen == Seen::ArgumentsEnd && matches!(call.phase, Phase::Arguments) {
@@ -360,7 +386,7 @@ impl ReplyParser {
         let Some(name) = call.object.name() else { return };
         let (begin, end) = match (*begin, *end, seen) {
             // Hermes' tag shows that this is a call, although it has no arguments.
-            (0, _, Seen::End) if self.tools == ToolFormat::Hermes => (text.len(), text.len()),
+            (0, _, Seen::End) if self.format == ToolFormat::Hermes => (text.len(), text.len()),
             (0, _, _) => return,
             (begin, 0, _) => (begin, text.len()),
             (begin, end, _) => (begin, end),
@@ -373,14 +399,14 @@ impl ReplyParser {
         self.markup(&text[..begin]);
         self.parts.push(ReplyPart::CallBegin { index: self.calls, name });
         self.calls += 1;
-        self.arguments(&text[begin..end]);
+        self.arguments(&text[begin..end], &text[begin..end]);
         self.markup(&text[end..]);
     }
 
     /// Whether an object with this name can be a call. In a format without call tags, only the
     /// names of the request's tools count.
     fn is_known(&self, object: &CallObject) -> bool {
-        self.tools != ToolFormat::Llama3Json || self.names.iter().any(|name| Some(name.as_str()) == object.name())
+        self.format != ToolFormat::Llama3Json || self.tools.iter().any(|tool| Some(&*tool.name) == object.name())
     }
 
     /// Ends a call before a character that cannot be part of the call.
@@ -395,12 +421,47 @@ impl ReplyParser {
         };
     }
 
+    /// Reads the beginning of a call in XML.
+    fn head(&mut self, mut head: Head, next: char) -> bool {
+        match head.feed(next) {
+            HeadSeen::More => self.state = State::Head(head),
+            HeadSeen::Name(name) => {
+                self.markup(&head.into_texts().concat());
+                self.state = State::XmlCall(Box::new(XmlCall::new(self.tools.clone(), &name)));
+                self.parts.push(ReplyPart::CallBegin { index: self.calls, name });
+                self.calls += 1;
+            }
+            HeadSeen::Broken => {
+                let [opening, rest] = head.into_texts();
+                self.text(&opening);
+                self.state = self.in_text(false);
+                self.again(&rest);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn xml_call(&mut self, mut call: Box<XmlCall>, next: char) {
+        let end = call.feed(next);
+        self.arguments(&call.json, &call.written);
+        call.json.clear();
+        call.written.clear();
+        match end {
+            None => self.state = State::XmlCall(call),
+            Some(is_closed) => {
+                self.state = self.ended(is_closed);
+                self.again(&call.held);
+            }
+        }
+    }
+
     /// Ends a call. Returns the state after the call.
     fn ended(&mut self, is_closed: bool) -> State {
         self.parts.push(ReplyPart::CallEnd { is_closed });
-        match self.tools {
+        match self.format {
             ToolFormat::Llama3Json => State::BeforeObject { held: String::new(), is_open: false },
-            ToolFormat::Hermes | ToolFormat::None => State::CallEnd(Tag::new(TOOL_CALL_END)),
+            ToolFormat::Hermes | ToolFormat::QwenXml | ToolFormat::None => State::CallEnd(Tag::new(TOOL_CALL_END)),
         }
     }
 
@@ -439,8 +500,17 @@ impl ReplyParser {
         self.add(ReplyPart::Reasoning(String::new()), text);
     }
 
-    fn arguments(&mut self, text: &str) {
-        self.add(ReplyPart::Arguments(String::new()), text);
+    fn arguments(&mut self, json: &str, written: &str) {
+        if json.is_empty() && written.is_empty() {
+            return;
+        }
+        if !matches!(self.parts.last(), Some(ReplyPart::Arguments { .. })) {
+            self.parts.push(ReplyPart::Arguments { json: String::new(), written: String::new() });
+        }
+        if let Some(ReplyPart::Arguments { json: whole, written: text }) = self.parts.last_mut() {
+            whole.push_str(json);
+            text.push_str(written);
+        }
     }
 
     fn markup(&mut self, text: &str) {
@@ -458,13 +528,10 @@ impl ReplyParser {
             self.parts.push(kind);
         }
         match self.parts.last_mut() {
-            Some(
-                ReplyPart::Text(whole)
-                | ReplyPart::Reasoning(whole)
-                | ReplyPart::Arguments(whole)
-                | ReplyPart::Markup(whole),
-            ) => whole.push_str(text),
-            _ => unreachable!("a part with text was added before"),
+            Some(ReplyPart::Text(whole) | ReplyPart::Reasoning(whole) | ReplyPart::Markup(whole)) => {
+                whole.push_str(text);
+            }
+            _ => unreachable!("a part with text was added"),
         }
     }
 }
@@ -472,7 +539,7 @@ impl ReplyParser {
 /// Omits the text, which is the user's data.
 impl std::fmt::Debug for ReplyParser {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "ReplyParser({:?}, {} calls)", self.tools, self.calls)
+        write!(formatter, "ReplyParser({:?}, {} calls)", self.format, self.calls)
     }
 }
 
@@ -480,85 +547,5 @@ impl Call {
     /// A call that begins after `held`, the text that opened it.
     fn new(held: String) -> Self {
         Call { object: CallObject::new(), phase: Phase::Held { text: held, begin: 0, end: 0 } }
-    }
-}
-
-/// A tag that may follow, after white space.
-#[derive(Clone)]
-struct Tag {
-    tag: &'static str,
-    matched: usize,
-    held: String,
-}
-
-enum Match {
-    Part,
-    Whole,
-    None,
-}
-
-impl Tag {
-    fn new(tag: &'static str) -> Self {
-        Tag { tag, matched: 0, held: String::new() }
-    }
-
-    fn feed(&mut self, next: char) -> Match {
-        if self.tag[self.matched..].starts_with(next) {
-            self.matched += next.len_utf8();
-        } else if self.matched > 0 || !next.is_whitespace() {
-            return Match::None;
-        }
-        self.held.push(next);
-        if self.matched == self.tag.len() { Match::Whole } else { Match::Part }
-    }
-}
-
-/// The search for a tag in text, including the line breaks before the tag. The first
-/// character of each tag occurs in that tag only once, so a failed match cannot hide the
-/// beginning of another match.
-#[derive(Clone)]
-struct Search {
-    tag: &'static str,
-    line_breaks: usize,
-    matched: usize,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum TagMatch {
-    /// The character is withheld.
-    Part,
-    /// The withheld text is the tag.
-    Tag,
-    /// The withheld text was not a tag. The character must be read again.
-    Failed,
-    /// Neither the character nor the withheld text belongs to a tag.
-    Nothing,
-}
-
-impl Search {
-    fn new(tag: &'static str) -> Self {
-        Search { tag, line_breaks: 0, matched: 0 }
-    }
-
-    fn feed(&mut self, next: char) -> TagMatch {
-        if self.tag[self.matched..].starts_with(next) {
-            self.matched += next.len_utf8();
-            return if self.matched == self.tag.len() { TagMatch::Tag } else { TagMatch::Part };
-        }
-        match (self.matched, next) {
-            (0, '\n') => {
-                self.line_breaks += 1;
-                TagMatch::Part
-            }
-            (0, _) => TagMatch::Nothing,
-            (_, _) => TagMatch::Failed,
-        }
-    }
-
-    /// Returns the withheld text and clears it.
-    fn release(&mut self) -> String {
-        let held = "\n".repeat(self.line_breaks) + &self.tag[..self.matched];
-        (self.line_breaks, self.matched) = (0, 0);
-        held
     }
 }

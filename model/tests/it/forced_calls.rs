@@ -1,8 +1,9 @@
 //! Forms of whole replies: calls that a model must make, and reasoning before any form.
 
+use bursar_budgets::Hint;
 use bursar_model::error::{GrammarError, ReplyFormError};
-use bursar_model::sampling::{CallableTool, ForcedCalls, Grammar, OutputFormat, ReplyForm, SamplingParams};
-use bursar_model::text::{ReplyParser, ReplyPart, Thinking, ToolFormat};
+use bursar_model::sampling::{ForcedCalls, Grammar, OutputFormat, ReplyForm, SamplingParams};
+use bursar_model::text::{CallableTool, ReplyParser, ReplyPart, Thinking, ToolFormat};
 use serde_json::{Value, json};
 
 use crate::structured_output::{Model, QWEN, models, reply};
@@ -38,16 +39,15 @@ fn grammar(model: &Model, form: &ReplyForm, thinking: Thinking) -> Grammar {
 
 /// Names and arguments of the calls in a reply that contains nothing else.
 fn read(format: ToolFormat, reply: &str) -> Vec<(String, Value)> {
-    let names: Vec<String> = tools().into_iter().map(|tool| tool.name).collect();
-    let mut parser = ReplyParser::new(Thinking::Off, format, names);
+    let mut parser = ReplyParser::new(Thinking::Off, format, tools());
     let mut parts = parser.feed(reply);
     parts.extend(parser.finish());
     let mut calls = Vec::new();
     for part in parts {
         match part {
             ReplyPart::CallBegin { name, .. } => calls.push((name, Value::Null)),
-            ReplyPart::Arguments(text) => {
-                calls.last_mut().expect("a call").1 = serde_json::from_str(&text).expect("arguments are JSON");
+            ReplyPart::Arguments { json, .. } => {
+                calls.last_mut().expect("a call").1 = serde_json::from_str(&json).expect("arguments are JSON");
             }
             ReplyPart::CallEnd { is_closed } => assert!(is_closed),
             ReplyPart::Markup(_) => {}
@@ -60,9 +60,9 @@ fn read(format: ToolFormat, reply: &str) -> Vec<(String, Value)> {
 #[test]
 fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
     for (model, count) in models().into_iter().zip([24, 24, 6]) {
-        for (format, is_parallel) in
-            [(ToolFormat::Hermes, false), (ToolFormat::Hermes, true), (ToolFormat::Llama3Json, true)]
-        {
+        let tagged = [ToolFormat::Hermes, ToolFormat::QwenXml];
+        let formats = tagged.map(|format| [(format, false), (format, true)]).concat();
+        for (format, is_parallel) in formats.into_iter().chain([(ToolFormat::Llama3Json, true)]) {
             let grammar = grammar(model, &ReplyForm::Calls(calls(format, is_parallel)), Thinking::Off);
             let mut all = Vec::new();
             for seed in 0..count {
@@ -72,7 +72,7 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
                 assert!(ended, "{}: {format:?}", model.name);
                 let calls = read(format, &model.tokenizer.decode(&produced, false).expect("the tokens decode"));
                 assert!((1..=16).contains(&calls.len()), "{}: {calls:?}", model.name);
-                assert!(calls.len() == 1 || (is_parallel && format == ToolFormat::Hermes));
+                assert!(calls.len() == 1 || (is_parallel && tagged.contains(&format)));
                 all.push(calls);
             }
             for (name, arguments) in all.iter().flatten() {
@@ -83,11 +83,8 @@ fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
                 );
             }
             let several = all.iter().any(|calls| calls.len() > 1);
-            assert_eq!(several, is_parallel && format == ToolFormat::Hermes, "{}: {all:?}", model.name);
-            assert!(
-                all.iter().flatten().any(|(name, _)| name != "get_weather"),
-                "a tool other than the first is called in some reply"
-            );
+            assert_eq!(several, is_parallel && tagged.contains(&format), "{}: {all:?}", model.name);
+            assert!(all.iter().flatten().any(|(name, _)| name != "get_weather"), "each tool may be called");
         }
     }
 }
@@ -125,6 +122,121 @@ fn reasoning_comes_before_the_form() {
             let grammar = grammar(&QWEN, form, thinking);
             assert_eq!(allows(&QWEN, &grammar, text), expected, "{text} {thinking:?} {form:?}");
         }
+    }
+}
+
+/// The grammar of calls of one tool in XML.
+fn xml(parameters: Value) -> (ReplyForm, Grammar) {
+    let tools = vec![CallableTool { name: "f".into(), parameters }];
+    let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::QwenXml, tools, is_parallel: false });
+    let grammar = grammar(&QWEN, &form, Thinking::Off);
+    (form, grammar)
+}
+
+/// A call of `f` in XML.
+fn call_of(parameters: &[(&str, &str)]) -> String {
+    let parameters = parameters.iter().map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n"));
+    format!("<tool_call>\n<function=f>\n{}</function>\n</tool_call>", parameters.collect::<String>())
+}
+
+#[test]
+fn a_value_in_xml_follows_its_schema() {
+    for (schema, right, wrong) in [
+        (json!({}), &["", "3", "a\n\n<b>"][..], &["a\n</parameter>\nb", "a</function></tool_call>"][..]),
+        (json!({"type": "string", "minLength": 2, "maxLength": 3}), &["ab", "日本語", "a\n\n"], &["a", "abcd"]),
+        (json!({"type": "string", "pattern": "^[A-Z]{2}/\\d$"}), &["AB/1"], &["ab/1", "AB/1\n", "xAB/1", "AB/١"]),
+        (json!({"type": "string", "pattern": "^https?://"}), &["http://", "https://a\nb"], &["", "ftp://"]),
+        (json!({"type": "string", "minLength": 1, "maxLength": 5000}), &["a"], &[""]),
+        (
+            json!({"type": "string", "pattern": "^[a-z]+@[a-z]+$", "minLength": 5, "maxLength": 32}),
+            &["abc@def"],
+            &["a@b"],
+        ),
+        (json!({"enum": ["a b", 3, true, null]}), &["a b", "3", "true", "null"], &["a", "\"a b\"", "False"]),
+        (json!({"$ref": "#/$defs/color"}), &["red", "green"], &["blue", "\"red\""]),
+        (json!({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]}), &["red", "null"], &["none", "blue"]),
+        (json!({"allOf": [{"const": "x"}], "description": "d"}), &["x"], &["y"]),
+        (json!({"anyOf": [{"type": "string"}, {"enum": ["x"]}]}), &["x", "any", "null"], &[]),
+        (json!({"type": "integer", "minimum": 1, "maximum": 12}), &["1", "12"], &["0", "13", "1.5", "\"1\"", " 1"]),
+        (json!({"type": "boolean"}), &["true"], &["True", "yes"]),
+        (json!({"type": ["string", "integer"], "maxLength": 2}), &["12", "ab", "123"], &["abc"]),
+        (
+            json!({"type": "array", "items": {"$ref": "#/$defs/color"}}),
+            &["[]", "[\"red\", \"green\"]"],
+            &["red", "[\"blue\"]"],
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": false}),
+            &["{}", "{\"a\": \"</parameter>\"}"],
+            &["{\"b\": 1}", "a"],
+        ),
+    ] {
+        let parameters = json!({"properties": {"x": schema}, "required": ["x"], "additionalProperties": false,
+            "$defs": {"color": {"enum": ["red", "green"]}}});
+        let (_, grammar) = xml(parameters.clone());
+        for (values, expected) in [(right, true), (wrong, false)] {
+            for value in values {
+                assert_eq!(allows(&QWEN, &grammar, &call_of(&[("x", value)])), expected, "{value:?} for {schema}");
+            }
+        }
+    }
+}
+
+#[test]
+fn parameters_in_xml_come_in_the_order_of_the_schema() {
+    let integer = json!({"type": "integer"});
+    let named = json!({"a": integer, "b": integer, "c": false});
+    let (_, closed) = xml(json!({"properties": named, "required": ["b"], "additionalProperties": false}));
+    let (_, open) = xml(json!({"properties": named, "required": ["b"], "additionalProperties": integer}));
+    let (_, any) = xml(json!({"type": "object"}));
+    let (a, b, other) = (("a", "1"), ("b", "2"), ("a b", "3"));
+    for (parameters, expected) in [
+        (&[a, b][..], [true, true, true]),
+        (&[b], [true, true, true]),
+        (&[a], [false, false, true]),
+        (&[b, a], [false, false, true]),
+        (&[b, ("c", "1")], [false, false, true]),
+        (&[b, other], [false, true, true]),
+        (&[b, ("d", "text")], [false, false, true]),
+        (&[], [false, false, true]),
+    ] {
+        let found = [&closed, &open, &any].map(|grammar| allows(&QWEN, grammar, &call_of(parameters)));
+        assert_eq!(found, expected, "{parameters:?}");
+    }
+}
+
+#[test]
+fn what_a_call_in_xml_does_not_follow_is_told_or_refused() {
+    let (form, _) = xml(json!({
+        "properties": {"day": {"type": "string", "format": "date", "maxLength": 33}, "word": {"type": "string", "pattern": "x$"},
+            "code": {"type": "string", "pattern": "^(?!a)b$"}},
+        "oneOf": [{"required": ["day"]}, {"required": ["word"]}],
+    }));
+    let mut left: Vec<String> = form.not_followed().iter().map(ToString::to_string).collect();
+    left.sort();
+    let of_parameters =
+        ["`format`", "`maxLength`", "`pattern`", "`pattern`"].map(|keyword| format!("{keyword} at #/properties/*"));
+    let mut expected = [&of_parameters[..], &["`oneOf` at #".to_owned(), "`oneOf` at #".to_owned()]].concat();
+    expected.sort();
+    assert_eq!(left, expected);
+    let refused = |name: &str, parameters| {
+        let tools = vec![tools()[0].clone(), CallableTool { name: name.to_owned(), parameters }];
+        let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::QwenXml, tools, is_parallel: false });
+        QWEN.compiler.compile_reply(&form, Thinking::Off).err()
+    };
+    let many: serde_json::Map<_, _> = (0..129).map(|index| (index.to_string(), json!({}))).collect();
+    for (name, parameters) in [
+        ("a>b", json!({})),
+        ("f", json!({"properties": {"a\nb": {}}})),
+        ("f", json!({"properties": {"a": false}, "required": ["a"]})),
+        ("f", json!({"properties": many})),
+        ("f", json!({"properties": {"a": {"type": "string", "not": {"const": "b"}}}})),
+        ("f", json!({"properties": {"a": {"type": "zebra"}}})),
+        ("f", json!({"properties": {"a": {"type": "integer", "minimum": 5, "maximum": 1}}, "required": ["a"]})),
+    ] {
+        let Some(ReplyFormError { tool, source }) = refused(name, parameters.clone()) else { panic!("{parameters}") };
+        assert_eq!(tool, Some(1), "{parameters} {source:?}");
+        assert!(!source.hint().is_empty() && !source.to_string().contains("zebra"));
     }
 }
 

@@ -1,11 +1,21 @@
 //! Parts of a reply (reasoning, text and calls), however the text arrives.
 
-use bursar_model::text::{ReplyParser, ReplyPart, Thinking, ToolFormat};
+use bursar_model::text::{CallableTool, ReplyParser, ReplyPart, Thinking, ToolFormat};
 use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// The parameters of each tool.
+fn schema() -> Value {
+    json!({"type": "object", "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "exact": {"type": "boolean"}, "share": {"type": "number"},
+        "list": {"type": "array"}, "more": {"$ref": "#/$defs/more"}, "any": {}, "id": {"type": ["string", "integer"]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "zone": {"enum": ["utc", 0]},
+    }, "$defs": {"more": {"type": "object"}}})
+}
 
 fn parser(thinking: Thinking, tools: ToolFormat) -> ReplyParser {
-    let names: Vec<String> = ["weather", "ping", "a\"b"].map(str::to_owned).into();
-    ReplyParser::new(thinking, tools, names)
+    let names = ["weather", "ping", "a\"b"].map(str::to_owned);
+    ReplyParser::new(thinking, tools, names.map(|name| CallableTool { name, parameters: schema() }))
 }
 
 /// Joins adjacent parts of one kind, as a reader of the stream does.
@@ -15,8 +25,11 @@ fn joined(parts: impl IntoIterator<Item = ReplyPart>) -> Vec<ReplyPart> {
         match (whole.last_mut(), part) {
             (Some(ReplyPart::Text(last)), ReplyPart::Text(more))
             | (Some(ReplyPart::Reasoning(last)), ReplyPart::Reasoning(more))
-            | (Some(ReplyPart::Arguments(last)), ReplyPart::Arguments(more))
             | (Some(ReplyPart::Markup(last)), ReplyPart::Markup(more)) => last.push_str(&more),
+            (Some(ReplyPart::Arguments { json, written }), ReplyPart::Arguments { json: more, written: text }) => {
+                json.push_str(&more);
+                written.push_str(&text);
+            }
             (_, part) => whole.push(part),
         }
     }
@@ -39,7 +52,7 @@ fn told(thinking: Thinking, tools: ToolFormat, reply: &str) -> String {
             ReplyPart::Text(text) => format!("[{text}]"),
             ReplyPart::Reasoning(text) => format!("({text})"),
             ReplyPart::CallBegin { index, name } => format!("{index} {name} "),
-            ReplyPart::Arguments(text) => text,
+            ReplyPart::Arguments { json, .. } => json,
             ReplyPart::CallEnd { is_closed } => if is_closed { "." } else { "!" }.to_owned(),
             ReplyPart::Markup(_) => continue,
         };
@@ -53,6 +66,16 @@ fn hermes(reply: &str) -> String {
 
 fn llama(reply: &str) -> String {
     told(Thinking::Off, ToolFormat::Llama3Json, reply)
+}
+
+fn xml(reply: &str) -> String {
+    told(Thinking::Off, ToolFormat::QwenXml, reply)
+}
+
+/// A call of `weather` in XML.
+fn call_of(parameters: &[(&str, &str)]) -> String {
+    let parameters = parameters.iter().map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n"));
+    format!("<tool_call>\n<function=weather>\n{}</function>\n</tool_call>", parameters.collect::<String>())
 }
 
 #[test]
@@ -128,6 +151,150 @@ fn json_without_a_tag_is_a_call_only_at_the_beginning_and_of_a_known_tool() {
 }
 
 #[test]
+fn parameters_in_xml_become_one_json_object() {
+    assert_eq!(xml(&call_of(&[("city", "Paris"), ("days", "3")])), r#"0 weather {"city": "Paris", "days": 3}."#);
+    let ping = "<tool_call>\n<function=ping>\n</function>\n</tool_call>";
+    assert_eq!(xml(ping), "0 ping {}.");
+    let around = format!("Let me see.\n\n{ping}\nAnd\n{}\n{ping}\n\nDone.", call_of(&[("city", "Bern")]));
+    assert_eq!(xml(&around), "[Let me see.]0 ping {}.[\nAnd]1 weather {\"city\": \"Bern\"}.2 ping {}.[\n\nDone.]");
+    let dense = "<tool_call><function=ping><parameter=city>Bern</parameter><parameter=days>3</parameter></function></tool_call>";
+    assert_eq!(xml(dense), r#"0 ping {"city": "Bern", "days": 3}."#);
+}
+
+#[test]
+fn a_string_in_xml_is_its_text_as_it_is() {
+    for text in [
+        "",
+        " ",
+        "\n",
+        "two\n\nlines\n",
+        "\"quoted\" \\ \t \u{1} ö日",
+        "3",
+        "true",
+        "{\"a\": 1}",
+        "<b>bold</b> a < b",
+        "</parameter>",
+        "a</parameter>\nb",
+        "\n</parameter>\n</parameter>\n",
+        "<parameter=days>\n3\n</parameter> is how it is written",
+        "</parameter>\n</func",
+        "</function>\n<tool_call></tool_call>",
+        "<tool_call>\n<function=ping>",
+    ] {
+        let expected = format!("0 weather {}.", json!({"city": text}).to_string().replacen(':', ": ", 1));
+        assert_eq!(xml(&call_of(&[("city", text)])), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn the_schema_decides_the_type_of_a_value_in_xml() {
+    for (name, text, expected) in [
+        ("days", "-3", "-3"),
+        ("days", " 12345678901234567890123\n", "12345678901234567890123"),
+        ("days", "three", "\"three\""),
+        ("days", "null", "null"),
+        ("share", "1e-3", "1e-3"),
+        ("exact", "true", "true"),
+        ("exact", "False", "false"),
+        ("exact", "yes", "\"yes\""),
+        ("list", "[1, \"</parameter>\"]", "[1, \"</parameter>\"]"),
+        ("list", "[1, ", "\"[1, \""),
+        ("more", "{\n  \"a\": null\n}", "{\n  \"a\": null\n}"),
+        ("note", "null", "null"),
+        ("note", "None", "null"),
+        ("note", "nullify", "\"nullify\""),
+        ("note", "nul", "\"nul\""),
+        ("note", "3", "\"3\""),
+        ("id", "3", "3"),
+        ("id", "3a", "\"3a\""),
+        ("id", "true", "\"true\""),
+        ("zone", "0", "0"),
+        ("zone", "utc", "\"utc\""),
+        ("any", "3", "\"3\""),
+        ("unknown", "3", "\"3\""),
+    ] {
+        let reply = call_of(&[(name, text)]);
+        assert_eq!(xml(&reply), format!("0 weather {{\"{name}\": {expected}}}."), "{name} {text}");
+    }
+    let of_another_tool = call_of(&[("days", "3")]).replace("weather", "somebody");
+    assert_eq!(xml(&of_another_tool), r#"0 somebody {"days": "3"}."#);
+}
+
+#[test]
+fn what_is_no_call_in_xml_is_text() {
+    for reply in [
+        "<tool_call>",
+        "<tool_call>\nnot a function\n</tool_call>",
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call><function=></function></tool_call>",
+        "<tool_call>\n<function=wea\nther>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=weather",
+        "<function=weather>\n</function>",
+        "</tool_call>\n</function> <parameter=city>",
+    ] {
+        assert_eq!(xml(reply), format!("[{reply}]"));
+    }
+    let twice = format!("<tool_call>\n{}", call_of(&[]));
+    assert_eq!(xml(&twice), "[<tool_call>]0 weather {}.");
+}
+
+#[test]
+fn a_call_in_xml_that_breaks_off_is_ended_and_missing_tags_are_forgiven() {
+    let head = "<tool_call>\n<function=weather>\n";
+    assert_eq!(xml(head), "0 weather !");
+    assert_eq!(xml(&format!("{head}<parameter=ci")), "0 weather !");
+    assert_eq!(xml(&format!("{head}<parameter=city>\nPar")), "0 weather {\"city\": \"Par!");
+    assert_eq!(xml(&format!("{head}<parameter=days>\n1")), "0 weather {\"days\": !");
+    assert_eq!(xml(&format!("{head}<parameter=days>\n1\n</parameter>\n")), "0 weather {\"days\": 1!");
+    assert_eq!(xml(&format!("{head}Oh no.")), "0 weather ![Oh no.]");
+    assert_eq!(xml(&format!("{head}<parameter=>\n1")), "0 weather ![<parameter=>\n1]");
+    let city = "<parameter=city>\nParis\n</parameter>\n";
+    assert_eq!(xml(&format!("{head}{city}</function>")), r#"0 weather {"city": "Paris"}."#);
+    assert_eq!(xml(&format!("{head}{city}</tool_call> So")), r#"0 weather {"city": "Paris"}.[ So]"#);
+    let unclosed = "<parameter=city>\nParis\n</function>\n</tool_call>\nSo";
+    assert_eq!(xml(&format!("{head}{unclosed}")), "0 weather {\"city\": \"Paris\"}.[\nSo]");
+}
+
+#[test]
+fn a_call_in_xml_within_reasoning_is_reasoning() {
+    let (inside, after) = (call_of(&[("city", "Bern")]), call_of(&[("days", "1")]));
+    let reply = format!("Call {inside}?\n</think>\n\n{after}");
+    assert_eq!(
+        told(Thinking::Begun, ToolFormat::QwenXml, &reply),
+        format!("(Call {inside}?)0 weather {{\"days\": 1}}.")
+    );
+}
+
+#[test]
+fn a_string_in_xml_arrives_as_it_is_written_and_other_values_as_a_whole() {
+    let mut xml = parser(Thinking::Off, ToolFormat::QwenXml);
+    let mut json = |piece: &str| {
+        let json = xml.feed(piece).into_iter().map(|part| match part {
+            ReplyPart::Arguments { json, .. } => json,
+            ReplyPart::CallBegin { name, .. } => name,
+            _ => String::new(),
+        });
+        json.collect::<String>()
+    };
+    for (piece, expected) in [
+        ("<tool_call>\n<function=weat", ""),
+        ("her>", "weather"),
+        ("\n<parameter=city", ""),
+        (">\nNew ", "{\"city\": \"New "),
+        ("York\n", "York"),
+        ("</para", ""),
+        ("graph", "\\n</paragraph"),
+        ("\n</parameter>\n<", ""),
+        ("parameter=", "\""),
+        ("days>\n1", ", \"days\": "),
+        ("2", ""),
+        ("\n</parameter>\n</function>", "12}"),
+    ] {
+        assert_eq!(json(piece), expected, "{piece:?}");
+    }
+}
+
+#[test]
 fn reasoning_ends_at_its_tag_wherever_it_began() {
     let think = |thinking, reply: &str| told(thinking, ToolFormat::Hermes, reply);
     let reply = "<think>\nHm <b>.\n\nYes.\n</think>\n\nHello <think>\n";
@@ -176,7 +343,7 @@ fn only_what_may_be_a_tag_waits() {
 }
 
 /// Fragments that replies are made of, whole and broken.
-const FRAGMENTS: [&str; 24] = [
+const FRAGMENTS: [&str; 32] = [
     "<tool_call>",
     "\n",
     "</tool_call>",
@@ -201,6 +368,14 @@ const FRAGMENTS: [&str; 24] = [
     "{\"name\": \"ping\", \"parameters\": {}}",
     "<tool_call>\n{\"name\": \"a\", \"arguments\": {\"b\": \"c\"}}\n</tool_call>",
     "null,",
+    "<tool_call>\n<function=weather>\n",
+    "<parameter=city>\n",
+    "<parameter=days>",
+    "</parameter>",
+    "</function>",
+    "</function>\n</tool_call>",
+    "<tool_call>\n<function=ping>\n<parameter=note>\nnull\n</parameter>\n</function>\n</tool_call>",
+    "3\n</parameter>\n",
 ];
 
 prop_compose! {
@@ -226,17 +401,25 @@ proptest! {
     fn no_character_is_lost_and_no_cut_changes_a_part(
         (reply, pieces) in reply_in_pieces(),
         thinking in prop::sample::select(vec![Thinking::Off, Thinking::Possible, Thinking::Begun]),
-        tools in prop::sample::select(vec![ToolFormat::None, ToolFormat::Hermes, ToolFormat::Llama3Json]),
+        tools in prop::sample::select(vec![
+            ToolFormat::None, ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml,
+        ]),
     ) {
         let parts = read(parser(thinking, tools), pieces.iter().map(String::as_str));
         prop_assert_eq!(parts.iter().map(ReplyPart::text).collect::<String>(), &*reply);
         prop_assert_eq!(&parts, &read(parser(thinking, tools), [&*reply]));
-        let mut open = None;
+        let (mut open, mut arguments) = (None, "");
         for part in &parts {
             match part {
+                ReplyPart::CallEnd { is_closed: true } if tools == ToolFormat::QwenXml => {
+                    prop_assert!(open.take().is_some() && serde_json::from_str::<Value>(arguments).is_ok(), "{}", arguments);
+                }
                 ReplyPart::CallBegin { index, .. } => prop_assert!(open.replace(*index).is_none(), "calls do not nest"),
-                ReplyPart::CallEnd { .. } => prop_assert!(open.take().is_some(), "a call ends only after it began"),
-                ReplyPart::Arguments(_) => prop_assert!(open.is_some(), "arguments are within a call"),
+                ReplyPart::CallEnd { .. } => prop_assert!(open.take().is_some(), "only what began ends"),
+                ReplyPart::Arguments { json, .. } => {
+                    prop_assert!(open.is_some(), "arguments are of a call");
+                    arguments = json;
+                }
                 ReplyPart::Text(_) | ReplyPart::Reasoning(_) => prop_assert!(open.is_none(), "a call holds no text"),
                 ReplyPart::Markup(_) => {}
             }
@@ -248,9 +431,13 @@ proptest! {
 #[test]
 fn a_long_reply_costs_as_much_a_character_as_a_short_one() {
     // Quadratic time would take minutes for each unit.
-    for unit in ["\n", "<", "<tool_call>", "<tool_call>{\"name\": \"", " ", "{", "; ", "</think>"] {
-        let reply = unit.repeat(200_000 / unit.len());
-        for tools in [ToolFormat::Hermes, ToolFormat::Llama3Json] {
+    let (name, value) = ("<tool_call><function=f><parameter=", "<tool_call><function=f><parameter=city>");
+    let units =
+        ["\n", "<", "<tool_call>", "<tool_call>{\"name\": \"", " ", "{", "; ", "</think>", name, "</parameter>\n"];
+    for (begin, unit) in ["", "<tool_call>", name, value].into_iter().flat_map(|begin| units.map(|unit| (begin, unit)))
+    {
+        let reply = begin.to_owned() + &unit.repeat(200_000 / unit.len());
+        for tools in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::QwenXml] {
             for thinking in [Thinking::Off, Thinking::Possible, Thinking::Begun] {
                 let mut parser = parser(thinking, tools);
                 let bytes = |parts: Vec<ReplyPart>| parts.iter().map(|part| part.text().len()).sum::<usize>();

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     body::{BodyPermit, JsonBody},
     draft_message::{self, MediaFields},
-    effort::with_effort,
+    effort::{with_effort, with_variables},
     error::ApiError,
     form::with_format,
     guard::Client,
@@ -90,9 +90,7 @@ pub(crate) async fn chat(
     if fields.return_token_ids.unwrap_or_default() {
         chat = chat.token_ids();
     }
-    let variables = fields.chat_template_kwargs.unwrap_or_default();
-    let chat = variables.into_iter().fold(chat, |chat, (name, value)| chat.template_variable(name, value));
-    Ok((chat, places))
+    Ok((with_variables(chat, fields.chat_template_kwargs), places))
 }
 
 fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat, ApiError> {

@@ -13,5 +13,6 @@ mod limits;
 mod lines;
 mod places;
 mod queues;
+mod thinking;
 mod tls;
 mod tools;

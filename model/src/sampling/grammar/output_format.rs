@@ -268,9 +268,9 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     Ok(format!("(?:{})", escaped.collect::<Vec<_>>().join("|")))
 }
 
-/// Replaces a character that is not alphanumeric by an escape of its code point, because the text
-/// passes through two notations that have special characters: Lark and regular expressions.
-fn escape(character: char) -> String {
+/// Escapes every character that is not alphanumeric by its code point, because the text passes
+/// through two notations that have special characters.
+pub(super) fn escape(character: char) -> String {
     if character.is_alphanumeric() { character.to_string() } else { format!("\\x{{{:x}}}", u32::from(character)) }
 }
 

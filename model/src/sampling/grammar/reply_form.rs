@@ -2,15 +2,17 @@
 
 use std::fmt::Write;
 
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use serde_json::{Value, json};
+use llguidance::api::TopLevelGrammar;
+use serde_json::Value;
 
 use super::{
     error::{GrammarError, ReplyFormError},
+    lark_rules::{LarkRules, literal},
     output_format::{JsonWhitespace, OutputFormat, SCHEMA_BYTES_MAX, require, schema_bytes},
     rewritten_schema::NotFollowed,
+    xml_call_rules::{self, XmlCallRules},
 };
-use crate::text::{Thinking, ToolFormat};
+use crate::text::{CallableTool, Thinking, ToolFormat};
 
 // Maximum number of tools to choose among, and maximum bytes of all their schemas.
 const TOOLS_MAX: usize = 128;
@@ -19,35 +21,6 @@ const TOOLS_BYTES_MAX: usize = 4 * SCHEMA_BYTES_MAX;
 const NAME_BYTES_MAX: usize = 256;
 /// Maximum calls in one reply, because a model might never stop calling tools.
 const CALLS_MAX: usize = 16;
-
-/// A tool that a reply may have to call.
-#[derive(Clone, PartialEq)]
-pub struct CallableTool {
-    pub name: String,
-    /// A JSON schema of the arguments, which are one JSON object.
-    pub parameters: Value,
-}
-
-impl CallableTool {
-    /// The form of the arguments.
-    fn arguments(&self) -> OutputFormat {
-        let mut schema = self.parameters.clone();
-        if let Value::Object(keywords) = &mut schema {
-            // Arguments are an object even if the schema does not say so.
-            keywords.entry("type").or_insert_with(|| "object".into());
-        }
-        // Models were trained on JSON with this whitespace: `json.dumps` and the `tojson` filter of
-        // chat templates write it.
-        OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
-    }
-}
-
-/// Omits name and schema, which are the user's data.
-impl std::fmt::Debug for CallableTool {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("CallableTool(..)")
-    }
-}
 
 /// Calls that a reply must consist of.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,15 +58,17 @@ impl ReplyForm {
     /// caller's form if `tool` is `None`.
     pub(super) fn part(&self, tool: Option<usize>) -> Option<OutputFormat> {
         match tool {
-            Some(index) => self.tools().get(index).map(CallableTool::arguments),
+            Some(index) => self.tools().get(index).map(arguments),
             None => self.format().cloned(),
         }
     }
 
     /// Keywords of all schemas that a reply may violate, because no grammar can enforce them.
     pub fn not_followed(&self) -> Vec<NotFollowed> {
-        let tools = self.tools().iter().map(CallableTool::arguments);
-        self.format().cloned().into_iter().chain(tools).flat_map(|part| part.not_followed()).collect()
+        let parts = self.format().cloned().into_iter().chain(self.tools().iter().map(arguments));
+        let is_xml = self.calls().is_some_and(|calls| calls.format == ToolFormat::QwenXml);
+        let in_xml = self.tools().iter().filter(|_| is_xml).flat_map(xml_call_rules::not_followed);
+        parts.flat_map(|part| part.not_followed()).chain(in_xml).collect()
     }
 
     pub(super) fn tools(&self) -> &[CallableTool] {
@@ -120,80 +95,60 @@ impl ReplyForm {
     /// # Errors
     /// The errors of [`OutputFormat::grammar`], and [`GrammarError::TooLarge`].
     pub(super) fn grammar(&self, thinking: Thinking) -> Result<TopLevelGrammar, ReplyFormError> {
-        let mut rules = Rules::default();
+        let mut rules = LarkRules::default();
         let format = self.format().map(|format| rules.part(format)).transpose()?;
-        let calls = self.calls().map(|calls| rules.calls(calls)).transpose()?;
+        let calls = self.calls().map(|calls| calls_of(&mut rules, calls)).transpose()?;
         let body: Vec<String> = [format, calls].into_iter().flatten().collect();
         Ok(rules.finish(thinking, &body.join(" | ")))
     }
 }
 
-/// The Lark rules collected so far, and the grammars that they refer to.
-#[derive(Default)]
-struct Rules {
-    text: String,
-    parts: Vec<GrammarWithLexer>,
+/// The form of a tool's arguments as one JSON object.
+fn arguments(tool: &CallableTool) -> OutputFormat {
+    let mut schema = tool.parameters.clone();
+    if let Value::Object(keywords) = &mut schema {
+        // Arguments are an object even if the schema does not say so.
+        keywords.entry("type").or_insert_with(|| "object".into());
+    }
+    // Models were trained on JSON with this whitespace: `json.dumps` and the `tojson` filter of
+    // chat templates write it.
+    OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
 }
 
-impl Rules {
-    /// Adds a form as a separate grammar. Returns the reference to use in rules.
-    fn part(&mut self, form: &OutputFormat) -> Result<String, GrammarError> {
-        let grammar = form.grammar()?;
-        let name = format!("part{}", self.parts.len());
-        let reference = format!("@{name}");
-        let part = grammar.grammars.into_iter().next().ok_or(GrammarError::TooComplex)?;
-        self.parts.push(GrammarWithLexer { name: Some(name), ..part });
-        Ok(reference)
-    }
-
-    /// Adds the rules of calls. Returns the name of the outermost rule.
-    fn calls(&mut self, calls: &ForcedCalls) -> Result<String, ReplyFormError> {
-        ForcedCalls::check_count(calls.tools.len())?;
-        let bytes = calls.tools.iter().enumerate().try_fold(0, |sum, (tool, CallableTool { parameters, .. })| {
-            schema_bytes(parameters).map(|bytes| sum + bytes).map_err(ReplyFormError::of(tool))
-        })?;
-        require("list of tools", bytes, "bytes of schemas", TOOLS_BYTES_MAX)?;
-        let alternatives = calls.tools.iter().enumerate().filter_map(|(index, tool)| {
-            let frame = calls.format.frame(&tool.name)?;
-            Some(self.call(tool, frame).map_err(ReplyFormError::of(index)))
-        });
-        let alternatives: Vec<String> = alternatives.collect::<Result<_, _>>()?;
-        if alternatives.is_empty() {
-            return Err(GrammarError::NoChoice.into());
+/// Adds the rules of calls. Returns the name of the outermost rule.
+fn calls_of(rules: &mut LarkRules, calls: &ForcedCalls) -> Result<String, ReplyFormError> {
+    ForcedCalls::check_count(calls.tools.len())?;
+    let bytes = calls.tools.iter().enumerate().try_fold(0, |sum, (tool, CallableTool { parameters, .. })| {
+        schema_bytes(parameters).map(|bytes| sum + bytes).map_err(ReplyFormError::of(tool))
+    })?;
+    require("list of tools", bytes, "bytes of schemas", TOOLS_BYTES_MAX)?;
+    let mut alternatives = Vec::new();
+    for (index, tool) in calls.tools.iter().enumerate() {
+        if let Some(call) = call_of(rules, tool, calls.format).transpose() {
+            alternatives.push(call.map_err(ReplyFormError::of(index))?);
         }
-        // Llama's templates refuse a turn with several calls.
-        let more = match (calls.is_parallel, calls.format) {
-            (true, ToolFormat::Hermes) => format!(" (\"\\n\" call){{0,{}}}", CALLS_MAX - 1),
-            _ => String::new(),
-        };
-        let _ = write!(self.text, "call: {}\ncalls: call{more}\n", alternatives.join(" | "));
-        Ok("calls".to_owned())
     }
-
-    /// A call of one tool: the text before its arguments, the arguments, and the text after them.
-    fn call(&mut self, tool: &CallableTool, (before, after): (String, &str)) -> Result<String, GrammarError> {
-        require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
-        let arguments = self.part(&tool.arguments())?;
-        Ok(format!("{} {arguments} {}", literal(&before), literal(after)))
+    if alternatives.is_empty() {
+        return Err(GrammarError::NoChoice.into());
     }
-
-    fn finish(mut self, thinking: Thinking, body: &str) -> TopLevelGrammar {
-        let thoughts = match thinking {
-            Thinking::Off => "",
-            Thinking::Possible => "(\"<think>\" thoughts)? ",
-            Thinking::Begun => "thoughts ",
-        };
-        if thinking != Thinking::Off {
-            self.text += "thoughts: thought (\"\\n\" | \"\\n\\n\")?\nthought[suffix=\"</think>\"]: /(?s:.*)/\n";
-        }
-        let rules = format!("start: {thoughts}({body})\n{}", self.text);
-        let mut grammars = vec![GrammarWithLexer::from_lark(rules)];
-        grammars.append(&mut self.parts);
-        TopLevelGrammar { grammars, max_tokens: None }
-    }
+    // Llama's templates refuse a turn with several calls.
+    let more = match (calls.is_parallel, calls.format) {
+        (true, ToolFormat::Hermes | ToolFormat::QwenXml) => format!(" (\"\\n\" call){{0,{}}}", CALLS_MAX - 1),
+        _ => String::new(),
+    };
+    let _ = write!(rules.text, "call: {}\ncalls: call{more}\n", alternatives.join(" | "));
+    Ok("calls".to_owned())
 }
 
-/// A text as a Lark string. Lark uses JSON's escapes.
-fn literal(text: &str) -> String {
-    json!(text).to_string()
+/// A call of one tool. `None` if the format has no calls.
+fn call_of(rules: &mut LarkRules, tool: &CallableTool, format: ToolFormat) -> Result<Option<String>, GrammarError> {
+    require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
+    if format == ToolFormat::QwenXml {
+        // The schema as a whole is checked first, because an error gives a place in the whole schema.
+        arguments(tool).grammar()?;
+        return XmlCallRules::new(rules, tool).call().map(Some);
+    }
+    let Some((before, after)) = format.frame(&tool.name) else { return Ok(None) };
+    let arguments = rules.part(&arguments(tool))?;
+    Ok(Some(format!("{} {arguments} {}", literal(&before), literal(after))))
 }

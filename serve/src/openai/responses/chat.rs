@@ -8,7 +8,7 @@ use super::{request::Fields, store::Said, tools::Tools, turns};
 use crate::{
     body::BodyPermit,
     draft_message::{self, MediaFields},
-    effort::with_effort,
+    effort::{with_effort, with_variables},
     error::ApiError,
     form::{form, with_format},
     state::Shared,
@@ -37,6 +37,7 @@ pub(super) async fn chat(
     chat = chat.temperature(fields.temperature);
     chat = chat.top_p(fields.top_p);
     chat = with_effort(chat, fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()));
+    chat = with_variables(chat, fields.chat_template_kwargs.clone());
     let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
     let format = format.map(|format| {
         let kind = format["type"].as_str().unwrap_or_default();

@@ -44,6 +44,8 @@ pub(crate) struct Fields {
     pub(super) text: Option<Text>,
     pub(super) reasoning: Option<Reasoning>,
     pub(super) metadata: Option<Map<String, Value>>,
+    /// vLLM extension: variables of the chat template.
+    pub(super) chat_template_kwargs: Option<Map<String, Value>>,
     /// vLLM extension: lower values are served earlier.
     pub(super) priority: Option<i32>,
     include: Option<Vec<String>>,

@@ -70,7 +70,7 @@ impl ReplyRules {
             inputs.tools.is_some() || are_described || (chat.tokens.is_some() && chat.tool_choice != ToolChoice::None);
         let tools = if may_call { format.tools } else { ToolFormat::None };
         Ok(ReplyRules {
-            parser: ReplyParser::new(thinking, tools, chat.tool_names()),
+            parser: ReplyParser::new(thinking, tools, chat.named_tools()),
             tags: [thinking.tags(), tools.tags()].concat(),
             calls_max: if chat.is_parallel() { usize::MAX } else { 1 },
             is_forced: matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_)),

@@ -1,16 +1,23 @@
-//! The tools of a chat as a grammar needs them.
+//! The tools of a chat as a grammar and the parser of the reply need them.
 
 use std::sync::Arc;
 
-use bursar_model::sampling::{CallableTool, ForcedCalls, close_objects};
+use bursar_model::{
+    sampling::{ForcedCalls, close_objects},
+    text::CallableTool,
+};
 use serde_json::{Value, json};
 
 use crate::chat::{Chat, ChatError, ToolChoice, ToolError};
 
 impl Chat {
-    /// Returns the names of all tools that have a name.
-    pub(super) fn tool_names(&self) -> Arc<[String]> {
-        self.tools.iter().filter_map(name).map(str::to_owned).collect()
+    /// Returns all tools that have a name, with their schemas as the model sees them.
+    pub(super) fn named_tools(&self) -> Arc<[CallableTool]> {
+        let named = |tool| {
+            let parameters = function(tool)["parameters"].clone();
+            Some(CallableTool { name: name(tool)?.to_owned(), parameters })
+        };
+        self.tools.iter().filter_map(named).collect()
     }
 
     /// The tools that a forced call may use, with their indices in the chat.

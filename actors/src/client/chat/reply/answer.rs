@@ -42,7 +42,8 @@ impl Answer {
                 });
                 vec![ChatEvent::ToolCall(ToolCallEvent::Begin { index, id, name })]
             }
-            ReplyPart::Arguments(json) => vec![self.argue(json)],
+            ReplyPart::Arguments { json, .. } if json.is_empty() => Vec::new(),
+            ReplyPart::Arguments { json, .. } => vec![self.argue(json)],
             ReplyPart::CallEnd { is_closed } => self.end(is_closed),
             ReplyPart::Markup(_) => Vec::new(),
         }

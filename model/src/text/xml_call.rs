@@ -1,0 +1,293 @@
+//! A reader for a tool call in Qwen's XML format, one character at a time. The reader converts the
+//! parameters to the JSON text of the arguments as they arrive.
+//!
+//! A string is returned while it arrives. Any other value is withheld until its end, because only
+//! the whole value shows whether it is JSON of a type that the tool's schema allows.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::callable_tool::{CallableTool, JsonTypes};
+use super::reply_format::{FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, TOOL_CALL_END};
+use super::tag_search::{Match, Tag};
+
+/// Maximum blank characters between the tag that ends a value and the next tag.
+const BLANKS_MAX: usize = 8;
+/// The tags that end a value, each with the tags of which one must follow. Without such a tag, the
+/// text belongs to the value.
+const VALUE_ENDS: [(&str, &[&str]); 2] = [
+    (PARAMETER_END, &[PARAMETER, FUNCTION_END, TOOL_CALL_END]),
+    // A model may forget to close the last parameter.
+    (FUNCTION_END, &[TOOL_CALL_END]),
+];
+
+/// The reader of the text from the tag that opens a call to the function's name.
+#[derive(Clone)]
+pub(super) struct Head {
+    opening: String,
+    tag: Tag,
+    name: Option<String>,
+}
+
+pub(super) enum HeadSeen {
+    More,
+    Name(String),
+    /// The character cannot be part of a call, and was not read.
+    Broken,
+}
+
+impl Head {
+    /// A head that begins with `opening`.
+    pub(super) fn new(opening: String) -> Self {
+        Head { opening, tag: Tag::new(FUNCTION), name: None }
+    }
+
+    pub(super) fn feed(&mut self, next: char) -> HeadSeen {
+        let Some(name) = &mut self.name else {
+            return match self.tag.feed(next) {
+                Match::None => HeadSeen::Broken,
+                Match::Part => HeadSeen::More,
+                Match::Whole => {
+                    self.name = Some(String::new());
+                    HeadSeen::More
+                }
+            };
+        };
+        match next {
+            '>' if !name.trim().is_empty() => {
+                let read = name.trim().to_owned();
+                name.push(next);
+                HeadSeen::Name(read)
+            }
+            '<' | '>' | '\n' => HeadSeen::Broken,
+            _ => {
+                name.push(next);
+                HeadSeen::More
+            }
+        }
+    }
+
+    /// The opening text, and the text read after it.
+    pub(super) fn into_texts(self) -> [String; 2] {
+        [self.opening, self.tag.held + &self.name.unwrap_or_default()]
+    }
+}
+
+/// The reader of the parameters of a call, up to its end.
+#[derive(Clone)]
+pub(super) struct XmlCall {
+    tools: Arc<[CallableTool]>,
+    /// The index of the called tool, if the request offers it.
+    tool: Option<usize>,
+    place: Place,
+    parameters: usize,
+    /// The JSON text read since the owner of this reader cleared this field.
+    pub(super) json: String,
+    /// The text that `json` was read from.
+    pub(super) written: String,
+    /// Text that may be a tag. After the end of the call: text that is not part of the call.
+    pub(super) held: String,
+}
+
+#[derive(Clone)]
+enum Place {
+    /// Before a parameter or the end of the function.
+    Between,
+    /// In the tag that opens a parameter.
+    Name,
+    /// A line break, which is not part of the value.
+    ValueStart(JsonTypes),
+    /// In a string that is returned as it arrives.
+    Text,
+    Withheld(JsonTypes, String),
+}
+
+impl XmlCall {
+    pub(super) fn new(tools: Arc<[CallableTool]>, name: &str) -> Self {
+        let tool = tools.iter().position(|tool| tool.name == name);
+        let (json, written, held) = (String::new(), String::new(), String::new());
+        XmlCall { tools, tool, place: Place::Between, parameters: 0, json, written, held }
+    }
+
+    /// Reads a character. At the end of the call, returns whether the call is complete, and leaves
+    /// the text after the call in `held`.
+    pub(super) fn feed(&mut self, next: char) -> Option<bool> {
+        self.held.push(next);
+        match self.place {
+            Place::Between => self.between(next),
+            Place::Name => self.name(next),
+            Place::ValueStart(types) => {
+                self.place = if types.are_strings() {
+                    self.json.push('"');
+                    Place::Text
+                } else {
+                    Place::Withheld(types, String::new())
+                };
+                if next != '\n' {
+                    return self.value();
+                }
+                self.write_held();
+                None
+            }
+            Place::Text | Place::Withheld(..) => self.value(),
+        }
+    }
+
+    /// Ends a call that the end of the reply has cut off.
+    pub(super) fn finish(&mut self) {
+        let ends_value = self.held.trim_start_matches('\n').starts_with(PARAMETER_END);
+        match self.place {
+            Place::Text | Place::Withheld(..) if ends_value => self.end_value(),
+            Place::Text => self.json += &escaped(&self.held),
+            _ => {}
+        }
+        self.write_held();
+    }
+
+    fn between(&mut self, next: char) -> Option<bool> {
+        if self.held.len() == next.len_utf8() && next.is_whitespace() {
+            self.write_held();
+            return None;
+        }
+        let tags = [PARAMETER, FUNCTION_END, TOOL_CALL_END];
+        match tags.into_iter().find(|tag| tag.starts_with(&self.held)) {
+            None => Some(false),
+            Some(tag) if tag != self.held => None,
+            Some(PARAMETER) => {
+                self.place = Place::Name;
+                None
+            }
+            Some(tag) => {
+                self.json += if self.parameters == 0 { "{}" } else { "}" };
+                // A model may forget the function's end.
+                if tag == FUNCTION_END {
+                    self.write_held();
+                }
+                Some(true)
+            }
+        }
+    }
+
+    fn name(&mut self, next: char) -> Option<bool> {
+        match next {
+            '>' => {
+                let name = self.held[PARAMETER.len()..].trim_end_matches('>').trim();
+                if name.is_empty() {
+                    return Some(false);
+                }
+                let types = self.tool.map(|tool| self.tools[tool].parameter_types(name)).unwrap_or_default();
+                self.json += if self.parameters == 0 { "{" } else { ", " };
+                self.json += &format!("{}: ", Value::from(name));
+                self.parameters += 1;
+                self.place = Place::ValueStart(types);
+                self.write_held();
+                None
+            }
+            '<' | '\n' => Some(false),
+            _ => None,
+        }
+    }
+
+    fn value(&mut self) -> Option<bool> {
+        while !self.held.is_empty() {
+            match value_end(&self.held) {
+                ValueEnd::Possible => break,
+                ValueEnd::Not => {
+                    let next = self.held.remove(0);
+                    self.written.push(next);
+                    self.add_to_value(next);
+                }
+                ValueEnd::At(at) => {
+                    self.end_value();
+                    let tags = self.held.split_off(at);
+                    self.write_held();
+                    let end = tags.char_indices().find_map(|(at, next)| Some((self.feed(next)?, at + next.len_utf8())));
+                    let (is_closed, at) = end?;
+                    self.held += &tags[at..];
+                    return Some(is_closed);
+                }
+            }
+        }
+        None
+    }
+
+    fn add_to_value(&mut self, next: char) {
+        match &mut self.place {
+            Place::Withheld(types, value) => {
+                value.push(next);
+                if types.are_strings_or_null() && !may_be_null(value) {
+                    self.json += &format!("\"{}", escaped(value));
+                    self.place = Place::Text;
+                }
+            }
+            _ => match next {
+                '"' | '\\' | '\0'..='\x1f' => self.json += &escaped(next.encode_utf8(&mut [0; 4])),
+                _ => self.json.push(next),
+            },
+        }
+    }
+
+    fn end_value(&mut self) {
+        match std::mem::replace(&mut self.place, Place::Between) {
+            Place::Withheld(types, value) => self.json += &json_of(&value, types),
+            _ => self.json.push('"'),
+        }
+    }
+
+    fn write_held(&mut self) {
+        self.written += &std::mem::take(&mut self.held);
+    }
+}
+
+/// Whether text within a value is the end of the value.
+enum ValueEnd {
+    Possible,
+    /// The next tag begins at this byte offset.
+    At(usize),
+    Not,
+}
+
+fn value_end(held: &str) -> ValueEnd {
+    let text = held.strip_prefix('\n').unwrap_or(held);
+    for (end, following) in VALUE_ENDS {
+        if end.starts_with(text) {
+            return ValueEnd::Possible;
+        }
+        let Some(after) = text.strip_prefix(end) else { continue };
+        let tag = after.trim_start();
+        if following.contains(&tag) {
+            // The end of the function is also one of the tags after the value.
+            return ValueEnd::At(held.len() - if end == FUNCTION_END { text.len() } else { tag.len() });
+        }
+        let may_follow = following.iter().any(|following| following.starts_with(tag));
+        return if may_follow && after.len() - tag.len() <= BLANKS_MAX { ValueEnd::Possible } else { ValueEnd::Not };
+    }
+    ValueEnd::Not
+}
+
+/// The JSON text of a value. Text that is not JSON of an allowed type is a string.
+fn json_of(text: &str, types: JsonTypes) -> String {
+    // Chat templates print these three values of earlier calls as Python does.
+    let plain = match text.trim() {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        plain => plain,
+    };
+    match serde_json::from_str::<Value>(plain) {
+        // The model's text keeps numbers with more digits than `f64` exact.
+        Ok(value) if types.contains(JsonTypes::of(&value)) || !types.contains(JsonTypes::STRING) => plain.to_owned(),
+        _ => Value::from(text).to_string(),
+    }
+}
+
+fn may_be_null(value: &str) -> bool {
+    ["null", "None"].iter().any(|null| null.starts_with(value))
+}
+
+/// The text as part of a JSON string.
+fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
