@@ -184,6 +184,8 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 pub struct Whole {
     pub pieces: Vec<String>,
     pub text: String,
+    /// The thought before the reply.
+    pub reasoning: String,
     pub finish_reason: FinishReason,
     pub stop_reason: Option<StopReason>,
     /// Usage without the cached tokens, which depend on other requests.
@@ -197,6 +199,7 @@ pub struct Whole {
 /// Reads a whole reply. Checks that it has exactly one end event and that this event is the last.
 pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     let (mut pieces, mut prompt, mut tokens, mut end) = (Vec::new(), None, Vec::new(), None);
+    let mut thought = String::new();
     while let Some(event) = reply.next().await {
         assert!(end.is_none(), "no event follows the end");
         match event {
@@ -206,15 +209,26 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
             }
             Ok(ChatEvent::Token(score)) => tokens.push(score),
             Ok(ChatEvent::Text(text)) => pieces.push(text),
+            Ok(ChatEvent::Reasoning(text)) => thought.push_str(&text),
             Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. }) => {
-                assert!(reasoning.is_empty() && tool_calls.is_empty(), "reasoning and tool calls were not asked for");
+                assert!(tool_calls.is_empty(), "no tools were given");
+                assert_eq!(reasoning, thought, "the end has the whole thought");
                 let (pieces, tokens) = (std::mem::take(&mut pieces), std::mem::take(&mut tokens));
                 let cached_tokens = usage.cached_tokens;
                 let mut usage = usage;
                 usage.cached_tokens = 0;
                 let prompt = prompt.take();
-                end =
-                    Some(Ok(Whole { pieces, text, finish_reason, stop_reason, usage, cached_tokens, prompt, tokens }));
+                end = Some(Ok(Whole {
+                    pieces,
+                    text,
+                    reasoning,
+                    finish_reason,
+                    stop_reason,
+                    usage,
+                    cached_tokens,
+                    prompt,
+                    tokens,
+                }));
             }
             Ok(event) => panic!("an event that this test does not expect: {event:?}"),
             Err(error) => end = Some(Err(error)),

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     budget::{KvDemand, SharedKvDemand},
     compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
-    kv::{BlockLog, Copies, KvUse, SequenceId},
+    kv::{BlockLog, Copies, KvUse, SequenceId, StateUse},
     metric::{self, Direction, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
@@ -271,6 +271,12 @@ impl SchedulerState {
         metric::KV_BLOCKS_CACHED.set(model, cached);
         metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());
         metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
+        let StateUse { slots, live, snapshots } = self.core.kv().state_usage();
+        if slots > 0 {
+            metric::STATE_SLOTS.set(model, slots);
+            metric::STATE_SLOTS_USED.set(model, live);
+            metric::STATE_SNAPSHOTS.set(model, snapshots);
+        }
         self.tell_need();
         self.count();
     }

@@ -123,6 +123,9 @@ table! {
     KV_COPIED_BYTES_TOTAL: Counter<(Label, Direction)> = "bursar_kv_copied_bytes_total", "Bytes of KV blocks copied to host memory and back.";
     KV_COPY_SECONDS: Histogram<Label> = "bursar_kv_copy_seconds", "Device time for KV block copies that were requested together.", COPY;
     PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Bytes of KV blocks that no sequence holds and that other prompts can reuse.";
+    STATE_SLOTS: Gauge<Label> = "bursar_state_slots", "Slots for recurrent states. Only for models with layers that have such states.";
+    STATE_SLOTS_USED: Gauge<Label> = "bursar_state_slots_used", "Slots of recurrent states that running sequences hold, one each.";
+    STATE_SNAPSHOTS: Gauge<Label> = "bursar_state_snapshots", "Slots of recurrent states with a snapshot that other prompts can resume from.";
     ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures whose embeddings a request needed.";
     ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures whose embeddings were in the cache, or were being computed for another request.";
     ENCODER_CACHE_HOST_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_host_hits_total", "Hits whose embeddings were copied back from host memory.";
