@@ -100,11 +100,60 @@ namespace norm {
 constexpr uint32_t THREADS_MAX = 512;
 }  // namespace norm
 
-// silu_mul.cu and gelu.cu: grid x is the row, grid y covers the columns of the row.
+// silu_mul.cu, gelu.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the row.
 namespace gate {
 // Threads per thread block.
 constexpr uint32_t THREADS = 256;
 }  // namespace gate
+
+// state_sequences.cuh: layers with a recurrent state.
+namespace states {
+// Slot number of a state that is not written.
+constexpr uint32_t NO_STATE = 0xffffffffu;
+// Snapshots of one sequence's state in a step.
+constexpr uint32_t SNAPSHOTS = 2;
+}  // namespace states
+
+// causal_conv.cu: grid x covers the channels, grid y the sequences with one row, then tiles of rows of the other
+// sequences.
+namespace causal_conv {
+// Threads per thread block.
+constexpr uint32_t THREADS = 128;
+// Channels per thread and loop iteration, if all addresses are aligned.
+constexpr uint32_t CHANNELS = 8;
+// Rows of a sequence per tile.
+constexpr uint32_t TILE_ROWS = 16;
+// Minimum width of the convolution.
+constexpr uint32_t TAPS_MIN = 2;
+// Maximum width of the convolution.
+constexpr uint32_t TAPS_MAX = 4;
+}  // namespace causal_conv
+
+// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block has some rows of one head of one sequence.
+namespace gated_delta {
+// Threads per thread block.
+constexpr uint32_t ROW_THREADS = 128;
+// Lanes that share a row.
+constexpr uint32_t ROW_LANES = 8;
+// Rows per thread block and round.
+constexpr uint32_t GROUPS = 16;
+// Rounds of the kernel for single rows of many sequences and heads.
+constexpr uint32_t HELD = 4;
+// Elements of a key for which there are separate kernels.
+constexpr uint32_t KEY_DIM = 128;
+// `key_dim` must be a multiple of this number.
+constexpr uint32_t KEY_DIM_STEP = 16;
+// Maximum number of elements of a key.
+constexpr uint32_t KEY_DIM_MAX = 256;
+}  // namespace gated_delta
+
+// gated_rms_norm.cu: some lanes share a head.
+namespace gated_rms_norm {
+// Threads per thread block.
+constexpr uint32_t THREADS = 256;
+// Elements per lane of a head, if all addresses are aligned.
+constexpr uint32_t VECTOR = 8;
+}  // namespace gated_rms_norm
 
 // rotary.cu: one thread block per token.
 namespace rotary {

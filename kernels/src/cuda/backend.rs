@@ -2,7 +2,7 @@
 
 use super::{
     attention, collectives, download_staging, elementwise, experts, gemm, graph, lane::Cuda, quantize,
-    rank_link::RankLink, rotary, sample,
+    rank_link::RankLink, rotary, sample, states,
 };
 use crate::{
     Backend, Graph, KernelError, Rank, Target,
@@ -159,20 +159,20 @@ impl Backend for Cuda {
         attention::packed(self, call)
     }
 
-    fn causal_conv(&self, _: calls::CausalConv<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "causal_conv" })
+    fn causal_conv(&self, call: calls::CausalConv<'_>) -> Result<(), KernelError> {
+        states::causal_conv(self, call)
     }
 
-    fn gated_delta(&self, _: calls::GatedDelta<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "gated_delta" })
+    fn gated_delta(&self, call: calls::GatedDelta<'_>) -> Result<(), KernelError> {
+        states::gated_delta(self, call)
     }
 
-    fn gated_rms_norm(&self, _: calls::GatedRmsNorm<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "gated_rms_norm" })
+    fn gated_rms_norm(&self, call: calls::GatedRmsNorm<'_>) -> Result<(), KernelError> {
+        states::gated_rms_norm(self, call)
     }
 
-    fn sigmoid_mul(&self, _: calls::SigmoidMul<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "sigmoid_mul" })
+    fn sigmoid_mul(&self, call: calls::SigmoidMul<'_>) -> Result<(), KernelError> {
+        states::sigmoid_mul(self, call)
     }
 
     fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError> {

@@ -142,7 +142,7 @@ pub(super) fn layer_norm(cuda: &Cuda, call: calls::LayerNorm<'_>) -> Result<(), 
 
 /// Returns an extent with one thread block per row in x, and enough thread blocks in y to cover the
 /// columns. With few rows, each thread block covers fewer columns.
-fn over_columns(rows: usize, columns: usize) -> Extent {
+pub(super) fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
 }

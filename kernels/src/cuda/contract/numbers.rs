@@ -115,10 +115,60 @@ contract! {
         const THREADS_MAX: usize = 512;
     }
 
-    /// silu_mul.cu and gelu.cu: grid x is the row, grid y covers the columns of the row.
+    /// silu_mul.cu, gelu.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the row.
     mod gate {
         /// Threads per thread block.
         const THREADS: usize = 256;
+    }
+
+    /// state_sequences.cuh: layers with a recurrent state.
+    mod states {
+        /// Slot number of a state that is not written.
+        const NO_STATE: u32 = crate::calls::NO_STATE;
+        /// Snapshots of one sequence's state in a step.
+        const SNAPSHOTS: usize = crate::calls::SNAPSHOTS;
+    }
+
+    /// causal_conv.cu: grid x covers the channels, grid y the sequences with one row, then tiles of
+    /// rows of the other sequences.
+    mod causal_conv {
+        /// Threads per thread block.
+        const THREADS: usize = 128;
+        /// Channels per thread and loop iteration, if all addresses are aligned.
+        const CHANNELS: usize = 8;
+        /// Rows of a sequence per tile.
+        const TILE_ROWS: usize = 16;
+        /// Minimum width of the convolution.
+        const TAPS_MIN: usize = 2;
+        /// Maximum width of the convolution.
+        const TAPS_MAX: usize = 4;
+    }
+
+    /// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block has some rows of
+    /// one head of one sequence.
+    mod gated_delta {
+        /// Threads per thread block.
+        const ROW_THREADS: usize = 128;
+        /// Lanes that share a row.
+        const ROW_LANES: usize = 8;
+        /// Rows per thread block and round.
+        const GROUPS: usize = ROW_THREADS / ROW_LANES;
+        /// Rounds of the kernel for single rows of many sequences and heads.
+        const HELD: usize = 4;
+        /// Elements of a key for which there are separate kernels.
+        const KEY_DIM: usize = 128;
+        /// `key_dim` must be a multiple of this number.
+        const KEY_DIM_STEP: usize = 16;
+        /// Maximum number of elements of a key.
+        const KEY_DIM_MAX: usize = 256;
+    }
+
+    /// gated_rms_norm.cu: some lanes share a head.
+    mod gated_rms_norm {
+        /// Threads per thread block.
+        const THREADS: usize = 256;
+        /// Elements per lane of a head, if all addresses are aligned.
+        const VECTOR: usize = 8;
     }
 
     /// rotary.cu: one thread block per token.
