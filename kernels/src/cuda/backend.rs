@@ -81,7 +81,6 @@ impl Backend for Cuda {
     }
 
     fn all_reduce_rms_norm(&self, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
-        has_kernel("all_reduce_rms_norm", call.weight_offset == 0.0)?;
         collectives::all_reduce_rms_norm(self, call)
     }
 
@@ -106,7 +105,6 @@ impl Backend for Cuda {
     }
 
     fn rms_norm_route(&self, call: calls::RmsNormRoute<'_>) -> Result<(), KernelError> {
-        has_kernel("rms_norm_route", call.norm.weight_offset == 0.0)?;
         experts::rms_norm_route(self, call)
     }
 
@@ -119,12 +117,10 @@ impl Backend for Cuda {
     }
 
     fn add_experts_rms_norm(&self, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
-        has_kernel("add_experts_rms_norm", call.weight_offset == 0.0)?;
         experts::add_experts_rms_norm(self, call)
     }
 
     fn rms_norm(&self, call: calls::RmsNorm<'_>) -> Result<(), KernelError> {
-        has_kernel("rms_norm", call.weight_offset == 0.0)?;
         elementwise::rms_norm(self, call)
     }
 
@@ -145,9 +141,6 @@ impl Backend for Cuda {
     }
 
     fn rotary_kv_write(&self, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError> {
-        let is_whole = 2 * call.frequencies.rows() == call.layer.shape().head_dim;
-        let has_offset = call.norms.is_some_and(|norms| norms.weight_offset != 0.0);
-        has_kernel("rotary_kv_write", is_whole && !has_offset)?;
         rotary::rotary_kv_write(self, call)
     }
 
@@ -206,9 +199,4 @@ impl Backend for Cuda {
     fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError> {
         sample::sample(self, call)
     }
-}
-
-/// Returns an error unless the kernels of `op` support the operands.
-fn has_kernel(op: &'static str, is_supported: bool) -> Result<(), KernelError> {
-    if is_supported { Ok(()) } else { Err(KernelError::NoKernel { op }) }
 }
