@@ -256,7 +256,7 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     );
     assert_eq!(
         refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)] }),
-        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80 or 128 elements on this target"
+        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80, 128 or 256 elements on this target"
     );
 }
 

@@ -10,7 +10,8 @@
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
     KERNEL(__VA_ARGS__, 80) \
-    KERNEL(__VA_ARGS__, 128)
+    KERNEL(__VA_ARGS__, 128) \
+    KERNEL(__VA_ARGS__, 256)
 
 // `KERNEL(..., size)` for each of attention within packed stretches.
 #define FOR_EACH_PACKED_HEAD_DIM(KERNEL, ...) \
@@ -277,16 +278,16 @@ constexpr uint32_t OTHERS_READ_ONCE = 2;
 // Pipeline stages of one warp's ring; a stage holds one block of the KV cache.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_STAGES =
-    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : 0;
+    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : HEAD_DIM == 256 ? 3 : 0;
 // Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_BYTES =
-    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : 0;
+    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : HEAD_DIM == 256 ? 49152 : 0;
 // f32 numbers of a partial tile: for each query vector, a weighted sum of values, the maximum score and the sum of
 // weights.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
-    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
+    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : HEAD_DIM == 256 ? 2064 : 0;
 }  // namespace attention_decode
 
 // attention_prefill.cu: many rows, on every GPU generation.

@@ -452,9 +452,9 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
     }
 
     fn by_head_dim(&mut self, source: Source, operation: &str) -> Result<ByHeadDim<F>, E> {
-        let [a, b, c, d] = HeadDim::ELEMENTS;
+        let [a, b, c, d, e] = HeadDim::ELEMENTS;
         let mut of = |size| self.sized(source, operation, 'd', size);
-        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?]))
+        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
     }
 
     fn by_packed_head_dim(&mut self, source: Source, operation: &str) -> Result<ByPackedHeadDim<F>, E> {

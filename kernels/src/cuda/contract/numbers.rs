@@ -300,7 +300,7 @@ contract! {
             match head_dim {
                 HeadDim::D32 | HeadDim::D64 => 6,
                 HeadDim::D80 => 4,
-                HeadDim::D128 => 3,
+                HeadDim::D128 | HeadDim::D256 => 3,
             }
         }
         /// Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
