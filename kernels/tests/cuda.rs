@@ -152,6 +152,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
         // The gate's output is rounded before the next product, and so is each expert's product.
         Pass::Mixed(_) => 4.0 * rounding,
+        Pass::Step(step) => step.tolerance(rounding),
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         // Within a group of columns, the tensor cores keep about 13 bits of a sum of E4M3 products.

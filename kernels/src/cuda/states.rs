@@ -11,6 +11,9 @@ use super::{
 };
 use crate::{KernelError, StateLayer, calls};
 
+/// Elements of 16 bytes of a row, which the kernel for chunks reads at once.
+const ROW_STEP: usize = 8;
+
 /// The sequences of a step, in the layout of the kernels' parameter (`state_sequences.cuh`).
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -102,12 +105,40 @@ pub(super) fn gated_delta(cuda: &Cuda, call: calls::GatedDelta<'_>) -> Result<()
         return Err(KernelError::NoKernel { op: "gated_delta" });
     }
     let (sequences, singles) = (call.sequences.context_lengths.rows(), call.sequences.single_rows);
-    rows(cuda, &call, 0, singles)?;
-    rows(cuda, &call, singles, sequences - singles)
+    token_by_token(cuda, &call, 0, singles)?;
+    if has_chunks(cuda, &call) {
+        return in_chunks(cuda, &call, singles, sequences - singles);
+    }
+    token_by_token(cuda, &call, singles, sequences - singles)
+}
+
+/// Returns `true` if the kernel on the tensor cores supports the operands.
+fn has_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>) -> bool {
+    let shape = call.layer.shape();
+    shape.key_dim == delta::KEY_DIM
+        && shape.value_dim.is_multiple_of(delta::CHUNK_VALUES)
+        && call.qkv.pitch().is_multiple_of(ROW_STEP)
+        && call.qkv.address().0.is_multiple_of(16)
+        && cuda.kernels.functions.shared_most() >= delta::CHUNK_SHARED_BYTES
+}
+
+/// Computes `sequences` sequences from `first` on, in chunks of tokens on the tensor cores.
+fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences: usize) -> Result<(), KernelError> {
+    let shape = call.layer.shape();
+    let blocks = shape.value_heads * (shape.value_dim / delta::CHUNK_VALUES);
+    let extent =
+        Extent { grid: [blocks, sequences, 1], block: [delta::CHUNK_THREADS, 1], shared: delta::CHUNK_SHARED_BYTES };
+    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().states.gated_delta_chunked, extent, delta_arguments(call, first)) }
 }
 
 /// Computes `sequences` sequences from `first` on, token by token.
-fn rows(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences: usize) -> Result<(), KernelError> {
+fn token_by_token(
+    cuda: &Cuda,
+    call: &calls::GatedDelta<'_>,
+    first: usize,
+    sequences: usize,
+) -> Result<(), KernelError> {
     let (shape, kernels) = (call.layer.shape(), &cuda.entry_points().states);
     let blocks = |held: usize| shape.value_heads * shape.value_dim.div_ceil(delta::GROUPS * held);
     let are_single = first + sequences <= call.sequences.single_rows;

@@ -161,6 +161,14 @@ contract! {
         const KEY_DIM_STEP: usize = 16;
         /// Maximum number of elements of a key.
         const KEY_DIM_MAX: usize = 256;
+        /// Maximum number of tokens per chunk of gated_delta_chunked.cu.
+        const CHUNK: usize = 64;
+        /// Values of a head per thread block of gated_delta_chunked.cu.
+        const CHUNK_VALUES: usize = 32;
+        /// Threads per thread block of gated_delta_chunked.cu.
+        const CHUNK_THREADS: usize = 256;
+        /// Bytes of dynamic shared memory per thread block of gated_delta_chunked.cu.
+        const CHUNK_SHARED_BYTES: usize = chunk_shared_bytes(KEY_DIM, CHUNK, CHUNK_VALUES);
     }
 
     /// gated_rms_norm.cu: some lanes share a head.
@@ -619,6 +627,16 @@ contract! {
         /// The bytes of a row are rounded up to a multiple of this number.
         const ROW_ALIGNMENT: usize = 128;
     }
+}
+
+/// Returns the bytes of dynamic shared memory per thread block of the gated delta rule in chunks.
+/// The device code asserts that they are the size of its struct.
+const fn chunk_shared_bytes(key_dim: usize, tokens: usize, values: usize) -> usize {
+    // Elements that separate rows of f16, and rows of f32 of a diagonal block.
+    let (gap, tile, tile_gap) = (8, 16, 4);
+    let rows_of_keys = 2 * tokens + values;
+    let halves = rows_of_keys * (key_dim + gap) + 3 * tokens * (values + gap) + 3 * tokens * (tokens + gap);
+    2 * halves + SUM * (tokens * (tile + tile_gap) + 2 * tokens)
 }
 
 /// Returns the threads per thread block of attention on Hopper: one warpgroup for each 64 query
