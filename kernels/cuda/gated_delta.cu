@@ -77,8 +77,8 @@ __device__ __forceinline__ float row_sum(float value) {
     return value;
 }
 
-// One block: `HELD` matrix rows per lane group of one head of one sequence. With `WHOLE`, key_dim is
-// exactly PIECES * PIECE * ROW_LANES. With `SINGLE`, no sequence has more than one row, and no
+// One block: `HELD` matrix rows per lane group of one head of one sequence. With `WHOLE`, key_dim
+// is exactly PIECES * PIECE * ROW_LANES. With `SINGLE`, no sequence has more than one row, and no
 // registers are spent on fetching the next token.
 template <uint32_t PIECES, bool WHOLE, uint32_t HELD, bool SINGLE, typename Element>
 __device__ __forceinline__ void gated_delta(const Delta<Element>& call) {

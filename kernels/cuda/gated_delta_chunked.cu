@@ -1,7 +1,7 @@
 // The gated delta rule of gated_delta.cu for many rows: chunks of up to CHUNK tokens on the tensor
-// cores (Yang et al. 2024, arXiv 2406.06484 and 2412.06464). Operands, slots and output are those of
-// gated_delta.cu; key_dim is KEY_DIM, value_dim a multiple of VALUES, and rows of qkv are aligned to
-// 16 bytes.
+// cores (Yang et al. 2024, arXiv 2406.06484 and 2412.06464). Operands, slots and output are those
+// of gated_delta.cu; key_dim is KEY_DIM, value_dim a multiple of CHUNK_VALUES, and rows of qkv
+// are aligned to 16 bytes.
 //
 // For a chunk with normalized keys K and queries Q [tokens, key_dim], values V, strengths b, and C
 // the running sum of the logarithms of the decays:
@@ -14,22 +14,22 @@
 //
 // All exponents are at most 0, because C falls; pairs above the diagonal are masked before exp. A
 // chunk ends where a snapshot is taken. Rows after the end of a chunk are zeros with a strength and
-// a log decay of 0, which changes nothing.
+// a log decay of 0, which changes nothing. A log decay below -30 counts as -30.
 //
 // Operands of the tensor cores are f16, whatever the activations' type is: normalized keys and
 // queries and T are at most 1 in magnitude (T is part of a product of contractions), for which f16
-// has three more bits than bf16. Changes, values and the state as an operand are limited to 65504 in
-// magnitude. Sums, gates, the state that is carried from chunk to chunk, and the inverses of
+// has three more bits than bf16. Changes, values and the state as an operand are limited to 65504
+// in magnitude. Sums, gates, the state that is carried from chunk to chunk, and the inverses of
 // diagonal blocks are f32. A result differs in rounding with the positions of the chunks, so with
 // the division of a prompt into steps. A NaN affects only its own sequence.
 //
-// Method: a block has VALUES columns of the values of one head of one sequence, and goes through the
-// chunks. Blocks of the same head compute A, T and P each for itself. All warps normalize keys and
-// queries. Then the first four warps compute K K^T and invert I + A: the diagonal blocks of 16 tokens
-// by substitution, the others by T_IJ = -T_II (sum over K < I of A_IK T_KJ), one warp per column J.
-// The other four warps compute Q K^T and the products with the old state meanwhile. The first four
-// warps have the state in registers, transposed as in a slot. The next chunk is loaded to registers
-// during the products.
+// Method: a block has CHUNK_VALUES of the values of one head of one sequence, and goes through the
+// chunks. Blocks of the same head compute A, T and P each for itself. All warps normalize keys
+// and queries. Then the first four warps compute K K^T and invert I + A: the diagonal blocks of 16
+// tokens by substitution, the others by T_IJ = -T_II (sum over K < I of A_IK T_KJ), one warp per
+// column J. The other four warps compute Q K^T and the products with the old state meanwhile. The
+// first four warps have the state in registers, transposed as in a slot. The next chunk is loaded
+// to registers during the products.
 
 #include "delta_gates.cuh"
 #include "kernel_order.cuh"
@@ -343,8 +343,8 @@ struct Chunks {
         }
     }
 
-    // The products of this warp's tokens with the old state. Writes the inputs of T, and returns the
-    // part of the output. Run by the second half.
+    // The products of this warp's tokens with the old state. Writes the inputs of T, and returns
+    // the part of the output. Run by the second half.
     __device__ __forceinline__ void multiply_state(const Loaded& loaded, float (&out)[VALUE_TILES][4]) const {
         float of_keys[VALUE_TILES][4] = {};
 #pragma unroll
@@ -440,7 +440,7 @@ struct Chunks {
     }
 };
 
-// The state of VALUES values, transposed: warp w of the first half has the keys 32 w to 32 w + 32.
+// The state of CHUNK_VALUES values, transposed: warp w of the first half has the keys 32 w to 32 w + 32.
 struct State {
     static constexpr uint32_t ROWS = CHUNK_VALUES / TILE, COLUMNS = KEY_DIM / HALF_WARPS / 8;
     float tiles[ROWS][COLUMNS][4];

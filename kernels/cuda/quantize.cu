@@ -5,7 +5,8 @@
 // quantize_<type>
 //   out = x
 // rms_norm_rounded_<type>
-//   out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)   (Zhang and Sennrich 2019, arXiv 1910.07467)
+//   out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)
+//   (Zhang and Sennrich 2019, arXiv 1910.07467)
 // add_experts_rms_norm_rounded_<type> (Hopper only)
 //   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then,
 //   out = rms_norm_rounded of residual

@@ -29,13 +29,13 @@
 //
 // Elements i and i + pairs of a head are rotated as a pair by position * frequency[i] (the halves
 // convention). `pairs` is at most head_dim / 2, which it always is in `rotary`. Elements from 2 *
-// pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are subtracted in
-// f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without the
-// slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies and
-// slots are read before the previous kernel has ended (programmatic dependent launch); that kernel
-// must not write them. If a slot is in no block of the cache, nothing is written. head_dim is even
-// and at most 256. Accesses are 16 bytes wide when addresses, pitch, pairs and head_dim / 2 are
-// multiples of 16 bytes.
+// pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are subtracted
+// in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without
+// the slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies
+// and slots are read before the previous kernel has ended (programmatic dependent launch); that
+// kernel must not write them. If a slot is in no block of the cache, nothing is written. head_dim
+// is even and at most 256. Accesses are 16 bytes wide when addresses, pitch, pairs and head_dim / 2
+// are multiples of 16 bytes.
 
 #include <type_traits>
 
@@ -124,8 +124,8 @@ __device__ __forceinline__ void store_e4m3(E4m3* to, const float (&values)[COUNT
     }
 }
 
-// The two elements of a head that a thread processes together, starting with `pair`: a rotated pair,
-// or one element of each half of the elements that are not rotated.
+// The two elements of a head that a thread processes together, starting with `pair`: a rotated
+// pair, or one element of each half of the elements that are not rotated.
 struct PairPlaces {
     bool is_turned;
     uint32_t left, right;

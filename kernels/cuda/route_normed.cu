@@ -2,9 +2,9 @@
 // would otherwise be three launches, each with a microsecond of work.
 // Targets: sm_90a
 //
-// route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset) (Zhang and Sennrich 2019,
-//                       arXiv 1910.07467); then route_small_m_f32 of route.cu with
-//                       logits = normed * router^T
+// route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)
+//                       (Zhang and Sennrich 2019, arXiv 1910.07467); then
+//                       route_small_m_f32 of route.cu with logits = normed * router^T
 //
 // x        [rows, hidden]       rows x_pitch elements apart
 // weight   [hidden]             activations' type

@@ -37,7 +37,7 @@ pub use paged::PagedData;
 pub use pass::{How, Pass, passes};
 pub use routed::Routed;
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use states::{Of, Step};
+pub use states::{Of, Step, divided};
 pub use turned::Turned;
 
 struct Nobody;

@@ -358,3 +358,49 @@ fn uploaded<'s, B: Backend>(scope: &'s Scope<'_, B>, places: &[Place]) -> Result
         single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
     })
 }
+
+/// The output of the gated delta rule for a prompt whose tokens are divided into steps at `cuts`.
+/// Inputs are rounded to `stored`, whatever the activations of the backend are.
+pub fn divided<B: Backend>(scope: &Scope<'_, B>, stored: DType, cuts: &[usize]) -> Result<Vec<f32>, KernelError> {
+    let (activation, mut random) = (scope.target().activation(), Random::new(17));
+    let step = Step {
+        key_heads: 1,
+        value_heads: 2,
+        key_dim: 128,
+        value_dim: 64,
+        taps: 4,
+        sequences: vec![],
+        rate: -4.0,
+        of: Of::Delta,
+    };
+    let (shape, heads, tokens) = (step.shape(activation), step.value_heads, *cuts.last().expect("the last token"));
+    let mut drawn = |columns: usize| -> Vec<f32> {
+        rounded(stored, &random.floats(tokens * columns)).into_iter().map(|x| x as f32).collect()
+    };
+    let (qkv, update, decay) = (drawn(step.channels()), drawn(heads), drawn(heads));
+    let memory = scope.empty_f32([shape.slot_bytes().as_usize() / DType::F32.size()])?;
+    // SAFETY: the memory lives as long as the layer, and nothing else uses it.
+    let layer = unsafe { StateLayer::new(memory.address(), 1, shape) };
+    let mut out = Vec::new();
+    for bounds in cuts.windows(2) {
+        let pass = scope.scope();
+        let place = Place { rows: bounds[0]..bounds[1], context: bounds[1], read: 0, write: 0, snapshots: vec![] };
+        let some = |numbers: &[f32], columns: usize| {
+            narrowed(
+                &pass,
+                [bounds[1] - bounds[0], columns],
+                activation,
+                &numbers[bounds[0] * columns..bounds[1] * columns],
+            )
+        };
+        let inputs = DeltaInputs {
+            qkv: &some(&qkv, step.channels())?,
+            update: &some(&update, heads)?,
+            decay: &some(&decay, heads)?,
+            log_decay: &pass.upload([heads], &vec![step.rate; heads])?,
+            bias: &pass.upload([heads], &vec![0.5f32; heads])?,
+        };
+        out.extend(floats(&pass, &pass.gated_delta(&inputs, &layer, &uploaded(&pass, &[place])?)?)?);
+    }
+    Ok(out)
+}
