@@ -194,7 +194,7 @@ __device__ __forceinline__ uint4* unit_in(const Place& place, uint64_t row, uint
 // added up and normalized together.
 template <uint32_t DEPTH, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, const Place& partial, const Place& residual,
-                                                       const Element* weight, float epsilon, const Out& out,
+                                                       const Element* weight, NormTerms terms, const Out& out,
                                                        uint32_t rows) {
     // One buffer suffices: between the sums of two pieces, all threads wait for the next piece.
     __shared__ float squares_of[DEPTH][WARPS_MAX], largest_of_rows[DEPTH][WARPS_MAX];
@@ -238,7 +238,7 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
             squares[i] = squares_of_unit<Element>(sum[i]);
         }
         block_sums(squares, squares_of);
-        write_normed(out, sum, by_words, squares, epsilon, vector, largest_of_rows,
+        write_normed(out, sum, by_words, squares, terms, vector, largest_of_rows,
                      [&](auto work) { each(piece, [&](uint32_t i, uint32_t row, uint64_t) { work(i, row); }); });
     };
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
 // piece are in flight together and announced together.
 template <uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
-                                                       const Element* weight, float epsilon, const Out& out,
+                                                       const Element* weight, NormTerms terms, const Out& out,
                                                        uint32_t rows) {
     // One buffer suffices: between the norms of two pieces, all threads wait for sums.
     __shared__ float squares_of[RANKS][WARPS_MAX], largest_of_rows[RANKS][WARPS_MAX];
@@ -334,7 +334,7 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
                 *unit_in(residual, row, vector) = sum[owner];
             }
         });
-        write_normed(out, sum, by_words, squares, epsilon, vector, largest_of_rows, [&](auto work) { each(piece, work); });
+        write_normed(out, sum, by_words, squares, terms, vector, largest_of_rows, [&](auto work) { each(piece, work); });
     };
     push(0);
     announce(all, turn.epoch, 1);
@@ -365,7 +365,7 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
 // current row is normalized. There are at most `RANKS` ranks.
 template <bool PUSHES, uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& partial, const Place& residual,
-                                             const Element* weight, float epsilon, const Out& out, uint32_t rows) {
+                                             const Element* weight, NormTerms terms, const Out& out, uint32_t rows) {
     __shared__ float squares_of[2][WARPS_MAX], largest_of_rows[1][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
@@ -422,7 +422,7 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
         fetch(row + gridDim.x);
         const uint4 sums[1] = {sum};
         const float squares_of_row[1] = {block_sum(squares, squares_of[turn])};
-        write_normed(out, sums, by_words, squares_of_row, epsilon, vector, largest_of_rows, [&](auto work) {
+        write_normed(out, sums, by_words, squares_of_row, terms, vector, largest_of_rows, [&](auto work) {
             if (is_in) {
                 work(0, row);
             }
@@ -501,16 +501,17 @@ FOR_EACH_ACTIVATION(KERNELS)
 #define NORM(kernel, name, THREADS_MAX, Element, ...)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_##name(                                  \
         const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
-        Element* out, uint32_t rows) {                                                                             \
+        float weight_offset, Element* out, uint32_t rows) {                                                        \
         const Plain<Element> to{partial.columns * VECTOR<Element>, out};                                           \
-        __VA_ARGS__(all, partial, residual, weight, epsilon, to, rows);                                            \
+        __VA_ARGS__(all, partial, residual, weight, NormTerms{epsilon, weight_offset}, to, rows);                  \
     }
 #define ROUNDED(kernel, name, THREADS_MAX, Element, ...)                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_rounded_##name(                          \
         const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
-        Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales, uint32_t rows) {                 \
+        float weight_offset, Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales,             \
+        uint32_t rows) {                                                                                           \
         const Target<Element> to{partial.columns * VECTOR<Element>, plain, kind, fixed, data, scales};             \
-        __VA_ARGS__(all, partial, residual, weight, epsilon, to, rows);                                            \
+        __VA_ARGS__(all, partial, residual, weight, NormTerms{epsilon, weight_offset}, to, rows);                  \
     }
 #define BOTH(...) NORM(__VA_ARGS__) ROUNDED(__VA_ARGS__)
 // There is no rounded variant of all_reduce_rms_norm_shares_8: rounding its rows would take 464

@@ -1,6 +1,6 @@
 // Attention of many query rows with an online softmax, so that no matrix of scores is ever stored
 // (FlashAttention-2, Dao 2023, arXiv 2307.08691). Activations are bf16 or f16, sums f32. Head sizes
-// D are 32, 64, 80 and 128, for packed rows also 72.
+// D are 32, 64, 80, 128 and, over the cache, 256; for packed rows also 72.
 //
 // attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et
 // al. 2023, arXiv 2309.06180).
@@ -51,9 +51,12 @@ namespace {
 
 constexpr int THREADS = contract::attention_prefill::THREADS;
 constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // query vectors per tile
-constexpr int KEYS = 64;                                  // keys per step
+// Keys per step. With more keys of 256 elements, two steps would not fit into 48 KiB.
+template <int D>
+constexpr int KEYS = D > 128 ? 32 : 64;
 static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
-static_assert(KEYS == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS, "a window is one tile and one step");
+static_assert(KEYS<80> == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS<80>,
+              "a window is one tile and one step");
 using contract::common::BLOCK_TOKENS;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -133,9 +136,9 @@ template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {
     constexpr int PIECES = WIDE<D> / 8;
-    static_assert(KEYS * PIECES % THREADS == 0, "every thread copies as much");
+    static_assert(KEYS<D> * PIECES % THREADS == 0, "every thread copies as much");
 #pragma unroll
-    for (int i = 0; i < KEYS * PIECES / THREADS; ++i) {
+    for (int i = 0; i < KEYS<D> * PIECES / THREADS; ++i) {
         const uint32_t piece = threadIdx.x + i * THREADS;
         const uint32_t key = piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
@@ -171,11 +174,11 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[4], const T* shared
 
 // Adds the products of queries and keys over the 16 columns from 16 * k on.
 template <typename T, int D>
-__device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const uint32_t (&query)[4], const T* shared,
+__device__ __forceinline__ void add_scores(float (&scores)[KEYS<D> / 8][4], const uint32_t (&query)[4], const T* shared,
                                            int k) {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-    for (int tile = 0; tile < KEYS / 8; tile += 2) {
+    for (int tile = 0; tile < KEYS<D> / 8; tile += 2) {
         uint32_t key[4];
         const uint32_t row = tile * 8 + lane / 16 * 8 + lane % 8;
         load_quarters(key, shared_address(shared + row * ROW<D> + k * 16 + lane / 8 % 2 * 8));
@@ -186,12 +189,12 @@ __device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const u
 
 // Adds the products of weights and values.
 template <typename T, int D>
-__device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], const float (&weights)[KEYS / 8][4],
+__device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], const float (&weights)[KEYS<D> / 8][4],
                                            const T* shared) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k) {
+    for (int k = 0; k < KEYS<D> / 16; ++k) {
         const uint32_t weight[4] = {Element::pack(weights[2 * k][0], weights[2 * k][1]),
                                     Element::pack(weights[2 * k][2], weights[2 * k][3]),
                                     Element::pack(weights[2 * k + 1][0], weights[2 * k + 1][1]),
@@ -249,16 +252,19 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
                                        float scale, float value_scale) {
     using Cached = typename Keys::Element;
     using Operand = Multiplied<T, Cached>;
-    __shared__ __align__(16) Operand key_rows[KEYS * ROW<D>];
-    __shared__ __align__(16) Operand value_rows[KEYS * ROW<D>];
+    __shared__ __align__(16) Operand rows[2 * KEYS<D> * ROW<D>];
+    Operand *key_rows = rows, *value_rows = rows + KEYS<D> * ROW<D>;
     const uint32_t lane = threadIdx.x % 32;
 
-    // The queries pass through the shared memory of the values into registers.
-    const int32_t steps = (keys + KEYS - 1) / KEYS;
-    T* query_rows = reinterpret_cast<T*>(value_rows);
+    // The queries pass through the shared memory of the values into registers. If they do not fit
+    // there, they also take the memory of the keys, and the first keys are copied after them.
+    constexpr bool ARE_TOGETHER = QUERIES > KEYS<D>;
+    static_assert(QUERIES <= 2 * KEYS<D>, "queries fit into the memory of keys and values");
+    const int32_t steps = (keys + KEYS<D> - 1) / KEYS<D>;
+    T* query_rows = reinterpret_cast<T*>(ARE_TOGETHER ? rows : value_rows);
     copy_queries<T, D>(query_rows, queries, query_pitch, places);
-    if (steps > 0) {
-        copy_keys<Operand, D>(key_rows, source, 0, (steps - 1) * KEYS, keys);
+    if (!ARE_TOGETHER && steps > 0) {
+        copy_keys<Operand, D>(key_rows, source, 0, (steps - 1) * KEYS<D>, keys);
     }
     wait_for_copies();
     __syncthreads();
@@ -272,6 +278,11 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         }
     }
     __syncthreads();
+    if (ARE_TOGETHER && steps > 0) {
+        copy_keys<Operand, D>(key_rows, source, 0, (steps - 1) * KEYS<D>, keys);
+        wait_for_copies();
+        __syncthreads();
+    }
 
     int32_t limit[2] = {keys, keys};
     int32_t seen_by_all = keys;
@@ -285,14 +296,14 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     softmax.begin();
     float gathered[WIDE<D> / 8][4] = {};
     for (int32_t step = steps - 1; step >= 0; --step) {
-        copy_keys<Operand, D>(value_rows, source, source.values_after, step * KEYS, keys);
-        float scores[KEYS / 8][4] = {};
+        copy_keys<Operand, D>(value_rows, source, source.values_after, step * KEYS<D>, keys);
+        float scores[KEYS<D> / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < WIDE<D> / 16; ++k) {
             add_scores<Operand, D>(scores, query[k], key_rows, k);
         }
-        if ((step + 1) * KEYS > seen_by_all) {
-            OnlineSoftmax::mask(scores, step * KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
+        if ((step + 1) * KEYS<D> > seen_by_all) {
+            OnlineSoftmax::mask(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), limit);
         }
         float shrink[2];
         softmax.step(scores, scale * LOG2_E, shrink);
@@ -306,14 +317,14 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         wait_for_copies();
         __syncthreads();  // the values have arrived, and no warp needs these keys anymore
         if (step > 0) {
-            copy_keys<Operand, D>(key_rows, source, 0, (step - 1) * KEYS, keys);
+            copy_keys<Operand, D>(key_rows, source, 0, (step - 1) * KEYS<D>, keys);
         }
         add_values<Operand, D>(gathered, scores, value_rows);
         wait_for_copies();
         __syncthreads();  // the next keys have arrived, and no warp needs these values anymore
     }
     softmax.finish();
-    store<T, D>(out, out_pitch, places, gathered, softmax, value_scale, reinterpret_cast<T*>(key_rows));
+    store<T, D>(out, out_pitch, places, gathered, softmax, value_scale, reinterpret_cast<T*>(rows));
 }
 
 // Processes one tile of at most KEYS keys that all its queries see. Everything is copied at once
@@ -322,21 +333,21 @@ template <typename T, int D, typename Keys>
 __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                             const QueryPlaces& places, const Keys& source, int32_t keys, float scale) {
     __shared__ __align__(16) T query_rows[QUERIES * ROW<D>];
-    __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
-    __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
+    __shared__ __align__(16) T key_rows[KEYS<D> * ROW<D>];
+    __shared__ __align__(16) T value_rows[KEYS<D> * ROW<D>];
     copy_queries<T, D>(query_rows, queries, query_pitch, places);
     copy_keys<T, D>(key_rows, source, 0, 0, keys);
     copy_keys<T, D>(value_rows, source, source.values_after, 0, keys);
     wait_for_copies();
     __syncthreads();
-    float scores[KEYS / 8][4] = {};
+    float scores[KEYS<D> / 8][4] = {};
 #pragma unroll
     for (int k = 0; k < WIDE<D> / 16; ++k) {
         uint32_t query[4];
         load_query<T, D>(query, query_rows, k);
         add_scores<T, D>(scores, query, key_rows, k);
     }
-    if (keys < KEYS) {
+    if (keys < KEYS<D>) {
         const int32_t limit[2] = {keys, keys};
         OnlineSoftmax::mask(scores, static_cast<int32_t>(threadIdx.x % 4 * 2), limit);
     }
@@ -418,7 +429,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 
 // Minimum number of resident blocks per SM: as many as registers allow without spilling.
 template <int D>
-constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
+constexpr int RESIDENT = D == 32 ? 4 : D >= 128 ? 2 : 3;
 
 #define ATTENTION_PAGED(TYPE, CACHED, NAME, D)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_paged_##NAME##_d##D(               \

@@ -5,7 +5,8 @@
 // quantize_<type>
 //   out = x
 // rms_norm_rounded_<type>
-//   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
+//   out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)
+//   (Zhang and Sennrich 2019, arXiv 1910.07467)
 // add_experts_rms_norm_rounded_<type> (Hopper only)
 //   adds to residual as add_experts of experts.cu does, if all experts are on this rank; then,
 //   out = rms_norm_rounded of residual
@@ -191,7 +192,7 @@ __device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, con
 // streams. With KEEPS, a thread keeps the vectors that it has read in registers.
 template <bool KEEPS, typename Element, typename Read>
 __device__ __forceinline__ void norm_row(const Element* from, bool aligned, const Read& read, const Element* weight,
-                                         float epsilon, const Target<Element>& target) {
+                                         NormTerms terms, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];
     const bool weight_aligned = aligned_to(weight, 16);
     const uint32_t vectors = target.columns / WIDTH;
@@ -226,11 +227,11 @@ __device__ __forceinline__ void norm_row(const Element* from, bool aligned, cons
         read(vector * WIDTH, values);
         square(values);
     }
-    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / target.columns + epsilon);
+    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / target.columns + terms.epsilon);
     const auto scale = [&](const float(&by)[WIDTH], float(&values)[WIDTH]) {
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
-            values[i] = values[i] * factor * by[i];
+            values[i] = values[i] * factor * (by[i] + terms.weight_offset);
         }
     };
     const auto make_held = [&](uint32_t turn, uint32_t column, float(&values)[WIDTH]) {
@@ -255,17 +256,17 @@ __device__ __forceinline__ void norm_row(const Element* from, bool aligned, cons
 }
 
 template <typename Element>
-__device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
+__device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, const Element* weight, NormTerms terms,
                                          const Target<Element>& target) {
     let_next_kernel_start();
     const Element* from = x + static_cast<uint64_t>(blockIdx.x) * x_pitch;
     const bool aligned = aligned_to(from, 16);
     const auto read = [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); };
-    norm_row<true>(from, aligned, read, weight, epsilon, target);
+    norm_row<true>(from, aligned, read, weight, terms, target);
 }
 
 template <typename Element>
-__device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
+__device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, const Element* weight, NormTerms terms,
                                                  const Target<Element>& target) {
     let_next_kernel_start();
     const uint64_t row = blockIdx.x;
@@ -289,7 +290,7 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
             values[i] = rounded<Element>(one[0][0]);
         }
     };
-    norm_row<false>(residual, aligned, add, weight, epsilon, target);
+    norm_row<false>(residual, aligned, add, weight, terms, target);
 }
 
 template <uint32_t BLOCKS, typename Element>
@@ -319,9 +320,10 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
         rms_norm_rounded_##name(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,          \
-                                uint32_t columns, Element* plain, uint32_t kind, float fixed, uint8_t* data,       \
-                                float* scales) {                                                                   \
-        rms_norm(x, x_pitch, weight, epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});         \
+                                float weight_offset, uint32_t columns, Element* plain, uint32_t kind, float fixed, \
+                                uint8_t* data, float* scales) {                                                    \
+        rms_norm(x, x_pitch, weight, NormTerms{epsilon, weight_offset},                                            \
+                 Target<Element>{columns, plain, kind, fixed, data, scales});                                      \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
         silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
@@ -335,10 +337,11 @@ FOR_EACH_ACTIVATION(KERNEL)
     extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX)                                       \
         add_experts_rms_norm_rounded_##name(const Element* products, const uint32_t* places, uint32_t top,         \
                                             Element* residual, uint32_t residual_pitch, const Element* weight,     \
-                                            float epsilon, uint32_t columns, Element* plain, uint32_t kind,        \
-                                            float fixed, uint8_t* data, float* scales) {                           \
+                                            float epsilon, float weight_offset, uint32_t columns, Element* plain,  \
+                                            uint32_t kind, float fixed, uint8_t* data, float* scales) {            \
         add_experts_norm(ExpertSum<Element>{products, places, top, residual, residual_pitch, columns}, weight,     \
-                         epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});                     \
+                         NormTerms{epsilon, weight_offset},                                                        \
+                         Target<Element>{columns, plain, kind, fixed, data, scales});                              \
     }                                                                                                              \
     extern "C" __global__ void __cluster_dims__(GATE_BLOCKS, 1, 1)                                                 \
         __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \

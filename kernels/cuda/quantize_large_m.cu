@@ -21,7 +21,7 @@ using contract::fp8::LONG_THREADS_MAX;
 using contract::fp8::THREADS_MAX;
 
 template <bool IS_NORM, uint32_t HELD, typename Element>
-__device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
+__device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, NormTerms terms,
                                            uint32_t rows, const Target<Element>& target) {
     // Indexed by `turn`, so that the array of one row can be read while the array of the next row
     // is written.
@@ -65,14 +65,14 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
             fetch(row + gridDim.x);
         }
         if constexpr (IS_NORM) {
-            const float factor = 1.0f / sqrtf(block_sum(squares, partial_squares[turn]) / target.columns + epsilon);
+            const float factor = 1.0f / sqrtf(block_sum(squares, partial_squares[turn]) / target.columns + terms.epsilon);
             each([&](uint32_t slot, uint32_t, bool is_in) {
                 if (is_in) {
                     float by[WIDTH];
                     widen<WIDTH, Element>(weights[slot], by);
 #pragma unroll
                     for (uint32_t i = 0; i < WIDTH; ++i) {
-                        values[slot][i] = values[slot][i] * factor * by[i];
+                        values[slot][i] = values[slot][i] * factor * (by[i] + terms.weight_offset);
                     }
                 }
             });
@@ -150,14 +150,15 @@ __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitc
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                              \
         quantize_large_m_##HELD##_##name(const Element* x, uint32_t x_pitch, uint32_t rows, uint32_t columns,           \
                                       Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {    \
-        round_rows<false, HELD, Element>(x, x_pitch, nullptr, 0.0f, rows,                                            \
+        round_rows<false, HELD, Element>(x, x_pitch, nullptr, NormTerms{}, rows,                                            \
                                          Target<Element>{columns, plain, kind, fixed, data, scales});                \
     }                                                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                              \
         rms_norm_rounded_large_m_##HELD##_##name(const Element* x, uint32_t x_pitch, const Element* weight,             \
-                                              float epsilon, uint32_t rows, uint32_t columns, Element* plain,        \
-                                              uint32_t kind, float fixed, uint8_t* data, float* scales) {            \
-        round_rows<true, HELD>(x, x_pitch, weight, epsilon, rows,                                                    \
+                                              float epsilon, float weight_offset, uint32_t rows, uint32_t columns,   \
+                                              Element* plain, uint32_t kind, float fixed, uint8_t* data,             \
+                                              float* scales) {                                                       \
+        round_rows<true, HELD>(x, x_pitch, weight, NormTerms{epsilon, weight_offset}, rows,                          \
                                Target<Element>{columns, plain, kind, fixed, data, scales});                          \
     }
 #define LONG(THREADS, BLOCKS, name, Element)                                                                          \

@@ -1,7 +1,7 @@
 // Root-mean-square normalization (Zhang and Sennrich 2019, arXiv 1910.07467) of a tensor's rows,
 // and of the sum of a mixture's experts.
 //
-// rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * weight, row by row
+// rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset), row by row
 // add_experts_rms_norm: adds to residual as add_experts of experts.cu does, if all experts are on
 //                       this rank; out = rms_norm(residual)
 //
@@ -66,12 +66,13 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
             add_squares(load_words<WIDTH>(x + vector * WIDTH), squares);
         }
         const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
-        each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, out + column); });
+        each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], call.weight_offset, factor, out + column); });
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
             // `out` may be `x`: each thread reads only elements that no other thread writes.
             const Kept again = load_words<WIDTH>(x + vector * WIDTH);
-            write_scaled<WIDTH>(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
+            write_scaled<WIDTH>(again, load_words<WIDTH>(call.weight + vector * WIDTH), call.weight_offset, factor,
+                                out + vector * WIDTH);
         }
     }
 }
@@ -79,7 +80,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
 // Processes one row per block. Eight products of each vector are in flight at once, so no next row
 // has to be prefetched.
 template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
+__device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const Element* weight, NormTerms terms,
                                          Element* out) {
     __shared__ float partial[WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
@@ -114,42 +115,45 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
         sum.template add<WIDTH>(row, [&](auto step) { step(0, vector * WIDTH); }, more);
         write(more[0], vector * WIDTH);
     }
-    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / sum.columns + epsilon);
-    each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, to + column); });
+    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / sum.columns + terms.epsilon);
+    each([&](uint32_t slot, uint32_t column) {
+        write_scaled<WIDTH>(kept[slot], weights[slot], terms.weight_offset, factor, to + column);
+    });
 #pragma unroll 1
     for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
         // Each thread reads only elements that it has written itself.
         const uint32_t column = vector * WIDTH;
-        write_scaled<WIDTH>(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), factor, to + column);
+        write_scaled<WIDTH>(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), terms.weight_offset,
+                            factor, to + column);
     }
 }
 
 template <typename Element>
-__device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
+__device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, const Element* weight, NormTerms terms,
                                                  Element* out) {
     let_next_kernel_start();
     const uint64_t starts = reinterpret_cast<uint64_t>(sum.products) | reinterpret_cast<uint64_t>(sum.residual)
         | reinterpret_cast<uint64_t>(weight) | reinterpret_cast<uint64_t>(out);
     const uint64_t steps = sum.columns | sum.residual_pitch;
     if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
-        norm_sum<VECTOR<Element>>(sum, weight, epsilon, out);
+        norm_sum<VECTOR<Element>>(sum, weight, terms, out);
     } else {
-        norm_sum<1>(sum, weight, epsilon, out);
+        norm_sum<1>(sum, weight, terms, out);
     }
 }
 
 #define KERNEL(name, Element)                                                                                      \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
         rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden, \
-                        float epsilon, Element* out) {                                                             \
-        norm(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, out});                              \
+                        float epsilon, float weight_offset, Element* out) {                                        \
+        norm(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, out, weight_offset});               \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         add_experts_rms_norm_##name(const Element* products, const uint32_t* places, uint32_t top,                 \
                                     Element* residual, uint32_t residual_pitch, const Element* weight,             \
-                                    uint32_t hidden, float epsilon, Element* out) {                                \
+                                    uint32_t hidden, float epsilon, float weight_offset, Element* out) {           \
         add_experts_norm(ExpertSum<Element>{products, places, top, residual, residual_pitch, hidden}, weight,      \
-                         epsilon, out);                                                                            \
+                         NormTerms{epsilon, weight_offset}, out);                                                  \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

@@ -9,15 +9,15 @@
 //   and values in the row are not changed
 // rotary_kv_write_normed
 //   as rotary_kv_write, after each query and key head was divided by its root mean square and
-//   multiplied by the norm's weights (Qwen3, arXiv 2505.09388)
+//   multiplied by the norm's weights (Qwen3, arXiv 2505.09388), to which `weight_offset` is added
 //
 // x           [tokens, >= heads * head_dim], rows pitch elements apart
 // qkv         [tokens, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; rows pitch
 //             elements apart
 // positions   [axes, tokens] u32, rows positions_pitch elements apart
-// frequencies [head_dim / 2] f32, radians per position
-// sections    number of consecutive pairs that follow each axis; head_dim / 2 in total, and no more
-//             axes than positions has. If interleaved: pairs 1, 4, 7, ... below 3 * pairs[1] follow
+// frequencies [pairs] f32, radians per position
+// sections    number of consecutive pairs that follow each axis; `pairs` in total, and no more axes
+//             than positions has. If interleaved: pairs 1, 4, 7, ... below 3 * pairs[1] follow
 //             the second axis, pairs 2, 5, 8, ... below 3 * pairs[2] follow the third axis, and all
 //             other pairs follow the first axis (Qwen3-VL, arXiv 2511.21631)
 // norms       weights of the query norm [head_dim] and of the key norm [head_dim]
@@ -27,14 +27,15 @@
 // scales      [2, kv_heads] f32, only for a cache in E4M3: keys and values are divided by the scale
 //             of their head, rounded once, and limited to 448 in magnitude
 //
-// Elements i and i + head_dim / 2 of a head are rotated as a pair by position * frequency[i] (the
-// halves convention). The angle is an f32 product, as on the host. Whole turns are subtracted in
-// f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without the
-// slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies and
-// slots are read before the previous kernel has ended (programmatic dependent launch); that kernel
-// must not write them. If a slot is in no block of the cache, nothing is written. head_dim is even
-// and at most 256. Accesses are 16 bytes wide when addresses, pitch and head_dim / 2 are multiples
-// of 16 bytes.
+// Elements i and i + pairs of a head are rotated as a pair by position * frequency[i] (the halves
+// convention). `pairs` is at most head_dim / 2, which it always is in `rotary`. Elements from 2 *
+// pairs on are not rotated. The angle is an f32 product, as on the host. Whole turns are subtracted
+// in f64, so that sine and cosine are accurate to 3e-7 even at position 2^17 and beyond, without
+// the slow path of sincosf. Values are rounded once, when they are stored. Positions, frequencies
+// and slots are read before the previous kernel has ended (programmatic dependent launch); that
+// kernel must not write them. If a slot is in no block of the cache, nothing is written. head_dim
+// is even and at most 256. Accesses are 16 bytes wide when addresses, pitch, pairs and head_dim / 2
+// are multiples of 16 bytes.
 
 #include <type_traits>
 
@@ -58,7 +59,7 @@ template <typename Element>
 struct Norms {
     const Element* query;  // [head_dim]
     const Element* key;    // [head_dim]
-    float epsilon;
+    float epsilon, weight_offset;
 };
 
 template <typename Cached>
@@ -81,9 +82,9 @@ __device__ __forceinline__ uint32_t axis_of(uint32_t pair, const Sections& secti
 // Writes the cosines and sines of this token's angles. All threads must call this function; a
 // barrier must follow.
 __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t positions_pitch,
-                                            const float* frequencies, const Sections& sections, uint32_t half,
+                                            const float* frequencies, const Sections& sections, uint32_t pairs,
                                             float* cosines, float* sines) {
-    for (uint32_t pair = threadIdx.x; pair < half; pair += blockDim.x) {
+    for (uint32_t pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
         const uint32_t axis = axis_of(pair, sections);
         const float position = static_cast<float>(positions[axis * positions_pitch + blockIdx.x]);
         constexpr double TURNS_A_RADIAN = 0.15915494309189535;
@@ -123,11 +124,21 @@ __device__ __forceinline__ void store_e4m3(E4m3* to, const float (&values)[COUNT
     }
 }
 
+// The two elements of a head that a thread processes together, starting with `pair`: a rotated
+// pair, or one element of each half of the elements that are not rotated.
+struct PairPlaces {
+    bool is_turned;
+    uint32_t left, right;
+
+    __device__ __forceinline__ PairPlaces(uint32_t pair, uint32_t pairs, uint32_t half)
+        : is_turned(pair < pairs), left(is_turned ? pair : pair + pairs), right(pair + (is_turned ? pairs : half)) {}
+};
+
 // Processes one token's row, `WIDTH` pairs per item. The heads after the queries (keys, then
 // values) are in the same order in the cache, 16 vectors apart, so that one loop covers all heads;
 // values are not rotated.
 template <uint32_t WIDTH, bool NORMED, typename Element, typename Cached>
-__device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Cached* cached,
+__device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, uint32_t pairs, Cached* cached,
                                          const float* cache_scales, uint32_t kv_heads, const uint32_t* positions, uint32_t positions_pitch,
                                          const float* frequencies, const Sections& sections,
                                          const Norms<Element>& norms) {
@@ -136,20 +147,21 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
     const uint32_t items = (heads + 2 * kv_heads) * steps;
     Words<WIDTH, Element> left_words, right_words;
     const auto take = [&](uint32_t item) {
-        const Element* from = row + item / steps * head_dim + item % steps * WIDTH;
-        left_words = load_words<WIDTH>(from);
-        right_words = load_words<WIDTH>(from + half);
+        const Element* from = row + item / steps * head_dim;
+        const PairPlaces places(item % steps * WIDTH, pairs, half);
+        left_words = load_words<WIDTH>(from + places.left);
+        right_words = load_words<WIDTH>(from + places.right);
     };
     // Angles and weights do not depend on the previous kernel.
-    find_angles(positions, positions_pitch, frequencies, sections, half, cosines, sines);
+    find_angles(positions, positions_pitch, frequencies, sections, pairs, cosines, sines);
     // True if the items of a head are in one warp, whose lanes can then add up the head's squares.
     const bool by_lanes = steps <= WARP && (steps & (steps - 1)) == 0;
     __shared__ float weights[NORMED ? 2 : 1][NORMED ? 2 * PAIRS_MAX : 1];
     __shared__ float scales[NORMED ? contract::rotary::NORMED_HEADS_MAX : 1];
     if constexpr (NORMED) {
         for (uint32_t i = threadIdx.x; i < head_dim; i += blockDim.x) {
-            weights[0][i] = to_float(norms.query[i]);
-            weights[1][i] = to_float(norms.key[i]);
+            weights[0][i] = to_float(norms.query[i]) + norms.weight_offset;
+            weights[1][i] = to_float(norms.key[i]) + norms.weight_offset;
         }
     }
     wait_for_previous_kernel();
@@ -168,6 +180,7 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
             take(item);
         }
         const uint32_t head = item / steps, pair = item % steps * WIDTH;
+        const PairPlaces places(pair, pairs, half);
         if (head >= heads && cached == nullptr) {
             break;
         }
@@ -195,25 +208,27 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
                 } else {
                     scale = scales[head];
                 }
-                const float* weight = weights[head >= heads] + pair;
+                const float* weight = weights[head >= heads];
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
-                    left[i] *= scale * weight[i];
-                    right[i] *= scale * weight[half + i];
+                    left[i] *= scale * weight[places.left + i];
+                    right[i] *= scale * weight[places.right + i];
                 }
             }
+            if (places.is_turned) {
 #pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                const float cosine = cosines[pair + i], sine = sines[pair + i], before = left[i];
-                left[i] = before * cosine - right[i] * sine;
-                right[i] = right[i] * cosine + before * sine;
+                for (uint32_t i = 0; i < WIDTH; ++i) {
+                    const float cosine = cosines[pair + i], sine = sines[pair + i], before = left[i];
+                    left[i] = before * cosine - right[i] * sine;
+                    right[i] = right[i] * cosine + before * sine;
+                }
             }
             left_words = to_words<WIDTH, Element>(left);
             right_words = to_words<WIDTH, Element>(right);
         }
         const auto write = [&](Element* to) {
-            *reinterpret_cast<Words<WIDTH, Element>*>(to + pair) = left_words;
-            *reinterpret_cast<Words<WIDTH, Element>*>(to + pair + half) = right_words;
+            *reinterpret_cast<Words<WIDTH, Element>*>(to + places.left) = left_words;
+            *reinterpret_cast<Words<WIDTH, Element>*>(to + places.right) = right_words;
         };
         if (head < heads) {
             write(row + head * head_dim);
@@ -221,8 +236,8 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
         }
         Cached* to = cached + (head - heads) * BLOCK_TOKENS * head_dim;
         if constexpr (IS_E4M3) {
-            store_e4m3<WIDTH>(to + pair, left, cache_scales[head - heads]);
-            store_e4m3<WIDTH>(to + pair + half, right, cache_scales[head - heads]);
+            store_e4m3<WIDTH>(to + places.left, left, cache_scales[head - heads]);
+            store_e4m3<WIDTH>(to + places.right, right, cache_scales[head - heads]);
         } else {
             write(to);
         }
@@ -230,7 +245,7 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
 }
 
 template <bool NORMED, typename Element, typename Cached>
-__device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim,
+__device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, uint32_t pairs,
                                        const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,
                                        Sections sections, const uint32_t* slots, Cache<Cached> cache,
                                        Norms<Element> norms) {
@@ -246,11 +261,11 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
         }
     }
     Element* row = x + static_cast<uint64_t>(token) * pitch;
-    if (aligned_to(row, 16) && aligned_to(cache.start, 16) && half % VECTOR<Element> == 0) {
-        turn_row<VECTOR<Element>, NORMED>(row, heads, half, cached, cache.scales, cache.kv_heads, positions,
+    if (aligned_to(row, 16) && aligned_to(cache.start, 16) && (half | pairs) % VECTOR<Element> == 0) {
+        turn_row<VECTOR<Element>, NORMED>(row, heads, half, pairs, cached, cache.scales, cache.kv_heads, positions,
                                           positions_pitch, frequencies, sections, norms);
     } else {
-        turn_row<1, NORMED>(row, heads, half, cached, cache.scales, cache.kv_heads, positions, positions_pitch,
+        turn_row<1, NORMED>(row, heads, half, pairs, cached, cache.scales, cache.kv_heads, positions, positions_pitch,
                             frequencies, sections, norms);
     }
 }
@@ -259,7 +274,7 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions,        \
                       uint32_t positions_pitch, const float* frequencies, Sections sections) {                         \
-        rotary<false>(x, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, nullptr,           \
+        rotary<false>(x, pitch, heads, head_dim, head_dim / 2, positions, positions_pitch, frequencies, sections, nullptr,           \
                       Cache<Element>{}, Norms<Element>{});                                                             \
     }
 FOR_EACH_ACTIVATION(KERNEL)
@@ -267,20 +282,21 @@ FOR_EACH_ACTIVATION(KERNEL)
 #define WRITE_KERNELS(name, Element, Cached)                                                                           \
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_kv_write_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,     \
-                               const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,          \
-                               Sections sections, const uint32_t* slots, Cached* cache, const float* scales,           \
-                               uint32_t blocks) {                                                                      \
-        rotary<false>(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,           \
+                               uint32_t pairs, const uint32_t* positions, uint32_t positions_pitch,                    \
+                               const float* frequencies, Sections sections, const uint32_t* slots,                                    \
+                               Cached* cache, const float* scales, uint32_t blocks) {                                  \
+        rotary<false>(qkv, pitch, heads, head_dim, pairs, positions, positions_pitch, frequencies, sections, slots,           \
                       Cache<Cached>{cache, scales, blocks, kv_heads}, Norms<Element>{});                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_kv_write_normed_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads,                 \
-                                      uint32_t head_dim, const uint32_t* positions, uint32_t positions_pitch,          \
+                                      uint32_t head_dim, uint32_t pairs, const uint32_t* positions, uint32_t positions_pitch,          \
                                       const float* frequencies, Sections sections, const uint32_t* slots,              \
                                       Cached* cache, const float* scales, uint32_t blocks, const Element* query_norm,  \
-                                      const Element* key_norm, float epsilon) {                                        \
-        rotary<true>(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,            \
-                     Cache<Cached>{cache, scales, blocks, kv_heads}, Norms<Element>{query_norm, key_norm, epsilon});   \
+                                      const Element* key_norm, float epsilon, float weight_offset) {                   \
+        rotary<true>(qkv, pitch, heads, head_dim, pairs, positions, positions_pitch, frequencies, sections, slots,            \
+                     Cache<Cached>{cache, scales, blocks, kv_heads},                                                   \
+                     Norms<Element>{query_norm, key_norm, epsilon, weight_offset});                                    \
     }
 #define WRITE_PLAIN(name, Element) WRITE_KERNELS(name, Element, Element)
 FOR_EACH_ACTIVATION(WRITE_PLAIN)
@@ -292,4 +308,4 @@ FOR_EACH_ACTIVATION(WRITE_E4M3)
 // Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64,
 // THREADS_MAX)), where items is div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 *
 // kv_heads) * head_dim, 16) for the other kernels. tokens > 0. The host checks that the sections
-// add up to head_dim / 2 pairs and name no axis that positions lacks.
+// add up to `pairs` and name no axis that positions lacks.

@@ -2,9 +2,9 @@
 // would otherwise be three launches, each with a microsecond of work.
 // Targets: sm_90a
 //
-// route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019,
-//                       arXiv 1910.07467); then route_small_m_f32 of route.cu with
-//                       logits = normed * router^T
+// route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)
+//                       (Zhang and Sennrich 2019, arXiv 1910.07467); then
+//                       route_small_m_f32 of route.cu with logits = normed * router^T
 //
 // x        [rows, hidden]       rows x_pitch elements apart
 // weight   [hidden]             activations' type
@@ -45,7 +45,7 @@ struct Operands {
     const Element* x;
     uint32_t x_pitch;
     const Element* weight;
-    float epsilon;
+    NormTerms terms;
     uint32_t hidden;
     const Element* router;
     Element* normed;
@@ -140,13 +140,13 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
     for (uint32_t task = warp; task < rows * parts; task += WARPS) {
         const uint32_t row = task / parts;
         const float sum = parts == 1 ? squares[row][0] : warp_sum(lane < parts ? squares[row][lane] : 0.0f);
-        const float factor = 1.0f / sqrtf(sum / call.hidden + call.epsilon);
+        const float factor = 1.0f / sqrtf(sum / call.hidden + call.terms.epsilon);
         each(task, [&](uint32_t piece, Element* at, float(&values)[WIDTH]) {
             float by[WIDTH];
             load<WIDTH>(reinterpret_cast<const Element*>(weight_at + 16 * piece), by);
 #pragma unroll
             for (uint32_t i = 0; i < WIDTH; ++i) {
-                values[i] = values[i] * factor * by[i];
+                values[i] = values[i] * factor * (by[i] + call.terms.weight_offset);
             }
             store<WIDTH>(at, values);
             if (row % CLUSTER == rank) {
@@ -205,11 +205,11 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
 
 #define KERNEL(name, Element)                                                                                              \
     extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)                              \
-        route_normed_##name(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon, uint32_t hidden,    \
-                            const Element* router, Element* normed, uint32_t rows, uint32_t experts, uint32_t top,        \
+        route_normed_##name(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,                     \
+                            float weight_offset, uint32_t hidden, const Element* router, Element* normed, uint32_t rows, uint32_t experts, uint32_t top,        \
                             uint32_t renormalised, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts, \
                             uint32_t* loads, const uint32_t* slots) {                                                                             \
-        route_normed(Operands<Element>{x, x_pitch, weight, epsilon, hidden, router, normed},                              \
+        route_normed(Operands<Element>{x, x_pitch, weight, NormTerms{epsilon, weight_offset}, hidden, router, normed},    \
                      {rows, experts, top, renormalised != 0}, {weights, places, choices, starts, loads, slots});                 \
     }
 FOR_EACH_ACTIVATION(KERNEL)

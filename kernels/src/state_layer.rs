@@ -95,6 +95,11 @@ impl StateLayer {
         self.shape
     }
 
+    /// Returns the address of the first slot.
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+
     /// Returns the address of the convolution's inputs in a slot.
     ///
     /// # Panics

@@ -152,6 +152,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
         // The gate's output is rounded before the next product, and so is each expert's product.
         Pass::Mixed(_) => 4.0 * rounding,
+        Pass::Step(step) => step.tolerance(rounding),
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         // Within a group of columns, the tensor cores keep about 13 bits of a sum of E4M3 products.
@@ -256,7 +257,7 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     );
     assert_eq!(
         refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)] }),
-        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80 or 128 elements on this target"
+        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80, 128 or 256 elements on this target"
     );
 }
 

@@ -176,7 +176,7 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
                 let partial = scope.upload([rows, wide], &brought[scope.rank().index()])?;
                 let mut residual = scope.upload([rows, wide], &before)?;
                 let weight = scope.upload([columns], &weight)?;
-                let norm = RmsNorm::new(&weight, 1e-6);
+                let norm = RmsNorm { weight_offset: 0.5, ..RmsNorm::new(&weight, 1e-6) };
                 let mut normed = Activations::of_plain(scope.empty([rows, columns])?);
                 let (partial, mut place) = (partial.column_range(0..columns), residual.column_range_mut(0..columns));
                 scope.all_reduce_rms_norm(&partial, &mut place, norm, &mut normed)?;
@@ -197,7 +197,7 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
                         assert!(residual[of_row(column)].to_bits() == expected.to_bits(), "{what}: residual");
                     }
                     for column in 0..columns {
-                        let expected = sums[column] / (mean + 1e-6).sqrt() * f64::from(weight[column].to_f32());
+                        let expected = sums[column] / (mean + 1e-6).sqrt() * (0.5 + f64::from(weight[column].to_f32()));
                         let found = f64::from(normed[row * columns + column].to_f32());
                         assert!(
                             (found - expected).abs() <= expected.abs() / 256.0 + 1e-6,
@@ -228,7 +228,7 @@ fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
             let found = on_gpu_ranks_with(at_once, of, |scope, _| {
                 let brought = scope.upload([rows, wide], &numbers(31 + scope.rank().index() as u64, rows * wide))?;
                 let (partial, weight) = (brought.column_range(0..columns), scope.upload([columns], &weight)?);
-                let norm = || RmsNorm::new(&weight, 1e-6);
+                let norm = || RmsNorm { weight_offset: 0.5, ..RmsNorm::new(&weight, 1e-6) };
                 let rows_of = |normed: &Activations<'_>| {
                     let rounded = normed.rounded.as_ref().expect("the rounded output was requested");
                     let codes: Vec<u8> =

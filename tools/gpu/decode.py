@@ -60,11 +60,11 @@ class Step:
         self.decode = Decode("bf16", HEAD_DIM, shape_of(batch, KV_HEADS, HEADS // KV_HEADS))
 
     def norm(self, early, x, out):
-        arguments = (x, HIDDEN, self.weights["norm"], self.batch, HIDDEN, 1e-6, out)
+        arguments = (x, HIDDEN, self.weights["norm"], self.batch, HIDDEN, 1e-6, 0.0, out)
         Kernel("rms_norm", "rms_norm_bf16")(*norm_shape(self.batch, HIDDEN), *arguments, early=early)
 
     def rotary(self, early, cache):
-        arguments = (self.qkv, QKV, HEADS, KV_HEADS, HEAD_DIM, self.positions, self.batch, self.frequencies,
+        arguments = (self.qkv, QKV, HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM // 2, self.positions, self.batch, self.frequencies,
                      Sections(16, 24, 24, 0), self.slots, cache, None, cache.shape[0])  # fmt: skip
         Kernel("rotary", "rotary_kv_write_bf16")((self.batch,), rotary_block(QKV), *arguments, early=early)
 

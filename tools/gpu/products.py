@@ -229,7 +229,7 @@ class Step:
         self.decode = Decode(torch.bfloat16, 128, shape_of(rows, 4, 7))
 
     def norm(self):
-        arguments = (self.hidden, HIDDEN, self.norm_weight, self.rows, HIDDEN, 1e-6, self.normed)
+        arguments = (self.hidden, HIDDEN, self.norm_weight, self.rows, HIDDEN, 1e-6, 0.0, self.normed)
         Kernel("rms_norm", "rms_norm_bf16")(*norm_shape(self.rows, HIDDEN), *arguments, early=True)
 
     def attend(self, layer):

@@ -101,7 +101,7 @@ class Group:
         name = f"{name}{form.get(name, '')}{rounded}_{ENDINGS[part.dtype]}"
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
-                                       Place(residual, unit), weight, ctypes.c_float(EPSILON), *target, rows, early=early)  # fmt: skip
+                                       Place(residual, unit), weight, ctypes.c_float(EPSILON), ctypes.c_float(0.0), *target, rows, early=early)  # fmt: skip
 
     def wait(self):
         for device in set(self.devices):

@@ -10,7 +10,8 @@
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
     KERNEL(__VA_ARGS__, 80) \
-    KERNEL(__VA_ARGS__, 128)
+    KERNEL(__VA_ARGS__, 128) \
+    KERNEL(__VA_ARGS__, 256)
 
 // `KERNEL(..., size)` for each of attention within packed stretches.
 #define FOR_EACH_PACKED_HEAD_DIM(KERNEL, ...) \
@@ -100,11 +101,68 @@ namespace norm {
 constexpr uint32_t THREADS_MAX = 512;
 }  // namespace norm
 
-// silu_mul.cu and gelu.cu: grid x is the row, grid y covers the columns of the row.
+// silu_mul.cu, gelu.cu and sigmoid_mul.cu: grid x is the row, grid y covers the columns of the row.
 namespace gate {
 // Threads per thread block.
 constexpr uint32_t THREADS = 256;
 }  // namespace gate
+
+// state_sequences.cuh: layers with a recurrent state.
+namespace states {
+// Slot number of a state that is not written.
+constexpr uint32_t NO_STATE = 0xffffffffu;
+// Snapshots of one sequence's state in a step.
+constexpr uint32_t SNAPSHOTS = 2;
+}  // namespace states
+
+// causal_conv.cu: grid x covers the channels, grid y the sequences with one row, then tiles of rows of the other
+// sequences.
+namespace causal_conv {
+// Threads per thread block.
+constexpr uint32_t THREADS = 128;
+// Channels per thread and loop iteration, if all addresses are aligned.
+constexpr uint32_t CHANNELS = 8;
+// Rows of a sequence per tile.
+constexpr uint32_t TILE_ROWS = 16;
+// Minimum width of the convolution.
+constexpr uint32_t TAPS_MIN = 2;
+// Maximum width of the convolution.
+constexpr uint32_t TAPS_MAX = 4;
+}  // namespace causal_conv
+
+// gated_delta.cu: eight lanes share a row of a head's matrix. A thread block has some rows of one head of one sequence.
+namespace gated_delta {
+// Threads per thread block.
+constexpr uint32_t ROW_THREADS = 128;
+// Lanes that share a row.
+constexpr uint32_t ROW_LANES = 8;
+// Rows per thread block and round.
+constexpr uint32_t GROUPS = 16;
+// Rounds of the kernel for single rows of many sequences and heads.
+constexpr uint32_t HELD = 4;
+// Elements of a key for which there are separate kernels.
+constexpr uint32_t KEY_DIM = 128;
+// `key_dim` must be a multiple of this number.
+constexpr uint32_t KEY_DIM_STEP = 16;
+// Maximum number of elements of a key.
+constexpr uint32_t KEY_DIM_MAX = 256;
+// Maximum number of tokens per chunk of gated_delta_chunked.cu.
+constexpr uint32_t CHUNK = 64;
+// Values of a head per thread block of gated_delta_chunked.cu.
+constexpr uint32_t CHUNK_VALUES = 32;
+// Threads per thread block of gated_delta_chunked.cu.
+constexpr uint32_t CHUNK_THREADS = 256;
+// Bytes of dynamic shared memory per thread block of gated_delta_chunked.cu.
+constexpr uint32_t CHUNK_SHARED_BYTES = 92160;
+}  // namespace gated_delta
+
+// gated_rms_norm.cu: some lanes share a head.
+namespace gated_rms_norm {
+// Threads per thread block.
+constexpr uint32_t THREADS = 256;
+// Elements per lane of a head, if all addresses are aligned.
+constexpr uint32_t VECTOR = 8;
+}  // namespace gated_rms_norm
 
 // rotary.cu: one thread block per token.
 namespace rotary {
@@ -228,16 +286,16 @@ constexpr uint32_t OTHERS_READ_ONCE = 2;
 // Pipeline stages of one warp's ring; a stage holds one block of the KV cache.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_STAGES =
-    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : 0;
+    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : HEAD_DIM == 256 ? 3 : 0;
 // Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t RING_BYTES =
-    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : 0;
+    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : HEAD_DIM == 256 ? 49152 : 0;
 // f32 numbers of a partial tile: for each query vector, a weighted sum of values, the maximum score and the sum of
 // weights.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
-    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
+    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : HEAD_DIM == 256 ? 2064 : 0;
 }  // namespace attention_decode
 
 // attention_prefill.cu: many rows, on every GPU generation.

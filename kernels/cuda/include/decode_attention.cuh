@@ -29,8 +29,8 @@
 // context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or value makes
 // NaNs in outputs of its own sequence. No other output is affected.
 //
-// queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80 or
-// 128.
+// queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80,
+// 128 or 256.
 //
 // Method: a run is the key blocks of one KV head of a sequence for up to eight query vectors (see
 // decode_share.cuh). With n warps in a thread block, a warp processes every n-th key block of a

@@ -160,16 +160,23 @@ __device__ __forceinline__ void store(Element* to, const float (&values)[COUNT])
     *reinterpret_cast<Words<COUNT, Element>*>(to) = to_words<COUNT, Element>(values);
 }
 
-// Writes a vector of a row, multiplied by the row's factor and by the weights of its columns.
+// The numbers of a root-mean-square norm: `epsilon` is added to the mean square, and
+// `weight_offset` to each weight.
+struct NormTerms {
+    float epsilon, weight_offset;
+};
+
+// Writes a vector of a row, multiplied by the row's factor and by the weights of its columns, to
+// each of which `offset` is added.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void write_scaled(const Words<WIDTH, Element>& words, const Words<WIDTH, Element>& weight,
-                                             float factor, Element* to) {
+                                             float offset, float factor, Element* to) {
     float values[WIDTH], by[WIDTH];
     widen<WIDTH, Element>(words, values);
     widen<WIDTH, Element>(weight, by);
 #pragma unroll
     for (uint32_t i = 0; i < WIDTH; ++i) {
-        values[i] = values[i] * factor * by[i];
+        values[i] = values[i] * factor * (by[i] + offset);
     }
     store<WIDTH>(to, values);
 }

@@ -29,15 +29,17 @@ struct Plain {
     Element* start;
 };
 
-// Multiplies a unit of `sum` by the row's factor and by the weights of the unit's columns.
+// Multiplies a unit of `sum` by the row's factor and by the weights of the unit's columns, to each
+// of which `offset` is added.
 template <typename Element>
-__device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, float factor, float (&values)[WIDTH]) {
+__device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, float offset, float factor,
+                                       float (&values)[WIDTH]) {
     float by[WIDTH];
     widen<WIDTH, Element>(sum, values);
     widen<WIDTH, Element>(by_words, by);
 #pragma unroll
     for (uint32_t i = 0; i < WIDTH; ++i) {
-        values[i] = values[i] * factor * by[i];
+        values[i] = values[i] * factor * (by[i] + offset);
     }
 }
 
@@ -47,21 +49,22 @@ __device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, 
 // `partial` may be overwritten, because all threads pass a barrier between two calls.
 template <uint32_t COUNT, typename Element, typename Each>
 __device__ __forceinline__ void write_normed(const Plain<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
-                                             const float (&squares)[COUNT], float epsilon, uint32_t vector,
+                                             const float (&squares)[COUNT], NormTerms terms, uint32_t vector,
                                              float (&)[COUNT][WARPS_MAX], const Each& each) {
     each([&](uint32_t i, uint64_t row) {
-        const float factor = 1.0f / sqrtf(squares[i] / out.columns + epsilon);
-        write_scaled<WIDTH>(sum[i], by_words, factor, out.start + row * out.columns + vector * WIDTH);
+        const float factor = 1.0f / sqrtf(squares[i] / out.columns + terms.epsilon);
+        write_scaled<WIDTH>(sum[i], by_words, terms.weight_offset, factor, out.start + row * out.columns + vector * WIDTH);
     });
 }
 
 template <uint32_t COUNT, typename Element, typename Each>
 __device__ __forceinline__ void write_normed(const Target<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
-                                             const float (&squares)[COUNT], float epsilon, uint32_t vector,
+                                             const float (&squares)[COUNT], NormTerms terms, uint32_t vector,
                                              float (&partial)[COUNT][WARPS_MAX], const Each& each) {
     static_assert(VECTOR<Element> == WIDTH, "a unit is what a lane of a group has");
     const auto values_of = [&](uint32_t i, float (&values)[WIDTH]) {
-        normed<Element>(sum[i], by_words, 1.0f / sqrtf(squares[i] / out.columns + epsilon), values);
+        const float factor = 1.0f / sqrtf(squares[i] / out.columns + terms.epsilon);
+        normed<Element>(sum[i], by_words, terms.weight_offset, factor, values);
     };
     float scale[COUNT];
 #pragma unroll

@@ -18,6 +18,7 @@ struct Rows {
     uint32_t rows, hidden;
     float epsilon;
     Element* out;
+    float weight_offset = 0.0f;  // of a root-mean-square norm
 };
 
 // Calls `step(slot, column)` for each vector of `WIDTH` elements of a row that this thread keeps in

@@ -2,7 +2,7 @@
 
 use super::{
     attention, collectives, download_staging, elementwise, experts, gemm, graph, lane::Cuda, quantize,
-    rank_link::RankLink, rotary, sample,
+    rank_link::RankLink, rotary, sample, states,
 };
 use crate::{
     Backend, Graph, KernelError, Rank, Target,
@@ -81,7 +81,6 @@ impl Backend for Cuda {
     }
 
     fn all_reduce_rms_norm(&self, call: calls::AllReduceRmsNorm<'_>) -> Result<(), KernelError> {
-        has_kernel("all_reduce_rms_norm", call.weight_offset == 0.0)?;
         collectives::all_reduce_rms_norm(self, call)
     }
 
@@ -106,7 +105,6 @@ impl Backend for Cuda {
     }
 
     fn rms_norm_route(&self, call: calls::RmsNormRoute<'_>) -> Result<(), KernelError> {
-        has_kernel("rms_norm_route", call.norm.weight_offset == 0.0)?;
         experts::rms_norm_route(self, call)
     }
 
@@ -119,12 +117,10 @@ impl Backend for Cuda {
     }
 
     fn add_experts_rms_norm(&self, call: calls::AddExpertsRmsNorm<'_>) -> Result<(), KernelError> {
-        has_kernel("add_experts_rms_norm", call.weight_offset == 0.0)?;
         experts::add_experts_rms_norm(self, call)
     }
 
     fn rms_norm(&self, call: calls::RmsNorm<'_>) -> Result<(), KernelError> {
-        has_kernel("rms_norm", call.weight_offset == 0.0)?;
         elementwise::rms_norm(self, call)
     }
 
@@ -145,9 +141,6 @@ impl Backend for Cuda {
     }
 
     fn rotary_kv_write(&self, call: calls::RotaryKvWrite<'_>) -> Result<(), KernelError> {
-        let is_whole = 2 * call.frequencies.rows() == call.layer.shape().head_dim;
-        let has_offset = call.norms.is_some_and(|norms| norms.weight_offset != 0.0);
-        has_kernel("rotary_kv_write", is_whole && !has_offset)?;
         rotary::rotary_kv_write(self, call)
     }
 
@@ -159,20 +152,20 @@ impl Backend for Cuda {
         attention::packed(self, call)
     }
 
-    fn causal_conv(&self, _: calls::CausalConv<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "causal_conv" })
+    fn causal_conv(&self, call: calls::CausalConv<'_>) -> Result<(), KernelError> {
+        states::causal_conv(self, call)
     }
 
-    fn gated_delta(&self, _: calls::GatedDelta<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "gated_delta" })
+    fn gated_delta(&self, call: calls::GatedDelta<'_>) -> Result<(), KernelError> {
+        states::gated_delta(self, call)
     }
 
-    fn gated_rms_norm(&self, _: calls::GatedRmsNorm<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "gated_rms_norm" })
+    fn gated_rms_norm(&self, call: calls::GatedRmsNorm<'_>) -> Result<(), KernelError> {
+        states::gated_rms_norm(self, call)
     }
 
-    fn sigmoid_mul(&self, _: calls::SigmoidMul<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "sigmoid_mul" })
+    fn sigmoid_mul(&self, call: calls::SigmoidMul<'_>) -> Result<(), KernelError> {
+        states::sigmoid_mul(self, call)
     }
 
     fn silu_mul(&self, call: calls::SiluMul<'_>) -> Result<(), KernelError> {
@@ -206,9 +199,4 @@ impl Backend for Cuda {
     fn sample(&self, call: calls::Sample<'_>) -> Result<(), KernelError> {
         sample::sample(self, call)
     }
-}
-
-/// Returns an error unless the kernels of `op` support the operands.
-fn has_kernel(op: &'static str, is_supported: bool) -> Result<(), KernelError> {
-    if is_supported { Ok(()) } else { Err(KernelError::NoKernel { op }) }
 }

@@ -211,6 +211,7 @@ impl CudaLink {
                 rows(&call.residual.row_range(some.clone()), UNIT),
                 call.weight.address(),
                 call.epsilon,
+                call.weight_offset,
             ];
             let out = call.out.row_range(some.clone());
             let arguments = match &out.rounded {

@@ -108,20 +108,22 @@ pub(super) fn norm_threads(columns: usize) -> usize {
 }
 
 /// Launches a norm of the rows of `x` `[rows, hidden]`. `weights` has the weight and, for
-/// some norms, the bias.
+/// some norms, the bias. `terms` has the number added to the mean square and, for some norms, the
+/// number added to the weights.
 fn normalise(
     cuda: &Cuda,
     kernel: Function,
     x: &Tensor<'_>,
     weights: &[&Tensor<'_>],
-    epsilon: f32,
+    terms: &[f32],
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
     // A thread block reuses its weights over many rows.
     let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.sms), norm_threads(out.columns()));
     let arguments = Arguments::default().with(x.address()).with(pitch(x));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
-    let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
+    let arguments = arguments.with(count(out.rows())).with(columns(out));
+    let arguments = terms.iter().fold(arguments, |all, term| all.with(*term)).with(out.address());
     // SAFETY: the arguments match the kernels' parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
@@ -131,18 +133,19 @@ pub(super) fn rms_norm(cuda: &Cuda, call: calls::RmsNorm<'_>) -> Result<(), Kern
         Some(rounded) => quantize::rms_norm(cuda, &call, rounded),
         None => {
             let kernel = cuda.entry_points().rms_norm;
-            normalise(cuda, kernel, &call.x, &[&call.weight], call.epsilon, call.out.plain())
+            let terms = [call.epsilon, call.weight_offset];
+            normalise(cuda, kernel, &call.x, &[&call.weight], &terms, call.out.plain())
         }
     }
 }
 
 pub(super) fn layer_norm(cuda: &Cuda, call: calls::LayerNorm<'_>) -> Result<(), KernelError> {
-    normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], call.epsilon, &call.out)
+    normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], &[call.epsilon], &call.out)
 }
 
 /// Returns an extent with one thread block per row in x, and enough thread blocks in y to cover the
 /// columns. With few rows, each thread block covers fewer columns.
-fn over_columns(rows: usize, columns: usize) -> Extent {
+pub(super) fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
 }

@@ -80,6 +80,7 @@ pub(super) fn rms_norm_route(cuda: &Cuda, call: calls::RmsNormRoute<'_>) -> Resu
         count(norm.x.pitch()),
         norm.weight.address(),
         norm.epsilon,
+        norm.weight_offset,
         count(hidden),
         product.weight.data.address(),
         norm.out.plain().address(),
@@ -188,9 +189,10 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'
         call.weight.address(),
     ];
     if call.out.rounded.is_some() {
-        return quantize::add_experts_rms_norm(cuda, sum.with(call.epsilon), &call.out);
+        return quantize::add_experts_rms_norm(cuda, sum.with(call.epsilon).with(call.weight_offset), &call.out);
     }
-    let norm = sum.with(count(columns)).with(call.epsilon).with(call.out.plain().address());
+    let norm = sum.with(count(columns)).with(call.epsilon).with(call.weight_offset);
+    let norm = norm.with(call.out.plain().address());
     let extent = Extent::line(rows, elementwise::norm_threads(columns));
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().add_experts_rms_norm, extent, norm) }

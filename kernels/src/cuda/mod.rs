@@ -4,7 +4,7 @@
 //! | part | files |
 //! |---|---|
 //! | lanes and their operations | `lane`, `backend`, `graph` |
-//! | launches of operations | `attention`, `elementwise`, `experts`, `gemm`, `quantize`, `rotary`, `sample` |
+//! | launches of operations | `attention`, `elementwise`, `experts`, `gemm`, `quantize`, `rotary`, `sample`, `states` |
 //! | launch parameters | `arguments`, `decode_launch`, `quantized_cache`, `sample_scratch`, `tensor_map` |
 //! | device code and its contract with the host | `contract`, `functions`, `kernels`, `module_images` |
 //! | copies between host and device | `copy_blocks`, `download_staging`, `pipelined_fill`, `upload_staging` |
@@ -39,6 +39,7 @@ mod rotary;
 mod sample;
 mod sample_scratch;
 mod search;
+mod states;
 mod stream;
 mod target;
 mod tensor_map;

@@ -38,7 +38,7 @@ pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), Ker
 /// Computes the norm of rows and rounds it. If `call.out.plain` is requested, the norm without
 /// rounding is written to it too.
 pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
-    let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
+    let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon).with(call.weight_offset));
     let (kernel, before) = match large_m(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
         Some((hopper, held)) => {
             (Kernel::large_m(cuda, hopper.rms_norm_rounded_large_m, held, x), before.with(count(x.rows())))

@@ -66,6 +66,7 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
         count(call.heads),
         count(shape.kv_heads),
         count(shape.head_dim),
+        count(call.frequencies.rows()),
         call.positions.address(),
         count(call.positions.pitch()),
         call.frequencies.address(),
@@ -81,13 +82,14 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: calls::RotaryKvWrite<'_>) -> Re
     };
     let (entry_point, arguments) = match call.norms {
         None => (plain, arguments),
-        Some(HeadNorms { query, key, epsilon, .. }) => {
+        Some(HeadNorms { query, key, weight_offset, epsilon }) => {
             let heads = call.heads + shape.kv_heads;
             assert!(
                 heads <= NORMED_HEADS_MAX,
                 "{heads} heads to normalize; the kernel takes at most {NORMED_HEADS_MAX}"
             );
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
+            let arguments = arguments.with(*weight_offset);
             (normed, arguments)
         }
     };

@@ -4,11 +4,14 @@ use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 
 use super::{
     Random, narrowed,
-    pass::rms_normed,
+    pass::{offset_by, rms_normed},
     rounded,
     wide::{Wide, floats, inside, margins, wide},
     widened,
 };
+
+/// Added to the weights of norms.
+const OFFSET: f32 = 0.25;
 
 /// A layer of experts, and the number of rows that pass through it.
 #[derive(Clone, Debug)]
@@ -124,7 +127,7 @@ impl Mixed {
         found.extend(floats(scope, &sum)?);
         let mut residual = wide(scope, rows, hidden, random)?;
         let weight = narrowed(scope, [hidden], dtype, &norm_weight(hidden, random))?;
-        let norm = RmsNorm::new(&weight, 1e-5);
+        let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
         let mut out = Activations::of_plain(scope.empty([rows, hidden])?);
         let mut place = residual.column_range_mut(before..before + hidden);
         scope.add_experts_rms_norm(&gated, &down, &routing, &mut place, norm, &mut out)?;
@@ -180,7 +183,7 @@ impl Mixed {
         found.extend(around.clone().changed(|row, out, held| held + sums[row][out]));
         found.extend(around.changed(|row, out, _| sums[row][out]));
         let residual = Wide::new(activation, rows, hidden, random);
-        let weight = rounded(dtype, &norm_weight(hidden, random));
+        let weight = offset_by(OFFSET, rounded(dtype, &norm_weight(hidden, random)));
         let normed = |row: usize| {
             let total: Vec<f64> = residual.row(row).iter().zip(&sums[row]).map(|(held, sum)| held + sum).collect();
             rms_normed(&total, &weight)
@@ -222,7 +225,7 @@ pub fn normed_sum<B: Backend>(
     let down = narrowed(scope, [experts * hidden, features], activation, &random.floats(experts * hidden * features))?;
     let mut residual = narrowed(scope, [rows, hidden], activation, &random.floats(rows * hidden))?;
     let weight = narrowed(scope, [hidden], activation, &random.floats(hidden))?;
-    let norm = RmsNorm::new(&weight, 1e-5);
+    let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
     let mut room = scope.activation_scratch([format], rows + 1, hidden)?;
     let mut out = room.place(format, rows);
     if by_one {

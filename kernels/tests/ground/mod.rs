@@ -11,6 +11,7 @@ mod paged;
 mod pass;
 mod pixels;
 mod routed;
+mod states;
 mod turned;
 mod wide;
 
@@ -35,6 +36,8 @@ pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{How, Pass, passes};
 pub use routed::Routed;
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use states::{Of, Step, divided};
 pub use turned::Turned;
 
 struct Nobody;

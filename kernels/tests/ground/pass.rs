@@ -13,7 +13,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Batch, Fp8, Mixed, PagedData, Random, Routed, Turned, attend, narrowed,
+    Batch, Fp8, Mixed, PagedData, Random, Routed, Step, Turned, attend, narrowed,
     pixels::PixelData,
     rounded,
     wide::{Wide, floats, inside, margins, wide},
@@ -43,6 +43,9 @@ pub enum Pass {
     Mixed(Mixed),
     Routed(Routed),
     Turned(Turned),
+    Step(Step),
+    GatedRmsNorm { rows: usize, heads: usize, head_dim: usize },
+    SigmoidMul { rows: usize, columns: usize, by_row: bool },
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     PagedFp8 { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
@@ -107,7 +110,7 @@ pub fn passes() -> Vec<Pass> {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 257 });
         }
     }
-    for (heads, head_dim) in [(5, 32), (3, 64), (3, 72), (2, 80), (2, 128), (1, 2), (2, 34)] {
+    for (heads, head_dim) in [(5, 32), (3, 64), (3, 72), (2, 80), (2, 128), (2, 256), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, axes: PairAxes::Sections(vec![head_dim / 2]) });
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding together with first and later prefill chunks, and a sequence without rows.
@@ -119,7 +122,14 @@ pub fn passes() -> Vec<Pass> {
     passes.extend(Fp8::cases().into_iter().map(Pass::Fp8));
     passes.extend(Mixed::cases().into_iter().map(Pass::Mixed));
     passes.extend(Routed::cases().into_iter().map(Pass::Routed));
-    passes.extend(Turned::cases().into_iter().map(Pass::Turned));
+    passes.extend(Turned::cases().into_iter().chain(Turned::partial_cases()).map(Pass::Turned));
+    passes.extend(Step::cases().into_iter().map(Pass::Step));
+    for (rows, heads, head_dim) in [(5, 3, 20), (7, 4, 128), (3, 2, 300), (2, 3, 1), (9, 2, 512), (70, 5, 24)] {
+        passes.push(Pass::GatedRmsNorm { rows, heads, head_dim });
+    }
+    for (rows, columns) in [(13, 41), (301, 523), (3, 4096), (130, 264)] {
+        passes.extend([false, true].map(|by_row| Pass::SigmoidMul { rows, columns, by_row }));
+    }
     for axes in [PairAxes::Sections(vec![8, 11, 5]), PairAxes::Interleaved(7, 5)] {
         passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, axes });
     }
@@ -197,7 +207,13 @@ impl Pass {
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
-                floats(scope, &scope.rms_norm(&inside(&wide), RmsNorm::new(&weight, 1e-5))?)
+                floats(
+                    scope,
+                    &scope.rms_norm(
+                        &inside(&wide),
+                        RmsNorm { weight_offset: offset(rows), ..RmsNorm::new(&weight, 1e-5) },
+                    )?,
+                )
             }
             Pass::LayerNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;
@@ -243,6 +259,20 @@ impl Pass {
             Pass::Mixed(mixed) => mixed.run(scope, &mut random),
             Pass::Routed(routed) => routed.run(scope, &mut random),
             Pass::Turned(turned) => turned.run(scope, &mut random),
+            Pass::Step(step) => step.run(scope, &mut random),
+            Pass::GatedRmsNorm { rows, heads, head_dim } => {
+                let columns = heads * head_dim;
+                let x = narrowed(scope, [rows, columns], scope.target().activation(), &random.floats(rows * columns))?;
+                let gate = wide(scope, rows, columns, &mut random)?;
+                let weight = scope.upload([head_dim], &random.floats(head_dim))?;
+                floats(scope, &scope.gated_rms_norm(&x, &inside(&gate), &weight, 1e-5)?)
+            }
+            Pass::SigmoidMul { rows, columns, by_row } => {
+                let mut x = wide(scope, rows, columns, &mut random)?;
+                let gate = wide(scope, rows, if by_row { 1 } else { columns }, &mut random)?;
+                scope.sigmoid_mul(&mut x.column_range_mut(before..before + columns), &inside(&gate))?;
+                floats(scope, &x)
+            }
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
                 PagedData::new(activation, false, sizes, &sequences, &mut random).run(scope)
@@ -340,7 +370,7 @@ impl Pass {
             }
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let x = Wide::new(activation, rows, hidden, &mut random);
-                let weight = rounded(dtype, &random.floats(hidden));
+                let weight = offset_by(offset(rows), rounded(dtype, &random.floats(hidden)));
                 (0..rows).flat_map(|row| rms_normed(&x.row(row), &weight)).collect()
             }
             Pass::LayerNorm { rows, hidden, dtype } => {
@@ -402,6 +432,25 @@ impl Pass {
             Pass::Mixed(mixed) => mixed.expected(activation, &mut random),
             Pass::Routed(routed) => routed.expected(activation, &mut random),
             Pass::Turned(turned) => turned.expected(activation, &mut random),
+            Pass::Step(step) => step.expected(activation, &mut random),
+            Pass::GatedRmsNorm { rows, heads, head_dim } => {
+                let columns = heads * head_dim;
+                let x = rounded(activation, &random.floats(rows * columns));
+                let gate = Wide::new(activation, rows, columns, &mut random);
+                let weight = rounded(DType::F32, &random.floats(head_dim));
+                let normed = x.chunks(head_dim).flat_map(|x| rms_normed(x, &weight));
+                let gated = |(at, x): (usize, f64)| {
+                    let gate = gate.at(at / columns, at % columns);
+                    x * gate / (1.0 + (-gate).exp())
+                };
+                normed.enumerate().map(gated).collect()
+            }
+            Pass::SigmoidMul { rows, columns, by_row } => {
+                let x = Wide::new(activation, rows, columns, &mut random);
+                let gate = Wide::new(activation, rows, if by_row { 1 } else { columns }, &mut random);
+                let of = |row, column| gate.at(row, if by_row { 0 } else { column });
+                x.changed(|row, column, held| held / (1.0 + (-of(row, column)).exp()))
+            }
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 PagedData::new(activation, false, [heads, kv_heads, head_dim], &sequences, &mut random).expected()
             }
@@ -499,6 +548,16 @@ fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<
         .enumerate()
         .for_each(|(place, id)| *id = UnseenToken { row: (place * 5 % 11) as u32 }.code());
     (ids, previous)
+}
+
+/// The offset of a norm's weights: 0 for some sizes, so that both are tested.
+fn offset(rows: usize) -> f32 {
+    if rows.is_multiple_of(3) { 0.0 } else { 0.5 }
+}
+
+/// Weights to which `offset` is added.
+pub(super) fn offset_by(offset: f32, weights: Vec<f64>) -> Vec<f64> {
+    weights.into_iter().map(|weight| weight + f64::from(offset)).collect()
 }
 
 /// A row divided by its root mean square.

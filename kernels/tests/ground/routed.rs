@@ -10,10 +10,13 @@ use super::{
     Random,
     mixed::chosen,
     narrowed,
-    pass::rms_normed,
+    pass::{offset_by, rms_normed},
     rounded,
     wide::{Wide, floats, inside, wide},
 };
+
+/// Added to the weights of the norm.
+const OFFSET: f32 = 0.5;
 
 #[derive(Clone, Debug)]
 pub struct Routed {
@@ -55,7 +58,7 @@ impl Routed {
         let loads = scope.upload([experts], &vec![7u32; experts])?;
         let slots = scope.upload([rows], &(0..rows).map(slot).collect::<Vec<_>>())?;
         let mut normed = Activations::of_plain(scope.empty([rows, hidden])?);
-        let norm = RmsNorm::new(&weight, 1e-5);
+        let norm = RmsNorm { weight_offset: OFFSET, ..RmsNorm::new(&weight, 1e-5) };
         let router = Router { weight: &router, top, renormalised: true, loads: &loads, slots: Some(&slots) };
         let routing = scope.rms_norm_route(&inside(&x), norm, &mut normed, router)?;
         let mut found = floats(scope, normed.plain())?;
@@ -69,7 +72,7 @@ impl Routed {
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
         let Routed { rows, hidden, experts, top, dtype } = *self;
         let x = Wide::new(activation, rows, hidden, random);
-        let weight = rounded(dtype, &random.floats(hidden));
+        let weight = offset_by(OFFSET, rounded(dtype, &random.floats(hidden)));
         let router = rounded(dtype, &self.router(random));
         let normed: Vec<Vec<f64>> = (0..rows).map(|row| rms_normed(&x.row(row), &weight)).collect();
         let of_row = |row: &Vec<f64>| {

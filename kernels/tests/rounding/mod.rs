@@ -36,7 +36,7 @@ fn rounded_rows(
 ) -> Result<(Vec<u8>, Vec<u32>), KernelError> {
     let format = ActivationFormat::of(Some(quantization));
     let made = match operation {
-        "rms_norm" => scope.rms_norm_as(x, RmsNorm::new(weight, 1e-6), format)?,
+        "rms_norm" => scope.rms_norm_as(x, RmsNorm { weight_offset: 0.5, ..RmsNorm::new(weight, 1e-6) }, format)?,
         "silu_mul" => scope.silu_mul_as(x, format)?,
         _ => scope.quantize(x, quantization)?,
     };

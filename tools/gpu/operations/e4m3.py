@@ -126,7 +126,7 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="qu
         x[0], x[1], x[2, : columns // 2], x[3, 0], x[4] = 1e-6 if dtype == torch.float16 else 1e-37, 0, 0, float("nan"), float("nan")
     weight = torch.randn(columns, device="cuda").to(dtype)
     out, pitch = Rounded(rows, columns, kind, dtype if plain else None), x.stride(0)
-    before = (x, pitch, weight, 1e-6) if operation == "rms_norm_rounded" else (x, pitch)
+    before = (x, pitch, weight, 1e-6, 0.0) if operation == "rms_norm_rounded" else (x, pitch)
 
     many = large_m_rows(operation, kind, rows, columns, gap) if file == "quantize" else None
 

@@ -268,11 +268,11 @@ class Sum:
         follow."""
         if self.rounding:
             name = f"{operation}_rounded_{ENDINGS[self.kind]}"
-            Kernel("quantize", name)(*row_shape(name, self.rows, self.hidden), *before, self.weight, EPSILON, self.hidden, *self.out.arguments(), early=early)
+            Kernel("quantize", name)(*row_shape(name, self.rows, self.hidden), *before, self.weight, EPSILON, 0.0, self.hidden, *self.out.arguments(), early=early)
             return
         shape, threads = norm_shape(self.rows, self.hidden)
         rows = [] if grid else [self.rows]
-        Kernel("rms_norm", f"{operation}_{ENDINGS[self.kind]}")(grid or shape, threads, *before, self.weight, *rows, self.hidden, EPSILON, self.out.tensor, early=early)
+        Kernel("rms_norm", f"{operation}_{ENDINGS[self.kind]}")(grid or shape, threads, *before, self.weight, *rows, self.hidden, EPSILON, 0.0, self.out.tensor, early=early)
 
     def one(self, early=True):
         residual = self.residual.tensor
@@ -324,14 +324,14 @@ class NormedRouting:
         routing, x = self.routing, self.x
         shared = self.rows * (2 * self.hidden + NORMED.ROW_GAP_BYTES) + 2 * self.hidden + NORMED.SUM_BYTES
         kernel = Kernel("route_normed", f"route_normed_{ENDINGS[self.kind]}", ROUTE.SMALL_M_ROWS * (2 * NORMED.HIDDEN_MAX + NORMED.ROW_GAP_BYTES) + 2 * NORMED.HIDDEN_MAX + NORMED.SUM_BYTES)
-        kernel((NORMED.CLUSTER,), (ROUTE.THREADS,), x, x.stride(0), self.weight, EPSILON, self.hidden, self.router,
+        kernel((NORMED.CLUSTER,), (ROUTE.THREADS,), x, x.stride(0), self.weight, EPSILON, 0.0, self.hidden, self.router,
                self.normed.tensor, self.rows, self.experts, self.top, 1, routing.weights.tensor, routing.places.tensor,
                routing.choices.tensor, routing.starts.tensor, routing.loads.tensor, routing.slots, shared_bytes=shared, early=early)  # fmt: skip
 
     def norm(self, early=True):
         x, shape = self.x, norm_shape(self.rows, self.hidden)
         Kernel("rms_norm", f"rms_norm_{ENDINGS[self.kind]}")(
-            *shape, x, x.stride(0), self.weight, self.rows, self.hidden, EPSILON, self.normed.tensor, early=early)
+            *shape, x, x.stride(0), self.weight, self.rows, self.hidden, EPSILON, 0.0, self.normed.tensor, early=early)
 
     def three(self):
         from products import Kernels  # `Kernels` allocates separate scratch memory

@@ -35,7 +35,7 @@ def rms_norm(rows, hidden, kind, gap=0):
     x, weight = random_rows(rows, hidden, gap, kind), torch.randn(hidden, device="cuda", dtype=kind)
     out, kernel = Output((rows, hidden), kind), Kernel("rms_norm", f"rms_norm_{ENDINGS[kind]}")
     return Case(
-        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, rows, hidden, EPSILON, out.tensor),
+        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, rows, hidden, EPSILON, 0.0, out.tensor),
         error=lambda: out.error(normed(x, weight)),
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * rows * hidden,
@@ -167,7 +167,7 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
     positions = Positions(tokens, head_dim, sections, is_interleaved=is_normed)
     blocks = divide_up(tokens, BLOCK_TOKENS) + 2
     weights = torch.randn(2, head_dim, device="cuda").to(kind) if is_normed else None
-    norms = (weights[0], weights[1], float(EPSILON)) if is_normed else ()
+    norms = (weights[0], weights[1], float(EPSILON), 0.0) if is_normed else ()
     of = lambda heads, weight: normed(heads, weights[weight]) if is_normed else heads.double()  # noqa: E731
     cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), torch.uint8 if is_e4m3 else kind)
     # Small enough that some numbers exceed the largest E4M3 number.
@@ -206,7 +206,7 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
 
     return Case(
         run=lambda: kernel((tokens,), rotary_block((heads + 2 * kv_heads) * head_dim), qkv.tensor, qkv.tensor.stride(0),
-                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, scales, blocks, *norms),
+                           heads, kv_heads, head_dim, head_dim // 2, *positions.arguments, sent, cache.tensor, scales, blocks, *norms),
         error=wrong,
         limit=LIMITS[kind],
         bytes=tokens * head_dim * (2 * kind.itemsize * heads + (kind.itemsize + cache.tensor.itemsize) * 2 * kv_heads),

@@ -35,6 +35,7 @@ const EXPERTS_SMALL_M: Source = waiting("experts_small_m");
 const EXPERTS_SMALL_M_E4M3: Source = waiting("experts_small_m_e4m3");
 const EXPERTS_LARGE_M: Source = waiting("experts_large_m");
 const EXPERTS_LARGE_M_E4M3: Source = waiting("experts_large_m_e4m3");
+const GATED_DELTA: Source = waiting("gated_delta");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
 const GEMM_TILED_E4M3: Source = in_order("gemm_tiled_e4m3");
@@ -48,6 +49,7 @@ const RMS_NORM: Source = waiting("rms_norm");
 const ROTARY: Source = waiting("rotary");
 const ROUTE: Source = waiting("route");
 const SAMPLING: Source = in_order("sampling");
+const SIGMOID_MUL: Source = waiting("sigmoid_mul");
 
 /// An entry point under the name that it has in the compiled code.
 pub(in crate::cuda) struct EntryPoint {
@@ -103,6 +105,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub scatter_rows: F,
     pub silu_mul: F,
     pub silu_mul_rounded: F,
+    pub states: States<F>,
     /// Entry points that exist only in Hopper's machine code.
     pub hopper: Option<HopperEntryPoints<F>>,
 }
@@ -168,6 +171,23 @@ impl<K> ByScales<K> {
     pub(in crate::cuda) fn of(&self, scheme: QuantizationScheme) -> &K {
         if scheme.weights.block_rows().is_some() { &self.blocks } else { &self.rows }
     }
+}
+
+/// Layers with a recurrent state.
+pub(in crate::cuda) struct States<F> {
+    pub causal_conv: F,
+    pub gated_delta: F,
+    /// Kernel for keys of 128 elements.
+    pub gated_delta_128: F,
+    /// Kernel for keys of 128 elements and one row per sequence, with several rows of a matrix per
+    /// lane group.
+    pub gated_delta_128_held: F,
+    /// Kernel for keys of 128 elements and any number of rows, in chunks on the tensor cores.
+    pub gated_delta_chunked: F,
+    pub gated_rms_norm: F,
+    pub sigmoid_mul: F,
+    /// Kernel for one gate per row.
+    pub sigmoid_mul_rows: F,
 }
 
 /// GEMMs with experts' weights.
@@ -273,6 +293,7 @@ impl<F> EntryPoints<F> {
             scatter_rows: all.named(waiting("scatter_rows"), "scatter_rows")?,
             silu_mul: all.typed(waiting("silu_mul"), "silu_mul")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
+            states: States::find(&mut all)?,
             hopper: if hopper { Some(HopperEntryPoints::find(&mut all)?) } else { None },
         })
     }
@@ -337,6 +358,21 @@ impl<F> HopperEntryPoints<F> {
                 all.typed(QUANTIZE_LARGE_M, "rms_norm_rounded_large_m_2")?,
             ],
             transpose_scales: all.named(waiting("transpose_scales"), "transpose_scales")?,
+        })
+    }
+}
+
+impl<F> States<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
+        Ok(States {
+            causal_conv: all.typed(waiting("causal_conv"), "causal_conv")?,
+            gated_delta: all.typed(GATED_DELTA, "gated_delta")?,
+            gated_delta_128: all.typed(GATED_DELTA, "gated_delta_128")?,
+            gated_delta_128_held: all.typed(GATED_DELTA, "gated_delta_128_held")?,
+            gated_delta_chunked: all.typed(waiting("gated_delta_chunked"), "gated_delta_chunked")?,
+            gated_rms_norm: all.typed(waiting("gated_rms_norm"), "gated_rms_norm")?,
+            sigmoid_mul: all.typed(SIGMOID_MUL, "sigmoid_mul")?,
+            sigmoid_mul_rows: all.typed(SIGMOID_MUL, "sigmoid_mul_rows")?,
         })
     }
 }
@@ -427,9 +463,9 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
     }
 
     fn by_head_dim(&mut self, source: Source, operation: &str) -> Result<ByHeadDim<F>, E> {
-        let [a, b, c, d] = HeadDim::ELEMENTS;
+        let [a, b, c, d, e] = HeadDim::ELEMENTS;
         let mut of = |size| self.sized(source, operation, 'd', size);
-        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?]))
+        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
     }
 
     fn by_packed_head_dim(&mut self, source: Source, operation: &str) -> Result<ByPackedHeadDim<F>, E> {

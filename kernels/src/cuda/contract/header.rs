@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use super::{
-    numbers::families,
+    numbers, row_numbers,
     sizes::{GATED_WIDTHS, HeadDim, PackedHeadDim, SmallMRows},
 };
 
@@ -101,7 +101,8 @@ fn header() -> String {
         out.push('\n');
     }
     out.push_str("\nnamespace contract {\n");
-    families().iter().for_each(|family| out.push_str(&namespace(family)));
+    let families = row_numbers::families().into_iter().chain(numbers::families());
+    families.for_each(|family| out.push_str(&namespace(&family)));
     out.push_str("\n}  // namespace contract\n");
     out
 }

@@ -1,11 +1,15 @@
 //! The numbers that launches and kernels agree on, in one module per family of kernels.
 //!
-//! This file is the source of `kernels/cuda/include/contract.cuh`, which the device code includes
-//! (`header.rs` generates it). There, a namespace with a module's name has the constants of that
+//! This file and `row_numbers.rs` are the source of `kernels/cuda/include/contract.cuh`, which the
+//! device code includes (`header.rs` generates it). There, a namespace with a module's name has the constants of that
 //! module under the same names. A kernel whose memory layout follows from its types or templates
 //! asserts that the result equals the number in this file.
 
-use super::sizes::{HeadDim, PackedHeadDim, SmallMRows};
+use super::{
+    families::{SUM, contract},
+    row_numbers::common,
+    sizes::{HeadDim, PackedHeadDim, SmallMRows},
+};
 
 /// Threads that execute one `wgmma` instruction together on Hopper.
 const WARPGROUP: usize = 128;
@@ -16,111 +20,7 @@ const WGMMA_ROWS: usize = 64;
 /// Bytes of an activation (bf16 or f16).
 const ACTIVATION: usize = 2;
 
-/// Bytes of an f32 sum.
-const SUM: usize = 4;
-
-/// Defines constants, and functions of a size. In tests, the macro also lists them for
-/// the generated header: a constant under its name, a function as a variable template
-/// with one value per size.
-macro_rules! contract {
-    ($($(#[doc = $about:literal])* mod $family:ident {
-        $($(#[doc = $doc:literal])* const $name:ident: $type:ty = $value:expr;)*
-        $(by $size:ident: $($(#[doc = $by_doc:literal])* fn $function:ident($argument:ident) -> usize { $($body:tt)* })*)?
-    })*) => {
-        $($(#[doc = $about])*
-        #[allow(dead_code, reason = "some numbers only the device code needs")]
-        pub(crate) mod $family {
-            #[allow(unused_imports, reason = "not every family needs all of it")]
-            use super::*;
-
-            $($(#[doc = $doc])* pub(crate) const $name: $type = $value;)*
-            $($($(#[doc = $by_doc])* pub(crate) const fn $function($argument: $size) -> usize { $($body)* })*)?
-        })*
-
-        /// All families, in the order of this file.
-        #[cfg(test)]
-        pub(super) fn families() -> Vec<super::header::Family> {
-            use super::header::{Family, Item};
-            vec![$(Family {
-                name: stringify!($family),
-                about: [$($about),*].concat(),
-                items: vec![
-                    $(Item::constant(stringify!($name), [$($doc),*].concat(), $family::$name as u64),)*
-                    $($(Item::of_sizes::<$size>(
-                        stringify!($function), [$($by_doc),*].concat(), |size| $family::$function(size)),)*)?
-                ],
-            }),*]
-        }
-    };
-}
-
 contract! {
-    /// Numbers that several families share.
-    mod common {
-        /// Tokens per block of the KV cache.
-        const BLOCK_TOKENS: usize = crate::BLOCK_TOKENS;
-        /// Value that is written in place of a token when no token could be chosen.
-        const NO_CHOICE: u32 = crate::calls::NO_CHOICE;
-        /// Bit of a token id: if it is set, the other bits are an index into the tokens that
-        /// the previous step chose.
-        const PREVIOUS: u32 = crate::input_token::PREVIOUS;
-        /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
-        const NO_SLOT: u32 = crate::calls::NO_SLOT;
-    }
-
-    /// all_reduce.cu: a grid-stride loop over units; thread block b of a rank synchronizes with
-    /// thread block b of the other ranks.
-    mod all_reduce {
-        /// Threads per thread block.
-        const THREADS: usize = 512;
-        /// Maximum number of thread blocks, all of which must be resident at the same time.
-        const BLOCKS_MAX: usize = 128;
-        /// Maximum number of ranks.
-        const RANKS_MAX: usize = 8;
-        /// Bytes of a unit, which a thread copies or adds at once.
-        const UNIT: usize = 16;
-        /// Bytes of a unit where a row is not a whole number of `UNIT` bytes.
-        const ODD_UNIT: usize = 2;
-        /// Offset of the failure word in the exchange memory, in bytes.
-        const FAILED_AT: usize = (2 * BLOCKS_MAX * RANKS_MAX + 2) * SUM;
-        /// Maximum threads per thread block of the fused norm: one thread for each unit of a row.
-        const NORM_THREADS_MAX: usize = 1024;
-        /// Maximum number of units that are pushed at once. A pushed unit takes the space of two,
-        /// because each 4 bytes of data are followed by the epoch.
-        const PUSHED_UNITS: usize = 8 << 10;
-        /// Offset in the exchange memory, in bytes, of the area that the other ranks push to.
-        const PUSHED_AT: usize = 32 << 10;
-        /// Offset in the exchange memory, in bytes, of the data.
-        const DATA_AT: usize = PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * 2 * UNIT;
-    }
-
-    /// argmax.cu: in Hopper's machine code a cluster of thread blocks shares a row; elsewhere a row
-    /// has one thread block.
-    mod argmax {
-        /// Threads per thread block.
-        const THREADS: usize = 512;
-        /// Thread blocks per cluster.
-        const CLUSTER: usize = 8;
-    }
-
-    /// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: one thread block per row.
-    mod copy_rows {
-        /// Threads per thread block.
-        const THREADS: usize = 128;
-    }
-
-    /// rms_norm.cu and layer_norm.cu: a grid-stride loop over rows; whole warps share the columns.
-    mod norm {
-        /// Maximum threads per thread block.
-        const THREADS_MAX: usize = 512;
-    }
-
-    /// silu_mul.cu and gelu.cu: grid x is the row, grid y covers the columns of the row.
-    mod gate {
-        /// Threads per thread block.
-        const THREADS: usize = 256;
-    }
-
     /// rotary.cu: one thread block per token.
     mod rotary {
         /// Maximum threads per thread block.
@@ -250,7 +150,7 @@ contract! {
             match head_dim {
                 HeadDim::D32 | HeadDim::D64 => 6,
                 HeadDim::D80 => 4,
-                HeadDim::D128 => 3,
+                HeadDim::D128 | HeadDim::D256 => 3,
             }
         }
         /// Bytes of shared memory of one warp's ring. A stage has the keys and values of one head.

@@ -10,13 +10,14 @@ pub(crate) enum HeadDim {
     D64,
     D80,
     D128,
+    D256,
 }
 
 impl HeadDim {
-    pub(crate) const ALL: [HeadDim; 4] = [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128];
+    pub(crate) const ALL: [HeadDim; 5] = [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128, HeadDim::D256];
 
     /// Elements per head, in the order of [`HeadDim::ALL`].
-    pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128];
+    pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128, 256];
 
     pub(crate) const fn elements(self) -> usize {
         HeadDim::ELEMENTS[self as usize]
