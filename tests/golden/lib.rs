@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "absent is not there")]
+    #[should_panic(expected = "absent does not exist")]
     fn an_unknown_archive_is_named() {
         path("absent/config.json");
     }

@@ -426,7 +426,7 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
         for (content, reason) in [
             (good[..good.len() / 2].to_owned(), "it is not valid at line"),
             (String::new(), "it is not valid at line 1, column 0"),
-            (written("/format", 7.into()), "format was 7, is 4"),
+            (written("/format", 7.into()), "format was 7, is "),
             (written("/profiles/0/sequences", 800.into()), "sequences was 800, is 8"),
             (written("/profiles/0/kv_blocks", 1.into()), "kv_blocks was 1, is "),
             (written("/profiles/0/cache_rows", 1.into()), "rows of the vision cache was 1, is "),

@@ -108,7 +108,7 @@ impl RopeConfig {
     /// Number of elements of a head of `head_dim` elements that are rotated.
     ///
     /// # Errors
-    /// If there are none, or more than a head has, or not pairs.
+    /// The number of elements is 0, odd, or larger than `head_dim`.
     pub fn rotary_dim(&self, place: &str, head_dim: usize) -> Result<usize, ConfigError> {
         let Some(partial) = self.partial else { return Ok(head_dim) };
         // Rounded down, as in transformers 5.17 (`compute_default_rope_parameters`).

@@ -46,7 +46,7 @@ pub struct SequencePart<'a> {
 /// The slots of one sequence's recurrent state in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSlots {
-    /// The slot with the state after the cached tokens. Not read if there are none.
+    /// The slot with the state after the cached tokens. It is not read if no tokens are cached.
     pub read: u32,
     /// The slot for the state after the step.
     pub write: u32,

@@ -10,7 +10,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    fmt,
 };
 
 use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
@@ -18,19 +17,10 @@ use bursar_model::flow::{PrefixKey, StateSlots};
 
 use super::{
     BlockEvent,
+    sequence_id::SequenceId,
     states::{StatePool, StateUse},
 };
 use crate::shared::host_slots::HostSlots;
-
-/// The id of a sequence. An engine never reuses an id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(pub u64);
-
-impl fmt::Display for SequenceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sequence {}", self.0)
-    }
-}
 
 /// The blocks that a sequence needs for the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]

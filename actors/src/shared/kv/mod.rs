@@ -3,9 +3,11 @@
 
 mod block_log;
 mod core;
+mod sequence_id;
 mod states;
 
 pub(crate) use block_log::BlockReceiver;
 pub use block_log::{BlockEvent, BlockLog, StoredBlock};
-pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, SequenceId, Table};
+pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, Table};
+pub use sequence_id::SequenceId;
 pub use states::{SNAPSHOT_TOKENS, StateUse};

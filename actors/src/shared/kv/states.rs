@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bursar_kernels::{BLOCK_TOKENS, ops::gated_delta::SNAPSHOTS};
 use bursar_model::flow::{PrefixKey, StateSlots};
 
-use super::SequenceId;
+use super::sequence_id::SequenceId;
 
 /// Snapshots are taken at multiples of this many tokens, the chunk of the prefill kernels, so that
 /// a kernel has the state there anyway.

@@ -22,6 +22,8 @@ pub enum MemoryPart {
     /// Unused KV cache blocks whose content can be reused.
     KvCached,
     KvFree,
+    /// Recurrent states of sequences, and their snapshots.
+    States,
     StepWorkspace,
     /// Temporaries of the vision encoder.
     VisionWorkspace,
@@ -39,13 +41,14 @@ pub enum MemoryPart {
 
 impl MemoryPart {
     /// All parts, in the bar's order.
-    pub const ALL: [MemoryPart; 14] = [
+    pub const ALL: [MemoryPart; 15] = [
         MemoryPart::Overhead,
         MemoryPart::Foreign,
         MemoryPart::Weights,
         MemoryPart::KvUsed,
         MemoryPart::KvCached,
         MemoryPart::KvFree,
+        MemoryPart::States,
         MemoryPart::StepWorkspace,
         MemoryPart::VisionWorkspace,
         MemoryPart::VisionCache,
@@ -64,6 +67,7 @@ impl MemoryPart {
             MemoryPart::KvUsed => "kv used",
             MemoryPart::KvCached => "kv cached",
             MemoryPart::KvFree => "kv free",
+            MemoryPart::States => "states",
             MemoryPart::StepWorkspace => "step workspace",
             MemoryPart::VisionWorkspace => "vision workspace",
             MemoryPart::VisionCache => "vision cache",
@@ -82,6 +86,7 @@ impl MemoryPart {
             "host" | "host_kv" | "canary" => None,
             "weights" => Some(MemoryPart::Weights),
             "kv" => Some(MemoryPart::KvFree),
+            "states" => Some(MemoryPart::States),
             "step_workspace" => Some(MemoryPart::StepWorkspace),
             "vision_workspace" => Some(MemoryPart::VisionWorkspace),
             "vision_cache" => Some(MemoryPart::VisionCache),

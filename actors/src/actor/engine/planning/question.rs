@@ -37,10 +37,15 @@ impl<'q> Question<'q> {
     /// # Errors
     /// The errors of [`LoadOptions::lowered`], and [`StartError::Plan`].
     pub fn needs(&self) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
+        self.needs_with(&self.options.kv())
+    }
+
+    /// Like [`needs`](Self::needs), with another choice of the size of the KV cache.
+    pub(super) fn needs_with(&self, kv: &KvChoice) -> Result<(EffectiveLimits, MemoryRequirements), StartError> {
         let mut inputs = self.options.lowered(&self.own())?;
         let plan = |envelope: &Envelope| MemoryRequirements::plan(self.model, self.target, envelope, self.place.page);
         let mut needs = plan(&inputs.envelope)?;
-        if let Some(sequences) = self.sequences_beside_kv(&inputs.envelope, &needs) {
+        if let Some(sequences) = self.sequences_beside_kv(&inputs.envelope, &needs, kv) {
             inputs.envelope.sequences = sequences;
             needs = plan(&inputs.envelope)?;
         }
@@ -48,17 +53,25 @@ impl<'q> Question<'q> {
     }
 
     /// A lower number of sequences, for a model with recurrent states whose default number would
-    /// leave too little memory for keys and values. Each sequence then has memory for its state and
-    /// for [`EXPECTED_TOKENS`] tokens. `None` if the default fits, or if the user set the number.
-    fn sequences_beside_kv(&self, envelope: &Envelope, needs: &MemoryRequirements) -> Option<usize> {
+    /// leave too little memory for keys and values. Each sequence then has memory for its state and,
+    /// unless `kv` fixes the size of the KV cache, for [`EXPECTED_TOKENS`] tokens. `None` if the
+    /// default fits, or if the user set the number.
+    fn sequences_beside_kv(&self, envelope: &Envelope, needs: &MemoryRequirements, kv: &KvChoice) -> Option<usize> {
         let is_set = self.options.limits.sequences.is_some() || self.options.envelope.is_some();
         let states = needs.states.filter(|_| !is_set)?;
         let of_state = states.shape.sequence_bytes();
         let spare = of_state * states.spare as u64;
         let fixed = needs.memory_plan().total().saturating_sub(needs.state_bytes() + needs.probe());
-        let left = self.place.available().saturating_sub(fixed + spare);
-        let tokens = EXPECTED_TOKENS.min(envelope.context_tokens);
-        let fitting = (left / (of_state + needs.kv_shape.token_bytes() * tokens as u64)) as usize;
+        let (shape, page) = (needs.kv_shape, self.place.page);
+        let (of_kv, of_sequence) = match kv.pinned_tokens(shape, page) {
+            Some(_) => (KvMemory::bytes(shape, least_blocks(needs, kv, page), page), of_state),
+            None => {
+                let tokens = EXPECTED_TOKENS.min(envelope.context_tokens);
+                (Bytes::ZERO, of_state + shape.token_bytes() * tokens as u64)
+            }
+        };
+        let left = self.place.available().saturating_sub(fixed).saturating_sub(spare).saturating_sub(of_kv);
+        let fitting = (left / of_sequence) as usize;
         let rounded = if fitting < SEQUENCES_STEP { fitting.max(1) } else { fitting / SEQUENCES_STEP * SEQUENCES_STEP };
         (rounded < envelope.sequences).then_some(rounded)
     }

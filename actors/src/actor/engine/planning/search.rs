@@ -67,9 +67,14 @@ impl Search<'_> {
         Suggestion::new(&self.question.options.names, knob, from, to, frees)
     }
 
-    /// Whether the same inputs fit with another size of the KV cache, or on another device.
+    /// Whether the same inputs fit with another size of the KV cache, or on another device. With
+    /// recurrent states, the number of sequences depends on both.
     fn settles(&self, kv: &KvChoice, place: &MemoryState) -> bool {
-        settle(self.needs, &self.inputs.envelope, kv, place).is_ok()
+        if self.needs.states.is_none() {
+            return settle(self.needs, &self.inputs.envelope, kv, place).is_ok();
+        }
+        let changed = Question { place: *place, ..*self.question };
+        changed.needs_with(kv).is_ok_and(|(inputs, needs)| settle(&needs, &inputs.envelope, kv, place).is_ok())
     }
 
     /// The memory requirements with one knob changed. `None` if they do not fit.
