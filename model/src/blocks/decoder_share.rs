@@ -48,10 +48,12 @@ impl DecoderConfig {
             let shared = mixture.shared.map(|width| share("columns of the shared expert", width)).transpose()?;
             Ok(MixtureShare { experts: share("experts", mixture.experts)?, shared })
         });
+        let mixture = mixture.transpose()?;
         let delta = self.gated_delta.as_ref().map(|delta| {
             let keys = share("key heads of gated delta nets", delta.key_heads)?;
             Ok(DeltaHeads { keys, values: share("value heads of gated delta nets", delta.value_heads)? })
         });
+        let delta = delta.transpose()?;
         let is_all_experts = (0..self.layers).all(|layer| self.mixture.as_ref().is_some_and(|it| it.is_in(layer)));
         Ok(DecoderShare {
             rank,
@@ -62,8 +64,8 @@ impl DecoderConfig {
             } else {
                 share("columns of the MLP", self.intermediate)?
             },
-            delta: delta.transpose()?,
-            mixture: mixture.transpose()?,
+            delta,
+            mixture,
             vocabulary: rank.share_rounded_up(self.vocabulary),
         })
     }

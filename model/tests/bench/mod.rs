@@ -11,14 +11,14 @@ mod ranks;
 mod run;
 mod sequence;
 
-use std::{cell::RefCell, path::PathBuf};
+use std::{cell::RefCell, path::PathBuf, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, Scope, Tensor, WorkCounter};
 use bursar_model::{
     Model,
     blocks::{decoder::StepCaches, layer_cache::LayerCache},
-    checkpoint::{Checkpoint, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
     flow::{LogitsOf, PromptLayout, ResizedImage, SCORE_ROWS, StepBatch},
 };
 use half::{bf16, f16};
@@ -82,6 +82,11 @@ pub fn repository(path: &str) -> PathBuf {
 /// Opens a checkpoint of this repository.
 pub fn open(folder: &str) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Folder(repository(folder))).unwrap_or_else(|error| panic!("{folder}: {error}"))
+}
+
+/// Opens a checkpoint with random weights.
+pub fn open_random(random: RandomCheckpoint) -> Checkpoint {
+    Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("the checkpoint opens")
 }
 
 /// Pseudo-random numbers from a seed (xorshift, Marsaglia 2003).

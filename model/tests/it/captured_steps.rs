@@ -39,7 +39,11 @@ fn batch(tokens: &[Vec<u32>], cached: &[usize], has_states: bool) -> StepBatch {
         pictures: &[],
         wants_logits: true,
         scored: 0..0,
-        state: has_states.then(|| StateSlots::in_place(sequence as u32)),
+        // The state before a decoded token is kept, so that the token can be decoded again.
+        state: has_states.then(|| StateSlots {
+            write: sequence as u32 + if cached[sequence] == 0 { 0 } else { 10 },
+            ..StateSlots::in_place(sequence as u32)
+        }),
     };
     StepBatch::pack(&(0..tokens.len()).map(part).collect::<Vec<_>>())
 }
@@ -126,6 +130,11 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
     // write; attention; its output projection; routing to the experts; the first half of the
     // experts; and the sum of the experts with the next norm.
     assert_eq!(launches(layers.len()) - launches(layers.len() - 1), 7);
+}
+
+#[test]
+fn padded_decoding_of_a_hybrid_is_decoding() {
+    padded_decoding_is_decoding("tests/golden/qwen3_5");
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod golden_tiles;
 mod golden_videos;
 mod golden_vision_families;
 mod hostile_pictures;
+mod hybrids;
 mod long_texts;
 mod picture_kinds;
 mod prompts;

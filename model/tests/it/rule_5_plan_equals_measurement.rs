@@ -36,6 +36,8 @@ const QWEN2: &str = "tests/golden/qwen2";
 const QWEN3: &str = "tests/golden/qwen3";
 /// Checkpoints with experts in every layer.
 const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
+/// Checkpoints with gated delta nets. The second has experts and a shared expert.
+const HYBRIDS: [&str; 2] = ["tests/golden/qwen3_5", "tests/golden/qwen3_5_moe"];
 /// Checkpoints with FP8 weights: by block, by channel, by tensor, and with experts. The experts'
 /// gated products are quantized, and the router reads unquantized rows.
 const FP8: [&str; 4] = [
@@ -218,6 +220,12 @@ fn every_worst_case_of_qwen3_takes_what_its_plan_says() {
 #[test]
 fn every_worst_case_of_mixtures_takes_what_its_plan_says() {
     MIXTURES.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+}
+
+#[test]
+fn every_worst_case_of_hybrids_takes_what_its_plan_says() {
+    HYBRIDS.into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Plain, |_, _, _, _| {}));
+    bench::on_ranks(2, |cpu| every_worst_case_on(cpu, HYBRIDS[0], CacheFormat::Plain, |_, _, _, _| {}));
 }
 
 #[test]

@@ -148,7 +148,8 @@ fn an_unknown_architecture_is_told_what_is_known() {
         error.to_string(),
         "the architecture [\"FalconForCausalLM\"] is not supported; expected one of \
          Qwen2_5_VLForConditionalGeneration, Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, \
-         Qwen3VLMoeForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
+         Qwen3VLMoeForConditionalGeneration, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration, \
+         Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
          LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
@@ -194,7 +195,7 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
 
     let vision = |field: &str, value: Value| refused(QWEN2_5_VL, &["vision_config", field], value);
     let sections = refused(QWEN2_5_VL, &["rope_scaling", "mrope_section"], json!([16, 24, 25]));
-    assert!(sections.contains("[16, 24, 25] does not divide the 64 pairs"), "{sections}");
+    assert!(sections.contains("[16, 24, 25] does not divide the 64 rotated pairs"), "{sections}");
     assert_eq!(
         refused(QWEN2_5_VL, &["image_token_id"], json!(384)),
         "config.json: image_token_id is 384, but vocab_size is 384"
@@ -254,7 +255,7 @@ fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
     let place = "text_config.mrope_interleaved";
     assert_eq!(rope("mrope_interleaved", json!(false)), format!("{place} is false; supported: true"));
     let turns = rope("mrope_section", json!([4, 30, 30]));
-    assert!(turns.contains("[4, 30, 30] cannot be interleaved over the 64 pairs"), "{turns}");
+    assert!(turns.contains("[4, 30, 30] cannot be interleaved over the 64 rotated pairs"), "{turns}");
     let ties = refused(&["text_config", "tie_word_embeddings"], json!(false));
     assert_eq!(ties, "tie_word_embeddings is true, but false in text_config");
     // Other families refuse all of these settings.

@@ -1,0 +1,104 @@
+//! Hybrid models: configurations that are refused, memory by layer, and states that are shared by
+//! snapshots inside a step.
+
+use bursar_budgets::{Bytes, Hint};
+use bursar_kernels::{CudaTarget, DType, Target};
+use bursar_model::{Model, registry::random_checkpoint};
+use serde_json::{Value, json};
+
+use crate::copy::Copy;
+
+const QWEN3_5: &str = "tests/golden/qwen3_5";
+
+/// The refusal of a checkpoint in which one key of `text_config` is changed.
+fn refused(key: &str, value: Value) -> String {
+    let error = Copy::of(QWEN3_5).set("config.json", &["text_config", key], value).error();
+    error.to_string().trim_start_matches("config.json: text_config.").trim_start_matches("config.json: ").to_owned()
+}
+
+#[test]
+fn what_a_hybrid_model_does_not_follow_is_refused_by_name() {
+    let kinds = |last: &str| {
+        json!([
+            "linear_attention",
+            "full_attention",
+            last,
+            "full_attention",
+            "full_attention",
+            "full_attention",
+            "full_attention",
+            "full_attention"
+        ])
+    };
+    let supported = "supported: linear_attention and full_attention";
+    let windowed = refused("layer_types", kinds("sliding_attention"));
+    assert_eq!(windowed, format!("layer_types[2] is sliding_attention; {supported}"));
+    assert_eq!(refused("layer_types", json!([])), "layer_types names 0 layers, but num_hidden_layers is 8");
+    assert_eq!(refused("attn_output_gate", json!(false)), "attn_output_gate is false; supported: true");
+    assert_eq!(refused("output_gate_type", json!("sigmoid")), "output_gate_type is sigmoid; supported: swish and silu");
+    let heads = "5 value heads of gated delta nets cannot be divided among 2 key heads";
+    assert_eq!(refused("linear_num_value_heads", json!(5)), heads);
+    assert_eq!(refused("linear_key_head_dim", json!(0)), "linear_key_head_dim is 0; expected from 1 to 4096");
+    assert!(
+        refused("linear_conv_kernel_dim", json!(1)).starts_with("linear_conv_kernel_dim is 1; expected at least 2")
+    );
+    let rope = json!({ "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.01 });
+    let none = "partial_rotary_factor 0.01 rotates 0 of a head's 64 elements";
+    assert_eq!(refused("rope_parameters", rope), none);
+    let rope = json!({ "rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2] });
+    let sections = "mrope_section [3, 3, 2] does not divide the 16 rotated pairs of a head among three axes";
+    assert_eq!(refused("rope_parameters", rope), sections);
+}
+
+#[test]
+fn tensors_of_the_draft_head_stay_unread_and_all_others_are_needed() {
+    Copy::of(QWEN3_5).open();
+    let name = "model.layers.0.linear_attn.A_log";
+    let copy = Copy::of("tests/golden/qwen3_5_text");
+    let error = copy.retell("model.safetensors", name, "model.unknown", |_| {}).error();
+    assert!(error.to_string().contains(name), "{error}");
+}
+
+#[test]
+fn only_a_cpu_serves_gated_delta_nets_and_any_target_plans_them() {
+    let checkpoint = Copy::of(QWEN3_5).open();
+    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+    let model = Model::plan(&checkpoint, &gpu).expect("the model can be planned");
+    let (kv, states) = (model.kv_shape(&gpu), model.state_shape(&gpu).expect("the model has states"));
+    assert_eq!((kv.layers, states.layers), (2, 6));
+    // Three inputs of 256 channels in bf16, and four matrices of 32 x 32 in f32.
+    assert_eq!(states.slot_bytes(), Bytes(3 * 256 * 2 + 4 * 32 * 32 * 4));
+}
+
+#[test]
+fn released_shapes_have_the_bytes_of_their_states() {
+    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+    for (shape, sequence, token, billions) in [
+        ("qwen3.5-0.8b", 19_537_920, 12_288, 0.87),
+        ("qwen3.5-9b", 51_511_296, 32_768, 9.4),
+        ("qwen3.5-27b", 153_944_064, 65_536, 27.4),
+        ("qwen3.5-35b-a3b", 64_389_120, 20_480, 35.1),
+    ] {
+        let random = random_checkpoint(shape, 0).expect("a known shape");
+        let checkpoint = crate::bench::open_random(random);
+        let model = Model::plan(&checkpoint, &gpu).expect("the model can be planned");
+        assert_eq!(model.state_shape(&gpu).map(|shape| shape.sequence_bytes()), Some(Bytes(sequence)), "{shape}");
+        assert_eq!(model.kv_shape(&gpu).token_bytes(), Bytes(token), "{shape}");
+        let found = model.parameters() as f64 / 1e9;
+        assert!((found / billions - 1.0).abs() < 0.02, "{shape} has {found} billion parameters");
+    }
+}
+
+#[test]
+fn ranks_divide_the_heads_of_gated_delta_nets() {
+    use bursar_kernels::Rank;
+    let checkpoint = Copy::of(QWEN3_5).open();
+    let cpu = Target::Cpu { threads: 1 };
+    let one = Model::plan(&checkpoint, &cpu).expect("the model can be planned");
+    let half = Model::plan_rank(&checkpoint, &cpu, Rank::new(1, 2)).expect("two ranks divide two key heads");
+    let bytes = |model: &Model| model.state_shape(&cpu).expect("the model has states").slot_bytes();
+    assert_eq!(bytes(&half) * 2, bytes(&one));
+    let error = Model::plan_rank(&checkpoint, &cpu, Rank::new(0, 4)).map(drop).expect_err("there are two key heads");
+    assert_eq!(error.to_string(), "key heads of gated delta nets cannot be divided among 4 ranks: there are 2");
+    assert!(error.hint().ends_with("1, 2"), "{}", error.hint());
+}
