@@ -19,6 +19,7 @@ pub struct Layer {
     mlp: Mlp,
 }
 
+#[expect(clippy::large_enum_variant, reason = "there are only as many as layers")]
 enum Mlp {
     Gated(GatedMlp),
     Mixture(Mixture),

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::weights::Linear;
 
+#[expect(clippy::large_enum_variant, reason = "there are only as many as layers")]
 pub enum Mixer {
     Attention(PagedAttention),
     GatedDelta(GatedDeltaNet),

@@ -10,8 +10,8 @@ use crate::weights::{Linear, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
 pub struct PagedAttention {
-    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. With
-    /// [`has_gate`](Self::has_gate), `heads * head_dim` rows of gates follow.
+    /// `[(heads + 2 * kv_heads) * head_dim, hidden]`: queries, keys, values. `heads * head_dim` rows
+    /// of gates follow, if the result is gated.
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
