@@ -119,6 +119,7 @@ fn has_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>) -> bool {
         && shape.value_dim.is_multiple_of(delta::CHUNK_VALUES)
         && call.qkv.pitch().is_multiple_of(ROW_STEP)
         && call.qkv.address().0.is_multiple_of(16)
+        && call.out.address().0.is_multiple_of(4)
         && cuda.kernels.functions.shared_most() >= delta::CHUNK_SHARED_BYTES
 }
 

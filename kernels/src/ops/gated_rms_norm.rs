@@ -21,7 +21,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 
     /// Like [`gated_rms_norm`](Scope::gated_rms_norm), but writes to `out`
-    /// `[rows, heads * head_dim]`.
+    /// `[rows, heads * head_dim]`, whose rows must be contiguous.
     pub fn gated_rms_norm_into(
         &self,
         x: &Tensor<'_>,
@@ -40,6 +40,7 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(head_dim > 0 && x.columns().is_multiple_of(head_dim), OP, "x", x, "whole heads")?;
         check::activation(OP, "out", out, self.target().activation())?;
         check::shape(OP, "out", out, x.shape())?;
+        check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
         check::writable(OP, "out", out);
         self.count(Work::over(9 * x.shape().elements() as u64, &[x, gate, weight, out]));
         self.backend.gated_rms_norm(calls::GatedRmsNorm {
