@@ -94,6 +94,18 @@ pub(super) fn largest(numbers: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
+/// The logistic function of `x`, also called sigmoid.
+#[inline(always)]
+pub(super) fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `x` multiplied by its logistic function, with one rounding fewer than that product has.
+#[inline(always)]
+pub(super) fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
 /// `e^x` to within two units in the last place, with `x` clamped to -87..88 so that
 /// the result is never 0 or infinite. For NaN, the result is NaN. The constants are
 /// from Cephes' `expf` (Moshier).

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    arithmetic::{Matrix, exp, multiply},
+    arithmetic::{Matrix, multiply, silu},
     memory::{Output, Rows, Scratch, indices, widen},
     quantize::round_rows,
     quantized::{RoundedRows, WeightRows},
@@ -44,7 +44,7 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
         // thread writes these elements.
         let out = unsafe { out.part(place, columns.start, columns.len()) };
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = gate / (1.0 + exp(-gate)) * up;
+            *out = silu(*gate) * up;
         }
     });
     if let Some(rounded) = &call.out.rounded {

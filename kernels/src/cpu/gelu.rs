@@ -2,7 +2,7 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
-use super::{arithmetic::exp, memory::write_rows, threads::Threads};
+use super::{arithmetic::logistic, memory::write_rows, threads::Threads};
 use crate::calls::{ApplyGelu, Gelu};
 
 /// `2 * sqrt(2 / pi)`: the approximation's `(1 + tanh(y)) / 2` is the logistic function of `2 * y`.
@@ -18,9 +18,4 @@ pub(super) fn gelu(threads: &Threads, call: ApplyGelu<'_>) {
 
 fn apply(threads: &Threads, call: ApplyGelu<'_>, cost: usize, unit: impl Fn(f32) -> f32 + Sync) {
     write_rows(threads, &call.x, cost, |_, x| x.iter_mut().for_each(|x| *x = unit(*x)));
-}
-
-#[inline(always)]
-fn logistic(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
 }

@@ -1,6 +1,6 @@
 //! The gate of a gated MLP.
 
-use super::{arithmetic::exp, memory::Rows, quantize::write_activations, threads::Threads};
+use super::{arithmetic::silu, memory::Rows, quantize::write_activations, threads::Threads};
 use crate::calls::SiluMul;
 
 pub(super) fn silu_mul(threads: &Threads, call: SiluMul<'_>) {
@@ -9,7 +9,7 @@ pub(super) fn silu_mul(threads: &Threads, call: SiluMul<'_>) {
         let (gate, up) = gate_up.row(row).split_at(columns);
         move |first: usize, out: &mut [f32]| {
             for ((out, gate), up) in out.iter_mut().zip(&gate[first..]).zip(&up[first..]) {
-                *out = gate / (1.0 + exp(-gate)) * up;
+                *out = silu(*gate) * up;
             }
         }
     });

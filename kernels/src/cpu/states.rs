@@ -4,7 +4,7 @@
 use std::slice;
 
 use super::{
-    arithmetic::{dot, exp},
+    arithmetic::{dot, exp, logistic, silu},
     memory::{Output, Rows, indices, widened, write_rows},
     threads::Threads,
 };
@@ -119,7 +119,7 @@ pub(super) fn causal_conv(threads: &Threads, call: CausalConv<'_>) {
                 *sum += x * weight;
             }
         }
-        sums.iter_mut().for_each(|sum| *sum /= 1.0 + exp(-*sum));
+        sums.iter_mut().for_each(|sum| *sum = silu(*sum));
     });
     for (index, part) in parts.iter().enumerate() {
         for row in part.rows.clone() {
@@ -221,7 +221,7 @@ pub(super) fn gated_rms_norm(threads: &Threads, call: GatedRmsNorm<'_>) {
         for (out, (x, gate)) in out.chunks_exact_mut(weight.len()).zip(heads) {
             let factor = (dot(x, x) / x.len() as f32 + call.epsilon).sqrt().recip();
             for (((out, x), gate), weight) in out.iter_mut().zip(x).zip(gate).zip(weight) {
-                *out = x * factor * weight * (gate / (1.0 + exp(-gate)));
+                *out = x * factor * weight * silu(*gate);
             }
         }
     });
@@ -232,7 +232,7 @@ pub(super) fn sigmoid_mul(threads: &Threads, call: SigmoidMul<'_>) {
     write_rows(threads, &call.x, 8, |row, x| {
         let gate = gate.row(row);
         if let [gate] = gate {
-            let factor = 1.0 / (1.0 + exp(-gate));
+            let factor = logistic(*gate);
             x.iter_mut().for_each(|x| *x *= factor);
         } else {
             x.iter_mut().zip(gate).for_each(|(x, gate)| *x /= 1.0 + exp(-gate));
