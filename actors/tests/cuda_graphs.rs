@@ -14,14 +14,14 @@ use std::{
 use bursar_actors::{
     compute::graph::GraphShape,
     compute::lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
-    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
+    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, StateMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{CacheFormat, SequencePart, StepBatch, StepFormat, Token},
+    flow::{CacheFormat, SequencePart, StateSlots, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
@@ -117,7 +117,11 @@ impl Stage {
         let blocks = shape.sequences * blocks_each(shape);
         let reserved = growth * blocks;
         let kv_bytes = KvMemory::bytes(kv_shape, reserved, device.page());
-        let (wanted, free) = (CAPACITY + bytes + kv_bytes, cuda.memory().expect("the device reports its memory").free);
+        let states = plan.state_shape(&kernels.target());
+        let state_bytes =
+            states.map_or(Bytes::ZERO, |states| StateMemory::bytes(states, shape.sequences, device.page()));
+        let (wanted, free) =
+            (CAPACITY + bytes + kv_bytes + state_bytes, cuda.memory().expect("the device reports its memory").free);
         if wanted > free {
             println!("skipped, it wants {wanted} of a GPU of which {free} are free");
             return None;
@@ -135,8 +139,12 @@ impl Stage {
         let vocabulary = model.config().decoder().vocabulary;
         let sampling = SamplingShape { sequences: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling, device.page());
+        let states = states.map(|states| {
+            let lease = leased.lease(Class::States, state_bytes);
+            StateMemory::back(&device, states, shape.sequences, Arc::new(lease)).expect("memory")
+        });
         let memory = Arc::new(EngineMemory::new(EngineParts {
-            states: None,
+            states,
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling),
             vision_workspace: None,
@@ -207,8 +215,12 @@ impl Stage {
             .collect();
         let positions: Vec<Vec<[u32; 3]>> =
             prompts.iter().map(|prompt| (0..prompt.len() as u32).map(|at| [at; 3]).collect()).collect();
-        let parts: Vec<_> =
-            prompts.iter().zip(&positions).enumerate().map(|(s, (t, p))| part(t, p, 0, &blocks[s])).collect();
+        let state = |s: usize| self.shape.format.has_states.then(|| StateSlots::in_place(s as u32));
+        let parts: Vec<_> = prompts
+            .iter()
+            .enumerate()
+            .map(|(s, prompt)| SequencePart { state: state(s), ..part(prompt, &positions[s], 0, &blocks[s]) })
+            .collect();
         let (mut replies, mut replayed) = (vec![Vec::new(); sequences], 0);
         let mut read = |replies: &mut Vec<Vec<Token>>, answer: Receiver<Result<Stepped, LaneError>>| {
             let stepped = answer.recv().expect("each job is answered").expect("the step runs");
@@ -244,7 +256,8 @@ impl Stage {
             let at: Vec<_> = prompts.iter().map(|prompt| [[(prompt.len() + step) as u32; 3]]).collect();
             let next_part = |s: usize| {
                 let seen = tokens.get(s..=s).unwrap_or_default();
-                SequencePart { unseen: unseen(s), ..part(seen, &at[s], prompts[s].len() + step, &blocks[s]) }
+                let next = part(seen, &at[s], prompts[s].len() + step, &blocks[s]);
+                SequencePart { unseen: unseen(s), state: state(s), ..next }
             };
             let parts: Vec<_> = (0..sequences).map(next_part).collect();
             let next = self.submit(&parts, choices(&replies, step + 1));
@@ -333,6 +346,17 @@ fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
     let shape = GraphShape { sequences: 24, context_tokens: 320, format: FORMAT };
+    let source = CheckpointSource::Random(Arc::new(weights));
+    let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
+    assert_graphs_change_no_reply(&stage);
+}
+
+/// The padding rows of a graph have no state.
+#[test]
+fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
+    let weights = random_checkpoint("qwen3.5-0.8b", 7).expect("the shape is known");
+    let format = StepFormat { has_states: true, ..FORMAT };
+    let shape = GraphShape { sequences: 11, context_tokens: 180, format };
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);

@@ -206,7 +206,7 @@ fn drawn<B: Backend>(
     deviation: f32,
     shape: [usize; 2],
     pitch: usize,
-) -> Vec<u16> {
+) -> Vec<u32> {
     // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut out = unsafe { Tensor::persistent(workspace.address(), shape, dtype) };
     fill_random_part(backend, MatrixSlice { seed: 7, first: 11, pitch }, deviation, &mut out)
@@ -214,9 +214,12 @@ fn drawn<B: Backend>(
     let counter = WorkCounter::default();
     let scope = Scope::new(backend, workspace, &counter);
     match dtype {
-        DType::BF16 => scope.download::<bf16>(&out).unwrap().into_iter().map(bf16::to_bits).collect(),
+        DType::F32 => scope.download::<f32>(&out).unwrap().into_iter().map(f32::to_bits).collect(),
+        DType::BF16 => {
+            scope.download::<bf16>(&out).unwrap().into_iter().map(|number| number.to_bits().into()).collect()
+        }
         DType::F8E4M3 => scope.download::<E4m3>(&out).unwrap().into_iter().map(|code| code.0.into()).collect(),
-        _ => scope.download::<f16>(&out).unwrap().into_iter().map(f16::to_bits).collect(),
+        _ => scope.download::<f16>(&out).unwrap().into_iter().map(|number| number.to_bits().into()).collect(),
     }
 }
 
@@ -225,14 +228,14 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
     let Some((_turn, gpu)) = gpu() else { return };
     // More elements than the threads of one launch, so that some threads draw twice.
     let shape = [8192 + 7, 257];
-    let bytes = Bytes(2 * (shape[0] * shape[1]) as u64);
-    let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
+    let bytes = Bytes(4 * (shape[0] * shape[1]) as u64);
+    let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(16))).unwrap()), bytes));
     let best = CudaTarget::of(&gpu.device).expect("the device reports its target");
     // Before compute capability 8.9, kernels convert to E4M3 with bit operations.
     let older = gpu.load(CudaTarget { capability: best.capability.min((7, 5)), activation: DType::F16, ..best });
     for kernels in gpu.kernels.iter().chain([&older]) {
         let cuda = Cuda::new(kernels).expect("a stream");
-        for dtype in [kernels.target().activation(), DType::F8E4M3] {
+        for dtype in [kernels.target().activation(), DType::F32, DType::F8E4M3] {
             // The largest E4M3 number is 448.
             let deviation = if dtype == DType::F8E4M3 { 100.0 } else { 0.02 };
             for pitch in [shape[1], shape[1] + 3] {

@@ -19,7 +19,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 15] = [
+const RECORDED: [Recorded; 18] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -79,6 +79,22 @@ const RECORDED: [Recorded; 15] = [
             "video_odd_slow",
             "video_and_picture",
             "two_videos",
+        ],
+    },
+    text("tests/golden/qwen3_5_text"),
+    Recorded { folder: "tests/golden/qwen3_5_moe", cases: &["single_image", "short", "long"] },
+    Recorded {
+        folder: "tests/golden/qwen3_5",
+        cases: &[
+            "single_image",
+            "two_turns",
+            "video_fraction",
+            "tokens_63",
+            "tokens_64",
+            "tokens_65",
+            "tokens_127",
+            "tokens_129",
+            "tokens_200",
         ],
     },
     Recorded {

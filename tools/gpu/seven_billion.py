@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes a checkpoint with a released model's shape and random weights, and the results of transformers for it.
 
-    seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b] [--layers N] [--tiny] [--device cpu]
+    seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b|qwen3.5-9b] [--layers N] [--tiny] [--device cpu]
                      [--weights-only] [--rounded]
 
-FOLDER gets 16.6, 17.5 or 62 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
+FOLDER gets 16.6, 17.5, 62 or 18.8 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
 with a placeholder per picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
 sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny writes the same with few layers, to try the script on a CPU.
 --weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
@@ -18,6 +18,7 @@ Needs torch, transformers 5.17, numpy and Pillow. The full shapes need a GPU wit
 
 import argparse
 import json
+import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -133,20 +134,37 @@ def settings_of_qwen3_vl_moe(tiny):
     return config, processor
 
 
+def settings_of_qwen3_5(tiny):
+    """Qwen3.5-9B: Qwen3-VL's vision encoder without DeepStack, and gated delta nets in three of four layers."""
+    config, processor = settings_of_qwen3_vl(tiny)
+    text, vision = config["text_config"], config["vision_config"]
+    text |= {"head_dim": 256, "vocab_size": 248320, "attn_output_gate": True, "full_attention_interval": 4,
+             "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+             "linear_num_key_heads": 2 if tiny else 16, "linear_num_value_heads": 4 if tiny else 32,
+             "mamba_ssm_dtype": "float32", "model_type": "qwen3_5_text", "rope_parameters": {
+                 "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                 "mrope_section": [11, 11, 10], "mrope_interleaved": True}}  # fmt: skip
+    del text["rope_scaling"], text["rope_theta"]
+    if not tiny:
+        text |= {"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4}
+    vision |= {"model_type": "qwen3_5", "deepstack_visual_indexes": []}
+    return config | {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}, processor
+
+
 # An additional file in a folder of Qwen3-VL.
 VIDEO_PROCESSOR = {
     "video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
     "size": {"shortest_edge": 4096, "longest_edge": 25165824}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
 }  # fmt: skip
 SETTINGS = {"qwen2.5-vl-7b": settings_of_qwen2_5_vl, "qwen3-vl-8b": settings_of_qwen3_vl,
-            "qwen3-vl-30b-a3b": settings_of_qwen3_vl_moe}  # fmt: skip
+            "qwen3-vl-30b-a3b": settings_of_qwen3_vl_moe, "qwen3.5-9b": settings_of_qwen3_5}  # fmt: skip
 
 
 def write_settings(folder, config, processor):
     """Writes all files of a checkpoint except the weights."""
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessor_config.json", processor)
-    if config["model_type"].startswith("qwen3_vl"):
+    if config["model_type"].startswith(("qwen3_vl", "qwen3_5")):
         write_json(folder / "video_preprocessor_config.json", VIDEO_PROCESSOR)
     write_json(folder / "generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643]})
     write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
@@ -155,13 +173,23 @@ def write_settings(folder, config, processor):
 
 @torch.no_grad()
 def draw_weights(model):
-    """Draws norms around one, biases large enough to matter, and matrices that keep the scale of their input."""
+    """Draws norms around one, biases large enough to matter, and matrices that keep the scale of their input. The states of
+    gated delta nets decay within one token to hundreds of tokens."""
     generator = torch.Generator(next(model.parameters()).device).manual_seed(7)
+    is_hybrid = model.config.model_type.startswith("qwen3_5")
     for name, weight in model.named_parameters():
-        if weight.dim() > 1:
+        if name.endswith("conv1d.weight"):
+            weight.normal_(0, 0.5, generator=generator)
+        elif name.endswith("A_log"):
+            weight.uniform_(math.log(0.005), math.log(8), generator=generator)
+        elif name.endswith("dt_bias"):
+            weight.normal_(-1, 1, generator=generator)
+        elif weight.dim() > 1:
             weight.normal_(0, 0.02, generator=generator)
         elif name.endswith("bias"):
             weight.normal_(0, 0.1, generator=generator)
+        elif is_hybrid and "language_model" in name and "linear_attn" not in name:
+            weight.normal_(0, 0.1, generator=generator)  # these norms add one
         else:
             weight.normal_(1, 0.1, generator=generator)
 

@@ -24,7 +24,7 @@
 //! the square root of `4 * (65536^2 - 1) / 12`.
 
 use crate::{
-    Backend, KernelError, Tensor,
+    Backend, DType, KernelError, Tensor,
     calls::{self, STEP},
 };
 
@@ -40,7 +40,8 @@ pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 /// called outside any pass, to load random weights.
 ///
 /// # Errors
-/// `out` does not have the type in which the target stores weights, or has gaps between its rows.
+/// `out` has neither the type in which the target stores weights nor E4M3 nor f32, which some lists of
+/// numbers have on every target; or it has gaps between its rows.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,
@@ -74,7 +75,7 @@ pub fn fill_random_part<B: Backend>(
 ) -> Result<(), KernelError> {
     const OP: &str = "fill_random";
     check::writable(OP, "out", out);
-    if !out.dtype().needs_scales() {
+    if !out.dtype().needs_scales() && out.dtype() != DType::F32 {
         check::weight(OP, "out", out, backend.target())?;
     }
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;

@@ -123,7 +123,6 @@ impl GatedDeltaNet {
         heads: DeltaHeads,
         epsilon: f32,
     ) -> Result<Self, WeightError> {
-        map.refuse_without_cpu("gated delta nets")?;
         let part = |part: &str| format!("{name}.{part}");
         let channels = config.channels(heads.keys.whole, heads.values.whole);
         // The three parts of `in_proj_qkv`, each with this rank's heads.

@@ -218,12 +218,6 @@ impl<'c> WeightMap<'c> {
         }
     }
 
-    /// Refuses layers for which only the CPU has kernels, unless the map is only for a plan. `what`
-    /// names these layers.
-    pub fn refuse_without_cpu(&self, what: &'static str) -> Result<(), WeightError> {
-        self.refuse_unserved(matches!(self.target, Target::Cuda(_)).then_some(what))
-    }
-
     /// Whether this map only measures.
     pub(super) fn is_dry(&self) -> bool {
         self.segment.is_dry()
