@@ -290,7 +290,7 @@ impl MemoryRequirements {
         if let Some(states) = self.states {
             let StateSlotCount { shape, sequences, spare } = states;
             let how = format!(
-                "{} slots in {} layers, {} each: {sequences} sequences and {spare} snapshots",
+                "{} slots in {} layers, {} each: {sequences} for running sequences, {spare} for snapshots",
                 states.slots(),
                 shape.layers,
                 shape.sequence_bytes(),
