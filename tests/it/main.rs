@@ -19,6 +19,7 @@ mod generation;
 mod hangs;
 mod host_tier;
 mod hub;
+mod hybrids;
 mod knobs;
 mod lending;
 mod logs;
