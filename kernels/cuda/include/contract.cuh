@@ -146,14 +146,16 @@ constexpr uint32_t KEY_DIM = 128;
 constexpr uint32_t KEY_DIM_STEP = 16;
 // Maximum number of elements of a key.
 constexpr uint32_t KEY_DIM_MAX = 256;
-// Maximum number of tokens per chunk of gated_delta_chunked.cu.
+// Maximum number of tokens per chunk of gated_delta_prepare.cu and gated_delta_chunked.cu.
 constexpr uint32_t CHUNK = 64;
 // Values of a head per thread block of gated_delta_chunked.cu.
 constexpr uint32_t CHUNK_VALUES = 32;
-// Threads per thread block of gated_delta_chunked.cu.
+// Threads per thread block of gated_delta_prepare.cu and gated_delta_chunked.cu.
 constexpr uint32_t CHUNK_THREADS = 256;
+// Bytes of dynamic shared memory per thread block of gated_delta_prepare.cu.
+constexpr uint32_t PREPARE_SHARED_BYTES = 68096;
 // Bytes of dynamic shared memory per thread block of gated_delta_chunked.cu.
-constexpr uint32_t CHUNK_SHARED_BYTES = 92160;
+constexpr uint32_t CHUNK_SHARED_BYTES = 94720;
 }  // namespace gated_delta
 
 // gated_rms_norm.cu: some lanes share a head.

@@ -1,6 +1,8 @@
 //! The gated delta rule: linear attention with a state of fixed size (gated delta net, Yang et al.
 //! 2024, arXiv 2412.06464).
 
+use bursar_budgets::Bytes;
+
 use crate::{Backend, KernelError, Scope, StateLayer, Tensor, Work, calls};
 
 use super::check;
@@ -50,6 +52,10 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(flops as u64, &[inputs.qkv, inputs.update, inputs.decay, &out]);
         work.bytes += (shape.slot_bytes() - shape.conv_bytes()) * 2 * sequences.writes.rows() as u64;
         self.count(work);
+        let inner = self.scope();
+        let has_long = sequences.single_rows < sequences.context_lengths.rows();
+        let bytes = if has_long { self.target().delta_scratch(shape, rows) } else { Bytes::ZERO };
+        let scratch = inner.take_scratch(bytes)?;
         self.backend.gated_delta(calls::GatedDelta {
             qkv: inputs.qkv.view(),
             update: inputs.update.view(),
@@ -58,6 +64,7 @@ impl<B: Backend> Scope<'_, B> {
             bias: inputs.bias.view(),
             layer,
             sequences,
+            scratch: scratch.view(),
             out: out.view(),
         })?;
         Ok(out)

@@ -182,7 +182,9 @@ pub(in crate::cuda) struct States<F> {
     /// Kernel for keys of 128 elements and one row per sequence, with several rows of a matrix per
     /// lane group.
     pub gated_delta_128_held: F,
-    /// Kernel for keys of 128 elements and any number of rows, in chunks on the tensor cores.
+    /// Kernels for keys of 128 elements and any number of rows, in chunks on the tensor cores. The
+    /// first kernel computes what does not depend on the state.
+    pub gated_delta_prepare: F,
     pub gated_delta_chunked: F,
     pub gated_rms_norm: F,
     pub sigmoid_mul: F,
@@ -369,6 +371,7 @@ impl<F> States<F> {
             gated_delta: all.typed(GATED_DELTA, "gated_delta")?,
             gated_delta_128: all.typed(GATED_DELTA, "gated_delta_128")?,
             gated_delta_128_held: all.typed(GATED_DELTA, "gated_delta_128_held")?,
+            gated_delta_prepare: all.typed(waiting("gated_delta_prepare"), "gated_delta_prepare")?,
             gated_delta_chunked: all.typed(waiting("gated_delta_chunked"), "gated_delta_chunked")?,
             gated_rms_norm: all.typed(waiting("gated_rms_norm"), "gated_rms_norm")?,
             sigmoid_mul: all.typed(SIGMOID_MUL, "sigmoid_mul")?,
