@@ -116,6 +116,7 @@ template <typename S>
 __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t thread) {
     const uint32_t end = S::PAGED ? (first + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS : S::KEYS;
     constexpr uint32_t PIECES = S::CHUNK / 8;
+#pragma unroll 1
     for (uint32_t item = thread; item < (end - first) * S::CHUNKS * PIECES; item += WARPGROUP) {
         const uint32_t piece = item % PIECES;
         const uint32_t chunk = item / PIECES % S::CHUNKS;
