@@ -81,7 +81,7 @@ pub(super) fn causal_conv(cuda: &Cuda, call: calls::CausalConv<'_>) -> Result<()
     let (sequences, singles) = (call.sequences.context_lengths.rows(), call.sequences.single_rows);
     let left = sequences - singles;
     // Each sequence may have one tile that is not full.
-    let tiles = if left == 0 { 0 } else { (rows - singles.min(rows) + (conv::TILE_ROWS - 1) * left) / conv::TILE_ROWS };
+    let tiles = if left == 0 { 0 } else { (rows - singles + (conv::TILE_ROWS - 1) * left) / conv::TILE_ROWS };
     let wide = channels.div_ceil(conv::CHANNELS * conv::THREADS);
     let extent = Extent { grid: [wide, singles + tiles, 1], block: [conv::THREADS, 1], shared: 0 };
     let arguments = arguments![

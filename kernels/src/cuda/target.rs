@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::{
-    contract::{self, HeadDim, attention_hopper, gated_delta, quantize},
+    contract::{self, HeadDim, HopperHeadDim, attention_paged_hopper, gated_delta, quantize},
     decode_launch::DecodeLaunch,
 };
 use crate::{DType, KvShape, QuantizationScheme, StateShape};
@@ -61,9 +61,9 @@ impl CudaTarget {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.sms);
         let decoding = if single_rows > 0 { launch.part_numbers(head_dim) } else { 0 };
-        let has_split = self.capability == (9, 0) && shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
-        let splits = has_split && rows > single_rows;
-        let split = if splits { self.sms * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
+        let has_split = self.capability == (9, 0) && rows > single_rows;
+        let hopper = HopperHeadDim::of(shape.head_dim).filter(|_| has_split);
+        let split = hopper.map_or(0, |head_dim| self.sms * attention_paged_hopper::part_numbers(head_dim));
         DType::F32.bytes(decoding.max(split))
     }
 

@@ -44,7 +44,7 @@ impl<B: Backend> Scope<'_, B> {
             check::f32(OP, what, of_head)?;
             check::shape(OP, what, of_head, [shape.value_heads])?;
         }
-        check_sequences(OP, sequences)?;
+        check_sequences(OP, sequences, rows)?;
         let out = self.empty([rows, shape.value_heads * shape.value_dim])?;
         // Four multiply-adds for each element of the state and token: the decay, both products
         // and the update.
@@ -71,8 +71,12 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// Checks the shapes and the types of the index arrays.
-pub(super) fn check_sequences(op: &'static str, sequences: &StateSequences<'_>) -> Result<(), KernelError> {
+/// Checks the shapes and the types of the index arrays of a step of `rows` rows.
+pub(super) fn check_sequences(
+    op: &'static str,
+    sequences: &StateSequences<'_>,
+    rows: usize,
+) -> Result<(), KernelError> {
     let count = sequences.context_lengths.rows();
     for (what, list, length) in [
         ("query_starts", &sequences.query_starts, count + 1),
@@ -88,10 +92,10 @@ pub(super) fn check_sequences(op: &'static str, sequences: &StateSequences<'_>) 
         check::shape(op, what, list, [count, SNAPSHOTS])?;
     }
     check::holds(
-        sequences.single_rows <= count,
+        sequences.single_rows <= count.min(rows),
         op,
         "context_lengths",
         &sequences.context_lengths,
-        "an entry for each sequence with one row",
+        "an entry and a row for each sequence with one row",
     )
 }
