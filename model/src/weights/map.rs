@@ -10,7 +10,7 @@ use super::{
     segment_layout::SegmentLayout,
     tensor_names::TensorNames,
 };
-use crate::checkpoint::{Checkpoint, Stored, WeightFormats};
+use crate::checkpoint::{Checkpoint, Order, Stored, WeightFormats};
 
 /// The storage of a claim in the segment.
 #[derive(Clone, Copy, Default)]
@@ -314,7 +314,11 @@ impl<'c> WeightMap<'c> {
             }
             return Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() });
         }
-        if let Stored::Blocks(kind) = found.stored {
+        // Reordered columns are read from whole rows, so no block is split.
+        let has_ordered_columns = !matches!(found.order(), Order::TiledColumns(_));
+        if let Stored::Blocks(kind) = found.stored
+            && has_ordered_columns
+        {
             whole_units(name, of_row, (kind.elements(), "blocks of quantized numbers"))?;
         }
         let cut = Cut::of(rows, of_row, found.shape);

@@ -24,7 +24,7 @@ use crate::{
             released_video_processors, video_text,
         },
     },
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture, GgufLayers, GgufVision},
     flow::{LayoutError, MediaGrid, PromptLayout, ResizedImage},
     processor::VideoProcessor,
     text::PlaceholderTexts,
@@ -32,9 +32,32 @@ use crate::{
     workload::Workload,
 };
 
+/// A GGUF architecture. Each pair has the class and the `model_type`, of the model without its vision
+/// encoder and of the whole model.
+const fn gguf(
+    name: &'static str,
+    [class, model_type]: [&'static str; 2],
+    whole: [&'static str; 2],
+    has_experts: bool,
+) -> GgufArchitecture {
+    let layers = GgufLayers::Hybrid { has_experts };
+    let vision = GgufVision {
+        class: whole[0],
+        model_type: whole[1],
+        projector: "qwen3vl_merger",
+        processors: released_video_processors,
+    };
+    GgufArchitecture { name, class, model_type, layers, vision: Some(vision) }
+}
+
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] =
         &[("Qwen3_5ForConditionalGeneration", "qwen3_5"), (config::MIXED_CLASS, config::MIXED)];
+
+    const GGUF: &'static [GgufArchitecture] = &[
+        gguf("qwen35", ["Qwen3_5ForCausalLM", "qwen3_5_text"], ["Qwen3_5ForConditionalGeneration", "qwen3_5"], false),
+        gguf("qwen35moe", ["Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"], [config::MIXED_CLASS, config::MIXED], true),
+    ];
 
     /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
