@@ -4,7 +4,7 @@ use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor};
 
 use super::{
-    RoutingSkew, WeightCopy, WeightError, WeightSource,
+    NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource,
     cut::{Cut, whole_units},
     module_formats::ModuleFormats,
     segment_layout::SegmentLayout,
@@ -99,6 +99,19 @@ impl<'c> WeightMap<'c> {
         let elements = elements.into();
         let place = WeightLayout { kept: Some(DType::F32), ..WeightLayout::default() };
         self.stacked(&[(name.to_owned(), elements)], [elements.count].into(), 1.into(), place)
+    }
+
+    /// Claims the weight of a norm of `size` elements, changed so that the norm's result is scaled.
+    pub fn scaled_norm(
+        &mut self,
+        name: &str,
+        size: usize,
+        scaling: NormScaling,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let place = WeightLayout { kept: Some(self.target.weight(DType::F32)), ..WeightLayout::default() };
+        let weight = self.stacked(&[(name.to_owned(), size.into())], [size].into(), 1.into(), place)?;
+        self.segment.scale_last(scaling);
+        Ok(weight)
     }
 
     /// Claims several ranges of the rows of one matrix `name`, one after the other.

@@ -70,7 +70,7 @@ fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
     change(found.change(), out);
 }
 
-/// Applies a change to `elements`, which are f32 unless the change is none.
+/// Applies a change to `elements`. Only f32 elements are changed.
 fn change(change: Change, elements: &mut [u8]) {
     let changed: fn(f32) -> f32 = match change {
         Change::Unchanged => return,

@@ -1,12 +1,18 @@
 //! Hybrid models: configurations that are refused, memory by layer, and states that are shared by
 //! snapshots inside a step.
 
+use std::{fs, path::Path, sync::Arc};
+
 use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{CudaTarget, DType, Target};
-use bursar_model::{Model, registry::random_checkpoint};
+use bursar_model::{
+    Model,
+    checkpoint::CheckpointSource,
+    registry::{random_checkpoint, shape_settings, without_weights},
+};
 use serde_json::{Value, json};
 
-use crate::copy::Copy;
+use crate::{bench::open_random, copy::Copy};
 
 const QWEN3_5: &str = "tests/golden/qwen3_5";
 
@@ -80,7 +86,7 @@ fn released_shapes_have_the_bytes_of_their_states() {
         ("qwen3.5-35b-a3b", 64_389_120, 20_480, 35.1),
     ] {
         let random = random_checkpoint(shape, 0).expect("a known shape");
-        let checkpoint = crate::bench::open_random(random);
+        let checkpoint = open_random(random);
         let model = Model::plan(&checkpoint, &gpu).expect("the model can be planned");
         assert_eq!(model.state_shape(&gpu).map(|shape| shape.sequence_bytes()), Some(Bytes(sequence)), "{shape}");
         assert_eq!(model.kv_shape(&gpu).token_bytes(), Bytes(token), "{shape}");
@@ -101,4 +107,43 @@ fn ranks_divide_the_heads_of_gated_delta_nets() {
     let error = Model::plan_rank(&checkpoint, &cpu, Rank::new(0, 4)).map(drop).expect_err("there are two key heads");
     assert_eq!(error.to_string(), "key heads of gated delta nets cannot be divided among 4 ranks: there are 2");
     assert!(error.hint().ends_with("1, 2"), "{}", error.hint());
+}
+
+#[test]
+fn an_fp8_release_is_planned_with_its_projections_in_fp8() {
+    let shape = CheckpointSource::Random(Arc::new(shape_settings("qwen3.5-27b").expect("a known shape")));
+    let json = shape.read("config.json").expect("the settings are in memory").expect("the shape has settings");
+    let mut config: Value = serde_json::from_slice(&json).expect("JSON");
+    let cpu = Target::Cpu { threads: 1 };
+    let planned = |config: &Value| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fp8-release-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        fs::write(folder.join("config.json"), config.to_string()).expect("the file is written");
+        let random = without_weights(CheckpointSource::Folder(folder.clone())).expect("the folder has settings");
+        let model = Model::plan(&open_random(random), &cpu).expect("the model can be planned");
+        fs::remove_dir_all(folder).expect("the folder is removed");
+        (model.weight_bytes().0, model.parameters())
+    };
+    let (plain, parameters) = planned(&config);
+    let modules = |layer: usize| {
+        let net = format!("model.language_model.layers.{layer}.linear_attn");
+        ["in_proj_a", "in_proj_b", "conv1d"].map(|part| format!("{net}.{part}"))
+    };
+    let unquantized: Vec<String> =
+        ["lm_head", "model.visual", "mtp.fc"].map(str::to_owned).into_iter().chain((0..64).flat_map(modules)).collect();
+    config["quantization_config"] = json!({
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": unquantized,
+    });
+    let (released, same) = planned(&config);
+    assert_eq!(same, parameters, "scales do not count as parameters");
+    // 48 gated delta nets with queries, keys, values, gates and outputs; 16 layers with attention,
+    // whose queries have gates; 64 MLPs.
+    let numbers = 48 * (2 * 2048 + 3 * 6144) * 5120 + 16 * (3 * 6144 + 2 * 1024) * 5120 + 64 * 3 * 5120 * 17_408u64;
+    // A byte for each number instead of two, and an f32 for each block.
+    let expected = plain - numbers + numbers / (128 * 128) * 4;
+    assert!((expected..expected + (1 << 20)).contains(&released), "{released} {expected}");
 }

@@ -81,7 +81,8 @@ pub(super) fn heads(keys: &Keys<'_, '_>) -> Result<DeltaHeads, CheckpointError> 
 }
 
 /// Inserts the settings of `layers` layers into the fields of a `config.json`. Attention has heads
-/// of `head_dim` elements, and `scaling` is the scaling of rotary frequencies with the base `theta`.
+/// of `head_dim` elements, and `scaling` is the scaling of rotary frequencies with the base
+/// `theta`.
 pub(super) fn insert(
     keys: &Keys<'_, '_>,
     header: &Header<'_>,

@@ -1,7 +1,6 @@
-//! A GGUF file as a checkpoint: settings, vocabulary and weights in one file, and the vision encoder in
-//! a second file. The files of a
-//! Hugging Face folder are generated from its metadata, and the rest of this crate reads them like
-//! the files of any other checkpoint.
+//! A GGUF file as a checkpoint: settings, vocabulary and weights in one file, and the vision
+//! encoder in a second file. The files of a Hugging Face folder are generated from its metadata,
+//! and the rest of this crate reads them like the files of any other checkpoint.
 
 mod config;
 mod header;
@@ -16,13 +15,14 @@ mod vision;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
+
 use self::config::Config;
 use self::header::Header;
 use self::settings::Settings;
 use self::vision::{Encoder, VisionFile};
 use super::error::CheckpointError;
 use super::shard::{Content, Shard};
-use serde_json::{Value, json};
 pub use settings::{GgufArchitecture, GgufLayers, GgufVision};
 
 /// An open GGUF file: its mapped tensors, and the small files that are generated from its metadata.

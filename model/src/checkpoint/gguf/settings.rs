@@ -61,7 +61,8 @@ pub(super) struct Settings<'f> {
 }
 
 impl<'f> Settings<'f> {
-    /// Refuses files of another `general.type` than `expected`, and files that are a part of several.
+    /// Refuses files of another `general.type` than `expected`, and files that are a part of
+    /// several.
     pub fn check(&self, expected: &str) -> Result<(), CheckpointError> {
         if let Some(kind) = self.text("general.type")?
             && kind != expected

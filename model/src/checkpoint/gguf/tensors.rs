@@ -204,8 +204,8 @@ fn order(part: &str, heads: DeltaHeads) -> Order {
     }
 }
 
-/// The projections of each expert in a tensor `[experts, rows of all projections, columns]`, by their
-/// names in Hugging Face checkpoints.
+/// The projections of each expert in a tensor `[experts, rows of all projections, columns]`, by
+/// their names in Hugging Face checkpoints.
 fn of_each_expert(whole: &StoredTensor, projections: &[&str]) -> Result<Vec<(String, StoredTensor)>, String> {
     let count = projections.len();
     let &[experts, rows, columns] = whole.shape.as_slice() else {

@@ -85,12 +85,12 @@ pub(super) struct Encoder {
 }
 
 impl VisionFile {
-    /// Opens the vision encoder of the model in `path`: the file in the same folder whose name contains
-    /// `mmproj` and whose encoder fits the model. `None` if no file has such a name.
+    /// Opens the vision encoder of the model in `path`: the file in the same folder whose name
+    /// contains `mmproj` and whose encoder fits the model. `None` if no file has such a name.
     ///
     /// # Errors
-    /// [`CheckpointError::Encoder`] if no such file fits, [`CheckpointError::Encoders`] if several do;
-    /// a file cannot be read.
+    /// [`CheckpointError::Encoder`] if no such file fits, [`CheckpointError::Encoders`] if several
+    /// do; a file cannot be read.
     pub fn find(path: &Path, vision: &GgufVision, config: &Config) -> Result<Option<Self>, CheckpointError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let unreadable = |error| CheckpointError::unreadable(&folder.display().to_string(), &error);
@@ -138,7 +138,8 @@ impl VisionFile {
     /// Reads the settings, and locates the tensors under the names that start with `prefix`.
     ///
     /// # Errors
-    /// [`CheckpointError::Setting`] for a missing or unsupported setting; [`CheckpointError::Header`].
+    /// [`CheckpointError::Setting`] for a missing or unsupported setting;
+    /// [`CheckpointError::Header`].
     pub fn encoder(&self, prefix: &str) -> Result<Encoder, CheckpointError> {
         self.with_settings(|settings, header| {
             let damaged = |reason| CheckpointError::Header { file: self.file.clone(), reason };

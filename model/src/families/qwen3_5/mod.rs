@@ -32,8 +32,8 @@ use crate::{
     workload::Workload,
 };
 
-/// A GGUF architecture. Each pair has the class and the `model_type`, of the model without its vision
-/// encoder and of the whole model.
+/// A GGUF architecture. Each pair has the class and the `model_type`, of the model without its
+/// vision encoder and of the whole model.
 const fn gguf(
     name: &'static str,
     [class, model_type]: [&'static str; 2],
