@@ -12,7 +12,10 @@ use bursar_model::{
 };
 use serde_json::{Value, json};
 
-use crate::{bench::open_random, copy::Copy};
+use crate::{
+    bench::{Bench, Case, alone, assert_recorded, assert_same_run, open_random},
+    copy::Copy,
+};
 
 const QWEN3_5: &str = "tests/golden/qwen3_5";
 
@@ -146,4 +149,54 @@ fn an_fp8_release_is_planned_with_its_projections_in_fp8() {
     // A byte for each number instead of two, and an f32 for each block.
     let expected = plain - numbers + numbers / (128 * 128) * 4;
     assert!((expected..expected + (1 << 20)).contains(&released), "{released} {expected}");
+}
+
+#[test]
+fn text_only_exports_may_keep_the_names_of_the_whole_model() {
+    let folder = "tests/golden/qwen3_5_text";
+    let copy = Copy::of(folder).rename("model.safetensors", |name| name.replace("model.", "model.language_model."));
+    let bench = Bench::of(copy.open(), 2);
+    assert_recorded(&bench, &Case::read(folder, &bench.checkpoint, "short"), &[], 1e-4);
+}
+
+/// Rewrites the f32 tensors of a checkpoint: rounds them to bf16, and stores them as bf16 or as
+/// f32.
+fn rounded(folder: &str, stores_bf16: bool) -> Copy {
+    Copy::of(folder).rewrite("model.safetensors", |header, data| {
+        let entries = header.as_object_mut().expect("an object").iter_mut();
+        let mut entries: Vec<_> = entries.filter(|(name, _)| *name != "__metadata__").map(|(_, entry)| entry).collect();
+        entries.sort_by_key(|entry| entry["data_offsets"][0].as_u64());
+        let (mut out, mut changed) = (Vec::new(), 0);
+        for entry in entries {
+            let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+            let first = out.len();
+            if entry["dtype"] == "F32" {
+                changed += 1;
+                for bytes in data[start..end].as_chunks().0 {
+                    let number = half::bf16::from_f32(f32::from_le_bytes(*bytes));
+                    if stores_bf16 {
+                        out.extend(number.to_le_bytes());
+                    } else {
+                        out.extend(number.to_f32().to_le_bytes());
+                    }
+                }
+                entry["dtype"] = if stores_bf16 { "BF16" } else { "F32" }.into();
+            } else {
+                out.extend(&data[start..end]);
+            }
+            entry["data_offsets"] = json!([first, out.len()]);
+        }
+        assert_eq!(changed, 6, "three gated delta nets have decays and a norm in f32");
+        *data = out;
+    })
+}
+
+#[test]
+fn decays_and_norms_are_read_from_bf16_as_from_f32() {
+    let folder = "tests/golden/qwen3_5_text";
+    let [one, other] = [true, false].map(|stores_bf16| {
+        let bench = Bench::of(rounded(folder, stores_bf16).open(), 2);
+        alone(&bench, &Case::read(folder, &bench.checkpoint, "short"), &[], &[usize::MAX])
+    });
+    assert_same_run("bf16 and f32", &one, &other, 0.0);
 }
