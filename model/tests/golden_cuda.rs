@@ -82,6 +82,7 @@ const RECORDED: [Recorded; 18] = [
         ],
     },
     text("tests/golden/qwen3_5_text"),
+    text("tests/golden/qwen3_5_yarn"),
     Recorded { folder: "tests/golden/qwen3_5_moe", cases: &["single_image", "short", "long"] },
     Recorded {
         folder: "tests/golden/qwen3_5",

@@ -21,7 +21,7 @@ use crate::{
             TowerInput, VideoPlace, lay_out, released_video_processors, video_text,
         },
     },
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture},
     flow::{LayoutError, MediaGrid, PromptLayout, ResizedImage},
     processor::VideoProcessor,
     text::PlaceholderTexts,
@@ -32,6 +32,9 @@ use crate::{
 pub trait DeepstackFamily: Clone + Debug + PartialEq + 'static {
     /// The architecture and `model_type` without experts, and then with experts.
     const ARCHITECTURES: &'static [(&'static str, &'static str); 2];
+
+    /// Architectures in the GGUF files of the family.
+    const GGUF: &'static [GgufArchitecture] = &[];
 
     const SHAPES: &'static [Shape];
 
@@ -56,6 +59,8 @@ pub struct Config<F> {
 
 impl<F: DeepstackFamily> Settings for Config<F> {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = F::ARCHITECTURES;
+
+    const GGUF: &'static [GgufArchitecture] = F::GGUF;
 
     /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
     const WORKLOADS: &'static [Workload] = Workload::ALL;

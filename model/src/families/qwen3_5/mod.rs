@@ -9,13 +9,42 @@ use super::{
     deepstack::{self, DeepstackFamily, Shape},
     vision_language_model::VisionLanguageModel,
 };
-use crate::blocks::{ConfigError, DecoderConfig, hybrid, vision::DeepstackTower};
+use crate::{
+    blocks::{
+        ConfigError, DecoderConfig, hybrid,
+        vision::{DeepstackTower, released_video_processors},
+    },
+    checkpoint::{GgufArchitecture, GgufLayers, GgufVision},
+};
+
+/// A GGUF architecture. Each pair has the class and the `model_type`, of the model without its
+/// vision encoder and of the whole model.
+const fn gguf(
+    name: &'static str,
+    (class, model_type): (&'static str, &'static str),
+    whole: (&'static str, &'static str),
+    has_experts: bool,
+) -> GgufArchitecture {
+    let layers = GgufLayers::Hybrid { has_experts };
+    let vision = GgufVision {
+        class: whole.0,
+        model_type: whole.1,
+        projector: "qwen3vl_merger",
+        processors: released_video_processors,
+    };
+    GgufArchitecture { name, class, model_type, layers, vision: Some(vision) }
+}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Family;
 
 impl DeepstackFamily for Family {
     const ARCHITECTURES: &'static [(&'static str, &'static str); 2] = &shape::ARCHITECTURES;
+
+    const GGUF: &'static [GgufArchitecture] = &[
+        gguf("qwen35", ("Qwen3_5ForCausalLM", "qwen3_5_text"), shape::ARCHITECTURES[0], false),
+        gguf("qwen35moe", ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"), shape::ARCHITECTURES[1], true),
+    ];
 
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
