@@ -50,7 +50,7 @@ pub fn copy_blocks<B: Backend>(
 /// Starts copies of rows of `cache`, `[rows, width]`, to and from slots of `host`; see [`calls::CopyBlocks`].
 ///
 /// # Errors
-/// The same as for [`copy_blocks`].
+/// The errors of [`copy_blocks`].
 ///
 /// # Panics
 /// If rows and slots differ in length, or a row or slot is out of bounds.
