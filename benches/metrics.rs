@@ -23,7 +23,8 @@ fn prometheus() -> impl Recorder {
     builder.build_recorder()
 }
 
-/// The recordings of one decode step in their order, with one sequence per driver.
+/// Updates the metrics that one decode step updates, in the same order. Each driver has one
+/// sequence.
 fn decode_step(model: &Label, drivers: &[Recording]) {
     let sequences = drivers.len();
     // The scheduler processes the result of the last step (`scheduler/actor.rs`) …

@@ -22,8 +22,8 @@ use crate::{
 };
 
 /// Tries on host memory how a start behaves when the device refuses memory in each phase. With
-/// several devices, the last one refuses inside a job. Of the device options only the number of
-/// devices and --capacity count. No profile is read or written.
+/// several devices, the last device refuses inside a job. Device options other than the number of
+/// devices and --capacity have no effect. No profile is read or written.
 #[derive(Args)]
 pub struct Options {
     /// Faults to inject: memory is refused once in PHASE of each of the first N attempts. Phases

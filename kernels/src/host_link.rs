@@ -12,7 +12,7 @@ use bursar_budgets::{Address, DeviceError};
 
 use crate::{DType, KernelError, Rank, Tensor};
 
-/// A rank's end of the link between the ranks of a group that meet on the host.
+/// A rank's end of the link between the ranks of a group that synchronize on the host.
 ///
 /// All ranks must call the same operations in the same order. A rank that does not join in time,
 /// that is dropped or that calls another operation breaks the link: each rank gets

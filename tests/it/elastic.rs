@@ -113,7 +113,7 @@ impl Card {
         self.ledger().await
     }
 
-    /// Waits until everything is as at READY.
+    /// Waits until the ledger and the KV cache have the sizes that they had at READY.
     async fn regained(&self) {
         eventually("all is regained", async || {
             // The order of growth: blocks are leased, then backed, then used.

@@ -252,7 +252,7 @@ impl Executor {
     /// continues. Only the first rank passes numbers: the bytes done and the total bytes.
     ///
     /// # Errors
-    /// The same as for [`Model::load`].
+    /// The errors of [`Model::load`].
     pub fn load(
         &self,
         checkpoint: &Checkpoint,

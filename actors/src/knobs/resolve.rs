@@ -20,7 +20,7 @@ impl Knobs {
     /// Like [`from_settings`](Self::from_settings), but also returns the names used.
     ///
     /// # Errors
-    /// The same as for [`from_settings`](Self::from_settings).
+    /// The errors of [`from_settings`](Self::from_settings).
     pub fn named_from<N: Into<String>>(
         settings: impl IntoIterator<Item = (N, Value)>,
     ) -> Result<(Self, Names), KnobError> {
@@ -110,7 +110,7 @@ impl Knobs {
     /// ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
     ///
     /// # Errors
-    /// The same as for [`check`](Self::check).
+    /// The errors of [`check`](Self::check).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, KnobError> {
         self.check()?;
         let mut options = base;
@@ -162,7 +162,7 @@ impl Knobs {
     /// Like [`over`](Self::over), with the default options as the base.
     ///
     /// # Errors
-    /// The same as for [`check`](Self::check).
+    /// The errors of [`check`](Self::check).
     pub fn options(&self) -> Result<LoadOptions, KnobError> {
         self.over(LoadOptions::default())
     }

@@ -74,8 +74,8 @@ pub const PATCHES_A_ROW: usize = 4;
 /// or deaths.
 pub fn chosen(request: u64, position: usize) -> u32 {
     let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
-    // Most replies are short. Every fourth reply is usually as long as allowed, which no
-    // average of lengths predicts.
+    // Most replies are short, but every fourth reply usually reaches its length limit. The average
+    // length of replies therefore predicts the length of single replies badly.
     let ends = if request.is_multiple_of(4) { 1000 } else { 4 };
     if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
 }

@@ -81,7 +81,7 @@ pub trait Device: Send + Sync + 'static {
     /// have backed at these addresses. Does nothing on a single device.
     ///
     /// # Errors
-    /// An error of the driver, if the driver refuses.
+    /// The driver's error, if the driver refuses.
     fn open_to_ranks(&self, _address: Address, _bytes: Bytes) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -1,10 +1,11 @@
-// Tiles of places of one expert, and a warp's output of a tile.
+// Tiles of one expert. A place is a position in the list of all choices sorted by expert
+// (experts.cu). Defines a tile of places, and how a warp writes the output of a tile.
 #pragma once
 
 #include "element.cuh"
 #include "logistic.cuh"
 
-// Consecutive places of one expert.
+// Consecutive places of one expert: `first` up to, but not including, `end`.
 struct Tile {
     uint32_t expert;
     uint32_t first;

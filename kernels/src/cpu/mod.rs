@@ -61,7 +61,7 @@ impl Cpu {
     /// Like [`new`](Cpu::new), as one of several ranks that compute a model together.
     ///
     /// # Panics
-    /// The same as for [`new`](Cpu::new).
+    /// The errors of [`new`](Cpu::new).
     pub fn linked(threads: usize, link: HostLink) -> Self {
         Cpu { link: Some(link), ..Cpu::new(threads) }
     }

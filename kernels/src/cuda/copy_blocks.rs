@@ -41,7 +41,7 @@ fn sides(pieces: &Pieces, stretch: &BlockRange) -> Piece {
     (pieces.block(stretch.block).0, host, pieces.bytes(stretch.count).as_usize())
 }
 
-/// Clocks that are not in use.
+/// Free clocks. A [`Clock`] measures the time of one copy.
 #[derive(Clone)]
 struct Clocks(Arc<Mutex<Vec<Clock>>>);
 
@@ -102,9 +102,10 @@ impl CopyStream {
         })
     }
 
-    /// Copies one piece for each layer and contiguous range, many pieces per driver call. The driver
-    /// then keeps all of the copies in flight; separate calls would take about 2.5 us each in addition
-    /// to the transfer time. Later work in the stream `passes` waits for the copies to the host.
+    /// Copies one piece for each layer and contiguous range, many pieces per driver call. The
+    /// driver then keeps all of the copies in flight; separate calls would take about 2.5 us each
+    /// in addition to the transfer time. Later work in the stream `passes` waits for the copies to
+    /// the host.
     pub(super) fn start(
         &self,
         passes: &Stream,
@@ -112,8 +113,8 @@ impl CopyStream {
         call: CopyBlocks<'_>,
     ) -> Result<Box<dyn Copying>, DeviceError> {
         let clock = self.clocks.take(device)?;
-        // `Running` returns its clock when it is dropped, even if a copy is refused. The lane waits for
-        // the copies that have started.
+        // `Running` returns its clock when it is dropped, even if a copy is refused. The lane waits
+        // for the copies that have started.
         let copying = Box::new(Running { clock: Some(clock), clocks: self.clocks.clone() });
         let clock = copying.clock.as_ref().expect("the field is set until the value is dropped");
         let each = |stretches: &[BlockRange]| -> Vec<Piece> {

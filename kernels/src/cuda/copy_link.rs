@@ -1,6 +1,6 @@
-//! The link between GPU ranks that meet on the host: each rank copies the rows that the other ranks
-//! contribute. No kernel waits for another rank, so a lane may use this link while kernels of
-//! another lane wait for other ranks.
+//! The link between GPU ranks that synchronize on the host: each rank copies the rows that the
+//! other ranks contribute. No kernel waits for another rank, so a lane may use this link while
+//! kernels of another lane wait for other ranks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use super::stream::Stream;
 use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Brought};
 
-/// A rank's end of a link between GPU ranks that meet on the host, as host
+/// A rank's end of a link between GPU ranks that synchronize on the host, as host
 /// ranks do; see [`HostLink`].
 ///
 /// The link supports gathering, but not sums. A rank joins the meeting when its device has

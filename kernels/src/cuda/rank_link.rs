@@ -13,7 +13,7 @@ use crate::Rank;
 pub enum RankLink {
     /// Kernels of this project synchronize in memory that all ranks have mapped.
     Kernels(CudaLink),
-    /// Ranks meet on the host and copy each other's rows.
+    /// Ranks synchronize on the host and copy each other's rows.
     Copies(CopyLink),
     /// NCCL sums and gathers.
     Nccl(NcclLink),
@@ -53,7 +53,7 @@ impl RankLink {
         match self {
             RankLink::Kernels(link) => Some(Witness::Note(link.failed_at())),
             RankLink::Nccl(link) => Some(Witness::Watch(link.watch().clone())),
-            // These ranks meet on the host before they launch copies.
+            // These ranks synchronize on the host before they launch copies.
             RankLink::Copies(_) => None,
         }
     }

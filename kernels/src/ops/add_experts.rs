@@ -26,7 +26,7 @@ impl<B: Backend> Scope<'_, B> {
     /// a rank's partial sum if the experts are divided among ranks.
     ///
     /// # Errors
-    /// The same as for [`add_experts`](Scope::add_experts).
+    /// The errors of [`add_experts`](Scope::add_experts).
     pub fn experts_into<'a>(
         &self,
         x: impl Into<Activations<'a>>,

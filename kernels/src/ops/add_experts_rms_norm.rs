@@ -9,7 +9,7 @@ impl<B: Backend> Scope<'_, B> {
     /// `[rows, out_features]` to `out`, normalized as in [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
-    /// The same as for [`add_experts`](Scope::add_experts) and
+    /// The errors of [`add_experts`](Scope::add_experts) and
     /// [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Panics

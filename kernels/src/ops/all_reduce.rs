@@ -17,7 +17,7 @@ impl<B: Backend> Scope<'_, B> {
     /// layer adds to the residual stream.
     ///
     /// # Errors
-    /// The same as for [`all_reduce_into`](Scope::all_reduce_into).
+    /// The errors of [`all_reduce_into`](Scope::all_reduce_into).
     pub fn all_reduce_add(&self, partial: &Tensor<'_>, sum: &mut Tensor<'_>) -> Result<(), KernelError> {
         self.all_reduce(partial, true, sum)
     }

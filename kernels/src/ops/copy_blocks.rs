@@ -59,7 +59,7 @@ pub fn copy_blocks<B: Backend>(
 /// [`calls::CopyBlocks`].
 ///
 /// # Errors
-/// The same as for [`copy_blocks`].
+/// The errors of [`copy_blocks`].
 ///
 /// # Panics
 /// If rows and slots differ in length, or a row or slot is out of bounds.

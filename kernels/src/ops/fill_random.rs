@@ -66,7 +66,7 @@ pub struct MatrixSlice {
 /// Like [`fill_random`], but `out` is a part of a matrix.
 ///
 /// # Errors
-/// The same as for [`fill_random`].
+/// The errors of [`fill_random`].
 pub fn fill_random_part<B: Backend>(
     backend: &B,
     part: MatrixSlice,

@@ -27,7 +27,7 @@ impl<B: Backend> Scope<'_, B> {
     /// logits are f32, because rounding could change which expert is chosen last.
     ///
     /// # Errors
-    /// The same as for [`rms_norm_into`](Scope::rms_norm_into), [`route`](Scope::route) and
+    /// The errors of [`rms_norm_into`](Scope::rms_norm_into), [`route`](Scope::route) and
     /// [`linear_into`](Scope::linear_into).
     ///
     /// # Panics

@@ -123,7 +123,7 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
 /// updates the inputs of captured graphs, whose addresses are fixed.
 ///
 /// # Errors
-/// The same as for [`fill`], and if the types differ.
+/// The errors of [`fill`], and an error if the types differ.
 pub fn fill_elements<B: Backend, E: Element>(
     backend: &B,
     elements: &[E],

@@ -66,7 +66,7 @@ impl TensorNames {
         self.folded.iter().map(|(_, elements)| *elements)
     }
 
-    /// Compares each tensor that has a twin with the twin, if the checkpoint has both.
+    /// Compares each pair of tied tensors, if the checkpoint has both tensors.
     ///
     /// # Errors
     /// [`WeightError::Untied`].

@@ -1,4 +1,4 @@
-//! A device, a runtime under a user's supervisor, a model that is struck, and a second model
+//! A device, a runtime under a user's supervisor, a model that gets the faults, and a second model
 //! that is left alone.
 
 use std::{
@@ -115,7 +115,7 @@ impl World {
         self.struck.clone().expect("the model was loaded above")
     }
 
-    /// Begins to load the model to strike, and pauses in the middle of `moment`.
+    /// Begins to load the model that gets the faults, and pauses in the middle of `moment`.
     pub async fn load_until(&self, moment: Moment) -> HeldLoad {
         let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
         let (release, released) = sync_channel::<()>(1);

@@ -103,7 +103,7 @@ async fn heard(house: &House, asked: &Value) -> (Value, Value) {
     (answer["choices"][0]["logprobs"].clone(), answer["usage"]["prompt_tokens_details"]["image_tokens"].clone())
 }
 
-/// A square that moves with each number.
+/// A picture of a square. The square moves to the right as `number` grows.
 fn frame(number: u32) -> Vec<u8> {
     let picture = RgbImage::from_fn(84, 84, |x, y| {
         if (4 + number * 2..28 + number * 2).contains(&x) && y > 20 {
@@ -151,7 +151,8 @@ fn a_film_is_seen_as_its_frames_at_even_times() {
                 assert_eq!(heard(&house, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
             }
         }
-        // Twenty frames at 10 fps. Every second frame is dropped, twice.
+        // Twenty frames at 10 fps. The file does not contain its duration, so the server drops
+        // every second frame until the rest fits into the frame limit: twenty, ten, five.
         let shown: Vec<String> = (0..5).map(|number| data("image/png", &frames[4 * number])).collect();
         let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": 2.5}))).await;
         assert_eq!(heard(&house, &film("file:pipe.mkv", 10.0)).await, expected);

@@ -79,8 +79,8 @@ class Rounded:
         data = self.data.tensor.view(E4M3)
         if exactly and not torch.equal(data.view(torch.uint8), rounded(wanted, scales).view(torch.uint8)):
             return float("inf")
-        # Half a step of E4M3 is 1/16 of a number, or 2^-10 for the smallest numbers. The error of a
-        # sum grows with its terms.
+        # E4M3 rounds by at most 1/16 of a number, or by 2^-10 for the smallest numbers. The error of a
+        # sum grows with the number of its terms.
         spread = scales.double().repeat_interleave(GROUP, 1)[:, :columns]
         ideal = (wanted.double() / spread).clamp(-LARGEST, LARGEST)
         slack = 1e-3 * wanted.double().abs().amax() / spread
@@ -347,7 +347,7 @@ def check(table):
     for dtype, (features, columns) in itertools.product(LIMITS, SHAPES):
         for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, 8, None]):
             product = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0)
-            # Over five heights, each height is combined with each entry of `ways`.
+            # The inner loop visits five heights, and `turn * 2 // 5` gives every height each entry of `ways` in turn.
             way = ways[turn * 2 // 5 % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
             table.check("gemm_small_m_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))

@@ -102,7 +102,7 @@ impl Budget {
     /// free. The error contains the number of missing bytes.
     ///
     /// # Errors
-    /// The same as for [`lease`](Budget::lease).
+    /// The errors of [`lease`](Budget::lease).
     pub async fn try_lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
         self.tenant_lease(class, bytes.into(), false).await
     }
@@ -185,7 +185,7 @@ impl Budget {
     /// shrinks, its segment must have shrunk.
     ///
     /// # Errors
-    /// The same as for [`ask`](Budget::ask). The lease then keeps its size.
+    /// The errors of [`ask`](Budget::ask). The lease then keeps its size.
     pub(crate) async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
         let id = lease.id();
         let resized = self.put(question, |pending, reply| BudgetMessage::Resize {

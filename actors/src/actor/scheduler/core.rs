@@ -232,7 +232,7 @@ impl SchedulerCore {
         self.waiting.tenants.take_used()
     }
 
-    /// Events of named blocks since the last call.
+    /// Events of blocks with a prefix key since the last call.
     pub fn take_block_events(&mut self) -> Vec<BlockEvent> {
         self.kv.take_events()
     }

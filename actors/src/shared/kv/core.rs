@@ -137,12 +137,12 @@ pub struct KvCore {
     /// The host tier. If it has no slots, content is lost when its block is reused.
     host: HostSlots<PrefixKey>,
     /// Allocated blocks whose old content must be copied to the host before anything is written to
-    /// the blocks, with the names of that content.
+    /// the blocks, with the prefix keys of that content.
     leaving: Vec<(PrefixKey, u32)>,
     /// Sequences whose blocks a copy is filling: the indices in their tables, and the
-    /// names of the content.
+    /// prefix keys of the content.
     coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
-    /// Events of named blocks since the last [`take_events`](Self::take_events).
+    /// Events of blocks with a [`PrefixKey`] since the last [`take_events`](Self::take_events).
     events: Vec<BlockEvent>,
 }
 
@@ -350,9 +350,9 @@ impl KvCore {
         self.events.push(event);
     }
 
-    /// Returns the events of named blocks since the last call, in order. A block is removed
-    /// when no sequence would find it, on the device or in host memory. A block may be
-    /// stored more than once.
+    /// Returns the events of blocks with a [`PrefixKey`] since the last call, in order. A block is
+    /// reported as removed when no sequence would find it, on the device or in host memory. A block
+    /// may be reported as stored more than once.
     pub fn take_events(&mut self) -> Vec<BlockEvent> {
         std::mem::take(&mut self.events)
     }
@@ -491,8 +491,8 @@ impl KvCore {
         named
     }
 
-    /// Forgets a sequence. Blocks in no other table become free. Named blocks among them keep their
-    /// content for now. An unknown sequence is ignored.
+    /// Forgets a sequence. Blocks in no other table become free. Free blocks with a
+    /// [`PrefixKey`] keep their content until they are reused. An unknown sequence is ignored.
     pub fn release(&mut self, sequence: SequenceId) {
         assert!(!self.coming.contains_key(&sequence), "a copy fills the blocks of {sequence}");
         self.states.release(sequence);

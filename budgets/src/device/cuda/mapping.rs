@@ -76,7 +76,7 @@ impl CudaDevice {
     /// Whether this GPU can read and write memory of `other` directly.
     ///
     /// # Errors
-    /// An error of the driver, if the query fails.
+    /// The driver's error, if the query fails.
     pub fn reaches(&self, other: &CudaDevice) -> Result<bool, DeviceError> {
         Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
     }
@@ -85,7 +85,7 @@ impl CudaDevice {
     /// backed at these addresses.
     ///
     /// # Errors
-    /// An error of the driver, if the driver refuses.
+    /// The driver's error, if the driver refuses.
     pub fn open_to<'d>(
         &self,
         others: impl Iterator<Item = &'d Arc<CudaDevice>>,

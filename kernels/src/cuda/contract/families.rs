@@ -1,12 +1,12 @@
-//! The macro that defines the numbers of families of kernels, for the host and for the generated
-//! header.
+//! The macro that defines the constants that host code and kernels share. The generated header
+//! gives the same constants to the device code.
 
 /// Bytes of an f32 sum.
 pub(super) const SUM: usize = 4;
 
-/// Defines constants, and functions of a size. In tests, the macro also lists them for
-/// the generated header: a constant under its name, a function as a variable template
-/// with one value per size.
+/// Defines one module per kernel family, with constants and with functions of one argument (a
+/// size). In tests, the macro also lists all of them for the generated header: a constant becomes a
+/// constant of the same name, and a function becomes a variable template with one value per size.
 macro_rules! contract {
     ($($(#[doc = $about:literal])* mod $family:ident {
         $($(#[doc = $doc:literal])* const $name:ident: $type:ty = $value:expr;)*

@@ -17,7 +17,7 @@ impl Question<'_> {
     /// [`Forecast`], this does not look for changes that would help.
     ///
     /// # Errors
-    /// The same as for [`needs`](Self::needs).
+    /// The errors of [`needs`](Self::needs).
     pub fn kv_tokens(&self) -> Result<Option<usize>, StartError> {
         let (inputs, needs) = self.needs()?;
         let settled = settle(&needs, &inputs.envelope, &self.options.kv(), &self.place);

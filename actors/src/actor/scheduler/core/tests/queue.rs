@@ -299,8 +299,8 @@ struct Drawn {
     leaves: Option<usize>,
     /// Steps until the request's queue deadline.
     waits: Option<u64>,
-    /// Determines the pool's size after the request arrives, between the smallest
-    /// and the largest size.
+    /// If set, the pool is resized after the request arrives. The number is reduced to the range
+    /// between the smallest and the largest pool size.
     resize: Option<usize>,
 }
 

@@ -142,10 +142,10 @@ impl Memory {
 }
 
 proptest! {
-    /// Compares the pool with memory that only makes the requested copies. A named block or
-    /// slot has the content that was computed under that name. The tokens that a sequence is
-    /// reported to hold are its own beginning. No block has two uses. A listener that receives
-    /// all events knows all blocks.
+    /// Compares the pool with memory that only makes the requested copies. A block
+    /// or slot with a prefix key has the content that was computed for that key. The tokens that a
+    /// sequence is reported to hold are its own beginning. No block has two uses. A listener that
+    /// receives all events knows all blocks.
     #[test]
     fn content_is_what_was_written_wherever_it_went(
         slots in 1usize..20,
