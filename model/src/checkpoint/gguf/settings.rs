@@ -44,7 +44,7 @@ pub struct GgufVision {
     /// `clip.projector_type` of the file.
     pub projector: &'static str,
     /// The settings files of the released processors for a `config.json`.
-    pub processors: fn(&Value) -> Vec<(&'static str, Vec<u8>)>,
+    pub processors: fn(&Value) -> crate::families::Files,
 }
 
 impl GgufArchitecture {

@@ -43,7 +43,7 @@ fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
     fill(&mut kv, A, 7, 64);
     kv.release(A);
     kv.allot(&[demand(B, 0, 32)]);
-    kv.take_leaving().blocks.to_host;
+    kv.take_leaving();
     kv.release(B);
     let prefix = keys(7, 64);
     assert_eq!(
@@ -61,7 +61,7 @@ fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
 #[test]
 fn a_fetch_without_room_changes_nothing() {
     let mut kv = pushed_out();
-    kv.take_leaving().blocks.to_host;
+    kv.take_leaving();
     assert_eq!(kv.fetch(A, &keys(7, 32)), None, "B holds all blocks");
     assert_eq!(kv.fetch(A, &keys(8, 32)), None, "no sequence has computed this prefix");
     kv.release(B);
@@ -73,7 +73,7 @@ fn what_leaves_for_a_fetch_never_takes_the_place_of_what_is_fetched() {
     let mut kv = KvCore::new(2).with_host(2);
     for (sequence, name) in [(A, 7), (B, 8)] {
         kv.allot(&[demand(sequence, 0, 32)]);
-        kv.take_leaving().blocks.to_host;
+        kv.take_leaving();
         fill(&mut kv, sequence, name, 32);
         kv.release(sequence);
     }
