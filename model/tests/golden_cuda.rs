@@ -19,7 +19,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 18] = [
+const RECORDED: [Recorded; 19] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
