@@ -1,15 +1,17 @@
-//! Unpacks the archives and the demo model's weights into cargo's output folder of this crate,
+//! Unpacks the archives and the demo models' weights into cargo's output folder of this crate,
 //! again whenever one of them changes.
 
 use std::{fs, io, path::Path};
 
 use lzma_rust2::XzReader;
 
-const DEMO: &str = "../../model/demo/checkpoint";
+/// The demo models: the name of the unpacked folder, and the folder with compressed weights.
+const DEMOS: [(&str, &str); 2] =
+    [("demo", "../../model/demo/checkpoint"), ("hybrid_demo", "../../model/demo/hybrid_checkpoint")];
 
 fn main() -> io::Result<()> {
     println!("cargo:rerun-if-changed=.");
-    println!("cargo:rerun-if-changed={DEMO}");
+    DEMOS.iter().for_each(|(_, folder)| println!("cargo:rerun-if-changed={folder}"));
     let into = std::env::var_os("OUT_DIR").expect("cargo sets it");
     let into = Path::new(&into).join("golden");
     // Files from an earlier build would otherwise pass for recorded files.
@@ -22,18 +24,25 @@ fn main() -> io::Result<()> {
             tar::Archive::new(XzReader::new(fs::File::open(path)?, false)).unpack(&into)?;
         }
     }
-    let demo = into.join("demo");
-    fs::create_dir_all(&demo)?;
-    for entry in fs::read_dir(DEMO)? {
+    for (name, folder) in DEMOS {
+        unpack_weights(Path::new(folder), &into.join(name))?;
+    }
+    Ok(())
+}
+
+/// Copies a checkpoint and decompresses its weights.
+fn unpack_weights(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
         let path = entry?.path();
         let name = path.file_name().expect("a file has a name").to_string_lossy().into_owned();
         match name.strip_suffix(".xz") {
             Some(name) => {
-                io::copy(&mut XzReader::new(fs::File::open(&path)?, false), &mut fs::File::create(demo.join(name))?)?;
+                io::copy(&mut XzReader::new(fs::File::open(&path)?, false), &mut fs::File::create(to.join(name))?)?;
             }
             // A developer decompressed this file for another tool, perhaps in an older checkout.
             None if name.ends_with(".safetensors") => {}
-            None => drop(fs::copy(&path, demo.join(name))?),
+            None => drop(fs::copy(&path, to.join(name))?),
         }
     }
     Ok(())

@@ -37,6 +37,14 @@ pub fn demo_checkpoint() -> PathBuf {
     path("demo")
 }
 
+/// The checkpoint of the hybrid demo model as a folder with decompressed weights.
+///
+/// # Panics
+/// See [`path`].
+pub fn hybrid_demo_checkpoint() -> PathBuf {
+    path("hybrid_demo")
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

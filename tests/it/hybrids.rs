@@ -1,6 +1,7 @@
-//! Chats with a hybrid model, whose prefixes can be resumed only where a state was kept. Each story
-//! is a fault of another server (vLLM, Atlas, llama.cpp and ik_llama), by the number of its report.
-//! Every reply is compared with the reply to the same chat without cached tokens.
+//! Chats with hybrid models, whose prefixes can be resumed only where a state was kept. Most stories
+//! are faults of other servers (vLLM, Atlas, llama.cpp and ik_llama), by the number of the report,
+//! with a random model. Every reply is compared with the reply to the same chat without cached
+//! tokens. The trained demo answers questions about pictures that it has never seen.
 
 use std::{
     ops::Range,
@@ -208,6 +209,69 @@ fn a_start_at_defaults_fits_the_memory_that_there_is() {
         for mebibytes in [52, 64, 96] {
             let table = Table::with(LoadOptions::default(), Bytes::mib(mebibytes)).await;
             table.ask(greedy(Chat::new().user(words(0..30)))).await;
+        }
+    });
+}
+
+/// Questions about pictures that the demo was not trained on, with the right answers.
+fn unseen() -> Vec<(Chat, String)> {
+    let folder = bursar_golden::path("unseen_pictures");
+    let questions = std::fs::read_to_string(folder.join("questions.jsonl")).expect("the archive has questions");
+    let read = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("each line is JSON");
+        let text = |key: &str| line[key].as_str().expect("a string").to_owned();
+        let image = Image::open(folder.join(text("image"))).expect("the picture opens");
+        (Chat::new().image(image).user(text("question")).temperature(0.0).max_tokens(40), text("answer"))
+    };
+    questions.lines().map(read).collect()
+}
+
+#[test]
+fn the_trained_hybrid_answers_questions_about_unseen_pictures() {
+    story(async {
+        let device = placed(&device_of(Bytes::mib(96)));
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device),
+            host_bytes: Bytes::mib(64),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("host devices start");
+        // Blocks and states for two questions at a time, of the 32 that are asked at once: the others
+        // wait, and what is evicted moves to host memory.
+        let options = LoadOptions {
+            envelope: Some(Envelope {
+                context_tokens: 512,
+                picture_patches: 1024,
+                launch_patches: 1024,
+                ..envelope(512, 4)
+            }),
+            kv_tokens: Some(640),
+            swap_space: Bytes::mib(16),
+            requests: Some(64),
+            ..small()
+        };
+        let source = ModelSource::folder(bursar_golden::hybrid_demo_checkpoint());
+        let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
+        let questions = unseen();
+        let mut alone = Vec::new();
+        for (chat, _) in &questions {
+            alone.push(ask(&model, chat.clone()).await.expect("the model answers").text);
+        }
+        let exact = alone.iter().zip(&questions).filter(|(found, (_, right))| *found == right).count();
+        println!("{exact} of {} answers are exact", questions.len());
+        assert!(exact * 100 >= questions.len() * 80, "{exact} of {} answers are exact", questions.len());
+        let together =
+            futures_util::future::join_all(questions.iter().map(|(chat, _)| ask(&model, chat.clone()))).await;
+        for ((found, alone), (_, right)) in together.into_iter().zip(&alone).zip(&questions) {
+            assert_eq!(found.expect("the model answers").text, *alone, "the right answer is {right}");
+        }
+        // A second question about the same picture, after the first answer.
+        for ((chat, _), answer) in questions.iter().zip(&alone).take(8) {
+            let again = chat.clone().assistant(answer).user("Is the background light or dark?");
+            let first = ask(&model, again.clone()).await.expect("the model answers");
+            let second = ask(&model, again.cache_salt("cold")).await.expect("the model answers");
+            assert_eq!((&first.text, second.cached_tokens), (&second.text, 0));
+            assert!(["light", "dark", "patterned"].contains(&&*first.text), "{}", first.text);
         }
     });
 }
