@@ -21,7 +21,7 @@ use crate::{
     },
     responder::Responder,
     scheduler::SchedulerMessage,
-    sleep::Rest,
+    sleep::WakeState,
     supervise::BackgroundTask,
 };
 
@@ -59,16 +59,16 @@ impl EngineState {
             Effect::EndProfile => self.profile.take().into_iter().for_each(|profile| profile.stop(None)),
             Effect::CheckDevice => self.check_device()?,
             Effect::TakeBack { attempt, error } => return self.take_back(attempt, error).await.map(Some),
-            Effect::Report(report) => self.tell_of_attempt(report),
-            Effect::TellOfRestart { actor, reason } => self.arguments.tell_of_restart(actor, &reason),
+            Effect::Report(report) => self.report_attempt(report),
+            Effect::ReportRestart { actor, reason } => self.arguments.report_restart(actor, &reason),
             Effect::AttemptAfter { attempt, wait } => {
                 myself.send_after(wait, move || EngineMessage::Attempt { attempt });
             }
             Effect::Advise(question) => self.advise(myself, question),
             Effect::Fail(error) => {
                 let error = Arc::new(error);
-                self.arguments.show(match self.arguments.wakefulness.rest() {
-                    Rest::Waking => Status::NotWoken(error),
+                self.arguments.show(match self.arguments.wakefulness.state() {
+                    WakeState::Waking => Status::NotWoken(error),
                     _ => Status::Failed(error),
                 });
                 myself.stop(None);
@@ -77,18 +77,18 @@ impl EngineState {
                 self.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
-            Effect::Obey { sized, floor, most, limit } => {
+            Effect::AcceptResizeOrders { sized, floor, most, limit } => {
                 let engine = myself.clone();
                 // If the engine has ended, its lease has ended too.
                 let orders = move |order| drop(engine.send_message(EngineMessage::Ordered(order)));
-                self.place(sized).obey((floor, most, limit), orders);
+                self.place(sized).accept_resize_orders((floor, most, limit), orders);
             }
             Effect::Freeze => {
                 self.arguments.budget.move_gate(self.arguments.label.clone(), Gate::Frozen).await??;
             }
             Effect::Start(start) => return self.start_children(myself, start).await.map(Some),
-            Effect::TellOfReady => (self.arguments.progress)(Progress::Ready),
-            Effect::LetIn(serving) => {
+            Effect::ReportReady => (self.arguments.progress)(Progress::Ready),
+            Effect::AdmitWaiting(serving) => {
                 // Waiting requests continue as soon as `Ready` is published, so everything else is
                 // published first.
                 self.show();
@@ -106,7 +106,7 @@ impl EngineState {
             Effect::RestartAfter { restart, wait } => {
                 myself.send_after(wait, move || EngineMessage::Restart { restart });
             }
-            Effect::TellOfResize { from, to } => self.tell_of_resize(from, to),
+            Effect::ReportResize { from, to } => self.report_resize(from, to),
             Effect::Change { sized, change } => {
                 let resize = self.place(sized).resize(change, self.scheduler().cloned());
                 self.change = Some(BackgroundTask::begin(myself, resize, EngineMessage::PoolChanged));
@@ -183,7 +183,7 @@ impl EngineState {
         Ok(Input::TakenBack { error, passed: self.attempt_progress.passed() })
     }
 
-    fn tell_of_attempt(&self, report: AttemptReport) {
+    fn report_attempt(&self, report: AttemptReport) {
         let model = self.arguments.label.clone();
         let end = match &report.outcome {
             Outcome::Ready => AttemptEnd::Ready,
@@ -204,7 +204,7 @@ impl EngineState {
         (self.arguments.progress)(Progress::Attempt(report));
     }
 
-    fn tell_of_resize(&self, from_blocks: usize, to_blocks: usize) {
+    fn report_resize(&self, from_blocks: usize, to_blocks: usize) {
         let model = self.arguments.label.clone();
         let event = if to_blocks < from_blocks {
             metric::KV_SHRINKS_TOTAL.add(&model, 1);

@@ -53,7 +53,7 @@ impl RuntimeState {
             Effect::RespawnAfter { name, load, death, wait, reason } => {
                 let arguments = self.engines[&name].arguments.clone();
                 arguments.show(Status::Starting);
-                arguments.tell_of_restart(Role::Engine, &reason);
+                arguments.report_restart(Role::Engine, &reason);
                 let myself = myself.clone();
                 tokio::spawn(async move {
                     release_memory(&arguments).await;
@@ -104,7 +104,7 @@ impl RuntimeState {
             Effect::ShowWaking { name } => self.show_waking(&name),
             Effect::Wake { name, load, generation } => self.wake(myself, name, load, generation).await?,
             Effect::ShowAwake { name, reason, took } => self.show_awake(&name, reason, took),
-            Effect::TellNotWoken { name } => self.tell_not_woken(&name),
+            Effect::ReportNotWoken { name } => self.report_not_woken(&name),
             Effect::FailStart { name } => self.fail_start(&name),
             Effect::ReportIdle => return Ok(Some(Input::IdleReports(self.seen()))),
             Effect::ReportIdleLater { busy, within } => self.look_later(myself, &busy, within),
