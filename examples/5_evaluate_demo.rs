@@ -1,10 +1,12 @@
 //! The share of questions that the demo model answers exactly through this runtime. The
 //! questions come from a folder written by `draw.py`. Without a folder, they are about
-//! the two bundled pictures.
+//! the two bundled pictures. A second folder is a checkpoint to ask instead of the embedded
+//! demo, such as the hybrid demo with decompressed weights.
 //!
 //! ```sh
 //! python3 model/demo/draw.py --seed 20261121 --count 1000 --out /tmp/unseen   # needs numpy and Pillow
 //! cargo run --release --example 5_evaluate_demo -- /tmp/unseen
+//! cargo run --release --example 5_evaluate_demo -- /tmp/unseen /tmp/hybrid
 //! cargo run --release --example 5_evaluate_demo
 //! ```
 
@@ -53,7 +55,8 @@ async fn main() -> Result<(), Failure> {
     .into_iter();
 
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    let model = runtime.load(ModelSource::demo()).await?;
+    let source = std::env::args_os().nth(2).map_or_else(ModelSource::demo, ModelSource::folder);
+    let model = runtime.load(source).await?;
     let (started, mut asked) = (Instant::now(), JoinSet::new());
     let mut kinds: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     loop {

@@ -72,6 +72,7 @@ impl Stage {
             exchange: None,
             vision_cache: None,
             host_kv: None,
+            host_states: None,
             host_pictures: None,
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),

@@ -4,7 +4,7 @@
 // product of weights and values. Semantics, tensors and limits are as in attention_prefill.cu, with
 // the following differences.
 //
-// attention_paged_hopper_<type>_d128
+// attention_paged_hopper_<type>_d<D> (D in {128, 256})
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
 //   The first argument is a tensor map, passed by value, through which keys and values are read
 //   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A NaN value
@@ -18,7 +18,7 @@
 //   Over a cache in E4M3: one warpgroup converts the E4M3 data that TMA has copied to f16, and the
 //   other warpgroups multiply in f16.
 //
-// attention_paged_hopper_split_<type>_d128
+// attention_paged_hopper_split_<type>_d<D>
 //   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
 //   are split among `splits` jobs (at least 1), which write partial results to `parts` [jobs, 128,
 //   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. In the argument
@@ -116,6 +116,7 @@ template <typename S>
 __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t thread) {
     const uint32_t end = S::PAGED ? (first + BLOCK_TOKENS - 1) / BLOCK_TOKENS * BLOCK_TOKENS : S::KEYS;
     constexpr uint32_t PIECES = S::CHUNK / 8;
+#pragma unroll 1
     for (uint32_t item = thread; item < (end - first) * S::CHUNKS * PIECES; item += WARPGROUP) {
         const uint32_t piece = item % PIECES;
         const uint32_t chunk = item / PIECES % S::CHUNKS;
@@ -146,7 +147,10 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         part_arrive(next_turn, 2 * WARPGROUP);  // the first warpgroup begins
     }
 
-    Ring<STAGES> queries, keys, values;
+    // With one stage of queries, a tile's queries are copied after the scores of the tile before.
+    constexpr bool QUERIES_ARE_AHEAD = S::QUERY_STAGES > 1;
+    Ring<S::QUERY_STAGES> queries;
+    Ring<STAGES> keys, values;
     float gathered[S::WIDE / 8][4];
     float scores[TILES][4];
     uint32_t weights[S::KEYS / 16][4];
@@ -184,10 +188,10 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             }
         }
     };
-    const auto await = [&](uint64_t (&full)[STAGES], const Ring<STAGES>& ring) {
+    const auto await = [&](uint64_t (&full)[STAGES], const auto& ring) {
         barrier_wait(shared_address(&full[ring.stage]), ring.parity);
     };
-    const auto release = [&](uint64_t (&empty)[STAGES], Ring<STAGES>& ring) {
+    const auto release = [&](uint64_t (&empty)[STAGES], auto& ring) {
         if (thread == 0) {
             barrier_arrive(shared_address(&empty[ring.stage]));
         }
@@ -223,6 +227,12 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             softmax.step(scores, factor, shrink);
         };
 
+        const auto await_keys_below = [&]() {
+            if (step > job.first_step) {
+                await(barriers.keys_full, keys);
+            }
+        };
+
         release(barriers.keys_empty, keys);
         weigh();
         round_weights();
@@ -238,8 +248,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             mend<S>(shared + S::VALUES_AT + values.stage * S::STEP_BYTES, job.keys % S::KEYS, thread);
             part_sync(ALONE + warpgroup, WARPGROUP);
         }
+        await_keys_below();
         for (step -= 1; step >= job.first_step; --step) {
-            await(barriers.keys_full, keys);
             part_sync(my_turn, 2 * WARPGROUP);
             start_scores();
             await(barriers.values_full, values);
@@ -249,6 +259,11 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             hold(scores);
             release(barriers.keys_empty, keys);
             weigh();
+            // The keys are awaited here and not before they are multiplied, because the compiler
+            // does not move the softmax past the loop that waits for them. Without this loop, it
+            // moves the softmax after the wait for the product of weights and values, and the two
+            // no longer overlap.
+            await_keys_below();
             products_wait<0>();
             hold(gathered);
             release(barriers.values_empty, values);
@@ -261,28 +276,48 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
                 }
             }
         }
+        if (!QUERIES_ARE_AHEAD) {
+            // The next job and its queries replace these, which every thread has read by now.
+            part_sync(ALONE + warpgroup, WARPGROUP);
+        }
         release(barriers.queries_empty, queries);
 
-        // The next tile's first scores are computed while this tile is written out. After the last
-        // tile, these scores are computed from old keys and are not used.
-        await(barriers.queries_full, queries);
-        const Job next = jobs[queries.stage];
-        if (next.found) {
-            await(barriers.keys_full, keys);
+        Job next;
+        const auto await_next = [&]() {
+            await(barriers.queries_full, queries);
+            next = jobs[queries.stage];
+            if (next.found) {
+                await(barriers.keys_full, keys);
+            }
+        };
+        // If the next tile's queries are there, its first scores are computed while this tile is
+        // written out. After the last tile, these scores are computed from old keys and are not
+        // used.
+        if (QUERIES_ARE_AHEAD) {
+            await_next();
         }
         await(barriers.values_full, values);
         part_sync(my_turn, 2 * WARPGROUP);
         start_gathering();
-        start_scores();
+        if (QUERIES_ARE_AHEAD) {
+            start_scores();
+        }
         part_arrive(next_turn, 2 * WARPGROUP);
         softmax.finish();
-        products_wait<1>();
+        products_wait<QUERIES_ARE_AHEAD ? 1 : 0>();
         hold(gathered);
         release(barriers.values_empty, values);
         if (S::SPLIT) {
             store_part<S>(parts, job, gathered, softmax, own);
         } else {
             store<S>(out, job, arguments, gathered, softmax, own);
+        }
+        if (!QUERIES_ARE_AHEAD) {
+            await_next();
+            if (!next.found) {
+                return;
+            }
+            start_scores();
         }
         products_wait<0>();
         hold(scores);
@@ -334,30 +369,36 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
 
 }  // namespace
 
-#define ATTENTION_PREFILL_HOPPER(TYPE, NAME, WHOLE, SPLIT)                                                             \
-    extern "C" __global__ void __launch_bounds__(WHOLE::THREADS, 1) attention_paged_hopper_##NAME##_d128(              \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,           \
-        const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,       \
-        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,                 \
-        uint32_t blocks, uint32_t blocks_max, const float* scales, float scale) {                                      \
-        const Arguments arguments = {                                                                                  \
-            query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows, sequences,                   \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  1,    scales,    scale};           \
-        attention<WHOLE>(map, out, nullptr, queries, arguments);                                                       \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(SPLIT::THREADS, 1) attention_paged_hopper_split_##NAME##_d128(        \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,           \
-        const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,               \
-        uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,              \
-        uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t splits, const float* scales, float scale) {  \
-        const Arguments arguments = {                                                                                  \
-            query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                 \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scales,    scale};         \
-        attention<SPLIT>(map, out, parts, queries, arguments);                                                         \
+#define ATTENTION_PAGED_HOPPER_OF(TYPE, NAME, D, E4M3)                                                                    \
+    extern "C" __global__ void __launch_bounds__(Paged<D, false, E4M3>::THREADS, 1) attention_paged_hopper_##NAME##_d##D( \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,              \
+        const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,          \
+        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,                    \
+        uint32_t blocks, uint32_t blocks_max, const float* scales, float scale) {                                         \
+        const Arguments arguments = {                                                                                     \
+            query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows, sequences,                      \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  1,    scales,    scale};              \
+        attention<Paged<D, false, E4M3>>(map, out, nullptr, queries, arguments);                                          \
+    }                                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(Paged<D, true, E4M3>::THREADS, 1)                                        \
+        attention_paged_hopper_split_##NAME##_d##D(                                                                       \
+            const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,          \
+            const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,              \
+            uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,             \
+            uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t splits, const float* scales,                \
+            float scale) {                                                                                                \
+        const Arguments arguments = {                                                                                     \
+            query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                    \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scales,    scale};            \
+        attention<Paged<D, true, E4M3>>(map, out, parts, queries, arguments);                                             \
     }
 
+#define ATTENTION_PAGED_HOPPER(TYPE, NAME, D)                            \
+    static_assert(sizes::PAGED_AS_LAUNCHED<D>, "as the contract says"); \
+    ATTENTION_PAGED_HOPPER_OF(TYPE, NAME, D, false)
+
 #define ATTENTION_PACKED_HOPPER(TYPE, NAME, D)                                                                         \
-    static_assert(sizes::AS_LAUNCHED<D>, "as the contract says");                                                      \
+    static_assert(sizes::PACKED_AS_LAUNCHED<D>, "as the contract says");                                               \
     extern "C" __global__ void __launch_bounds__(Packed<D>::THREADS, 1) attention_packed_hopper_##NAME##_d##D(         \
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
         uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                              \
@@ -366,24 +407,24 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         attention<Packed<D>>(map, out, nullptr, qkv, arguments);                                                       \
     }
 
-#define ATTENTION_ALL(TYPE, NAME)                                                   \
-    ATTENTION_PREFILL_HOPPER(TYPE, NAME, Paged128, PagedSplit128)                   \
-    ATTENTION_PREFILL_HOPPER(TYPE, e4m3_##NAME, PagedE4m3, PagedSplitE4m3)          \
+#define ATTENTION_ALL(TYPE, NAME)                                  \
+    FOR_EACH_HOPPER_HEAD_DIM(ATTENTION_PAGED_HOPPER, TYPE, NAME)   \
+    ATTENTION_PAGED_HOPPER_OF(TYPE, e4m3_##NAME, 128, true)        \
     FOR_EACH_PACKED_HEAD_DIM(ATTENTION_PACKED_HOPPER, TYPE, NAME)
 
 ATTENTION_ALL(__half, f16)
 ATTENTION_ALL(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(SMs, jobs), where jobs is an upper bound:
-//   attention_paged_hopper_<type>_d128
-//     block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES; for E4M3 PAGED_E4M3_THREADS
-//     and PAGED_E4M3_SHARED_BYTES
+//   attention_paged_hopper_<type>_d<D>
+//     block THREADS, dynamic shared memory SHARED_BYTES<D>; for E4M3 E4M3_THREADS and
+//     E4M3_SHARED_BYTES
 //     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
-//   attention_paged_hopper_split_<type>_d128
+//   attention_paged_hopper_split_<type>_d<D>
 //     the same block and shared memory, and `splits` times as many jobs. This kernel is faster if
 //     the kernel without splits would have jobs for at most half of the SMs, and if contexts reach
 //     some thousand tokens. In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the
-//     number of jobs without splits. `parts` takes at most SMs * 66,560 bytes.
+//     number of jobs without splits. `parts` takes at most SMs * PART_NUMBERS<D> numbers.
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)
@@ -393,11 +434,11 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //
 // The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1,
 // interleave NONE, L2 promotion 128 bytes, out of bounds NONE (zeros), and
-//   paged, D = 128, over the layer:  rank 5, swizzle 128B
-//     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}: columns of a half, 8 tokens, halves, the
-//                 next 8 tokens, (block, keys or values, head)
-//     strides     {256, 128, 2048, 4096} bytes, of all dimensions but the first
-//     box         {64, 8, 2, 2, 1}: 16 tokens of one head, keys or values, 4096 bytes
+//   paged, over the layer:           rank 5, swizzle 128B
+//     dimensions  {64, 8, D / 64, 2, blocks * 2 * kv_heads}: columns of a chunk, 8 tokens, chunks,
+//                 the next 8 tokens, (block, keys or values, head)
+//     strides     {2 * D, 128, 16 * D, 32 * D} bytes, of all dimensions but the first
+//     box         {64, 8, D / 64, 2, 1}: 16 tokens of one head, keys or values, 32 * D bytes
 //   paged, in E4M3 (type UINT8):     rank 3, no swizzle
 //     dimensions  {128, 16, blocks * 2 * kv_heads}: columns, tokens, (block, keys or values, head)
 //     strides     {128, 2048} bytes

@@ -26,6 +26,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 #include "state_sequences.cuh"
 
 using contract::causal_conv::THREADS;
@@ -121,8 +122,7 @@ __device__ __forceinline__ void convolve(const Conv<Element>& call, const StateP
                             window[tap - 1][element] = window[tap][element];
                         }
                     }
-                    // For a very negative sum, exp overflows to infinity and the quotient is zero.
-                    values[element] = __fdividef(sum, 1.0f + __expf(-sum));
+                    values[element] = silu(sum);
                 }
                 store<WIDTH>(out + static_cast<uint64_t>(first + i) * call.channels, values);
             }

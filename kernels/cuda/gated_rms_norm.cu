@@ -18,6 +18,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 #include "reduce.cuh"
 
 template <typename Element>
@@ -38,8 +39,7 @@ __device__ __forceinline__ void write_gated(const float (&x)[WIDTH], const float
     float values[WIDTH];
 #pragma unroll
     for (uint32_t i = 0; i < WIDTH; ++i) {
-        // For a very negative gate, exp overflows to infinity and the quotient is zero.
-        values[i] = x[i] * factor * weight[i] * __fdividef(gate[i], 1.0f + __expf(-gate[i]));
+        values[i] = x[i] * factor * weight[i] * silu(gate[i]);
     }
     store<WIDTH>(to, values);
 }

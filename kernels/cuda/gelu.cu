@@ -13,11 +13,9 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 
 enum class Kind { ERF, TANH, QUICK };
-
-// x / (1 + exp(-y)). For a very negative y, exp overflows to infinity and the quotient is zero.
-__device__ __forceinline__ float times_logistic(float x, float y) { return __fdividef(x, 1.0f + __expf(-y)); }
 
 template <Kind KIND>
 __device__ __forceinline__ float unit(float x) {

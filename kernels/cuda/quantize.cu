@@ -35,6 +35,7 @@
 #include "hopper_cluster.cuh"
 #endif
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 #include "rounding.cuh"
 
 // Number of vectors that a thread keeps in registers. The thread computes its other vectors again
@@ -306,8 +307,7 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
         load_eight(up + column, aligned, ups);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
-            // For a very negative gate, exp overflows to infinity and the quotient is zero.
-            values[i] = __fdividef(values[i], 1.0f + __expf(-values[i])) * ups[i];
+            values[i] = silu(values[i]) * ups[i];
         }
     });
 }

@@ -13,6 +13,7 @@
 // Targets: sm_90a
 
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 #include "rounding.cuh"
 
 using contract::fp8::LONG_HELD;
@@ -129,8 +130,7 @@ __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitc
             widen<WIDTH, Element>(ups[slot], up);
 #pragma unroll
             for (uint32_t i = 0; i < WIDTH; ++i) {
-                // For a very negative gate, exp overflows to infinity and the quotient is zero.
-                values[slot][i] = __fdividef(values[slot][i], 1.0f + __expf(-values[slot][i])) * up[i];
+                values[slot][i] = silu(values[slot][i]) * up[i];
             }
         }
         largest = fmaxf(largest, largest_of(values[slot]));

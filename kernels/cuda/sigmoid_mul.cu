@@ -12,12 +12,10 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 
 // Number of vectors that a thread loads at once.
 constexpr uint32_t HELD = 2;
-
-// For a very negative gate, exp overflows to infinity and the quotient is zero.
-__device__ __forceinline__ float gated(float x, float gate) { return __fdividef(x, 1.0f + __expf(-gate)); }
 
 template <uint32_t WIDTH, bool BY_ROW, typename Element>
 __device__ __forceinline__ void gate_row(Element* x, const Element* gate, uint32_t columns) {
@@ -41,7 +39,7 @@ __device__ __forceinline__ void gate_row(Element* x, const Element* gate, uint32
             if (vector < vectors) {
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
-                    values[slot][i] = gated(values[slot][i], BY_ROW ? of_row : gates[slot][i]);
+                    values[slot][i] = times_logistic(values[slot][i], BY_ROW ? of_row : gates[slot][i]);
                 }
                 store<WIDTH>(x + vector * WIDTH, values[slot]);
             }

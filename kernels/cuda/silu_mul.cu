@@ -12,6 +12,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "logistic.cuh"
 
 // Number of vectors that a thread loads at once.
 constexpr uint32_t HELD = 2;
@@ -36,8 +37,7 @@ __device__ __forceinline__ void silu_mul_row(const Element* gate, const Element*
                 float values[WIDTH];
 #pragma unroll
                 for (uint32_t i = 0; i < WIDTH; ++i) {
-                    // For a very negative gate, exp overflows to infinity and the quotient is zero.
-                    values[i] = __fdividef(gates[slot][i], 1.0f + __expf(-gates[slot][i])) * ups[slot][i];
+                    values[i] = silu(gates[slot][i]) * ups[slot][i];
                 }
                 store<WIDTH>(out + vector * WIDTH, values);
             }

@@ -1,5 +1,4 @@
-//! One layer's keys and values in device memory, in blocks of sixteen tokens, and their
-//! copies in host memory.
+//! One layer's keys and values in device memory, in blocks of sixteen tokens.
 
 use bursar_budgets::{Address, Bytes};
 
@@ -78,59 +77,6 @@ impl KvLayer {
     /// quantized.
     pub fn scaled<'a>(&'a self, scales: Option<&'a Tensor<'a>>) -> ScaledLayer<'a> {
         ScaledLayer { layer: self, scales }
-    }
-}
-
-/// Blocks in host memory: `[layer, slot]`. Each slot has the layout of one block of a layer.
-#[derive(Debug)]
-pub struct HostBlocks {
-    address: *mut u8,
-    pub(crate) slots: usize,
-    pub(crate) shape: KvShape,
-}
-
-impl HostBlocks {
-    /// Creates `slots` slots at `address`.
-    ///
-    /// # Safety
-    /// As long as copies use these blocks, `address` must start
-    /// [`bytes_of`](Self::bytes_of) bytes of host memory that only copies of the same lane
-    /// access. For a GPU the memory must be page-locked.
-    pub unsafe fn new(address: *mut u8, slots: usize, shape: KvShape) -> Self {
-        HostBlocks { address, slots, shape }
-    }
-
-    /// Returns the bytes of `slots` slots over all layers.
-    pub fn bytes_of(slots: usize, shape: KvShape) -> Bytes {
-        shape.block_bytes() * (shape.layers * slots) as u64
-    }
-
-    pub fn slots(&self) -> usize {
-        self.slots
-    }
-
-    /// Returns the address of the first slot of a layer.
-    pub(crate) fn layer(&self, layer: usize) -> *mut u8 {
-        self.address.wrapping_add(self.shape.block_bytes().as_usize() * layer * self.slots)
-    }
-}
-
-/// Rows of pictures in host memory, one after another.
-#[derive(Debug)]
-pub struct HostRows {
-    pub(crate) address: *mut u8,
-    pub(crate) slots: usize,
-    pub(crate) row_bytes: Bytes,
-}
-
-impl HostRows {
-    /// Creates `slots` slots for rows of `row_bytes` at `address`.
-    ///
-    /// # Safety
-    /// As long as copies use these rows, `address` must start `slots * row_bytes` bytes of host
-    /// memory that only copies of the same lane access. For a GPU the memory must be page-locked.
-    pub unsafe fn new(address: *mut u8, slots: usize, row_bytes: Bytes) -> Self {
-        HostRows { address, slots, row_bytes }
     }
 }
 

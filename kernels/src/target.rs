@@ -4,7 +4,7 @@
 use bursar_budgets::Bytes;
 
 use crate::{
-    CudaTarget, DType, KvShape, QuantizationScheme,
+    CudaTarget, DType, KvShape, QuantizationScheme, StateShape,
     cuda::{
         CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
     },
@@ -234,6 +234,15 @@ impl Target {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
             Target::Cuda(cuda) => cuda.paged_scratch(shape, heads, single_rows, rows),
+        }
+    }
+
+    /// Scratch for the gated delta rule over `rows` rows, of which some belong to sequences with
+    /// several rows. Only some CUDA targets need scratch.
+    pub fn delta_scratch(&self, shape: StateShape, rows: usize) -> Bytes {
+        match self {
+            Target::Cpu { .. } => Bytes::ZERO,
+            Target::Cuda(cuda) => cuda.delta_scratch(shape, rows),
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, CudaDevice, Device};
 use bursar_kernels::*;
 
-use ground::{Blocks, first_gpu, go_and_come_back, load, rows_go_and_come_back};
+use ground::{Blocks, first_gpu, go_and_come_back, load, rows_go_and_come_back, states_go_and_come_back};
 
 fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
     let device = first_gpu()?;
@@ -22,6 +22,7 @@ fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
     for _ in 0..20 {
         go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
         rows_go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
+        states_go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
     }
 }
 
@@ -31,7 +32,7 @@ fn rates_of_copies_are_told() {
     // The shape of a 7B model: 896 KiB per block, 32 KiB of it in each layer.
     let shape = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
     let blocks = Blocks::new(&(device.clone() as Arc<dyn Device>), shape, 512, 512);
-    let bytes = HostBlocks::bytes_of(512, shape);
+    let bytes = shape.block_bytes() * (512 * shape.layers) as u64;
     type Place = fn(u32) -> u32;
     let fours: Place = |at| (at / 4 * 20 + at % 4) % 512;
     let places = [("adjacent", (|at| at) as Place), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 
 def answer_of(model, processor, image: Image.Image, question: str) -> str:
@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = getattr(torch, arguments.type)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(arguments.model, dtype=kind).to(device).eval()
+    model = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=kind).to(device).eval()
     processor = AutoProcessor.from_pretrained(arguments.model)
     lines = [json.loads(line) for line in open(arguments.pictures / "questions.jsonl")][: arguments.limit]
     tally: dict[str, list[bool]] = defaultdict(list)

@@ -1,13 +1,15 @@
-"""Writes the checkpoint as a Hugging Face folder with the layout of the released Qwen2.5-VL
-checkpoints, and compares it (or random weights) with transformers."""
+"""Writes the checkpoint as a Hugging Face folder with the layout of the released checkpoints, and
+compares it (or random weights) with transformers."""
 
 import json
 import lzma
+import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -16,7 +18,8 @@ import feed
 import questions
 import talk
 import tokenizer as tokenizers_here
-from network import Network, configuration
+from hybrid import CHUNK
+from network import Network
 
 # As released with Qwen2.5-VL, except for the shorter system prompt.
 CHAT_TEMPLATE = (
@@ -54,7 +57,6 @@ PREPROCESSOR = {
     "do_rescale": True,
     "do_resize": True,
     "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen2_5_VLProcessor",
 }
 
 
@@ -95,7 +97,7 @@ def write_folder(network: Network, folder: Path, kind: torch.dtype) -> None:
     fresh = folder.with_name(folder.name + ".writing")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    settings = configuration(network.sizes, tokenizer.token_to_id)
+    settings = network.configuration(tokenizer.token_to_id)
     settings["torch_dtype"] = str(kind).removeprefix("torch.")
     generation = {
         "bos_token_id": tokenizer.token_to_id("<|endoftext|>"),
@@ -110,7 +112,7 @@ def write_folder(network: Network, folder: Path, kind: torch.dtype) -> None:
     for name, content in (
         ("config.json", settings),
         ("generation_config.json", generation),
-        ("preprocessor_config.json", PREPROCESSOR),
+        ("preprocessor_config.json", {**PREPROCESSOR, "processor_class": network.PROCESSOR}),
         ("tokenizer_config.json", tokenizer_configuration(tokenizer)),
         ("chat_template.json", {"chat_template": CHAT_TEMPLATE}),
     ):
@@ -126,9 +128,9 @@ def write_folder(network: Network, folder: Path, kind: torch.dtype) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def written(state: Path, folder: Path) -> Path:
-    """Exports the running average of the weights in bf16."""
-    network = Network()
+def written(network: Network, state: Path, folder: Path) -> None:
+    """Exports the running average of the weights in bf16, and rounds the weights of `network` in the
+    same way."""
     network.load_state_dict(load_file(state / "average.safetensors"), strict=True)
     write_folder(network, folder, torch.bfloat16)
     # The repository and the program store the weights compressed. `lp` and `pb` configure LZMA for
@@ -136,39 +138,36 @@ def written(state: Path, folder: Path) -> Path:
     weights = folder / "model.safetensors"
     pairs = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lp": 1, "pb": 1}
     weights.with_name("model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes(), filters=[pairs]))
-    return folder
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.bfloat16())
 
 
-def check_random() -> None:
+def check_random(network: Network) -> None:
     """Checks with random f32 weights, odd sizes and two pictures that every answer's logits equal
     transformers'."""
-    torch.manual_seed(7)
-    network = Network()
     with torch.no_grad():  # initial zeros and ones would hide a missing bias or norm
         for parameter in network.parameters():
             if parameter.dim() < 2:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     folder = Path("/tmp/bursar-demo-check")
     write_folder(network, folder, torch.float32)
-    check(folder, network)
+    check(network, folder)
 
 
-def check(folder: Path, network: Network | None = None) -> None:
+def check(network: Network, folder: Path) -> None:
     """Compares packed logits with transformers' on the same folder, from picture files to
     logits."""
-    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+    from transformers import AutoModelForImageTextToText, AutoProcessor
 
     import train
 
-    if network is None:
-        network = Network()
-        weights = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
-        network.load_state_dict(weights, strict=False)
     processor = AutoProcessor.from_pretrained(folder)
-    reference = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = tokenizers_here.build()
-    slot = feed.slot_views(bytearray(feed.slot_bytes()))
-    packer = feed.Packer(slot, tokenizer)
+    capacity = feed.Capacity().part(4)
+    slot = feed.empty_slot(capacity)
+    packer = feed.Packer(slot, tokenizer, capacity)
     chats = []
     for index, (width, height) in enumerate(((112, 113), (431, 301), (150, 447), (640, 480), (308, 252))):
         rng = draw.random_of("evaluate", 5, index)
@@ -186,7 +185,7 @@ def check(folder: Path, network: Network | None = None) -> None:
     # Only the used part: the empty rest of the slot would take minutes on a CPU.
     batch = shortened(batch, packer)
     with torch.no_grad():
-        ours, _ = network.eval()({**batch, "patch": train.normalised(batch["patch"])})
+        ours = network.eval()({**batch, "patch": train.normalised(batch["patch"])}).answers
     worst = 0.0
     for row, places in enumerate(conversations):
         question, answer = chats[places[0]][2][1:]
@@ -210,15 +209,16 @@ def check(folder: Path, network: Network | None = None) -> None:
         print(f"pictures {[images[i].size for i in places]} tokens {end - start}: relative difference {difference:.2e}")
     # Resizing may differ by one 8-bit level (Pillow here, torchvision in transformers). The last
     # picture needs no resizing.
-    assert worst < 2e-3 and difference < 2e-5, (worst, difference)
+    assert worst < 1e-2 and difference < 2e-5, (worst, difference)
 
 
 def shortened(batch: dict[str, torch.Tensor], packer: feed.Packer) -> dict[str, torch.Tensor]:
-    """The arrays of a slot without the padding after the used part."""
-    patches, tokens = packer.patches, packer.tokens
+    """The arrays of a slot without the padding after the used part, except that the tokens are padded
+    to a multiple of the delta rule's chunks."""
+    patches, tokens = packer.patches, math.ceil(packer.tokens / CHUNK) * CHUNK
     limits = {"patch": patches, "patch_position": patches, "token": tokens, "unit": tokens}
     cut = {name: value[: limits[name]] if name in limits else value for name, value in batch.items()}
     cut["position"] = batch["position"][:, :tokens]
     for name, total in (("cu_window", patches), ("cu_picture", patches), ("cu_conversation", tokens)):
-        cut[name] = batch[name][batch[name] <= total]
+        cut[name] = F.pad(batch[name][batch[name] < total], (0, 1), value=total)
     return cut

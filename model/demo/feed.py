@@ -11,6 +11,7 @@ import math
 import mmap
 import multiprocessing
 import os
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from PIL import Image
@@ -21,26 +22,46 @@ import talk
 
 MIN_PIXELS, MAX_PIXELS = 64 * 28 * 28, 256 * 28 * 28
 
-PATCHES, TOKENS, WINDOWS, PICTURES, CONVERSATIONS, ANSWERS, TURNS = 49152, 65536, 3072, 1024, 1536, 8192, 2048
 TOKENS_OF_ONE = 1024  # the longest conversation
 
-FIELDS = {  # name: (shape, type)
-    "patch": ((PATCHES, 588), np.uint8),
-    "patch_position": ((PATCHES, 2), np.int16),
-    "cu_window": ((WINDOWS + 1,), np.int32),
-    "cu_picture": ((PICTURES + 1,), np.int32),
-    "thing": ((PATCHES // 4,), np.uint8),  # 0 nothing, 1-4 a shape, 5-14 a digit
-    "colour": ((PATCHES // 4,), np.uint8),  # 0 none, 1-8
-    "token": ((TOKENS,), np.int32),
-    "position": ((3, TOKENS), np.int16),
-    "unit": ((TOKENS,), np.int32),
-    "cu_conversation": ((CONVERSATIONS + 1,), np.int32),
-    "answer_at": ((ANSWERS,), np.int32),
-    "answer": ((ANSWERS,), np.int32),  # -100 if there is none
-    "turn": ((ANSWERS,), np.int32),  # turn that a token of an answer belongs to
-    "turn_kind": ((TURNS,), np.int16),  # -1 unused
-    "drawn": ((2,), np.int32),  # pictures, conversations
-}
+
+@dataclass(frozen=True)
+class Capacity:
+    """The sizes of a batch."""
+
+    patches: int = 49152
+    tokens: int = 65536
+    windows: int = 3072
+    pictures: int = 1024
+    conversations: int = 1536
+    answers: int = 8192
+    turns: int = 2048
+
+    def part(self, parts: int) -> "Capacity":
+        """A batch of one `parts`-th of this size."""
+        return Capacity(**{name: size // parts for name, size in asdict(self).items()})
+
+    def fields(self) -> dict[str, tuple[tuple[int, ...], type]]:
+        """The shape and type of each array of a batch."""
+        return {
+            "patch": ((self.patches, 588), np.uint8),
+            "patch_position": ((self.patches, 2), np.int16),
+            "cu_window": ((self.windows + 1,), np.int32),
+            "cu_picture": ((self.pictures + 1,), np.int32),
+            "thing": ((self.patches // 4,), np.uint8),  # 0 nothing, 1-4 a shape, 5-14 a digit
+            "colour": ((self.patches // 4,), np.uint8),  # 0 none, 1-8
+            "token": ((self.tokens,), np.int32),
+            "position": ((3, self.tokens), np.int16),
+            "unit": ((self.tokens,), np.int32),
+            "cu_conversation": ((self.conversations + 1,), np.int32),
+            "answer_at": ((self.answers,), np.int32),
+            "answer": ((self.answers,), np.int32),  # -100 if there is none
+            "turn": ((self.answers,), np.int32),  # turn that a token of an answer belongs to
+            "turn_kind": ((self.turns,), np.int16),  # -1 unused
+            "drawn": ((2,), np.int32),  # pictures, conversations
+        }
+
+
 KIND_NAMES = [*questions.ASK, "talk", "two_pictures"]
 
 
@@ -106,7 +127,8 @@ def what_covers(scene: draw.Scene, rows: int, columns: int):
 class Packer:
     """Fills one slot of shared memory."""
 
-    def __init__(self, slot: dict[str, np.ndarray], tokenizer):
+    def __init__(self, slot: dict[str, np.ndarray], tokenizer, capacity: Capacity):
+        self.capacity = capacity
         self.id_of = tokenizer.token_to_id
         self.encode = functools.lru_cache(maxsize=65536)(lambda text: tokenizer.encode(text).ids)
         self.open(slot)
@@ -126,7 +148,9 @@ class Packer:
         patches, rows, columns = cut(image)
         end = self.patches + len(patches)
         order, inverse, positions, lengths = layout(rows, columns)
-        if end > PATCHES - 64 or len(self.windows) + len(lengths) > WINDOWS - 64 or len(self.pictures) > PICTURES - 64:
+        limit = self.capacity
+        too_many_windows = len(self.windows) + len(lengths) > limit.windows - limit.windows // 48
+        if end > limit.patches - 64 or too_many_windows or len(self.pictures) > limit.pictures - limit.pictures // 16:
             return None
         self.slot["patch"][self.patches : end] = patches
         self.slot["patch_position"][self.patches : end] = positions
@@ -176,13 +200,13 @@ class Packer:
         return self.write_conversation(ids, units, position, learnt, turns)
 
     def write_conversation(self, ids, units, position, learnt, turns) -> bool:
-        end = self.tokens + len(ids)
+        end, limit = self.tokens + len(ids), self.capacity
         fits = (
             len(ids) <= TOKENS_OF_ONE
-            and end <= TOKENS - TOKENS_OF_ONE
-            and self.answers + sum(map(len, learnt)) <= ANSWERS
-            and self.turns + len(turns) <= TURNS
-            and len(self.conversations) < CONVERSATIONS - 128
+            and end <= limit.tokens - TOKENS_OF_ONE
+            and self.answers + sum(map(len, learnt)) <= limit.answers
+            and self.turns + len(turns) <= limit.turns
+            and len(self.conversations) < limit.conversations - limit.conversations // 12
         )
         if not fits:
             return False
@@ -205,12 +229,12 @@ class Packer:
     def close(self) -> None:
         """Covers the unused rest with short empty segments, because attention must define every
         row."""
-        slot = self.slot
+        slot, limit = self.slot, self.capacity
         slot["patch"][self.patches :] = 0
         for name, starts, total, step in (
-            ("cu_window", self.windows, PATCHES, 64),
-            ("cu_picture", [0] + [picture[3] for picture in self.pictures], PATCHES, 1024),
-            ("cu_conversation", self.conversations, TOKENS, 1024),
+            ("cu_window", self.windows, limit.patches, 64),
+            ("cu_picture", [0] + [picture[3] for picture in self.pictures], limit.patches, 1024),
+            ("cu_conversation", self.conversations, limit.tokens, 1024),
         ):
             starts = starts + list(range(starts[-1] + step, total, step))
             slot[name].fill(total)
@@ -298,41 +322,48 @@ def fill(packer: Packer, seed: int, batch: int, fonts, stream: str = "train") ->
         before = (scene, picture)
 
 
-def fill_held_out(packer: Packer, seed: int, first: int) -> int:
+def fill_held_out(packer: Packer, seed: int, first: int, end: int) -> int:
     """Unseen pictures with one question each, as `draw.py` writes them. Returns the number that
     fit."""
-    for index in range(first, first + (1 << 16)):
+    for index in range(first, end):
         rng = draw.random_of("evaluate", seed, index)
         scene, image = draw.draw_scene(rng)
         kind, question, answer = questions.one_question(rng, scene)
         picture = packer.add_picture(scene, image)
         if picture is None or not packer.add_conversation(talk.SYSTEM, [([picture, question], answer, kind)]):
             return index - first
-    return 0
+    return end - first
 
 
 # ---- shared memory ---------------------------------------------------------------------------------------------------
 
 
-def slot_bytes() -> int:
-    return sum(math.ceil(np.dtype(t).itemsize * math.prod(s) / 4096) * 4096 for s, t in FIELDS.values())
+def slot_bytes(capacity: Capacity) -> int:
+    return sum(math.ceil(np.dtype(t).itemsize * math.prod(s) / 4096) * 4096 for s, t in capacity.fields().values())
 
 
-def slot_views(buffer, offset: int = 0) -> dict[str, np.ndarray]:
+def slot_views(buffer, capacity: Capacity, offset: int = 0) -> dict[str, np.ndarray]:
     views = {}
-    for name, (shape, kind) in FIELDS.items():
+    for name, (shape, kind) in capacity.fields().items():
         count = math.prod(shape)
         views[name] = np.frombuffer(buffer, kind, count, offset).reshape(shape)
         offset += math.ceil(np.dtype(kind).itemsize * count / 4096) * 4096
     return views
 
 
+def empty_slot(capacity: Capacity) -> dict[str, np.ndarray]:
+    """A slot in memory of this process."""
+    return slot_views(bytearray(slot_bytes(capacity)), capacity)
+
+
 class Feed:
     """Workers that fill slots ahead of the trainer. Fork them before CUDA starts."""
 
-    def __init__(self, tokenizer, seed: int, first_batch: int, workers: int, fonts, depth: int = 3):
-        self.memory = mmap.mmap(-1, slot_bytes() * workers * depth)
-        self.slots = [slot_views(self.memory, slot_bytes() * i) for i in range(workers * depth)]
+    def __init__(self, tokenizer, seed: int, first_batch: int, workers: int, fonts, capacity: Capacity, depth: int):
+        self.capacity = capacity
+        size = slot_bytes(capacity)
+        self.memory = mmap.mmap(-1, size * workers * depth)
+        self.slots = [slot_views(self.memory, capacity, size * i) for i in range(workers * depth)]
         context = multiprocessing.get_context("fork")
         self.free = [context.SimpleQueue() for _ in range(workers)]
         self.full = [context.SimpleQueue() for _ in range(workers)]
@@ -350,7 +381,7 @@ class Feed:
         for batch in batches:
             index = self.free[worker].get()
             if packer is None:
-                packer = Packer(self.slots[index], tokenizer)
+                packer = Packer(self.slots[index], tokenizer, self.capacity)
             packer.open(self.slots[index])
             fill(packer, seed, batch, fonts)
             packer.close()

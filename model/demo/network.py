@@ -7,6 +7,7 @@ released checkpoints. `train.py --check` compares this file with transformers.
 """
 
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,14 @@ class Sizes:
     patch: int = 14
     window: int = 112
     norm_epsilon: float = 1e-6
+
+
+class Outputs(NamedTuple):
+    """The logits of a batch."""
+
+    answers: torch.Tensor  # [answers, vocabulary]
+    taught: torch.Tensor  # [units, 15 + 9]: what the teacher layer sees in each unit
+    drafts: torch.Tensor | None = None  # [answers, vocabulary]: of a draft head
 
 
 def attend(query, key, value, starts, longest: int, causal: bool):
@@ -139,13 +148,19 @@ class Vision(nn.Module):
         self.patch_embed = PatchEmbed(sizes)
         self.blocks = nn.ModuleList(VisionBlock(sizes) for _ in range(sizes.vision_layers))
         self.merger = PatchMerger(sizes)
-        axis = sizes.vision_hidden // sizes.vision_heads // 2  # dimensions of a head that each axis rotates
+        self.start_angles()
+
+    def start_angles(self) -> None:
+        axis = self.sizes.vision_hidden // self.sizes.vision_heads // 2  # dimensions of a head that each axis rotates
         self.register_buffer("frequencies", 1e4 ** -(torch.arange(0, axis, 2) / axis), persistent=False)
 
-    def forward(self, patches, batch):
+    def angles(self, batch):
         angles = (batch["patch_position"].float()[:, :, None] * self.frequencies).flatten(1)  # rows, then columns
         angles = torch.cat((angles, angles), dim=-1)
-        angles = (angles.cos(), angles.sin())
+        return angles.cos(), angles.sin()
+
+    def forward(self, patches, batch):
+        angles = self.angles(batch)
         x = self.patch_embed(patches)
         for place, block in enumerate(self.blocks):
             full = place in self.sizes.full_attention_blocks
@@ -193,25 +208,34 @@ class Text(nn.Module):
         self.layers = nn.ModuleList(TextLayer(sizes) for _ in range(sizes.text_layers))
         self.norm = RootMeanSquareNorm(sizes.text_hidden, sizes.norm_epsilon)
         head = sizes.text_hidden // sizes.text_heads
-        frequencies = sizes.rope_theta ** -(torch.arange(0, head, 2) / head)
-        # The position (time, row or column) that each frequency uses.
         axis = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes.mrope_section))
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.turn_by(sizes.rope_theta, head, axis)
+
+    def turn_by(self, theta: float, width: int, axis) -> None:
+        """Rotary frequencies of `width` elements of a head. `axis` is the position (time, row or
+        column) that each frequency uses."""
+        self.register_buffer("frequencies", theta ** -(torch.arange(0, width, 2) / width), persistent=False)
         self.register_buffer("axis", axis, persistent=False)
 
-    def forward(self, batch, units):
-        embedded = self.embed_tokens(batch["token"])
+    def embedded(self, batch, units):
         unit = batch["unit"]  # index of the picture unit at this token, or -1
-        x = torch.where((unit >= 0)[:, None], units[unit.clamp(min=0)].float(), embedded)
+        return torch.where((unit >= 0)[:, None], units[unit.clamp(min=0)].float(), self.embed_tokens(batch["token"]))
+
+    def angles(self, batch):
         angles = batch["position"].float()[self.axis].T * self.frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        angles = (angles.cos(), angles.sin())
+        return angles.cos(), angles.sin()
+
+    def forward(self, batch, units):
+        x, angles = self.embedded(batch, units), self.angles(batch)
         for layer in self.layers:
             x = layer(x, angles, batch["cu_conversation"], 1024)
         return self.norm(x)
 
 
 class Network(nn.Module):
+    PROCESSOR = "Qwen2_5_VLProcessor"  # its class in transformers
+
     def __init__(self, sizes: Sizes = Sizes()):
         super().__init__()
         self.sizes = sizes
@@ -230,18 +254,25 @@ class Network(nn.Module):
             if parameter.dim() < 2:
                 continue
             deviation = parameter[0].numel() ** -0.5
-            if name.endswith(("attn.proj.weight", "o_proj.weight", "down_proj.weight")):
+            if name.endswith(("attn.proj.weight", "o_proj.weight", "down_proj.weight", "out_proj.weight", "mlp.linear_fc2.weight")):
                 deviation /= (2 * self.sizes.text_layers) ** 0.5
             if "embed_tokens" in name:
                 deviation = 0.05
             nn.init.normal_(parameter, std=deviation)
 
-    def forward(self, batch):
-        """(answer logits, teacher logits). `batch["patch"]` is already normalized."""
+    def forward(self, batch) -> Outputs:
+        """`batch["patch"]` is already normalized."""
         units = self.visual(batch["patch"], batch)
         hidden = self.model(batch, units)
         answers = F.linear(hidden[batch["answer_at"]], self.model.embed_tokens.weight)
-        return answers, self.teacher(units)
+        return Outputs(answers, self.teacher(units))
+
+    def repeated(self) -> list[nn.Module]:
+        """The modules to compile. Modules of one class share their code, which compiles once."""
+        return [*self.visual.blocks, *self.model.layers]
+
+    def configuration(self, token_id) -> dict:
+        return configuration(self.sizes, token_id)
 
     def released(self) -> dict[str, torch.Tensor]:
         """The weights that a checkpoint contains."""

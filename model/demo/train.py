@@ -5,12 +5,17 @@ of the previous call.
     python3 train.py --check                                           # this model = transformers', on the CPU
     python3 train.py --export model/demo/checkpoint --state .carry/demo
 
+`--hybrid` trains the Qwen3.5 architecture (`hybrid.py`) instead of Qwen2.5-VL's (`network.py`).
+
 The learning rate warms up, stays constant, and decreases linearly over the last `--decay` steps
-before `--steps`.
+before `--steps`. Without `--steps`, it decreases over the last `--cool` of `--minutes`.
 """
 
 import argparse
+import concurrent.futures
+import functools
 import json
+import multiprocessing
 import queue
 import threading
 import time
@@ -23,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 import feed
 import tokenizer as tokenizers_here
+from hybrid import HybridNetwork
 from network import Network
 
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)  # CLIP's values, as in Qwen2VLImageProcessor
@@ -38,18 +44,34 @@ def to_device(arrays: dict[str, np.ndarray], device) -> dict[str, torch.Tensor]:
     return batch
 
 
+@functools.cache
+def per_element(values: tuple[float, ...], device) -> torch.Tensor:
+    """The values of three channels, for each element of a patch."""
+    return torch.tensor(values, device=device).repeat_interleave(196)
+
+
 def normalised(patch: torch.Tensor) -> torch.Tensor:
-    mean = torch.tensor(IMAGE_MEAN, device=patch.device).repeat_interleave(196)
-    std = torch.tensor(IMAGE_STD, device=patch.device).repeat_interleave(196)
+    mean, std = per_element(IMAGE_MEAN, patch.device), per_element(IMAGE_STD, patch.device)
     return (patch.float() / 255 - mean) / std
 
 
-def losses(network: Network, batch: dict[str, torch.Tensor]):
-    """Cross entropy of the answers, and of the shape or digit and the color
-    that cover each unit."""
-    batch = {**batch, "patch": normalised(batch["patch"])}
+def outputs(network: Network, batch: dict[str, torch.Tensor]):
     with torch.autocast(batch["patch"].device.type, torch.bfloat16):
-        answers, taught = network(batch)
+        return network({**batch, "patch": normalised(batch["patch"])})
+
+
+def second_answers(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The token after each token of an answer, which a draft head predicts. -100 after the last
+    token of an answer."""
+    same = batch["turn"][1:] == batch["turn"][:-1]
+    following = torch.where(same & (batch["answer"][:-1] >= 0), batch["answer"][1:], -100)
+    return F.pad(following, (0, 1), value=-100)
+
+
+def losses(network: Network, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Cross entropy of the answers, of the shape or digit and the color that cover each unit, and of
+    the drafts (0 without a draft head)."""
+    answers, taught, drafts = outputs(network, batch)
     answer = F.cross_entropy(answers.float(), batch["answer"], ignore_index=-100)
     taught = taught.float()
     # Most units lie on the background. They get a tenth of the weight, because the model would
@@ -57,54 +79,62 @@ def losses(network: Network, batch: dict[str, torch.Tensor]):
     weight = torch.where(batch["thing"] > 0, 1.0, 0.1)
     thing = F.cross_entropy(taught[:, :15], batch["thing"], reduction="none")
     colour = F.cross_entropy(taught[:, 15:], batch["colour"], reduction="none")
-    return answer, ((thing + colour) * weight).sum() / weight.sum()
+    unit = ((thing + colour) * weight).sum() / weight.sum()
+    draft = answer.new_zeros(()) if drafts is None else F.cross_entropy(drafts.float(), second_answers(batch))
+    return torch.stack((answer, unit, draft))
 
 
-def exact_answers(network: Network, slots) -> dict[str, tuple[int, int]]:
+def exact_answers(network: Network, slots, device) -> dict[str, tuple[int, int]]:
     """The numbers of right answers and of questions, per kind. Greedy decoding gives an answer
     exactly if each of its tokens is the most likely token after the previous right tokens, so one
-    pass without generation is enough."""
+    pass without generation is enough. The kind "drafts" counts tokens: drafts that equal the
+    greedy token, after the right tokens."""
     tally: dict[str, tuple[int, int]] = {}
+
+    def count(kind: str, right: int, asked: int) -> None:
+        before = tally.get(kind, (0, 0))
+        tally[kind] = (before[0] + right, before[1] + asked)
+
     for slot in slots:
-        batch = to_device(slot, "cuda")
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            answers, _ = network({**batch, "patch": normalised(batch["patch"])})
-        wrong = (answers.argmax(-1) != batch["answer"]) & (batch["answer"] >= 0)
-        misses = torch.zeros(feed.TURNS, device="cuda").index_add_(0, batch["turn"], wrong.float()).cpu()
+        batch = to_device(slot, device)
+        with torch.no_grad():
+            answers, _, drafts = outputs(network, batch)
+        greedy = answers.argmax(-1)
+        wrong = (greedy != batch["answer"]) & (batch["answer"] >= 0)
+        misses = torch.zeros(len(slot["turn_kind"]), device=device).index_add_(0, batch["turn"], wrong.float()).cpu()
         for kind, miss in zip(slot["turn_kind"].tolist(), misses.tolist()):
             if kind >= 0:
-                right, asked = tally.get(feed.KIND_NAMES[kind], (0, 0))
-                tally[feed.KIND_NAMES[kind]] = (right + (miss == 0), asked + 1)
+                count(feed.KIND_NAMES[kind], miss == 0, 1)
+        if drafts is not None:
+            drafted = second_answers(batch) >= 0
+            count("drafts", int((drafts.argmax(-1)[:-1] == greedy[1:])[drafted[:-1]].sum()), int(drafted.sum()))
     return tally
 
 
 def report(tally: dict[str, tuple[int, int]]) -> str:
-    right, asked = (sum(column) for column in zip(*tally.values()))
     kinds = " ".join(f"{kind} {r / n:.3f}" for kind, (r, n) in sorted(tally.items()))
+    right, asked = (sum(column) for column in zip(*(counts for kind, counts in tally.items() if kind != "drafts")))
     return f"exact {right / asked:.4f} of {asked} | {kinds}"
 
 
-def held_out_slots(tokenizer, count: int):
-    """Pictures from the evaluation stream with a separate seed."""
+def held_out_slots(capacity: feed.Capacity, count: int):
+    """Pictures from the evaluation stream with a separate seed, and whole conversations about other
+    unseen pictures: later turns, two pictures, small talk."""
+    tokenizer = tokenizers_here.build()
     slots, first = [], 0
     while first < count:
-        slot = feed.slot_views(bytearray(feed.slot_bytes()))
-        packer = feed.Packer(slot, tokenizer)
-        first += feed.fill_held_out(packer, HELD_OUT_SEED, first)
+        slots.append(feed.empty_slot(capacity))
+        packer = feed.Packer(slots[-1], tokenizer, capacity)
+        first += feed.fill_held_out(packer, HELD_OUT_SEED, first, count)
         packer.close()
-        slots.append(slot)
-    return slots
-
-
-def held_out_conversations(tokenizer):
-    """Whole conversations about unseen pictures: later turns, two pictures, small talk."""
-    slots = []
-    for batch in range(2):
-        slots.append(feed.slot_views(bytearray(feed.slot_bytes())))
-        packer = feed.Packer(slots[-1], tokenizer)
-        feed.fill(packer, HELD_OUT_SEED + 1, batch, (), "evaluate")
+    talks, turns = [], 0
+    while turns < count:
+        talks.append(feed.empty_slot(capacity))
+        packer = feed.Packer(talks[-1], tokenizer, capacity)
+        feed.fill(packer, HELD_OUT_SEED + 1, len(talks) - 1, (), "evaluate")
         packer.close()
-    return slots
+        turns += packer.turns
+    return slots, talks
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
@@ -164,10 +194,11 @@ class State:
         torch._foreach_lerp_(average, [p.detach() for p in self.network.parameters()], 1 - decay)
 
 
-def learning_rate(step: int, arguments) -> float:
+def learning_rate(step: int, time_left: float, arguments) -> float:
+    """`time_left` is a share of `--minutes`."""
     warm = min(1.0, (step + 1) / 500)
-    cool = min(1.0, max(0.0, (arguments.steps - step) / max(1, arguments.decay)))
-    return arguments.rate * warm * cool
+    left = (arguments.steps - step) / max(1, arguments.decay) if arguments.steps else time_left / arguments.cool
+    return arguments.rate * warm * min(1.0, max(0.0, left))
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -180,8 +211,14 @@ def pin(memory) -> bool:
     return torch.cuda.cudart().cudaHostRegister(address, len(memory), 0) == torch.cuda.cudart().cudaError.success
 
 
-def copied_ahead(source: feed.Feed, ahead: int = 3):
-    """Batches on the GPU, which a thread copies while the previous batch computes."""
+def batches_of(source: feed.Feed, device, ahead: int = 3):
+    """Batches on the device. A thread copies them to a GPU while the previous batch computes."""
+    if device.type == "cpu":
+        while True:
+            index, slot = source.take()
+            batch, drawn = to_device({name: array.copy() for name, array in slot.items()}, device), slot["drawn"].copy()
+            source.give_back(index)
+            yield batch, drawn
     ready: queue.Queue = queue.Queue(ahead)
     stream = torch.cuda.Stream()
 
@@ -190,7 +227,7 @@ def copied_ahead(source: feed.Feed, ahead: int = 3):
             index, slot = source.take()
             drawn = slot["drawn"].copy()
             with torch.cuda.stream(stream):
-                batch = to_device(slot, "cuda")
+                batch = to_device(slot, device)
                 done = stream.record_event()
             done.synchronize()
             source.give_back(index)
@@ -206,54 +243,67 @@ def copied_ahead(source: feed.Feed, ahead: int = 3):
 
 def train(arguments) -> None:
     started = time.time()
+    device = torch.device(arguments.device)
+    capacity = feed.Capacity().part(arguments.parts)
     tokenizer = tokenizers_here.build()
     fonts = tuple(sorted(str(path) for path in Path(arguments.fonts).glob("*.ttf"))) if arguments.fonts else ()
     progress = arguments.state / "progress.json"
     first_batch = json.loads(progress.read_text())["step"] if progress.exists() else 0
-    source = feed.Feed(tokenizer, arguments.seed, first_batch, arguments.workers, fonts)
-    held_out, talks = held_out_slots(tokenizer, arguments.held_out), held_out_conversations(tokenizer)
+    source = feed.Feed(tokenizer, arguments.seed, first_batch, arguments.workers, fonts, capacity, arguments.depth)
+    drawing = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
+    unseen = drawing.submit(held_out_slots, capacity, arguments.held_out)
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
-    network = Network().cuda()
+    kind = HybridNetwork if arguments.hybrid else Network
+    network, judge = kind().to(device), kind().to(device)
     state = State(network)
     state.load(arguments.state)
-    print(f"pinned {pin(source.memory)}, {len(fonts)} fonts, step {state.step}, "
+    pinned = device.type == "cuda" and pin(source.memory)
+    print(f"pinned {pinned}, {len(fonts)} fonts, step {state.step}, "
           f"{sum(v.numel() for v in network.released().values())} weights, ready after {time.time() - started:.1f} s", flush=True)  # fmt: skip
-    judge = Network().cuda()
-    compiled = torch.compile(losses) if not arguments.eager else losses
-    batches = copied_ahead(source)
-    since, waited, sums = time.time(), 0.0, torch.zeros(2, device="cuda")
+    if not arguments.eager:
+        torch._dynamo.config.suppress_errors = True  # a module that fails to compile runs eagerly
+        for module in network.repeated():
+            module.compile(dynamic=False)
+    # A draft head does not influence the rest of the network, so its gradients are clipped separately.
+    heads = [parameter for name, parameter in network.named_parameters() if name.startswith("mtp.")]
+    rest = [parameter for name, parameter in network.named_parameters() if not name.startswith("mtp.")]
+    batches = batches_of(source, device)
+    since, waited, sums, summed = time.time(), 0.0, torch.zeros(3, device=device), 0
     loop_started = time.time()
-    while state.step < arguments.steps:
+    done = False
+    while not done:
         before = time.time()
         batch, drawn = next(batches)
         waited += time.time() - before
+        time_left = 1 - (time.time() - started) / (60 * arguments.minutes)
         for group in state.adam.param_groups:
-            group["lr"] = learning_rate(state.step, arguments)
-        answer, taught = compiled(network, batch)
-        (answer + arguments.teach * taught).backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            group["lr"] = learning_rate(state.step, time_left, arguments)
+        parts = losses(network, batch)
+        (parts[0] + arguments.teach * parts[1] + parts[2]).backward()
+        for parameters in (heads, rest):
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         state.adam.step()
         state.adam.zero_grad(set_to_none=True)
         state.step += 1
         state.pictures += int(drawn[0])
         state.track_average(min(0.999, state.step / (state.step + 100)))
-        sums += torch.stack((answer.detach(), taught.detach()))
-        out_of_time = time.time() - started > 60 * arguments.minutes
-        if state.step in (1, 20) or state.step % 200 == 0 or out_of_time:
-            mean = (sums / max(1, state.step % 200 or 200)).tolist()
+        sums += parts.detach()
+        summed += 1
+        done = time_left <= 0 or state.step == arguments.steps
+        if state.step in (1, 20) or state.step % 200 == 0 or done:
+            mean = (sums / summed).tolist()
             spent, since = time.time() - since, time.time()
-            print(f"step {state.step} pictures {state.pictures} loss {mean[0]:.4f} teacher {mean[1]:.4f} "
+            print(f"step {state.step} pictures {state.pictures} loss {mean[0]:.4f} teacher {mean[1]:.4f} drafts {mean[2]:.4f} "
                   f"lr {state.adam.param_groups[0]['lr']:.5f} {spent:.1f} s, waited {waited:.1f} s, at {since - started:.0f} s "
                   f"drawn {drawn.tolist()}", flush=True)  # fmt: skip
             sums.zero_()
-            waited = 0.0
-        if state.step % arguments.judge_every == 0 or out_of_time or state.step == arguments.steps:
-            judge.load_state_dict(state.average, strict=True)
-            print(f"step {state.step} {report(exact_answers(judge, held_out))}", flush=True)
-            print(f"  conversations: {report(exact_answers(judge, talks))}", flush=True)
-        if out_of_time:
-            break
+            waited, summed = 0.0, 0
+        if state.step % arguments.judge_every == 0 or done:
+            # The checkpoint has bf16 weights.
+            judge.load_state_dict({name: value.bfloat16().float() for name, value in state.average.items()}, strict=True)
+            for name, slots in zip(("pictures", "conversations"), unseen.result()):
+                print(f"step {state.step} {name}: {report(exact_answers(judge, slots, device))}", flush=True)
     state.seconds += time.time() - loop_started
     state.save(arguments.out)
     print(f"saved step {state.step} after {time.time() - started:.0f} s", flush=True)
@@ -262,12 +312,17 @@ def train(arguments) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--hybrid", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=None, help="steps in all; without it, train for --minutes")
     parser.add_argument("--decay", type=int, default=10_000)
+    parser.add_argument("--cool", type=float, default=0.4, help="share of --minutes over which the learning rate decreases")
+    parser.add_argument("--parts", type=int, default=1, help="divide the size of a batch by this")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--teach", type=float, default=0.3, help="weight of the per-unit loss")
     parser.add_argument("--minutes", type=float, default=9.0, help="stop and save after this long")
     parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--depth", type=int, default=3, help="batches that each worker draws ahead")
     parser.add_argument("--held-out", type=int, default=1000)
     parser.add_argument("--judge-every", type=int, default=1000)
     parser.add_argument("--fonts", type=str, default=None, help="folder of .ttf files to set some numbers in")
@@ -280,7 +335,13 @@ def main() -> None:
     if arguments.check or arguments.export:
         import export
 
-        export.check(export.written(arguments.state, arguments.export)) if arguments.export else export.check_random()
+        torch.manual_seed(arguments.seed)
+        network = HybridNetwork() if arguments.hybrid else Network()
+        if arguments.export:
+            export.written(network, arguments.state, arguments.export)
+            export.check(network, arguments.export)
+        else:
+            export.check_random(network)
     else:
         train(arguments)
 

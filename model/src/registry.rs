@@ -76,7 +76,9 @@ fn released_shape(name: &str) -> Result<&'static dyn ReleasedShape, UnknownShape
 }
 
 fn files(shape: &dyn ReleasedShape, tokenizer: Vec<u8>) -> Files {
-    let mut files = shape.files();
+    let config = shape.config();
+    let mut files = vec![("config.json", config.to_string().into_bytes())];
+    files.extend(released_processors(&config).unwrap_or_default());
     files.extend(shape.decoder().text_files());
     files.push(("tokenizer.json", tokenizer));
     files

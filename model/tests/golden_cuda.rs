@@ -19,7 +19,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 18] = [
+const RECORDED: [Recorded; 19] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -82,6 +82,7 @@ const RECORDED: [Recorded; 18] = [
         ],
     },
     text("tests/golden/qwen3_5_text"),
+    text("tests/golden/qwen3_5_yarn"),
     Recorded { folder: "tests/golden/qwen3_5_moe", cases: &["single_image", "short", "long"] },
     Recorded {
         folder: "tests/golden/qwen3_5",

@@ -18,6 +18,7 @@ mod generation;
 mod hangs;
 mod host_tier;
 mod hub;
+mod hybrids;
 mod knobs;
 mod lending;
 mod logs;

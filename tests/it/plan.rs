@@ -485,3 +485,31 @@ fn a_start_matches_its_plan_and_each_suggestion_starts() {
         }
     });
 }
+
+#[test]
+fn the_documented_plans_of_a_hybrid_model_are_what_the_command_prints() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/budget.md");
+    let page = std::fs::read_to_string(path).expect("the page is there");
+    let table = page.split("## Plans of a hybrid model").nth(1).expect("the page has the section");
+    let table = table.split("\n## ").next().expect("the section has text");
+    let mut rows = 0;
+    for row in table.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [gpu, weights, gpus, of_weights, of_states, of_kv, sequences, tokens] = cells[..] else {
+            panic!("a row has other columns: {row}")
+        };
+        let gpu = gpu.split('`').nth(1).expect("the name of a GPU");
+        let mut arguments = vec!["--json", "--shape", "qwen3.5-27b", "--gpu", gpu, "--tensor-parallel-size", gpus];
+        if weights == "FP8" {
+            arguments.extend(["--quantization", "fp8_per_block"]);
+        }
+        let plan = object(&plan(&arguments));
+        let gibibytes = |class: &str| format!("{:.1}", number(&plan["claims"][class]) as f64 / f64::from(1 << 30));
+        assert_eq!([of_weights, of_states, of_kv], ["weights", "states", "kv"].map(gibibytes), "{row}");
+        let count = |text: &str| text.replace(',', "").parse::<u64>().expect("a number");
+        assert_eq!(count(sequences), number(&plan["envelope"]["sequences"]), "{row}");
+        assert_eq!(count(tokens), number(&plan["kv_tokens"]), "{row}");
+        rows += 1;
+    }
+    assert_eq!(rows, 8, "the table has a row for each plan");
+}

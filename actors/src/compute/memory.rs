@@ -9,7 +9,7 @@ use std::{
 };
 
 use bursar_budgets::{Address, Bytes, Device, DeviceError, Fence, HostMemory, Lease, Segment};
-use bursar_kernels::{DType, HostBlocks, HostRows, KvLayer, KvShape, Rank, StateLayer, StateShape, Tensor};
+use bursar_kernels::{DType, HostStore, KvLayer, KvShape, Rank, StateLayer, StateShape, Tensor};
 use bursar_model::{
     Model,
     blocks::layer_cache::LayerCache,
@@ -39,10 +39,13 @@ pub struct EngineParts {
     pub states: Option<StateMemory>,
     /// Host memory for KV cache blocks that are evicted from the device. `None` if the
     /// user set no `swap_space`.
-    pub host_kv: Option<HostKv>,
+    pub host_kv: Option<HostTier>,
+    /// Host memory for snapshots of states that are evicted from the device. `None` without
+    /// `swap_space`, and for a model without states.
+    pub host_states: Option<HostTier>,
     /// Host memory for embeddings that are evicted from the vision cache. `None` without
     /// `swap_space`, and for a model without pictures.
-    pub host_pictures: Option<HostEncoderCache>,
+    pub host_pictures: Option<HostTier>,
     /// The inputs of captured steps, and the lease for the graphs. `None` on
     /// a device without graphs.
     pub graphs: Option<GraphInputs>,
@@ -387,7 +390,7 @@ impl StateMemory {
     }
 
     /// One view per layer of a rank.
-    fn layers(&self, rank: Rank) -> impl Iterator<Item = StateLayer> {
+    pub(super) fn layers(&self, rank: Rank) -> impl Iterator<Item = StateLayer> {
         self.segments.iter().map(move |segment| {
             // SAFETY: all slots are backed, segments are aligned to pages, and the lane that calls
             // this keeps the memory alive while it computes. Only the step lane touches the states.
@@ -396,64 +399,54 @@ impl StateMemory {
     }
 }
 
-/// Slots for blocks in host memory. Each rank has separate memory for its part of every block.
-pub struct HostKv {
+/// Slots in host memory for content that is evicted from the device: blocks of keys and values,
+/// states, or rows of the vision cache. Each rank has separate memory for its part.
+pub struct HostTier {
     ranks: Vec<HostMemory>,
+    slot: HostSlot,
     slots: usize,
-    shape: KvShape,
     /// Declared last, so that it is dropped after the memory.
     _lease: Lease,
 }
 
-impl HostKv {
-    /// The number of slots in `bytes` of each rank.
-    pub fn slots_in(shape: KvShape, bytes: Bytes) -> usize {
-        (bytes / HostBlocks::bytes_of(1, shape)) as usize
+/// The size of a slot in host memory, on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostSlot {
+    /// Layers with a part in each slot.
+    pub layers: usize,
+    /// Bytes of one layer's part.
+    pub layer_bytes: Bytes,
+}
+
+impl HostSlot {
+    /// The slot for a block of keys and values.
+    pub fn of_block(shape: KvShape) -> Self {
+        HostSlot { layers: shape.layers, layer_bytes: shape.block_bytes() }
     }
 
-    /// Bytes of `slots` slots on one rank.
-    pub fn bytes(shape: KvShape, slots: usize) -> Bytes {
-        HostBlocks::bytes_of(slots, shape)
+    /// The slot for a state.
+    pub fn of_state(shape: StateShape) -> Self {
+        HostSlot { layers: shape.layers, layer_bytes: shape.slot_bytes() }
     }
 
+    /// The slot for a row of the vision cache.
+    pub fn of_row(bytes: Bytes) -> Self {
+        HostSlot { layers: 1, layer_bytes: bytes }
+    }
+
+    pub fn bytes(self) -> Bytes {
+        self.layer_bytes * self.layers as u64
+    }
+}
+
+impl HostTier {
     /// Allocates host memory for `slots` slots of each rank of `device`. `lease` must pay for it.
     ///
     /// # Errors
     /// The host has too little memory.
-    pub fn take(device: &Arc<dyn Device>, shape: KvShape, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
-        let ranks = of_each_rank(device, Self::bytes(shape, slots), &lease)?;
-        Ok(HostKv { ranks, slots, shape, _lease: lease })
-    }
-
-    pub fn slot_count(&self) -> usize {
-        self.slots
-    }
-
-    /// The slots of one rank, each with that rank's part of a block.
-    pub fn slots(&self, rank: Rank) -> HostBlocks {
-        // SAFETY: the memory has this length and outlives every lane, because lanes keep it alive.
-        // Only the step lane copies from and to it.
-        unsafe { HostBlocks::new(self.ranks[rank.index()].address(), self.slots, self.shape) }
-    }
-}
-
-/// Slots for vision cache rows in host memory. Each rank has all rows, as in its vision cache.
-pub struct HostEncoderCache {
-    ranks: Vec<HostMemory>,
-    slots: usize,
-    row_bytes: Bytes,
-    /// Declared last, so that it is dropped after the memory.
-    _lease: Lease,
-}
-
-impl HostEncoderCache {
-    /// Allocates host memory for `slots` rows on each rank of `device`. `lease` must pay for it.
-    ///
-    /// # Errors
-    /// The host has too little memory.
-    pub fn take(device: &Arc<dyn Device>, row_bytes: Bytes, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
-        let ranks = of_each_rank(device, row_bytes * slots as u64, &lease)?;
-        Ok(HostEncoderCache { ranks, slots, row_bytes, _lease: lease })
+    pub fn take(device: &Arc<dyn Device>, slot: HostSlot, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
+        let ranks = of_each_rank(device, slot.bytes() * slots as u64, &lease)?;
+        Ok(HostTier { ranks, slot, slots, _lease: lease })
     }
 
     pub fn slot_count(&self) -> usize {
@@ -461,10 +454,11 @@ impl HostEncoderCache {
     }
 
     /// The slots of one rank.
-    pub fn slots(&self, rank: Rank) -> HostRows {
+    pub fn store(&self, rank: Rank) -> HostStore {
+        let HostSlot { layers, layer_bytes } = self.slot;
         // SAFETY: the memory has this length and outlives every lane, because lanes keep it alive.
-        // Only the vision lane copies from and to it.
-        unsafe { HostRows::new(self.ranks[rank.index()].address(), self.slots, self.row_bytes) }
+        // Only one lane copies from and to it: the step lane, or the vision lane for rows.
+        unsafe { HostStore::new(self.ranks[rank.index()].address(), layers, self.slots, layer_bytes) }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Pure: content in slots of host memory, the second tier of the prefix cache (vLLM calls it
-//! offloading, SGLang HiCache) and of the vision cache.
+//! offloading, SGLang HiCache), of snapshots of states, and of the vision cache.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -132,12 +132,16 @@ impl<K: Ord + Copy> HostSlots<K> {
             free += self.stored[victim].slots.len();
             victims.push(*victim);
         }
-        for victim in &victims {
-            let Stored { slots, used } = self.stored.remove(victim).expect("the victim is stored");
+        victims.iter().for_each(|victim| self.remove(victim));
+        Some(victims)
+    }
+
+    /// Forgets some content, if it is stored.
+    pub(crate) fn remove(&mut self, key: &K) {
+        if let Some(Stored { slots, used }) = self.stored.remove(key) {
             self.by_use.remove(&used);
             self.free.extend(slots.iter());
         }
-        Some(victims)
     }
 }
 

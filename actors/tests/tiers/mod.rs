@@ -145,6 +145,8 @@ impl World {
 
     /// The step lane gets copies.
     pub(super) fn copy(&mut self, copies: Copies) {
+        assert!(copies.states.is_empty(), "the model has no states");
+        let copies = copies.blocks;
         assert!(self.host.under_way.len() < 6, "the queue of the lane has room for six copies");
         self.note(format_args!("copies of {} and {} blocks", copies.to_host.len(), copies.to_device.len()));
         self.host.under_way.push_back(copies.len());

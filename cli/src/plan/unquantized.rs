@@ -2,6 +2,7 @@
 
 use bursar::{Bytes, Forecast, LoadOptions};
 use bursar_actors::{engine::Question, profile::MemoryState};
+use bursar_budgets::grouped;
 use bursar_kernels::Target;
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::WeightFormats, flow::CacheFormat};
 use serde::Serialize;
@@ -55,10 +56,11 @@ impl Unquantized {
         let is_more = forecast.fits() && self.kv_tokens != Some(forecast.kv_tokens);
         let tokens = is_more.then(|| {
             let instead = match self.kv_tokens {
-                Some(tokens) => tokens.to_string(),
+                Some(tokens) => grouped(tokens as u64),
                 None => "none, because the model would not fit".to_owned(),
             };
-            format!("the KV cache{kept} holds {} tokens instead of {instead}", forecast.kv_tokens)
+            let tokens = grouped(forecast.kv_tokens as u64);
+            format!("the KV cache{kept} holds {tokens} tokens instead of {instead}")
         });
         let parts: Vec<String> = [weights, tokens].into_iter().flatten().collect();
         (!parts.is_empty()).then(|| parts.join(", and "))

@@ -5,7 +5,7 @@
 #include "contract.cuh"
 
 using contract::common::BLOCK_TOKENS;
-using contract::attention_hopper::STAGES;  // stages of each ring: queries, keys and values
+using contract::attention_hopper::STAGES;  // stages of the rings of keys and of values
 constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -20,6 +20,8 @@ struct Sizes {
     static constexpr bool PAGED = PAGED_;
     static constexpr bool SPLIT = SPLIT_;
     static constexpr bool E4M3 = E4M3_;
+    // Two tiles of queries of more than 128 elements leave no room for keys and values.
+    static constexpr uint32_t QUERY_STAGES = D > 128 ? 1 : STAGES;
     static constexpr int KEYS = KEYS_;  // per step
     static constexpr int QUERIES = 64 * MULTIPLIERS;
     static constexpr int HELPERS = E4M3 ? 2 : 1;  // warpgroups that do not multiply
@@ -36,7 +38,7 @@ struct Sizes {
     static constexpr uint32_t QUERY_ACROSS = 64 * CHUNK * 2;
     static constexpr uint32_t QUERY_BYTES = QUERIES * WIDE * 2;
     static constexpr uint32_t STEP_BYTES = KEYS * WIDE * 2;
-    static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
+    static constexpr uint32_t KEYS_AT = QUERY_STAGES * QUERY_BYTES;
     static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
     static constexpr uint32_t RAW_AT = VALUES_AT + STAGES * STEP_BYTES;
     static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // a step's keys or values in E4M3
@@ -50,28 +52,27 @@ struct Sizes {
 };
 
 namespace sizes {
+namespace paged = contract::attention_paged_hopper;
 using namespace contract::attention_hopper;
-using Paged = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false>;
-using PagedSplit = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true>;
-static_assert(Paged::QUERIES == PAGED_QUERIES && Paged::THREADS == PAGED_THREADS, "as they are launched");
-static_assert(Paged::SHARED_BYTES == PAGED_SHARED_BYTES, "likewise");
-using PagedE4m3 = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false, true>;
-using PagedSplitE4m3 = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true, true>;
-static_assert(PagedE4m3::THREADS == PAGED_E4M3_THREADS && PagedE4m3::SHARED_BYTES == PAGED_E4M3_SHARED_BYTES, "likewise");
-static_assert(PagedSplit::QUERIES * (PagedSplit::D + 2) == PAGED_PART_NUMBERS, "scratch is made of such parts");
+template <int D, bool SPLIT, bool E4M3 = false>
+using Paged = Sizes<D, paged::QUERIES / 64, paged::KEYS<D>, true, SPLIT, E4M3>;
+template <int D>
+constexpr bool PAGED_AS_LAUNCHED =
+    Paged<D, false>::QUERIES == paged::QUERIES && Paged<D, false>::THREADS == paged::THREADS &&
+    Paged<D, false>::SHARED_BYTES == paged::SHARED_BYTES<D> && paged::QUERIES * (D + 2) == paged::PART_NUMBERS<D>;
+using PagedE4m3 = Paged<paged::E4M3_HEAD_DIM, false, true>;
+static_assert(PagedE4m3::THREADS == paged::E4M3_THREADS && PagedE4m3::SHARED_BYTES == paged::E4M3_SHARED_BYTES,
+              "as they are launched");
+static_assert(PagedE4m3::D == 128, "as the kernels are named");
 template <int D>
 using Packed = Sizes<D, PACKED_QUERIES<D> / 64, PACKED_KEYS<D>, false, false>;
 template <int D>
-constexpr bool AS_LAUNCHED =
+constexpr bool PACKED_AS_LAUNCHED =
     Packed<D>::QUERIES == PACKED_QUERIES<D> && Packed<D>::THREADS == PACKED_THREADS<D> &&
     Packed<D>::SHARED_BYTES == PACKED_SHARED_BYTES<D> && Packed<D>::CHUNK == PACKED_CHUNK<D>;
 }  // namespace sizes
-using Paged128 = sizes::Paged;
-using PagedSplit128 = sizes::PagedSplit;
-using sizes::PagedE4m3;
-using sizes::PagedSplitE4m3;
 using sizes::Packed;
-static_assert(Paged128::D == 128, "as kernels are named");
+using sizes::Paged;
 
 struct Arguments {
     const uint32_t* starts;           // [sequences + 1]

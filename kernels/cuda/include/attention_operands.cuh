@@ -207,7 +207,7 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
     const uint32_t round_rows = ROUND / arguments.group;
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);
-    Ring<STAGES> ring;
+    Ring<S::QUERY_STAGES> ring;
     while (true) {
         const Job job = jobs.next();
         uint32_t index = thread / PIECES;

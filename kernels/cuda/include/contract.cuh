@@ -13,6 +13,11 @@
     KERNEL(__VA_ARGS__, 128) \
     KERNEL(__VA_ARGS__, 256)
 
+// `KERNEL(..., size)` for each that has kernels for many rows on Hopper.
+#define FOR_EACH_HOPPER_HEAD_DIM(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 128) \
+    KERNEL(__VA_ARGS__, 256)
+
 // `KERNEL(..., size)` for each of attention within packed stretches.
 #define FOR_EACH_PACKED_HEAD_DIM(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
@@ -146,14 +151,16 @@ constexpr uint32_t KEY_DIM = 128;
 constexpr uint32_t KEY_DIM_STEP = 16;
 // Maximum number of elements of a key.
 constexpr uint32_t KEY_DIM_MAX = 256;
-// Maximum number of tokens per chunk of gated_delta_chunked.cu.
+// Maximum number of tokens per chunk of gated_delta_prepare.cu and gated_delta_chunked.cu.
 constexpr uint32_t CHUNK = 64;
 // Values of a head per thread block of gated_delta_chunked.cu.
 constexpr uint32_t CHUNK_VALUES = 32;
-// Threads per thread block of gated_delta_chunked.cu.
+// Threads per thread block of gated_delta_prepare.cu and gated_delta_chunked.cu.
 constexpr uint32_t CHUNK_THREADS = 256;
+// Bytes of dynamic shared memory per thread block of gated_delta_prepare.cu.
+constexpr uint32_t PREPARE_SHARED_BYTES = 68096;
 // Bytes of dynamic shared memory per thread block of gated_delta_chunked.cu.
-constexpr uint32_t CHUNK_SHARED_BYTES = 92160;
+constexpr uint32_t CHUNK_SHARED_BYTES = 94720;
 }  // namespace gated_delta
 
 // gated_rms_norm.cu: some lanes share a head.
@@ -308,32 +315,42 @@ constexpr uint32_t THREADS = 128;
 constexpr uint32_t WINDOW_ROWS = 64;
 }  // namespace attention_prefill
 
-// attention_prefill_hopper.cu and attention_paged_combine.cu: attention over the KV cache (paged) and within packed
-// sequences.
-namespace attention_hopper {
-// Pipeline stages of queries, of keys and of values.
-constexpr uint32_t STAGES = 2;
-// Elements per head.
-constexpr uint32_t PAGED_HEAD_DIM = 128;
+// attention_prefill_hopper.cu and attention_paged_combine.cu: attention over the KV cache.
+namespace attention_paged_hopper {
 // Query vectors per tile.
-constexpr uint32_t PAGED_QUERIES = 128;
-// Keys per step.
-constexpr uint32_t PAGED_KEYS = 128;
+constexpr uint32_t QUERIES = 128;
 // Minimum number of keys in one part of a split tile; with fewer, the second launch costs more than it saves.
 constexpr uint32_t SPLIT_KEYS = 512;
 // Threads per thread block.
-constexpr uint32_t PAGED_THREADS = 384;
-// Bytes of dynamic shared memory.
-constexpr uint32_t PAGED_SHARED_BYTES = 196608;
+constexpr uint32_t THREADS = 384;
+// Elements per head of the kernels over a cache in E4M3. With 256 elements, four warpgroups leave a thread too few
+// registers for its sums.
+constexpr uint32_t E4M3_HEAD_DIM = 128;
 // Threads per thread block over a cache in E4M3. An additional warpgroup widens the keys and values.
-constexpr uint32_t PAGED_E4M3_THREADS = 512;
+constexpr uint32_t E4M3_THREADS = 512;
 // Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and values to be widened.
-constexpr uint32_t PAGED_E4M3_SHARED_BYTES = 229376;
-// f32 numbers of one part of a split tile: for each query vector, a weighted sum of values, the maximum score and the
-// sum of weights.
-constexpr uint32_t PAGED_PART_NUMBERS = 16640;
+constexpr uint32_t E4M3_SHARED_BYTES = 229376;
 // Warps per thread block of the kernel that combines parts, one query vector per warp.
 constexpr uint32_t COMBINE_WARPS = 8;
+// Keys per step.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t KEYS =
+    HEAD_DIM == 128 ? 128 : HEAD_DIM == 256 ? 80 : 0;
+// Bytes of dynamic shared memory.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t SHARED_BYTES =
+    HEAD_DIM == 128 ? 196608 : HEAD_DIM == 256 ? 229376 : 0;
+// f32 numbers of one part of a split tile: for each query vector, a weighted sum of values, the maximum score and the
+// sum of weights.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PART_NUMBERS =
+    HEAD_DIM == 128 ? 16640 : HEAD_DIM == 256 ? 33024 : 0;
+}  // namespace attention_paged_hopper
+
+// attention_prefill_hopper.cu: attention within packed sequences.
+namespace attention_hopper {
+// Pipeline stages of keys and of values, also of attention over the KV cache.
+constexpr uint32_t STAGES = 2;
 // Query rows per tile.
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PACKED_QUERIES =

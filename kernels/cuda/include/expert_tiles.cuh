@@ -3,6 +3,7 @@
 #pragma once
 
 #include "element.cuh"
+#include "logistic.cuh"
 
 // Consecutive places of one expert: `first` up to, but not including, `end`.
 struct Tile {
@@ -32,9 +33,7 @@ __device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Ti
                 const uint32_t feature = first_feature + warp * 8 + lane / 4;
                 if (feature < features) {
                     const float gate = c[group][i], up = c[group][2 + i];
-                    // For a very negative gate, exp overflows to infinity, and
-                    // the quotient is zero.
-                    row[feature] = from_float<Element>(__fdividef(gate, 1.0f + __expf(-gate)) * up);
+                    row[feature] = from_float<Element>(silu(gate) * up);
                 }
             } else {
                 const float by = weights[choices[place]];

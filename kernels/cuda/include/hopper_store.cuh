@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "logistic.cuh"
+
 // Stores four 8 x 8 quarters to shared memory. Lane i provides the address of row i % 8 of
 // quarter i / 8.
 __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
@@ -12,7 +14,4 @@ __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t 
 }
 
 // SwiGLU (Shazeer 2020, arXiv 2002.05202).
-__device__ __forceinline__ float gated(float gate, float up) {
-    // For a very negative gate, exp overflows to infinity, and the quotient is zero.
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
-}
+__device__ __forceinline__ float gated(float gate, float up) { return silu(gate) * up; }

@@ -2,12 +2,8 @@
 // optionally added to the previous contents; and loads and stores of sums in shared memory.
 #pragma once
 
+#include "logistic.cuh"
 #include "small_m_stages.cuh"
-
-__device__ __forceinline__ float silu(float gate) {
-    // For a very negative gate, exp overflows to infinity, and the quotient is zero.
-    return __fdividef(gate, 1.0f + __expf(-gate));
-}
 
 // A warp's part of a tile whose sums are complete: 16 of the tile's rows, and GROUPS times
 // eight rows of x.

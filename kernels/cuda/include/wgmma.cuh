@@ -153,6 +153,7 @@ struct Warpgroup;
         BURSAR_MULTIPLY(TYPE, 24, BURSAR_NAMES_12, 12, 13, 14, BURSAR_TILES_2(c, 0), BURSAR_TILE(c[2]))                \
         BURSAR_MULTIPLY(TYPE, 32, BURSAR_NAMES_16, 16, 17, 18, BURSAR_TILES_4(c, 0))                                   \
         BURSAR_MULTIPLY(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, BURSAR_TILES_8(c, 0))                                   \
+        BURSAR_MULTIPLY(TYPE, 80, BURSAR_NAMES_40, 40, 41, 42, BURSAR_TILES_8(c, 0), BURSAR_TILES_2(c, 8))             \
         BURSAR_MULTIPLY(TYPE, 112, BURSAR_NAMES_56, 56, 57, 58, BURSAR_TILES_8(c, 0), BURSAR_TILES_4(c, 8),            \
                         BURSAR_TILES_2(c, 12))                                                                         \
         BURSAR_MULTIPLY(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, BURSAR_TILES_16(c, 0))                                 \
@@ -165,6 +166,8 @@ struct Warpgroup;
         BURSAR_GATHER(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, 35, 36, BURSAR_TILES_8(c, 0))                             \
         BURSAR_GATHER(TYPE, 80, BURSAR_NAMES_40, 40, 41, 42, 43, 44, BURSAR_TILES_8(c, 0), BURSAR_TILES_2(c, 8))       \
         BURSAR_GATHER(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, 67, 68, BURSAR_TILES_16(c, 0))                           \
+        BURSAR_GATHER(TYPE, 256, BURSAR_NAMES_128, 128, 129, 130, 131, 132, BURSAR_TILES_16(c, 0),                     \
+                      BURSAR_TILES_16(c, 16))                                                                          \
     };
 
 BURSAR_WARPGROUP(__nv_bfloat16, "bf16")

@@ -4,7 +4,8 @@
 use super::{
     arguments::{Arguments, Extent, arguments, count},
     contract::{
-        self, HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill,
+        self, HeadDim, HopperHeadDim, PackedHeadDim, PagedHopper, attention_decode, attention_hopper,
+        attention_paged_hopper, attention_prefill,
     },
     decode_launch::DecodeLaunch,
     functions::Function,
@@ -17,11 +18,25 @@ use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, calls};
 /// Returns the extent of the Hopper kernel for attention over the KV cache. The kernel is
 /// persistent: it has at most as many thread blocks as the device runs at once, and each thread
 /// block processes one job after another.
-fn paged_extent(is_quantized: bool, jobs: usize, sms: usize) -> Extent {
-    use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
+fn paged_extent(head_dim: HopperHeadDim, is_quantized: bool, jobs: usize, sms: usize) -> Extent {
+    use attention_paged_hopper::{E4M3_SHARED_BYTES, E4M3_THREADS, THREADS, shared_bytes};
     let (threads, shared) =
-        if is_quantized { (PAGED_E4M3_THREADS, PAGED_E4M3_SHARED_BYTES) } else { (PAGED_THREADS, PAGED_SHARED_BYTES) };
+        if is_quantized { (E4M3_THREADS, E4M3_SHARED_BYTES) } else { (THREADS, shared_bytes(head_dim)) };
     Extent { shared, ..Extent::line(jobs.min(sms), threads) }
+}
+
+/// Returns the head dimension and the Hopper kernels of a call, or `None` if it has no such kernels.
+fn paged_hopper(
+    cuda: &Cuda,
+    call: &calls::AttentionPaged<'_>,
+) -> Result<Option<(HopperHeadDim, PagedHopper<Function>)>, KernelError> {
+    let Some(hopper) = &cuda.entry_points().hopper else { return Ok(None) };
+    let Some(head_dim) = HopperHeadDim::of(call.layer.shape.head_dim) else { return Ok(None) };
+    let Some(quantized) = quantized_cache(cuda, "attention_paged", call.layer)? else {
+        return Ok(Some((head_dim, hopper.attention_paged[head_dim])));
+    };
+    let has_kernels = head_dim.elements() == attention_paged_hopper::E4M3_HEAD_DIM;
+    Ok(has_kernels.then_some((head_dim, quantized.attention_paged_hopper)))
 }
 
 /// Returns the extent of the Hopper kernel for attention within packed sequences. The kernel is
@@ -119,34 +134,28 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
         return Ok(());
     }
     let vectors = rows * (call.heads / shape.kv_heads);
-    let head_dim = paged_head_dim(call)?;
-    let is_hopper = shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
-    let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
-    let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
+    let hopper = paged_hopper(cuda, call)?;
+    let jobs = shape.kv_heads * tiles(attention_paged_hopper::QUERIES, vectors, left);
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
-    let splits = (sms / jobs).min(keys / attention_hopper::SPLIT_KEYS);
+    let splits = (sms / jobs).min(keys / attention_paged_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
-    let quantized = quantized_cache(cuda, "attention_paged", call.layer)?;
-    let (arguments, kernel, extent) = if let Some(hopper) = hopper {
+    let (arguments, kernel, extent) = if let Some((head_dim, kernels)) = hopper {
         let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];
-        let (whole_kernel, split_kernel) = match quantized {
-            Some(quantized) => (quantized.attention_paged_hopper, quantized.attention_paged_hopper_split),
-            None => (hopper.attention_paged, hopper.attention_paged_split),
-        };
-        let (kernel, jobs) = if split.is_some() { (split_kernel, jobs * splits) } else { (whole_kernel, jobs) };
-        (arguments, kernel, paged_extent(quantized.is_some(), jobs, sms))
+        let (kernel, jobs) = if splits > 1 { (kernels.split, jobs * splits) } else { (kernels.whole, jobs) };
+        (arguments, kernel, paged_extent(head_dim, shape.dtype.needs_scales(), jobs, sms))
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
         let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
+        let quantized = quantized_cache(cuda, "attention_paged", call.layer)?;
         let kernels = quantized.map_or(&cuda.entry_points().attention_paged, |quantized| &quantized.attention_paged);
-        (arguments, kernels[head_dim], Extent::line(blocks, attention_prefill::THREADS))
+        (arguments, kernels[paged_head_dim(call)?], Extent::line(blocks, attention_prefill::THREADS))
     };
     let mut arguments = arguments
         .with(call.sequences.query_starts.address())
         .with(call.sequences.context_lengths.address())
         .with(call.sequences.block_tables.address());
-    if split.is_some() {
-        let parts = jobs * splits * attention_hopper::PAGED_PART_NUMBERS * DType::F32.size();
+    if let Some((head_dim, _)) = split {
+        let parts = jobs * splits * attention_paged_hopper::part_numbers(head_dim) * DType::F32.size();
         assert!(parts <= call.scratch.bytes().as_usize(), "the target declares the scratch that split tiles take");
         arguments = arguments.with(call.scratch.address());
     }
@@ -166,7 +175,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
     unsafe { cuda.launch(kernel, extent, arguments.with(scales_address(&call.scales)).with(call.scale)) }?;
     match split {
-        Some(hopper) => combine(cuda, hopper, call, first_sequence, jobs, splits),
+        Some((_, kernels)) => combine(cuda, kernels.combine, call, first_sequence, jobs, splits),
         None => Ok(()),
     }
 }
@@ -174,7 +183,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
 /// Merges the partial results of split tiles.
 fn combine(
     cuda: &Cuda,
-    hopper: &HopperEntryPoints<Function>,
+    kernel: Function,
     call: &calls::AttentionPaged<'_>,
     first_sequence: usize,
     jobs: usize,
@@ -196,31 +205,31 @@ fn combine(
         scales_address(&call.scales),
         call.scale,
     ];
-    let warps = attention_hopper::COMBINE_WARPS;
-    let extent = Extent::line(jobs * (attention_hopper::PAGED_QUERIES / warps), 32 * warps);
+    let warps = attention_paged_hopper::COMBINE_WARPS;
+    let extent = Extent::line(jobs * (attention_paged_hopper::QUERIES / warps), 32 * warps);
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 /// Returns the tensor map of the KV cache. One piece contains the keys or the values of sixteen
 /// tokens of one head.
 fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
-    let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
+    let (pieces, columns) = ((call.layer.blocks * 2 * shape.kv_heads) as u64, shape.head_dim as u64);
     let layout = if shape.dtype.needs_scales() {
         // Dimensions: columns of a head, tokens, pieces.
         Layout {
-            dimensions: &[128, BLOCK_TOKENS as u64, pieces],
-            strides: &[128, 2048],
-            cube: &[128, count(BLOCK_TOKENS), 1],
+            dimensions: &[columns, BLOCK_TOKENS as u64, pieces],
+            strides: &[columns, 16 * columns],
+            cube: &[columns as u32, count(BLOCK_TOKENS), 1],
             swizzle: Swizzle::None,
         }
     } else {
-        // Dimensions: columns of half a head, eight tokens, halves, the next eight tokens, pieces.
+        // Dimensions: 64 columns of a head, eight tokens, the next 64 columns, the next eight tokens, pieces.
         Layout {
-            dimensions: &[64, 8, 2, BLOCK_TOKENS as u64 / 8, pieces],
-            strides: &[256, 128, 2048, 4096],
-            cube: &[64, 8, 2, 2, 1],
+            dimensions: &[64, 8, columns / 64, BLOCK_TOKENS as u64 / 8, pieces],
+            strides: &[2 * columns, 128, 16 * columns, 32 * columns],
+            cube: &[64, 8, columns as u32 / 64, 2, 1],
             swizzle: Swizzle::Bytes128,
         }
     };

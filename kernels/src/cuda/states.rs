@@ -1,7 +1,7 @@
 //! Launches of layers with a recurrent state: the causal convolution, the gated delta rule, and the
 //! gates around them.
 
-use bursar_budgets::Address;
+use bursar_budgets::{Address, Bytes};
 
 use super::{
     arguments::{Argument, Arguments, Extent, arguments, count},
@@ -81,7 +81,7 @@ pub(super) fn causal_conv(cuda: &Cuda, call: calls::CausalConv<'_>) -> Result<()
     let (sequences, singles) = (call.sequences.context_lengths.rows(), call.sequences.single_rows);
     let left = sequences - singles;
     // Each sequence may have one tile that is not full.
-    let tiles = if left == 0 { 0 } else { (rows - singles.min(rows) + (conv::TILE_ROWS - 1) * left) / conv::TILE_ROWS };
+    let tiles = if left == 0 { 0 } else { (rows - singles + (conv::TILE_ROWS - 1) * left) / conv::TILE_ROWS };
     let wide = channels.div_ceil(conv::CHANNELS * conv::THREADS);
     let extent = Extent { grid: [wide, singles + tiles, 1], block: [conv::THREADS, 1], shared: 0 };
     let arguments = arguments![
@@ -106,31 +106,42 @@ pub(super) fn gated_delta(cuda: &Cuda, call: calls::GatedDelta<'_>) -> Result<()
     }
     let (sequences, singles) = (call.sequences.context_lengths.rows(), call.sequences.single_rows);
     token_by_token(cuda, &call, 0, singles)?;
-    if has_chunks(cuda, &call) {
+    if has_chunks(&call) {
         return in_chunks(cuda, &call, singles, sequences - singles);
     }
     token_by_token(cuda, &call, singles, sequences - singles)
 }
 
-/// Returns `true` if the kernel on the tensor cores supports the operands.
-fn has_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>) -> bool {
-    let shape = call.layer.shape();
-    shape.key_dim == delta::KEY_DIM
-        && shape.value_dim.is_multiple_of(delta::CHUNK_VALUES)
+/// Returns `true` if the kernels on the tensor cores support the operands. The target declares
+/// scratch for the shapes that they support.
+fn has_chunks(call: &calls::GatedDelta<'_>) -> bool {
+    call.scratch.bytes() > Bytes::ZERO
         && call.qkv.pitch().is_multiple_of(ROW_STEP)
         && call.qkv.address().0.is_multiple_of(16)
         && call.out.address().0.is_multiple_of(4)
-        && cuda.kernels.functions.shared_most() >= delta::CHUNK_SHARED_BYTES
 }
 
 /// Computes `sequences` sequences from `first` on, in chunks of tokens on the tensor cores.
 fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences: usize) -> Result<(), KernelError> {
-    let shape = call.layer.shape();
+    let (shape, kernels) = (call.layer.shape(), &cuda.entry_points().states);
+    let rows = call.out.rows();
+    assert!(
+        cuda.kernels.target.delta_scratch(shape, rows) <= call.scratch.bytes(),
+        "the target declares the scratch that chunks take"
+    );
+    let arguments = || delta_arguments(call, first).with(call.scratch.address());
+    // Each sequence may have one chunk that is not full.
+    let tiles = (rows.saturating_sub(first) + (delta::CHUNK - 1) * sequences) / delta::CHUNK;
+    let block = [delta::CHUNK_THREADS, 1];
+    let prepare = Extent { grid: [shape.value_heads, tiles, 1], block, shared: delta::PREPARE_SHARED_BYTES };
+    // SAFETY: the arguments match the kernel's parameters, the op layer has checked the shapes, and
+    // the scratch is large enough.
+    unsafe { cuda.launch(kernels.gated_delta_prepare, prepare, arguments())? };
     let blocks = shape.value_heads * (shape.value_dim / delta::CHUNK_VALUES);
-    let extent =
-        Extent { grid: [blocks, sequences, 1], block: [delta::CHUNK_THREADS, 1], shared: delta::CHUNK_SHARED_BYTES };
-    // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.
-    unsafe { cuda.launch(cuda.entry_points().states.gated_delta_chunked, extent, delta_arguments(call, first)) }
+    let chunked = Extent { grid: [blocks, sequences, 1], block, shared: delta::CHUNK_SHARED_BYTES };
+    // SAFETY: the arguments match the kernel's parameters, the op layer has checked the shapes, and
+    // the scratch is large enough.
+    unsafe { cuda.launch(kernels.gated_delta_chunked, chunked, arguments()) }
 }
 
 /// Computes `sequences` sequences from `first` on, token by token.

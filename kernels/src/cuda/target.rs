@@ -4,10 +4,10 @@ use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::{
-    contract::{self, HeadDim, attention_hopper, quantize},
+    contract::{self, HeadDim, HopperHeadDim, attention_paged_hopper, gated_delta, quantize},
     decode_launch::DecodeLaunch,
 };
-use crate::{DType, KvShape, QuantizationScheme};
+use crate::{DType, KvShape, QuantizationScheme, StateShape};
 
 /// cuBLASLt's workspace for a GEMM. GEMMs of few rows split their sums over the inner dimension and
 /// need the workspace; NVIDIA recommends 32 MiB from Hopper on.
@@ -61,10 +61,23 @@ impl CudaTarget {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.sms);
         let decoding = if single_rows > 0 { launch.part_numbers(head_dim) } else { 0 };
-        let has_split = self.capability == (9, 0) && shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
-        let splits = has_split && rows > single_rows;
-        let split = if splits { self.sms * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
+        let has_split = self.capability == (9, 0) && rows > single_rows;
+        let hopper = HopperHeadDim::of(shape.head_dim).filter(|_| has_split);
+        let split = hopper.map_or(0, |head_dim| self.sms * attention_paged_hopper::part_numbers(head_dim));
         DType::F32.bytes(decoding.max(split))
+    }
+
+    /// Returns the bytes of scratch for the gated delta rule over `rows` rows in chunks: normalized
+    /// queries and keys, two matrices over pairs of tokens of a chunk, and two gates (`Prepared` in
+    /// delta_chunks.cuh). Only for the generations and shapes that have kernels for chunks.
+    pub(crate) fn delta_scratch(&self, shape: StateShape, rows: usize) -> Bytes {
+        let StateShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+        let has_shape = key_dim == gated_delta::KEY_DIM && value_dim.is_multiple_of(gated_delta::CHUNK_VALUES);
+        if self.capability < (8, 0) || !has_shape {
+            return Bytes::ZERO;
+        }
+        let halves = 2 * key_heads * key_dim + 2 * value_heads * gated_delta::CHUNK;
+        DType::F16.bytes(rows * halves) + DType::F32.bytes(rows * 2 * value_heads)
     }
 
     /// Returns `true` if weights of this scheme and shape can be used. Every supported generation

@@ -22,7 +22,7 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(OP, "x", x, [x.rows(), shape.channels])?;
         check::weight(OP, "weight", weight, self.target())?;
         check::shape(OP, "weight", weight, [shape.channels, shape.conv_rows + 1])?;
-        check_sequences(OP, sequences)?;
+        check_sequences(OP, sequences, x.rows())?;
         let out = self.empty([x.rows(), shape.channels])?;
         let mut work = Work::over((2 * weight.shape().elements() * x.rows()) as u64, &[x, weight, &out]);
         work.bytes += shape.conv_bytes() * 2 * sequences.writes.rows() as u64;

@@ -1,20 +1,41 @@
 //! Copies between the device and host memory that run concurrently with passes: whole blocks of
-//! keys and values, and rows of pictures.
+//! keys and values, rows of pictures, and states of sequences.
+
+use bursar_budgets::{Address, Bytes};
 
 use crate::{
-    Backend, HostBlocks, HostRows, KernelError, KvLayer, Tensor,
+    Backend, HostStore, KernelError, KvLayer, StateLayer, Tensor,
     calls::{self, BlockRange, Pieces},
 };
 
 pub use crate::calls::Copying;
 
-/// The copy of one block, over all layers, or of one row.
+/// The copy of one block or state, over all layers, or of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// The block or row on the device.
+    /// The block, the row, or the slot of the state on the device.
     pub block: u32,
     /// The slot in host memory.
     pub slot: u32,
+}
+
+/// Copies between the device and host memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyLists {
+    /// Copies from the device to the host. They run first.
+    pub to_host: Vec<BlockCopy>,
+    /// Copies from the host to the device. No pass may use what they fill before they have ended.
+    pub to_device: Vec<BlockCopy>,
+}
+
+impl CopyLists {
+    pub fn len(&self) -> usize {
+        self.to_host.len() + self.to_device.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 }
 
 /// Starts copies of blocks of `layers` to and from slots of `host`; see [`calls::CopyBlocks`].
@@ -27,27 +48,15 @@ pub struct BlockCopy {
 pub fn copy_blocks<B: Backend>(
     backend: &B,
     layers: &[KvLayer],
-    host: &HostBlocks,
-    to_host: &[BlockCopy],
-    to_device: &[BlockCopy],
+    host: &HostStore,
+    copies: &CopyLists,
 ) -> Result<Box<dyn Copying>, KernelError> {
-    assert!(
-        layers.len() == host.shape.layers && layers.iter().all(|layer| layer.shape == host.shape),
-        "{} layers of blocks do not match the host blocks of {:?}",
-        layers.len(),
-        host.shape
-    );
     let blocks = layers.iter().map(|layer| layer.blocks).min().unwrap_or(0);
-    let pieces = |(number, layer): (usize, &KvLayer)| Pieces {
-        device: layer.piece(0),
-        host: host.layer(number),
-        bytes: host.shape.block_bytes(),
-    };
-    let pieces: Vec<_> = layers.iter().enumerate().map(pieces).collect();
-    copy(backend, &pieces, (blocks, host.slots), to_host, to_device)
+    copy(backend, layers.iter().map(|layer| (layer.piece(0), layer.shape.block_bytes())), blocks, host, copies)
 }
 
-/// Starts copies of rows of `cache`, `[rows, width]`, to and from slots of `host`; see [`calls::CopyBlocks`].
+/// Starts copies of rows of `cache`, `[rows, width]`, to and from slots of `host`; see
+/// [`calls::CopyBlocks`].
 ///
 /// # Errors
 /// The errors of [`copy_blocks`].
@@ -57,32 +66,52 @@ pub fn copy_blocks<B: Backend>(
 pub fn copy_rows<B: Backend>(
     backend: &B,
     cache: &Tensor<'_>,
-    host: &HostRows,
-    to_host: &[BlockCopy],
-    to_device: &[BlockCopy],
+    host: &HostStore,
+    copies: &CopyLists,
 ) -> Result<Box<dyn Copying>, KernelError> {
-    let bytes = cache.dtype().bytes(cache.columns());
-    assert!(
-        cache.is_contiguous() && bytes == host.row_bytes,
-        "rows of {bytes} do not match slots of {}",
-        host.row_bytes
-    );
-    let pieces = [Pieces { device: cache.address(), host: host.address, bytes }];
-    copy(backend, &pieces, (cache.rows(), host.slots), to_host, to_device)
+    assert!(cache.is_contiguous(), "rows are copied one after the other");
+    let row = (cache.address(), cache.dtype().bytes(cache.columns()));
+    copy(backend, [row].into_iter(), cache.rows(), host, copies)
 }
 
+/// Starts copies of states of `layers` to and from slots of `host`; see [`calls::CopyBlocks`].
+///
+/// # Errors
+/// The same as for [`copy_blocks`].
+///
+/// # Panics
+/// If the shapes differ, or a slot is out of bounds.
+pub fn copy_states<B: Backend>(
+    backend: &B,
+    layers: &[StateLayer],
+    host: &HostStore,
+    copies: &CopyLists,
+) -> Result<Box<dyn Copying>, KernelError> {
+    let slots = layers.iter().map(StateLayer::slots).min().unwrap_or(0);
+    copy(backend, layers.iter().map(|layer| (layer.address(), layer.shape().slot_bytes())), slots, host, copies)
+}
+
+/// Starts copies of `blocks` equal pieces of each layer, given by its address and the bytes of a
+/// piece.
 fn copy<B: Backend>(
     backend: &B,
-    pieces: &[Pieces],
-    (blocks, slots): (usize, usize),
-    to_host: &[BlockCopy],
-    to_device: &[BlockCopy],
+    layers: impl ExactSizeIterator<Item = (Address, Bytes)>,
+    blocks: usize,
+    host: &HostStore,
+    CopyLists { to_host, to_device }: &CopyLists,
 ) -> Result<Box<dyn Copying>, KernelError> {
+    assert_eq!(layers.len(), host.layers, "the device and the host store have the same layers");
+    let pieces = layers.enumerate().map(|(number, (device, bytes))| {
+        assert_eq!(bytes, host.bytes, "pieces of layer {number} have the size of slots");
+        Pieces { device, host: host.layer(number), bytes }
+    });
+    let pieces: Vec<_> = pieces.collect();
     for copy in to_host.iter().chain(to_device) {
-        let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < slots;
-        assert!(is_there, "{copy:?} is outside {blocks} blocks and {slots} slots");
+        let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < host.slots;
+        assert!(is_there, "{copy:?} is outside {blocks} blocks and {} slots", host.slots);
     }
-    backend.copy_blocks(calls::CopyBlocks { pieces, to_host: stretches(to_host), to_device: stretches(to_device) })
+    let (to_host, to_device) = (stretches(to_host), stretches(to_device));
+    backend.copy_blocks(calls::CopyBlocks { pieces: &pieces, to_host, to_device })
 }
 
 /// Joins copies that are adjacent on both sides.

@@ -1,6 +1,8 @@
 //! The gated delta rule: linear attention with a state of fixed size (gated delta net, Yang et al.
 //! 2024, arXiv 2412.06464).
 
+use bursar_budgets::Bytes;
+
 use crate::{Backend, KernelError, Scope, StateLayer, Tensor, Work, calls};
 
 use super::check;
@@ -42,7 +44,7 @@ impl<B: Backend> Scope<'_, B> {
             check::f32(OP, what, of_head)?;
             check::shape(OP, what, of_head, [shape.value_heads])?;
         }
-        check_sequences(OP, sequences)?;
+        check_sequences(OP, sequences, rows)?;
         let out = self.empty([rows, shape.value_heads * shape.value_dim])?;
         // Four multiply-adds for each element of the state and token: the decay, both products
         // and the update.
@@ -50,6 +52,10 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(flops as u64, &[inputs.qkv, inputs.update, inputs.decay, &out]);
         work.bytes += (shape.slot_bytes() - shape.conv_bytes()) * 2 * sequences.writes.rows() as u64;
         self.count(work);
+        let inner = self.scope();
+        let has_long = sequences.single_rows < sequences.context_lengths.rows();
+        let bytes = if has_long { self.target().delta_scratch(shape, rows) } else { Bytes::ZERO };
+        let scratch = inner.take_scratch(bytes)?;
         self.backend.gated_delta(calls::GatedDelta {
             qkv: inputs.qkv.view(),
             update: inputs.update.view(),
@@ -58,14 +64,19 @@ impl<B: Backend> Scope<'_, B> {
             bias: inputs.bias.view(),
             layer,
             sequences,
+            scratch: scratch.view(),
             out: out.view(),
         })?;
         Ok(out)
     }
 }
 
-/// Checks the shapes and the types of the index arrays.
-pub(super) fn check_sequences(op: &'static str, sequences: &StateSequences<'_>) -> Result<(), KernelError> {
+/// Checks the shapes and the types of the index arrays of a step of `rows` rows.
+pub(super) fn check_sequences(
+    op: &'static str,
+    sequences: &StateSequences<'_>,
+    rows: usize,
+) -> Result<(), KernelError> {
     let count = sequences.context_lengths.rows();
     for (what, list, length) in [
         ("query_starts", &sequences.query_starts, count + 1),
@@ -81,10 +92,10 @@ pub(super) fn check_sequences(op: &'static str, sequences: &StateSequences<'_>) 
         check::shape(op, what, list, [count, SNAPSHOTS])?;
     }
     check::holds(
-        sequences.single_rows <= count,
+        sequences.single_rows <= count.min(rows),
         op,
         "context_lengths",
         &sequences.context_lengths,
-        "an entry for each sequence with one row",
+        "an entry and a row for each sequence with one row",
     )
 }

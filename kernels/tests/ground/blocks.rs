@@ -5,13 +5,20 @@ use std::{sync::Arc, time::Duration};
 use bursar_budgets::*;
 use bursar_kernels::{
     ops::{
-        copy_blocks::{BlockCopy, copy_blocks, copy_rows},
+        copy_blocks::{BlockCopy, CopyLists, copy_blocks, copy_rows, copy_states},
         transfer::fill_elements,
     },
     *,
 };
 
 use super::{leased, poisoned};
+
+/// Copies of `(block, slot)` pairs.
+fn lists(to_host: &[(u32, u32)], to_device: &[(u32, u32)]) -> CopyLists {
+    let [to_host, to_device] =
+        [to_host, to_device].map(|pairs| pairs.iter().map(|&(block, slot)| BlockCopy { block, slot }).collect());
+    CopyLists { to_host, to_device }
+}
 
 /// The layers of a small cache on a device, and host memory for some of its blocks.
 pub struct Blocks {
@@ -25,7 +32,8 @@ pub struct Blocks {
 impl Blocks {
     pub fn new(device: &Arc<dyn Device>, shape: KvShape, blocks: usize, slots: usize) -> Self {
         let layer = || leased(device.clone(), shape.block_bytes() * blocks as u64);
-        let host = device.clone().host_memory(HostBlocks::bytes_of(slots, shape)).expect("host memory");
+        let host =
+            device.clone().host_memory(shape.block_bytes() * (shape.layers * slots) as u64).expect("host memory");
         Blocks { segments: (0..shape.layers).map(|_| layer()).collect(), shape, blocks, host, slots }
     }
 
@@ -68,10 +76,9 @@ impl Blocks {
         let layer = |segment: &Segment| unsafe { KvLayer::new(segment.address(), self.blocks, self.shape) };
         let layers: Vec<_> = self.segments.iter().map(layer).collect();
         // SAFETY: the memory has space for this many slots.
-        let host = unsafe { HostBlocks::new(self.host.address(), self.slots, self.shape) };
-        let copy = |(block, slot): &(u32, u32)| BlockCopy { block: *block, slot: *slot };
-        let copies = |pairs: &[(u32, u32)]| pairs.iter().map(copy).collect::<Vec<_>>();
-        copy_blocks(backend, &layers, &host, &copies(to_host), &copies(to_device)).expect("the copies begin")
+        let host =
+            unsafe { HostStore::new(self.host.address(), self.shape.layers, self.slots, self.shape.block_bytes()) };
+        copy_blocks(backend, &layers, &host, &lists(to_host, to_device)).expect("the copies begin")
     }
 }
 
@@ -99,6 +106,60 @@ pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     assert_eq!(blocks.read(backend, 1), [0; 3], "the slot holds the content of the last copy");
 }
 
+/// Copies states to the host, immediately overwrites them with later work, and copies them back to
+/// other slots.
+pub fn states_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
+    let shape = StateShape {
+        layers: 3,
+        channels: 2 * 8 + 2 * 4,
+        conv_rows: 3,
+        key_heads: 1,
+        value_heads: 2,
+        key_dim: 8,
+        value_dim: 4,
+        activation: backend.target().activation(),
+    };
+    let (slots, of_host, bytes) = (5, 4, shape.slot_bytes());
+    let segments: Vec<_> = (0..shape.layers).map(|_| leased(device.clone(), bytes * slots as u64)).collect();
+    let words = |layer: usize| {
+        let elements = [slots, bytes.as_usize() / 4];
+        // SAFETY: the segment is backed for these slots, and only this thread uses them.
+        unsafe { Tensor::persistent(segments[layer].address(), elements, DType::U32) }
+    };
+    // SAFETY: this many slots are backed, and only this thread uses them.
+    let layer = |segment: &Segment| unsafe { StateLayer::new(segment.address(), slots, shape) };
+    let layers: Vec<_> = segments.iter().map(layer).collect();
+    let memory = device.clone().host_memory(bytes * (shape.layers * of_host) as u64).expect("host memory");
+    // SAFETY: the memory has space for this many slots.
+    let host = unsafe { HostStore::new(memory.address(), shape.layers, of_host, bytes) };
+    let fill = |of: fn(usize, usize) -> u32| {
+        for number in 0..shape.layers {
+            let content: Vec<u32> = (0..slots).flat_map(|slot| vec![of(number, slot); bytes.as_usize() / 4]).collect();
+            fill_elements(backend, &content, &mut words(number)).expect("the content is uploaded");
+        }
+        backend.wait_for_all().expect("the device reports no error");
+    };
+    fill(|layer, slot| (100 * layer + slot) as u32);
+    copy_states(backend, &layers, &host, &lists(&[(4, 0), (1, 3)], &[]))
+        .expect("the copies begin")
+        .wait()
+        .expect("the copies complete");
+    fill(|_, _| 7777);
+    copy_states(backend, &layers, &host, &lists(&[], &[(2, 0), (0, 3)]))
+        .expect("the copies begin")
+        .wait()
+        .expect("the copies complete");
+    let (counter, workspace) = (WorkCounter::default(), poisoned(Bytes::kib(64)));
+    let scope = Scope::new(backend, &workspace, &counter);
+    for number in 0..shape.layers {
+        let all = scope.download::<u32>(&words(number)).expect("the content is downloaded");
+        for (slot, content) in all.chunks(all.len() / slots).enumerate() {
+            let expected = [Some(1), None, Some(4), None, None][slot].map_or(7777, |from| 100 * number as u32 + from);
+            assert!(content.iter().all(|word| *word == expected), "slot {slot} of layer {number} has {}", content[0]);
+        }
+    }
+}
+
 /// Copies rows of a picture to the host, immediately overwrites them with later work, and copies
 /// them back to other rows. The call that copies them back also copies rows to the host, some of
 /// them from the rows that it overwrites.
@@ -110,15 +171,13 @@ pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) 
     let cache = || unsafe { Tensor::persistent(segment.address(), [rows, width], DType::F32) };
     let memory = device.clone().host_memory(row_bytes * slots as u64).expect("host memory");
     // SAFETY: the memory has space for this many slots.
-    let host = unsafe { HostRows::new(memory.address(), slots, row_bytes) };
+    let host = unsafe { HostStore::new(memory.address(), 1, slots, row_bytes) };
     let fill = |of: fn(usize) -> f32| {
         let content: Vec<f32> = (0..rows).flat_map(|row| vec![of(row); width]).collect();
         fill_elements(backend, &content, &mut cache()).expect("the content is uploaded");
     };
-    let copies =
-        |pairs: &[(u32, u32)]| pairs.iter().map(|&(block, slot)| BlockCopy { block, slot }).collect::<Vec<_>>();
     let copy = |to_host: &[(u32, u32)], to_device: &[(u32, u32)]| {
-        copy_rows(backend, &cache(), &host, &copies(to_host), &copies(to_device)).expect("the copies begin")
+        copy_rows(backend, &cache(), &host, &lists(to_host, to_device)).expect("the copies begin")
     };
     fill(|row| row as f32 + 1.0);
     backend.wait_for_all().expect("the device reports no error");

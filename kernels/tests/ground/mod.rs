@@ -24,7 +24,7 @@ use half::{bf16, f16};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use blocks::{Blocks, go_and_come_back, rows_go_and_come_back};
+pub use blocks::{Blocks, go_and_come_back, rows_go_and_come_back, states_go_and_come_back};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, Device, HostConfig, HostDevice};
 use bursar_kernels::Cpu;
 
-use crate::ground::{go_and_come_back, rows_go_and_come_back};
+use crate::ground::{go_and_come_back, rows_go_and_come_back, states_go_and_come_back};
 
 #[test]
 fn blocks_that_went_to_the_host_come_back_where_they_are_wanted() {
     let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(4))).expect("small pages"));
     go_and_come_back(&Cpu::new(1), &device);
     rows_go_and_come_back(&Cpu::new(1), &device);
+    states_go_and_come_back(&Cpu::new(1), &device);
 }

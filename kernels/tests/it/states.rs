@@ -256,23 +256,44 @@ fn a_sequence_resumes_from_a_snapshot_taken_inside_a_step() {
     });
 }
 
+/// A sequence of 11 tokens that decodes one of them, and padding.
+fn one_token_and_padding<'a>(pass: &'a Scope<'_, Cpu>) -> Result<StateSequences<'a>, KernelError> {
+    let list = |numbers: [u32; 2]| pass.upload([2], &numbers);
+    Ok(StateSequences {
+        query_starts: pass.upload([3], &[0u32, 1, 2])?,
+        context_lengths: list([11, 0])?,
+        reads: list([0, 0])?,
+        writes: list([0, NO_STATE])?,
+        snapshot_rows: pass.upload([2, SNAPSHOTS], &[0u32; 2 * SNAPSHOTS])?,
+        snapshot_slots: pass.upload([2, SNAPSHOTS], &[NO_STATE; 2 * SNAPSHOTS])?,
+        single_rows: 2,
+    })
+}
+
+#[test]
+fn more_sequences_of_one_row_than_rows_are_refused() {
+    let (weights, width) = (Weights::new(-2.0), SHAPE.channels);
+    let of_rows = |rows: usize| {
+        with_layer(1, |scope, layer| {
+            let pass = scope.scope();
+            let x = pass.upload([rows, width], &vec![0.0f32; rows * width])?;
+            let conv = pass.upload([width, WIDTH], &weights.conv)?;
+            Ok(pass.causal_conv(&x, &conv, layer, &one_token_and_padding(&pass)?).map(drop))
+        })
+    };
+    let expected = "an entry and a row for each sequence with one row";
+    let error = of_rows(1).expect_err("two sequences have one row each");
+    assert!(error.to_string().contains(expected), "{error}");
+    of_rows(2).expect("each sequence has its row");
+}
+
 #[test]
 fn padding_has_zeros_and_changes_no_state() {
     let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 20));
     with_layer(1, |scope, layer| {
         step(scope, layer, &weights, &[Share::of(&prompt, 0..10, 0)])?;
-        let starts = [0u32, 1, 2];
         let pass = scope.scope();
-        let list = |numbers: [u32; 2]| pass.upload([2], &numbers);
-        let sequences = StateSequences {
-            query_starts: pass.upload([3], &starts)?,
-            context_lengths: list([11, 0])?,
-            reads: list([0, 0])?,
-            writes: list([0, NO_STATE])?,
-            snapshot_rows: pass.upload([2, SNAPSHOTS], &[0u32; 2 * SNAPSHOTS])?,
-            snapshot_slots: pass.upload([2, SNAPSHOTS], &[NO_STATE; 2 * SNAPSHOTS])?,
-            single_rows: 2,
-        };
+        let sequences = one_token_and_padding(&pass)?;
         let (row, width) = (&prompt.x[10 * SHAPE.channels..][..SHAPE.channels], SHAPE.channels);
         let x = pass.upload([2, width], &[row, &vec![f32::NAN; width]].concat())?;
         let conv = pass.upload([width, WIDTH], &weights.conv)?;

@@ -94,11 +94,12 @@ pub struct DeltaHeads {
 /// One rank's shard of a gated delta net.
 pub struct GatedDeltaNet {
     /// `[channels + value_heads * value_dim, hidden]`: queries, keys, values, and the gates of the
-    /// output.
+    /// output. The rows of `gates` follow, unless this matrix is quantized.
     inputs: Linear,
     /// `[2 * all value heads, hidden]`: the strength of the update and the decay of each head. All
-    /// ranks have all heads, because a product with so few rows is not divided.
-    gates: Linear,
+    /// ranks have all heads, because a product with so few rows is not divided. `None` if the rows
+    /// are in `inputs`: one product takes less time than two.
+    gates: Option<Linear>,
     /// `[channels, conv_width]`
     conv: Tensor<'static>,
     /// `[value_heads]` f32: logarithm of the rate of decay.
@@ -135,9 +136,15 @@ impl GatedDeltaNet {
         let of_input: Vec<_> =
             parts.iter().map(|rows| (qkv.as_str(), *rows)).chain([(gate.as_str(), values)]).collect();
         let of_heads = RankShard::all(heads.values.whole);
+        let of_gates = [(update.as_str(), of_heads), (decay.as_str(), of_heads)];
+        let (inputs, gates) = if map.is_quantized(&qkv)? {
+            (map.fused_linear(&of_input, hidden, false)?, Some(map.unquantized_linear(&of_gates, hidden)?))
+        } else {
+            (map.fused_linear(&[of_input, of_gates.to_vec()].concat(), hidden, false)?, None)
+        };
         Ok(GatedDeltaNet {
-            inputs: map.fused_linear(&of_input, hidden, false)?,
-            gates: map.unquantized_linear(&[(&update, of_heads), (&decay, of_heads)], hidden)?,
+            inputs,
+            gates,
             conv: map.rows_of_parts(&part("conv1d.weight"), &parts, config.conv_width)?,
             log_decay: map.tensor_f32(&part("A_log"), heads.values)?,
             bias: map.tensor_f32(&part("dt_bias"), heads.values)?,
@@ -150,7 +157,8 @@ impl GatedDeltaNet {
 
     /// The activation format that the projections read directly.
     pub fn reads(&self) -> ActivationFormat {
-        self.inputs.reads().and(self.gates.reads())
+        let inputs = self.inputs.reads();
+        self.gates.as_ref().map_or(inputs, |gates| inputs.and(gates.reads()))
     }
 
     /// The projection of the result.
@@ -169,16 +177,14 @@ impl GatedDeltaNet {
     ) -> Result<Mixed<'s>, KernelError> {
         let sequences = step.states.as_ref().expect("the step has the slots of the states");
         let (channels, values) = (layer.shape().channels, layer.shape().value_heads * layer.shape().value_dim);
-        let inputs = self.inputs.forward(scope, normed)?; // [tokens, channels + values]
+        let inputs = self.inputs.forward(scope, normed)?; // [tokens, channels + values + gates]
         let mut mixed = scope.empty([inputs.rows(), values])?;
         {
             let scope = scope.scope();
-            let gates = self.gates.forward(&scope, normed)?;
-            let heads = self.values.range();
-            let (update, decay) = (
-                gates.column_range(heads.clone()),
-                gates.column_range(heads.start + self.values.whole..heads.end + self.values.whole),
-            );
+            let separate = self.gates.as_ref().map(|gates| gates.forward(&scope, normed)).transpose()?;
+            let (gates, first) = separate.as_ref().map_or((&inputs, channels + values), |gates| (gates, 0));
+            let of_rank = |first: usize| gates.column_range(first + self.values.first..first + self.values.range().end);
+            let (update, decay) = (of_rank(first), of_rank(first + self.values.whole));
             let qkv = scope.causal_conv(&inputs.column_range(0..channels), &self.conv, layer, sequences)?;
             let (log_decay, bias) = (&self.log_decay, &self.bias);
             let delta = DeltaInputs { qkv: &qkv, update: &update, decay: &decay, log_decay, bias };

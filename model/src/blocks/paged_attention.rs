@@ -6,7 +6,7 @@ use bursar_kernels::{
 };
 
 use super::{decoder_config::DecoderConfig, decoder_share::DecoderShare, mixed::Mixed, step_inputs::StepInputs};
-use crate::weights::{Linear, WeightError, WeightMap};
+use crate::weights::{Linear, NormScaling, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
 pub struct PagedAttention {
@@ -55,10 +55,23 @@ impl PagedAttention {
             std::iter::once(named(query_rows)).chain(keys_values).collect()
         };
         let qkv = map.fused_linear(&rows, hidden, config.biases.qkv)?;
+        // YaRN multiplies the rotated elements of queries and keys. If these are all elements, the
+        // scores are multiplied instead. Otherwise, the norms before the rotation multiply them.
+        let factor = config.rope_scaling.attention_factor();
+        let scaled = (config.rotary_dim < head_dim && factor != 1.0).then_some(NormScaling {
+            elements: config.rotary_dim,
+            weight_offset: config.norm_offset,
+            factor,
+        });
+        let score_factor = if scaled.is_some() { 1.0 } else { factor * factor };
         let norms = if config.head_norms {
+            let mut norm = |name: &str| match scaled {
+                Some(scaled) => map.scaled_norm(&part(name), head_dim, scaled),
+                None => map.tensor(&part(name), [head_dim]),
+            };
             Some(HeadNorms {
-                query: map.tensor(&part("q_norm.weight"), [head_dim])?,
-                key: map.tensor(&part("k_norm.weight"), [head_dim])?,
+                query: norm("q_norm.weight")?,
+                key: norm("k_norm.weight")?,
                 weight_offset: config.norm_offset,
                 epsilon: config.norm_epsilon,
             })
@@ -72,7 +85,7 @@ impl PagedAttention {
             out: map.linear(&part("o_proj"), hidden, query_rows, config.biases.out)?,
             heads: share.heads.count,
             has_gate: config.output_gate,
-            scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),
+            scale: (head_dim as f32).powf(-0.5) * score_factor,
         })
     }
 

@@ -77,11 +77,10 @@ impl RopeScaling {
         }
     }
 
-    /// Factor that attention scores are multiplied by. YaRN multiplies both queries and keys, so
-    /// this is the square of its factor.
-    pub fn score_factor(&self) -> f32 {
+    /// Factor that the rotated elements of queries and keys are multiplied by.
+    pub fn attention_factor(&self) -> f32 {
         match self {
-            RopeScaling::Yarn { attention_factor, .. } => (attention_factor * attention_factor) as f32,
+            RopeScaling::Yarn { attention_factor, .. } => *attention_factor as f32,
             _ => 1.0,
         }
     }

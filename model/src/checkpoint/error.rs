@@ -66,6 +66,12 @@ pub enum CheckpointError {
         value: String,
         supported: String,
     },
+    /// The only files of vision encoders next to a GGUF file belong to other models.
+    #[error("the vision encoder in {file} does not fit the model: {reason}")]
+    Encoder { file: String, reason: String },
+    /// Several files next to a GGUF file have a vision encoder that fits the model.
+    #[error("{} files next to the model have its vision encoder: {}", files.len(), files.join(", "))]
+    Encoders { files: Vec<String> },
     /// The header of a file of weights is incomplete, or the tensors that it lists overlap, leave
     /// gaps or have wrong sizes.
     #[error("the header of {file} is not valid: {reason}")]
@@ -139,6 +145,10 @@ impl Hint for CheckpointError {
             CheckpointError::Setting { .. } => {
                 "load the model's safetensors checkpoint, or another GGUF file of it".into()
             }
+            CheckpointError::Encoder { file, .. } => {
+                format!("put the model's own mmproj file into its folder, or move {file} out of it to serve only text")
+            }
+            CheckpointError::Encoders { .. } => "leave one of them in the folder".into(),
             CheckpointError::BlockType { .. } => {
                 "load the model in another quantization, such as Q4_K_M or Q8_0".into()
             }

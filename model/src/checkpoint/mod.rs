@@ -23,7 +23,7 @@ mod text_files;
 pub use checkpoint_source::{CheckpointSource, EmbeddedFile, RandomCheckpoint};
 pub use fetch_watch::FetchWatch;
 pub use fingerprint::CheckpointFingerprint;
-pub use gguf::{GgufArchitecture, GgufFile};
+pub use gguf::{GgufArchitecture, GgufFile, GgufLayers, GgufVision};
 #[cfg(feature = "hub")]
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
@@ -33,3 +33,4 @@ pub use random_tensor::RandomTensor;
 pub use stored::{BlockType, Stored, TensorType};
 pub use tensor_index::TensorIndex;
 pub use tensor_info::TensorInfo;
+pub(crate) use tensor_info::{Change, Order};

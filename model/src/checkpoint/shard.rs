@@ -12,7 +12,7 @@ use safetensors::tensor::Metadata;
 
 use super::error::CheckpointError;
 use super::stored::{Stored, TensorType};
-use super::tensor_info::TensorInfo;
+use super::tensor_info::{Change, Order, TensorInfo};
 
 /// Bytes before the header of a safetensors file: the header's length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;
@@ -36,10 +36,18 @@ pub(super) struct StoredTensor {
     /// of an unsupported storage.
     pub stored: Result<(Stored, TensorType), Unread>,
     pub shape: Vec<usize>,
-    /// Number of heads with paired rows, as in [`TensorInfo`].
-    pub paired_heads: usize,
     /// Byte range in the file.
     pub bytes: Range<usize>,
+    pub reading: Reading,
+}
+
+/// How a tensor is converted when it is read. The default is a tensor as the model has it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    pub order: Order,
+    pub change: Change,
+    /// Byte range of a second tensor, for [`Order::Woven`].
+    pub second: Range<usize>,
 }
 
 /// A storage that is not supported.
@@ -111,8 +119,11 @@ impl Shard {
         let tensor = name.to_owned();
         Some(match &place.stored {
             &Ok((stored, dtype)) => {
-                let bytes = &self.content.bytes()[place.bytes.clone()];
-                Ok(TensorInfo { dtype, stored, shape: &place.shape, bytes, paired_heads: place.paired_heads, gap: 0 })
+                let StoredTensor { shape, bytes, reading, .. } = place;
+                let [bytes, second] = [bytes, &reading.second].map(|range| &self.content.bytes()[range.clone()]);
+                let pitch = bytes.len() / shape.first().copied().unwrap_or(1).max(1);
+                let (order, change) = (reading.order, reading.change);
+                Ok(TensorInfo { dtype, stored, shape, bytes, second, order, change, pitch, first: [0; 2] })
             }
             Err(Unread::Type(found)) => Err(CheckpointError::TensorType { tensor, found: found.clone() }),
             Err(Unread::Blocks(found)) => Err(CheckpointError::BlockType { tensor, found: found.clone() }),
@@ -128,7 +139,7 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, StoredTensor> {
         let stored = dtype.map(|dtype| (Stored::Plain(dtype), dtype));
         let (start, end) = info.data_offsets;
         let bytes = data + start..data + end;
-        Some((name, StoredTensor { stored, shape: info.shape.clone(), paired_heads: 0, bytes }))
+        Some((name, StoredTensor { stored, shape: info.shape.clone(), bytes, reading: Reading::default() }))
     };
     metadata.offset_keys().into_iter().filter_map(place).collect()
 }

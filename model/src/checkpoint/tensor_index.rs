@@ -56,7 +56,7 @@ impl TensorIndex {
             return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn: Some(drawn) });
         }
         if let CheckpointSource::Gguf(file) = source {
-            return Ok(TensorIndex::of_one(file.shard()));
+            return Ok(TensorIndex::of_distinct(file.shards().to_vec()));
         }
         // The single file comes first, as in transformers: an index next to it is stale.
         if let Some(shard) = open(source, SINGLE, Shard::of_safetensors)? {
@@ -89,8 +89,13 @@ impl TensorIndex {
     }
 
     fn of_one(shard: Shard) -> Self {
-        let places = shard.names().map(|name| (name.to_owned(), 0)).collect();
-        TensorIndex { shards: vec![shard], places, drawn: None }
+        TensorIndex::of_distinct(vec![shard])
+    }
+
+    /// The index over shards that have no tensor in common.
+    fn of_distinct(shards: Vec<Shard>) -> Self {
+        let names = shards.iter().zip(0..).flat_map(|(shard, at)| shard.names().map(move |name| (name.to_owned(), at)));
+        TensorIndex { places: names.collect(), drawn: None, shards }
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile, format: Format) -> Result<Self, CheckpointError> {

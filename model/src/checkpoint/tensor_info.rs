@@ -2,6 +2,8 @@
 
 use bursar_kernels::RankShard;
 
+#[cfg(test)]
+use super::stored::BlockType;
 use super::stored::{Stored, TensorType};
 
 /// A tensor in its file. Nothing is copied, and the disk is read only when the bytes are accessed.
@@ -14,19 +16,80 @@ pub struct TensorInfo<'a> {
     pub stored: Stored,
     /// The shape, slowest axis first.
     pub shape: &'a [usize],
-    /// The stored elements, little-endian, row-major. Not aligned.
+    /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered tensor has
+    /// the bytes of the whole tensor.
     pub bytes: &'a [u8],
-    /// Number of heads whose rotary pairs are in adjacent rows; 0 if rows have the
-    /// order of the model.
-    pub(super) paired_heads: usize,
-    /// Bytes between the end of a row and the start of the next row: columns that other ranks read.
-    pub(super) gap: usize,
+    /// The elements of a second tensor, for [`Order::Woven`]; empty for other orders.
+    pub(super) second: &'a [u8],
+    pub(super) order: Order,
+    pub(super) change: Change,
+    /// Bytes from the start of a stored row to the start of the next stored row.
+    pub(super) pitch: usize,
+    /// The part's first row and first column in a reordered tensor.
+    pub(super) first: [usize; 2],
+}
+
+/// The order of a tensor's elements in its file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The order of the model.
+    #[default]
+    Model,
+    /// Rotary pairs are in adjacent rows of heads that have this number of rows.
+    PairedRows(usize),
+    /// Rows are tiled.
+    TiledRows(Tiling),
+    /// The columns of each row are tiled.
+    TiledColumns(Tiling),
+    /// Rows alternate between this number of elements of one tensor and of a second tensor.
+    Woven(usize),
+}
+
+/// The order of the heads of values in llama.cpp's gated delta nets. The model has the values of a
+/// key head one after the other. The file has the first value of each key head, then the second
+/// value of each key head, and so on (llama.cpp, `conversion/qwen.py`, `_reorder_v_heads`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    /// Rows or columns before the first head. Their order is that of the model.
+    pub before: usize,
+    pub key_heads: usize,
+    /// Value heads of each key head.
+    pub values: usize,
+    /// Rows or columns of a head.
+    pub width: usize,
+}
+
+impl Tiling {
+    /// The end of the last head.
+    pub fn end(&self) -> usize {
+        self.before + self.key_heads * self.values * self.width
+    }
+
+    /// The index in the file of the model's row or column `at`.
+    pub fn stored(&self, at: usize) -> usize {
+        let Some(within) = at.checked_sub(self.before) else { return at };
+        let (head, within) = (within / self.width, within % self.width);
+        self.before + (head % self.values * self.key_heads + head / self.values) * self.width + within
+    }
+}
+
+/// A function that is applied to the elements of a file, as f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Change {
+    #[default]
+    Unchanged,
+    /// Subtracts 1, which llama.cpp adds to the weights of norms that are centred on zero.
+    MinusOne,
+    /// `ln(-x)`, because llama.cpp stores `-exp(x)` for the rates of decay.
+    LogOfNegative,
 }
 
 impl<'a> TensorInfo<'a> {
     /// Whether `bytes` are the elements in the type and order of the model.
     pub fn is_in_place(&self) -> bool {
-        self.stored == Stored::Plain(self.dtype) && self.paired_heads == 0 && self.gap == 0
+        self.stored == Stored::Plain(self.dtype)
+            && (self.order, self.change) == (Order::Model, Change::Unchanged)
+            && self.bytes.len() == self.bytes_of(self.shape.iter().product())
     }
 
     /// The given rows and columns of the tensor, as a tensor of `shape`. Rotary heads and quantized
@@ -35,30 +98,58 @@ impl<'a> TensorInfo<'a> {
     where
         'a: 'b,
     {
+        if self.order != Order::Model {
+            let first = [self.first[0] + rows.first, self.first[1] + columns.first];
+            return TensorInfo { shape, first, ..*self };
+        }
         let pitch = self.bytes.len() / rows.whole;
-        let bytes_of =
-            |columns: usize| self.stored.bytes(columns).expect("the requested rows are fewer than the file's");
-        let own = bytes_of(columns.count);
+        let own = self.bytes_of(columns.count);
         let bytes = match rows.count {
             0 => &[],
-            count => &self.bytes[rows.first * pitch + bytes_of(columns.first)..][..(count - 1) * pitch + own],
+            count => &self.bytes[rows.first * pitch + self.bytes_of(columns.first)..][..(count - 1) * pitch + own],
         };
-        let paired_heads = self.paired_heads * rows.count / rows.whole;
-        TensorInfo { shape, bytes, paired_heads, gap: pitch - own, ..*self }
+        TensorInfo { shape, bytes, pitch, ..*self }
     }
 
-    /// The stored bytes of the model's row `row`. [`rows`](Self::rows) defines the rows.
+    fn bytes_of(&self, columns: usize) -> usize {
+        self.stored.bytes(columns).expect("the requested elements are fewer than the file's")
+    }
+
+    /// The stored bytes of the model's row `row`. [`rows`](Self::rows) defines the rows. If the
+    /// columns are reordered, the result is the whole stored row.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
-        let pitch = (self.bytes.len() + self.gap) / self.rows().0;
-        &self.bytes[self.stored_row(row) * pitch..][..pitch - self.gap]
+        let of_row = &self.bytes[self.stored_row(row) * self.pitch..];
+        match self.order {
+            Order::TiledColumns(tiling) => &of_row[..self.bytes_of(tiling.end())],
+            Order::Woven(_) => &of_row[..self.pitch],
+            _ => &of_row[self.bytes_of(self.first[1])..][..self.bytes_of(self.rows().1)],
+        }
+    }
+
+    /// The bytes of the row `row` of the second tensor, for [`Order::Woven`].
+    pub(crate) fn second_row_bytes(&self, row: usize) -> &'a [u8] {
+        &self.second[self.stored_row(row) * self.pitch..][..self.pitch]
+    }
+
+    pub(crate) fn order(&self) -> Order {
+        self.order
+    }
+
+    pub(crate) fn change(&self) -> Change {
+        self.change
+    }
+
+    /// The part's first column in the whole tensor, if the tensor is reordered.
+    pub(crate) fn first_column(&self) -> usize {
+        self.first[1]
     }
 
     /// The number of rows, and the number of elements of each row. A vector is one row, unless its
-    /// elements are reordered (`paired_heads`).
+    /// elements are reordered.
     pub fn rows(&self) -> (usize, usize) {
         let rows = self.shape[0];
         match self.shape.len() {
-            1 if self.paired_heads == 0 => (1, rows),
+            1 if self.order == Order::Model => (1, rows),
             _ => (rows, self.shape[1..].iter().product()),
         }
     }
@@ -67,12 +158,31 @@ impl<'a> TensorInfo<'a> {
     /// elements, so its files have the rows `i` and `i + half` of a head at `2 i` and
     /// `2 i + 1` (transformers 5.17, `modeling_gguf_pytorch_utils.py`).
     pub fn stored_row(&self, row: usize) -> usize {
-        if self.paired_heads == 0 {
-            return row;
+        let row = self.first[0] + row;
+        match self.order {
+            Order::PairedRows(of_head) => {
+                let (head, at) = (row / of_head, row % of_head);
+                head * of_head + at % (of_head / 2) * 2 + at / (of_head / 2)
+            }
+            Order::TiledRows(tiling) => tiling.stored(row),
+            Order::Model | Order::TiledColumns(_) | Order::Woven(_) => row,
         }
-        let of_head = self.shape[0] / self.paired_heads;
-        let (head, at) = (row / of_head, row % of_head);
-        head * of_head + at % (of_head / 2) * 2 + at / (of_head / 2)
+    }
+}
+
+#[cfg(test)]
+impl<'a> TensorInfo<'a> {
+    /// A matrix of quantized blocks whose columns are tiled.
+    pub(crate) fn tiled_columns(
+        kind: BlockType,
+        shape: &'a [usize],
+        bytes: &'a [u8],
+        (key_heads, values, width): (usize, usize, usize),
+    ) -> Self {
+        let order = Order::TiledColumns(Tiling { before: 0, key_heads, values, width });
+        let (dtype, stored, change) = (TensorType::F32, Stored::Blocks(kind), Change::Unchanged);
+        let pitch = bytes.len() / shape[0];
+        TensorInfo { dtype, stored, shape, bytes, second: &[], order, change, pitch, first: [0; 2] }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Model families. Each folder contains everything that only its family needs. No family imports
 //! another family.
 
+mod deepstack;
 pub mod internvl;
 pub mod llama;
+mod mrope;
 pub mod qwen2;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;

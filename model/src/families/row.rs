@@ -27,9 +27,8 @@ pub trait ReleasedShape: 'static {
 
     fn decoder(&self) -> &DecoderShape;
 
-    /// The checkpoint's files that do not concern text: the configuration
-    /// and the processor settings.
-    fn files(&self) -> Files;
+    /// `config.json`.
+    fn config(&self) -> Value;
 }
 
 /// The shapes of a family without released shapes of its own.
@@ -44,7 +43,7 @@ impl ReleasedShape for NoShape {
         match *self {}
     }
 
-    fn files(&self) -> Files {
+    fn config(&self) -> Value {
         match *self {}
     }
 }

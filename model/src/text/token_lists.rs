@@ -19,6 +19,10 @@ const UNUSED: i64 = 5;
 /// is Qwen2's pattern, except that a number has up to three digits.
 const LLAMA_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// The word pattern of Qwen3.5, which keeps combining marks in the word of their letters
+/// (`tokenizer.json` of Qwen/Qwen3.5-9B).
+const MARKED_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// Mistral's word pattern since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`,
 /// `_patch_mistral_regex`).
 const TEKKEN_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -43,10 +47,11 @@ const fn splitter(name: &'static str, words: Option<&'static str>) -> Splitter {
 
 /// All known splitters. Each splits text in the same way as the `tokenizer.json` of the
 /// models that use it.
-pub const SPLITTERS: [Splitter; 5] = [
+pub const SPLITTERS: [Splitter; 6] = [
     splitter("gpt-2", None),
     Splitter { has_whole_words: true, ..splitter("llama-bpe", Some(LLAMA_WORDS)) },
     Splitter { is_composed: true, ..splitter("qwen2", Some(WORDS)) },
+    Splitter { is_composed: true, ..splitter("qwen35", Some(MARKED_WORDS)) },
     Splitter { has_single_digits: true, ..splitter("smollm", None) },
     Splitter { has_whole_words: true, ..splitter("tekken", Some(TEKKEN_WORDS)) },
 ];

@@ -24,6 +24,8 @@ pub struct WeightCopy {
     pub scale: Option<String>,
     /// Whether the file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
+    /// How the weight of a norm is changed while it is read.
+    pub norm: Option<NormScaling>,
     /// The scales to compute, if the elements are quantized while they are read.
     pub rounded: Option<MadeScales>,
 }
@@ -32,7 +34,25 @@ impl WeightCopy {
     /// A copy of all of `source`, without changes. The segment's layout sets the address.
     pub(super) fn of(source: WeightSource, kept: DType, row: (usize, usize), bytes: Bytes) -> Self {
         let to = Address(0);
-        WeightCopy { to, bytes, row, kept, source, cut: None, scale: None, swapped: false, rounded: None }
+        WeightCopy { to, bytes, row, kept, source, cut: None, scale: None, swapped: false, norm: None, rounded: None }
+    }
+}
+
+/// A factor for the first elements that a norm returns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormScaling {
+    pub elements: usize,
+    /// Added to the weights of the norm, as in [`RmsNorm`](bursar_kernels::ops::rms_norm::RmsNorm).
+    pub weight_offset: f32,
+    pub factor: f32,
+}
+
+impl NormScaling {
+    /// Changes the weight of the norm.
+    pub(super) fn apply(&self, weight: &mut [f32]) {
+        for weight in &mut weight[..self.elements] {
+            *weight = (*weight + self.weight_offset) * self.factor - self.weight_offset;
+        }
     }
 }
 

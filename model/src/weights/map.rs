@@ -4,13 +4,13 @@ use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor};
 
 use super::{
-    RoutingSkew, WeightCopy, WeightError, WeightSource,
+    NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource,
     cut::{Cut, whole_units},
     module_formats::ModuleFormats,
     segment_layout::SegmentLayout,
     tensor_names::TensorNames,
 };
-use crate::checkpoint::{Checkpoint, Stored, WeightFormats};
+use crate::checkpoint::{Checkpoint, Order, Stored, WeightFormats};
 
 /// The storage of a claim in the segment.
 #[derive(Clone, Copy, Default)]
@@ -99,6 +99,19 @@ impl<'c> WeightMap<'c> {
         let elements = elements.into();
         let place = WeightLayout { kept: Some(DType::F32), ..WeightLayout::default() };
         self.stacked(&[(name.to_owned(), elements)], [elements.count].into(), 1.into(), place)
+    }
+
+    /// Claims the weight of a norm of `size` elements, changed so that the norm's result is scaled.
+    pub fn scaled_norm(
+        &mut self,
+        name: &str,
+        size: usize,
+        scaling: NormScaling,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let place = WeightLayout { kept: Some(self.target.weight(DType::F32)), ..WeightLayout::default() };
+        let weight = self.stacked(&[(name.to_owned(), size.into())], [size].into(), 1.into(), place)?;
+        self.segment.scale_last(scaling);
+        Ok(weight)
     }
 
     /// Claims several ranges of the rows of one matrix `name`, one after the other.
@@ -315,7 +328,11 @@ impl<'c> WeightMap<'c> {
             }
             return Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() });
         }
-        if let Stored::Blocks(kind) = found.stored {
+        // Reordered columns are read from whole rows, so no block is split.
+        let has_ordered_columns = !matches!(found.order(), Order::TiledColumns(_));
+        if let Stored::Blocks(kind) = found.stored
+            && has_ordered_columns
+        {
             whole_units(name, of_row, (kind.elements(), "blocks of quantized numbers"))?;
         }
         let cut = Cut::of(rows, of_row, found.shape);

@@ -30,7 +30,7 @@ mod tensor_names;
 mod unpacking;
 mod upload;
 
-pub use copy::{MadeScales, SpreadScales, WeightCopy, WeightSource};
+pub use copy::{MadeScales, NormScaling, SpreadScales, WeightCopy, WeightSource};
 pub use cut::Cut;
 pub use error::{RanksError, WeightError};
 pub use linear::Linear;

@@ -19,6 +19,14 @@ impl WeightMap<'_> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
+    /// Whether the weight of the projection `name` will be quantized.
+    ///
+    /// # Errors
+    /// The checkpoint's formats contradict each other.
+    pub fn is_quantized(&self, name: &str) -> Result<bool, WeightError> {
+        Ok(self.formats.of([name])?.is_some())
+    }
+
     /// Like [`fused_linear`](Self::fused_linear) without biases, for projections that are never
     /// quantized.
     pub fn unquantized_linear(

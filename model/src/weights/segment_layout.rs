@@ -3,7 +3,7 @@
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Shape, Tensor};
 
-use super::{MadeScales, RoutingSkew, WeightCopy, WeightSource};
+use super::{MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightSource};
 use crate::checkpoint::RandomTensor;
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
@@ -81,6 +81,13 @@ impl SegmentLayout {
             && let WeightSource::Random(name, RandomTensor::Drawn { seed }) = &copy.source
         {
             copy.source = WeightSource::SkewedRouter(name.clone(), *seed, skew);
+        }
+    }
+
+    /// Changes the last copy, which is the weight of a norm, while it is read.
+    pub fn scale_last(&mut self, scaling: NormScaling) {
+        if let Some(copy) = self.copies.last_mut() {
+            copy.norm = Some(scaling);
         }
     }
 

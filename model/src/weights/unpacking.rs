@@ -7,7 +7,7 @@ use super::{
     blocks::widen_blocks_to_bytes,
     rounding::{buffer_for, widen_to_bytes},
 };
-use crate::checkpoint::{Stored, TensorInfo};
+use crate::checkpoint::{Change, Order, Stored, TensorInfo};
 
 /// Elements that are unpacked at a time: 32 MiB of f32.
 const UNPACKED_AT_ONCE: usize = 1 << 23;
@@ -34,14 +34,55 @@ pub(super) fn unpacked_parts<E>(
         let out = buffer_for(buffer, count * wide);
         let places = out.par_chunks_exact_mut(wide).enumerate().with_min_len(BY_A_THREAD.div_ceil(columns));
         places.for_each(|(at, out)| {
-            unpack(found.row_bytes(first + at), found, out);
+            unpack(found, first + at, out);
         });
         each(out)?;
     }
     Ok(())
 }
 
-fn unpack(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
+/// Writes the model's row `row` of `found` to `out`.
+fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
+    let (stored, size) = (found.row_bytes(row), found.dtype.bytes());
+    match found.order() {
+        Order::Model | Order::PairedRows(_) | Order::TiledRows(_) => widen(stored, found, out),
+        Order::TiledColumns(tiling) => {
+            // The stored row is widened first, because a block may have columns of several heads.
+            let mut whole = vec![0; tiling.end() * size];
+            widen(stored, found, &mut whole);
+            let first = found.first_column();
+            for (at, element) in out.chunks_exact_mut(size).enumerate() {
+                element.copy_from_slice(&whole[tiling.stored(first + at) * size..][..size]);
+            }
+        }
+        Order::Woven(elements) => {
+            let second = found.second_row_bytes(row);
+            let count = out.len() / (2 * elements * size);
+            let pieces = [stored, second].map(|row| row.chunks_exact(row.len() / count));
+            let [first, second] = pieces;
+            for (both, out) in first.zip(second).zip(out.chunks_exact_mut(2 * elements * size)) {
+                let (one, other) = out.split_at_mut(elements * size);
+                widen(both.0, found, one);
+                widen(both.1, found, other);
+            }
+        }
+    }
+    change(found.change(), out);
+}
+
+/// Applies a change to `elements`. Only f32 elements are changed.
+fn change(change: Change, elements: &mut [u8]) {
+    let changed: fn(f32) -> f32 = match change {
+        Change::Unchanged => return,
+        Change::MinusOne => |x| x - 1.0,
+        Change::LogOfNegative => |x| (-x).ln(),
+    };
+    for bytes in elements.as_chunks_mut().0 {
+        *bytes = changed(f32::from_ne_bytes(*bytes)).to_ne_bytes();
+    }
+}
+
+fn widen(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
     match found.stored {
         Stored::Plain(plain) if plain == found.dtype => out.copy_from_slice(row),
         Stored::Plain(plain) => widen_to_bytes(row, plain.into(), out),
@@ -51,10 +92,48 @@ fn unpack(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use bursar_kernels::RankShard;
     use safetensors::SafeTensors;
 
     use super::*;
-    use crate::checkpoint::BlockType;
+    use crate::checkpoint::{BlockType, TensorType};
+
+    /// Recorded blocks as rows of 4 blocks with 256 elements, and the elements of each row.
+    fn rows_of_blocks(recorded: &SafeTensors<'_>) -> (Vec<u8>, Vec<Vec<f32>>) {
+        let part = |part: &str| recorded.tensor(&format!("Q4_K.{part}")).expect("the recorded tensor exists");
+        let values: Vec<f32> =
+            part("values").data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        // There are 6 blocks: one row with the first four, and one with the last four.
+        let (block, blocks) = (BlockType::Q4_K.bytes(), part("blocks").data().to_vec());
+        let rows = [0..4, 2..6];
+        let bytes = rows.clone().map(|row| blocks[row.start * block..row.end * block].to_vec()).concat();
+        (bytes, rows.map(|row| values[row.start * 256..row.end * 256].to_vec()).to_vec())
+    }
+
+    #[test]
+    fn tiled_columns_are_ordered_within_and_across_blocks() {
+        let content = std::fs::read(bursar_golden::path("gguf/blocks.safetensors")).expect("the recorded blocks");
+        let (bytes, rows) = rows_of_blocks(&SafeTensors::deserialize(&content).expect("safetensors"));
+        // 8 heads of 128 columns: 2 key heads with 4 values each. A block has two heads.
+        let stored_head = |head: usize| head % 4 * 2 + head / 4;
+        let whole = TensorInfo::tiled_columns(BlockType::Q4_K, &[2, 1024], &bytes, (2, 4, 128));
+        // A rank has the values of one key head.
+        let columns = RankShard { first: 512, count: 512, whole: 1024 };
+        let shape = [2, 512];
+        for (found, heads) in [(whole, 0..8), (whole.part(2.into(), columns, &shape), 4..8)] {
+            let expected: Vec<f32> = rows
+                .iter()
+                .flat_map(|row| heads.clone().flat_map(move |head| &row[stored_head(head) * 128..][..128]))
+                .copied()
+                .collect();
+            let mut all = Vec::new();
+            let Ok(()) = unpacked_parts(&found, &mut Vec::new(), |part| {
+                all.extend(part.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)));
+                Ok::<_, std::convert::Infallible>(())
+            });
+            assert_eq!((all, found.dtype), (expected, TensorType::F32));
+        }
+    }
 
     /// `tests/golden/recording/gguf_files.py` generates the blocks.
     #[test]

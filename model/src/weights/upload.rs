@@ -15,9 +15,9 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    Cut, MadeScales, RoutingSkew, WeightCopy, WeightError, WeightMap, WeightSource,
+    Cut, MadeScales, NormScaling, RoutingSkew, WeightCopy, WeightError, WeightMap, WeightSource,
     quantized_numbers::{quantized_parts, random_deviation},
-    rounding::{buffer_for, rounded_parts},
+    rounding::{buffer_for, rounded_parts, widen_all},
     scaling::{scaled_parts, spread},
     swapping::swapped_parts,
     unpacking::unpacked_parts,
@@ -93,6 +93,9 @@ fn upload_copy<B: Backend>(
             if let Some(scale) = &copy.scale {
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
                 return upload_scaled(backend, (&found, &scale), copy, buffers);
+            }
+            if let Some(scaling) = copy.norm {
+                return upload_norm(backend, &found, copy, scaling, buffers);
             }
             if let Some(made) = copy.rounded {
                 return upload_quantized(backend, &found, copy, made, buffers);
@@ -193,6 +196,30 @@ fn upload_scaled<B: Backend>(
         to = to.offset(copy.kept.bytes(part.len() / DType::F32.size()));
         upload_rounded(backend, part, DType::F32, (place, copy.kept), &mut buffers.rounded)
     })
+}
+
+/// Copies the weight of a norm, changed in f32.
+fn upload_norm<B: Backend>(
+    backend: &B,
+    found: &TensorInfo<'_>,
+    copy: &WeightCopy,
+    scaling: NormScaling,
+    buffers: &mut HostBuffers,
+) -> Result<(), LoadError> {
+    let mut bytes = Vec::new();
+    unpacked_parts(found, &mut buffers.unpacked, |part| {
+        bytes.extend_from_slice(part);
+        Ok::<_, LoadError>(())
+    })?;
+    let dtype = DType::from(found.dtype);
+    let mut weight = vec![0.0; bytes.len() / dtype.size()];
+    widen_all(&bytes, dtype, &mut weight);
+    scaling.apply(&mut weight);
+    let changed: Vec<u8> = weight.into_iter().flat_map(f32::to_ne_bytes).collect();
+    if copy.kept == DType::F32 {
+        return fill(backend, &changed, copy.to);
+    }
+    upload_rounded(backend, &changed, DType::F32, (copy.to, copy.kept), &mut buffers.rounded)
 }
 
 /// Copies a tensor of the checkpoint and swaps the axes of its matrices, some matrices at a time.

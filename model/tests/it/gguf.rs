@@ -301,7 +301,7 @@ fn what_is_not_supported_is_refused_by_name() {
     let cases = [
         (
             good().with("general.architecture", word("gemma")),
-            "general.architecture is gemma; supported: qwen2, qwen3, llama",
+            "general.architecture is gemma; supported: qwen35, qwen35moe, qwen2, qwen3, llama",
         ),
         (good().with("general.type", word("mmproj")), "general.type is mmproj; supported: model"),
         (good().with("split.count", number(3)), "split.count is 3; supported: one file"),

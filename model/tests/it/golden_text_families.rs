@@ -1,12 +1,12 @@
 //! Families without pictures compared with results of transformers: ids, logits and answers, with
 //! whole prompts, in chunks, and batched with others. The cases are Qwen3 with unscaled frequencies
 //! and with YaRN, Llama with Llama 3.1's frequencies and with linearly scaled frequencies and
-//! biases everywhere, mixtures of experts in all layers and in some layers, and a hybrid of
-//! gated delta nets and attention.
+//! biases everywhere, mixtures of experts in all layers and in some layers, and hybrids of
+//! gated delta nets and attention, with unscaled frequencies and with YaRN.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
-const FOLDERS: [&str; 9] = [
+const FOLDERS: [&str; 10] = [
     "tests/golden/qwen2",
     "tests/golden/qwen3",
     "tests/golden/qwen3_yarn",
@@ -16,6 +16,7 @@ const FOLDERS: [&str; 9] = [
     "tests/golden/qwen3_moe",
     "tests/golden/qwen3_moe_sparse",
     "tests/golden/qwen3_5_text",
+    "tests/golden/qwen3_5_yarn",
 ];
 const CASES: [&str; 2] = ["short", "long"];
 
@@ -26,7 +27,7 @@ const NOISE_TOLERANCE: f32 = 1e-5;
 const HYBRID_NOISE_TOLERANCE: f32 = 3e-5;
 
 fn noise(folder: &str) -> f32 {
-    if folder.ends_with("qwen3_5_text") { HYBRID_NOISE_TOLERANCE } else { NOISE_TOLERANCE }
+    if folder.contains("qwen3_5") { HYBRID_NOISE_TOLERANCE } else { NOISE_TOLERANCE }
 }
 
 fn cases(folder: &str, bench: &Bench) -> Vec<Case> {

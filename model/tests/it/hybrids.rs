@@ -1,12 +1,21 @@
 //! Hybrid models: configurations that are refused, memory by layer, and states that are shared by
 //! snapshots inside a step.
 
+use std::{fs, path::Path, sync::Arc};
+
 use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{CudaTarget, DType, Target};
-use bursar_model::{Model, registry::random_checkpoint};
+use bursar_model::{
+    Model,
+    checkpoint::CheckpointSource,
+    registry::{random_checkpoint, shape_settings, without_weights},
+};
 use serde_json::{Value, json};
 
-use crate::copy::Copy;
+use crate::{
+    bench::{Bench, Case, alone, assert_recorded, assert_same_run, open_random},
+    copy::Copy,
+};
 
 const QWEN3_5: &str = "tests/golden/qwen3_5";
 
@@ -80,7 +89,7 @@ fn released_shapes_have_the_bytes_of_their_states() {
         ("qwen3.5-35b-a3b", 64_389_120, 20_480, 35.1),
     ] {
         let random = random_checkpoint(shape, 0).expect("a known shape");
-        let checkpoint = crate::bench::open_random(random);
+        let checkpoint = open_random(random);
         let model = Model::plan(&checkpoint, &gpu).expect("the model can be planned");
         assert_eq!(model.state_shape(&gpu).map(|shape| shape.sequence_bytes()), Some(Bytes(sequence)), "{shape}");
         assert_eq!(model.kv_shape(&gpu).token_bytes(), Bytes(token), "{shape}");
@@ -101,4 +110,93 @@ fn ranks_divide_the_heads_of_gated_delta_nets() {
     let error = Model::plan_rank(&checkpoint, &cpu, Rank::new(0, 4)).map(drop).expect_err("there are two key heads");
     assert_eq!(error.to_string(), "key heads of gated delta nets cannot be divided among 4 ranks: there are 2");
     assert!(error.hint().ends_with("1, 2"), "{}", error.hint());
+}
+
+#[test]
+fn an_fp8_release_is_planned_with_its_projections_in_fp8() {
+    let shape = CheckpointSource::Random(Arc::new(shape_settings("qwen3.5-27b").expect("a known shape")));
+    let json = shape.read("config.json").expect("the settings are in memory").expect("the shape has settings");
+    let mut config: Value = serde_json::from_slice(&json).expect("JSON");
+    let cpu = Target::Cpu { threads: 1 };
+    let planned = |config: &Value| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fp8-release-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        fs::write(folder.join("config.json"), config.to_string()).expect("the file is written");
+        let random = without_weights(CheckpointSource::Folder(folder.clone())).expect("the folder has settings");
+        let model = Model::plan(&open_random(random), &cpu).expect("the model can be planned");
+        fs::remove_dir_all(folder).expect("the folder is removed");
+        (model.weight_bytes().0, model.parameters())
+    };
+    let (plain, parameters) = planned(&config);
+    let modules = |layer: usize| {
+        let net = format!("model.language_model.layers.{layer}.linear_attn");
+        ["in_proj_a", "in_proj_b", "conv1d"].map(|part| format!("{net}.{part}"))
+    };
+    let unquantized: Vec<String> =
+        ["lm_head", "model.visual", "mtp.fc"].map(str::to_owned).into_iter().chain((0..64).flat_map(modules)).collect();
+    config["quantization_config"] = json!({
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": unquantized,
+    });
+    let (released, same) = planned(&config);
+    assert_eq!(same, parameters, "scales do not count as parameters");
+    // 48 gated delta nets with queries, keys, values, gates and outputs; 16 layers with attention,
+    // whose queries have gates; 64 MLPs.
+    let numbers = 48 * (2 * 2048 + 3 * 6144) * 5120 + 16 * (3 * 6144 + 2 * 1024) * 5120 + 64 * 3 * 5120 * 17_408u64;
+    // A byte for each number instead of two, and an f32 for each block.
+    let expected = plain - numbers + numbers / (128 * 128) * 4;
+    assert!((expected..expected + (1 << 20)).contains(&released), "{released} {expected}");
+}
+
+#[test]
+fn text_only_exports_may_keep_the_names_of_the_whole_model() {
+    let folder = "tests/golden/qwen3_5_text";
+    let copy = Copy::of(folder).rename("model.safetensors", |name| name.replace("model.", "model.language_model."));
+    let bench = Bench::of(copy.open(), 2);
+    assert_recorded(&bench, &Case::read(folder, &bench.checkpoint, "short"), &[], 1e-4);
+}
+
+/// Rewrites the f32 tensors of a checkpoint: rounds them to bf16, and stores them as bf16 or as
+/// f32.
+fn rounded(folder: &str, stores_bf16: bool) -> Copy {
+    Copy::of(folder).rewrite("model.safetensors", |header, data| {
+        let entries = header.as_object_mut().expect("an object").iter_mut();
+        let mut entries: Vec<_> = entries.filter(|(name, _)| *name != "__metadata__").map(|(_, entry)| entry).collect();
+        entries.sort_by_key(|entry| entry["data_offsets"][0].as_u64());
+        let (mut out, mut changed) = (Vec::new(), 0);
+        for entry in entries {
+            let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+            let first = out.len();
+            if entry["dtype"] == "F32" {
+                changed += 1;
+                for bytes in data[start..end].as_chunks().0 {
+                    let number = half::bf16::from_f32(f32::from_le_bytes(*bytes));
+                    if stores_bf16 {
+                        out.extend(number.to_le_bytes());
+                    } else {
+                        out.extend(number.to_f32().to_le_bytes());
+                    }
+                }
+                entry["dtype"] = if stores_bf16 { "BF16" } else { "F32" }.into();
+            } else {
+                out.extend(&data[start..end]);
+            }
+            entry["data_offsets"] = json!([first, out.len()]);
+        }
+        assert_eq!(changed, 6, "three gated delta nets have decays and a norm in f32");
+        *data = out;
+    })
+}
+
+#[test]
+fn decays_and_norms_are_read_from_bf16_as_from_f32() {
+    let folder = "tests/golden/qwen3_5_text";
+    let [one, other] = [true, false].map(|stores_bf16| {
+        let bench = Bench::of(rounded(folder, stores_bf16).open(), 2);
+        alone(&bench, &Case::read(folder, &bench.checkpoint, "short"), &[], &[usize::MAX])
+    });
+    assert_same_run("bf16 and f32", &one, &other, 0.0);
 }

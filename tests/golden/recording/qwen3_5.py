@@ -22,7 +22,9 @@ CHECKPOINTS = {
     "qwen3_5": (Qwen3_5ForConditionalGeneration, 148),
     "qwen3_5_moe": (Qwen3_5MoeForConditionalGeneration, 18),
     "qwen3_5_text": (Qwen3_5ForCausalLM, 5),
+    "qwen3_5_yarn": (Qwen3_5ForCausalLM, 1),
 }
+TEXT_ONLY = ("qwen3_5_text", "qwen3_5_yarn")
 # Prompts on both sides of the borders of chunks, which have 64 tokens.
 LENGTHS = (63, 64, 65, 127, 129, 200)
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 36,
@@ -33,7 +35,7 @@ def text_settings(name, ids):
     """The released settings of the decoder with small sizes.
 
     `qwen3_5` has `layer_types` and the interval that they follow, as released. `qwen3_5_moe` has only the interval, and
-    `qwen3_5_text` has only a list, which follows no interval. The three have 2, 3 and 1 value heads per key head."""
+    `qwen3_5_text` has only a list, which follows no interval. These three have 2, 3 and 1 value heads per key head."""
     shared = {
         "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "dtype": "bfloat16",
         "eos_token_id": ids["<|endoftext|>"], "head_dim": 64, "hidden_act": "silu", "hidden_size": 64,
@@ -44,15 +46,19 @@ def text_settings(name, ids):
             "mrope_interleaved": True, "mrope_section": [3, 3, 2], "rope_type": "default", "rope_theta": 10000000,
             "partial_rotary_factor": 0.25}}  # fmt: skip
     linear, full = ["linear_attention"], ["full_attention"]
+    text_only = {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "intermediate_size": 92,
+                 "num_hidden_layers": 4, "layer_types": linear + full + linear * 2, "linear_num_value_heads": 2,
+                 "tie_word_embeddings": True}  # fmt: skip
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     return shared | {
         "qwen3_5": {"model_type": "qwen3_5_text", "intermediate_size": 92, "num_hidden_layers": 8, "mlp_only_layers": [],
                     "full_attention_interval": 4, "layer_types": (linear * 3 + full) * 2, "linear_num_value_heads": 4,
                     "tie_word_embeddings": False},
         "qwen3_5_moe": EXPERTS | {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 4, "full_attention_interval": 2,
                                   "linear_num_value_heads": 6, "tie_word_embeddings": False},
-        "qwen3_5_text": {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "intermediate_size": 92,
-                         "num_hidden_layers": 4, "layer_types": linear + full + linear * 2, "linear_num_value_heads": 2,
-                         "tie_word_embeddings": True},
+        "qwen3_5_text": text_only,
+        # As the releases recommend for long texts. YaRN scales only the rotated elements of a head.
+        "qwen3_5_yarn": text_only | {"rope_parameters": shared["rope_parameters"] | scaling},
     }[name]  # fmt: skip
 
 
@@ -69,7 +75,7 @@ def vision_settings(name):
 def write_settings(folder, name, tokenizer, ids):
     """Writes the JSON files and the chat template. Returns the settings of the decoder and of the vision encoder."""
     config, vision_config = text_settings(name, ids), None
-    if name == "qwen3_5_text":
+    if name in TEXT_ONLY:
         write_json(folder / "config.json", config | {"transformers_version": "5.17.0"})
     else:
         vision_config, token = vision_settings(name), lambda part: tokenizer.token_to_id(f"<|{part}|>")

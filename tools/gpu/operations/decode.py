@@ -28,14 +28,26 @@ def shape_of(sequences, kv_heads, group, rows=1):
     return 4, processors() * WARPS_MAX // 4, 20
 
 
+def warps_most(ring_bytes):
+    """The most warps whose rings of `ring_bytes` bytes fit into the shared memory of a block."""
+    return min(WARPS_MAX, torch.cuda.get_device_properties(0).shared_memory_per_block_optin // ring_bytes)
+
+
+def within(shape, most):
+    """Limits a shape to `most` warps per block, as `DecodeLaunch::within` does."""
+    warps, workers, piece = shape
+    return shape if most == WARPS_MAX else (min(max(warps, 4), most), min(workers, processors()), piece)
+
+
 class Decode:
     """Launches for batches of one shape, with separate scratch memory."""
 
     def __init__(self, ending, head_dim, shape):
-        self.warps, self.workers, self.piece = shape
         self.ring_bytes = NUMBERS.RING_BYTES[head_dim]
+        most = warps_most(self.ring_bytes)
+        self.warps, self.workers, self.piece = within(shape, most)
         file = "attention_decode_e4m3" if ending.startswith("e4m3") else "attention_decode"
-        self.kernel = Kernel(file, f"attention_decode_{ending}_d{head_dim}", WARPS_MAX * self.ring_bytes)
+        self.kernel = Kernel(file, f"attention_decode_{ending}_d{head_dim}", most * self.ring_bytes)
         self.partials = torch.full((self.workers, NUMBERS.PARTS, TILE_QUERIES, head_dim + 2), float("nan"), device="cuda")
         self.counters = torch.zeros(self.workers, dtype=torch.int32, device="cuda")
 
@@ -86,6 +98,8 @@ ODD = [  # head_dim, heads, KV heads, sequences of (rows, context)
     (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),  # similar: runs have equal numbers of pieces
     (64, 12, 1, [(1, 150 + sequence % 20) for sequence in range(250)]),
     (128, 28, 4, [(1, 100_001)] + [(1, 3)] * 70),
+    (256, 16, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33, 3000)]),
+    (256, 9, 3, [(3, 100), (1, 999), (2, 0), (8, 64)]),
 ]
 
 
@@ -106,3 +120,6 @@ def measure(table):
         for is_e4m3 in (False, True):
             make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024, is_e4m3=is_e4m3))  # noqa: E731
             table.row("decode, E4M3" if is_e4m3 else "decode", f"{count} of {context:,}, 28:4 heads of 128", make)
+    for count in (1, 16, 64, 256):
+        wide = lambda: case(Paged([(1, 576)] * count, 16, 4, 256, torch.bfloat16, gap=1024))  # noqa: E731
+        table.row("decode", f"{count} of 576, 16:4 heads of 256", wide)

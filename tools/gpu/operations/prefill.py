@@ -10,7 +10,7 @@ from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
 from operations.paged import BLOCK_TOKENS, Paged
 from table import Case
 
-NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
+NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_paged_hopper")
 # Rows checked in a timed case. All of its rows would be too many for the reference in f64.
 ROWS_CHECKED = 64
 
@@ -32,39 +32,41 @@ def general(paged, out):
 
 
 def cache_map(paged):
-    pieces = paged.blocks * 2 * paged.kv_heads
+    pieces, columns = paged.blocks * 2 * paged.kv_heads, paged.head_dim
     if paged.scales is not None:
-        return tensor_map(paged.cache, [128, 16, pieces], [128, 2048], [128, 16, 1], 0)
-    return tensor_map(paged.cache, [64, 8, 2, 2, pieces], [256, 128, 2048, 4096], [64, 8, 2, 2, 1], 3)
+        return tensor_map(paged.cache, [columns, 16, pieces], [columns, 16 * columns], [columns, 16, 1], 0)
+    chunks, strides = columns // 64, [2 * columns, 128, 16 * columns, 32 * columns]
+    return tensor_map(paged.cache, [64, 8, chunks, 2, pieces], strides, [64, 8, chunks, 2, 1], 3)
 
 
 def block_of(paged):
     """Threads and shared bytes per block of the kernels for Hopper."""
     if paged.scales is not None:
-        return HOPPER.PAGED_E4M3_THREADS, HOPPER.PAGED_E4M3_SHARED_BYTES
-    return HOPPER.PAGED_THREADS, HOPPER.PAGED_SHARED_BYTES
+        return HOPPER.E4M3_THREADS, HOPPER.E4M3_SHARED_BYTES
+    return HOPPER.THREADS, HOPPER.SHARED_BYTES[paged.head_dim]
 
 
 def hopper(paged, out):
     threads, shared_bytes = block_of(paged)
-    kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{paged.ending}_d128", shared_bytes)
-    grid, view = min(processors(), tiles(paged, HOPPER.PAGED_QUERIES)), cache_map(paged)
+    kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{paged.ending}_d{paged.head_dim}", shared_bytes)
+    grid, view = min(processors(), tiles(paged, HOPPER.QUERIES)), cache_map(paged)
     return lambda: kernel((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts,
                           paged.tables, *sizes(paged, out), paged.scales, paged.scale)  # fmt: skip
 
 
 def split(paged, out, splits=None):
-    jobs, view, (threads, shared_bytes) = tiles(paged, HOPPER.PAGED_QUERIES), cache_map(paged), block_of(paged)
+    jobs, view, (threads, shared_bytes) = tiles(paged, HOPPER.QUERIES), cache_map(paged), block_of(paged)
+    size = f"d{paged.head_dim}"
     splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * BLOCK_TOKENS // HOPPER.SPLIT_KEYS))
-    gather = Kernel("attention_prefill_hopper", f"attention_paged_hopper_split_{paged.ending}_d128", shared_bytes)
-    combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ENDINGS[paged.kind]}_d128")
-    parts = torch.full((jobs * splits, HOPPER.PAGED_PART_NUMBERS), float("nan"), device="cuda")
+    gather = Kernel("attention_prefill_hopper", f"attention_paged_hopper_split_{paged.ending}_{size}", shared_bytes)
+    combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ENDINGS[paged.kind]}_{size}")
+    parts = torch.full((jobs * splits, HOPPER.PART_NUMBERS[paged.head_dim]), float("nan"), device="cuda")
     grid, (out_pitch, _, *counts, _, table_blocks) = min(processors(), jobs * splits), sizes(paged, out)
 
     def run():
         gather((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables, parts,
                *sizes(paged, out), splits, paged.scales, paged.scale)  # fmt: skip
-        blocks = HOPPER.PAGED_QUERIES // HOPPER.COMBINE_WARPS * jobs
+        blocks = HOPPER.QUERIES // HOPPER.COMBINE_WARPS * jobs
         combine((blocks,), (32 * HOPPER.COMBINE_WARPS,), out.tensor, parts, paged.starts, paged.contexts, out_pitch,
                 *counts, table_blocks, splits, paged.scales, paged.scale)  # fmt: skip
 
@@ -110,13 +112,16 @@ def check(table):
         for heads, kv_heads, sequences in ODD:
             for is_e4m3 in (False, True):
                 ending = ", E4M3" if is_e4m3 else ""
-                for head_dim in (32, 64, 80, 128):
+                for head_dim in (32, 64, 80, 128, 256):
                     paged = Paged(sequences, heads, kv_heads, head_dim, kind, 3, 5, 8, is_e4m3)
-                    table.check(f"prefill, mma{ending}", f"{sequences}", case(general, paged, gap=8))
-                table.check(f"prefill{ending}", f"{sequences}", case(hopper, paged, gap=8))
-                for splits in (1, 2, 5, 33):
-                    launch = functools.partial(split, splits=splits)
-                    table.check(f"prefill, split{ending}", f"{sequences} by {splits}", case(launch, paged, gap=8))
+                    work = f"{sequences}, heads of {head_dim}"
+                    table.check(f"prefill, mma{ending}", work, case(general, paged, gap=8))
+                    if head_dim not in ((HOPPER.E4M3_HEAD_DIM,) if is_e4m3 else HOPPER.SHARED_BYTES):
+                        continue
+                    table.check(f"prefill{ending}", work, case(hopper, paged, gap=8))
+                    for splits in (1, 2, 5, 33):
+                        launch = functools.partial(split, splits=splits)
+                        table.check(f"prefill, split{ending}", f"{work}, by {splits}", case(launch, paged, gap=8))
 
 
 def measure(table):
@@ -134,3 +139,10 @@ def measure(table):
                   lambda: case(split, make([(rows, context)]), beside=other))  # fmt: skip
         table.row("prefill, split, E4M3", f"{rows} rows of {context:,}",
                   lambda: case(split, make([(rows, context)], is_e4m3=True), beside=other))  # fmt: skip
+    wide = lambda sequences: Paged(sequences, 16, 4, 256, torch.bfloat16, gap=1024)  # noqa: E731
+    for count, rows in ((1, 8000), (1, 2048), (32, 2048)):
+        other = {"cuDNN": lambda *_: cudnn([rows] * count, 16, 256, torch.bfloat16, causal=True), "mma": general}
+        table.row("prefill, heads of 256", f"{count} x {rows}",
+                  lambda: case(hopper, wide([(rows, rows)] * count), beside=other))  # fmt: skip
+    table.row("prefill, split, heads of 256", "100 rows of 30,000",
+              lambda: case(split, wide([(100, 30_000)]), beside={"unsplit": hopper, "mma": general}))  # fmt: skip

@@ -72,6 +72,12 @@ class Step:
         """[slots, value_heads, value_dim, key_dim]"""
         return self.memory[:, self.conv_bytes :].view(torch.float32).unflatten(1, (self.value_heads, self.value_dim, self.key_dim))
 
+    @property
+    def prepared_bytes(self):
+        """Bytes of scratch for chunks, as `delta_scratch` of `target.rs` computes them."""
+        halves = 2 * self.key_heads * self.key_dim + 2 * self.value_heads * DELTA.CHUNK
+        return self.rows * (2 * halves + 8 * self.value_heads)
+
     @staticmethod
     def slots_after(place, rows):
         """The slots to which the state after `rows` rows is written."""
@@ -111,9 +117,9 @@ def causal_conv(sequences, kind, shape=(16, 32, 128, 128), taps=4, gap=0):
     )  # fmt: skip
 
 
-def launches(step, name):
-    """The launches of the gated delta rule as (kernel, grid, block, first sequence), as in `states.rs`. `name` replaces the
-    kernel of sequences with many rows."""
+def launches(step, by_tokens):
+    """The launches of the gated delta rule as (kernel, grid, block, first sequence, further arguments), as in `states.rs`, or
+    with the kernel for single tokens also for sequences with many rows."""
     count, ending = len(step.places), ENDINGS[step.kind]
     blocks = lambda held: step.value_heads * divide_up(step.value_dim, DELTA.GROUPS * held)  # noqa: E731
     is_128 = step.key_dim == DELTA.KEY_DIM
@@ -122,15 +128,21 @@ def launches(step, name):
     if step.singles:
         is_held = is_128 and step.singles * blocks(DELTA.HELD) >= processors()
         kernel = Kernel("gated_delta", f"{'gated_delta_128_held' if is_held else by_token}_{ending}")
-        found.append((kernel, (blocks(DELTA.HELD if is_held else 1), step.singles), DELTA.ROW_THREADS, 0))
+        found.append((kernel, (blocks(DELTA.HELD if is_held else 1), step.singles), DELTA.ROW_THREADS, 0, ()))
     if step.singles < count:
         left, has_chunks = count - step.singles, is_128 and step.value_dim % DELTA.CHUNK_VALUES == 0
-        if has_chunks and name == "chunks":
-            kernel = Kernel("gated_delta_chunked", f"gated_delta_chunked_{ending}", DELTA.CHUNK_SHARED_BYTES)
-            grid = (step.value_heads * step.value_dim // DELTA.CHUNK_VALUES, left)
-            found.append((kernel, grid, DELTA.CHUNK_THREADS, step.singles))
+        if has_chunks and not by_tokens:
+            # All bits are set, so that a number that the first kernel does not write is a NaN.
+            prepared = torch.full((step.prepared_bytes,), 255, dtype=torch.uint8, device="cuda")
+            tiles = (step.rows - step.singles + (DELTA.CHUNK - 1) * left) // DELTA.CHUNK
+            for source, grid, shared in (
+                ("gated_delta_prepare", (step.value_heads, tiles), DELTA.PREPARE_SHARED_BYTES),
+                ("gated_delta_chunked", (step.value_heads * step.value_dim // DELTA.CHUNK_VALUES, left), DELTA.CHUNK_SHARED_BYTES),
+            ):
+                found.append((Kernel(source, f"{source}_{ending}", shared), grid, DELTA.CHUNK_THREADS, step.singles, (prepared,)))
         else:
-            found.append((Kernel("gated_delta", f"{by_token}_{ending}"), (blocks(1), left), DELTA.ROW_THREADS, step.singles))
+            kernel = Kernel("gated_delta", f"{by_token}_{ending}")
+            found.append((kernel, (blocks(1), left), DELTA.ROW_THREADS, step.singles, ()))
     return found
 
 
@@ -150,21 +162,27 @@ def delta_rule(step, place, q, k, v, decay, strength, before):
 
 
 def gated_delta(sequences, kind, shape=(16, 32, 128, 128), rate=-2.0, gap=0, name="chunks"):
-    """The gated delta rule, by the kernel for chunks or by `tokens` for sequences of many rows."""
+    """The gated delta rule. Sequences of many rows run in `chunks` or by `tokens`. The name of a kernel for chunks measures
+    only this kernel; no sequence may then have a state before the step, because the check runs all kernels again."""
     step = Step(sequences, *shape, kind)
     qkv = random_rows(step.rows, step.channels, gap, kind)
     update, decay = (random_rows(step.rows, step.value_heads, gap, kind) for _ in range(2))
     log_decay, bias = torch.randn(2, step.value_heads, device="cuda") + torch.tensor([[rate], [0.0]], device="cuda")
     out, before = Output((step.rows, step.value_heads * step.value_dim), kind), step.matrices.clone()
-    all_launches = launches(step, name)
+    all_launches, is_part = launches(step, name == "tokens"), name not in ("chunks", "tokens")
+    assert not is_part or all(context == rows for rows, context, _ in sequences)
 
-    def run():
-        for kernel, grid, threads, first in all_launches:
+    def run(is_all=not is_part):
+        for kernel, grid, threads, first, further in all_launches:
+            if not is_all and kernel.file != name:
+                continue
             kernel(grid, (threads,), qkv, qkv.stride(0), update, update.stride(0), decay, decay.stride(0), log_decay, bias,
                    step.key_heads, step.value_heads, step.key_dim, step.value_dim, step.sequences, step.slots, first,
-                   out.tensor)  # fmt: skip
+                   out.tensor, *further)  # fmt: skip
 
     def wrong():
+        if is_part:
+            run(is_all=True)
         keys = step.key_heads * step.key_dim
         unit = lambda x: x / (x.square().sum(-1, keepdim=True) + EPSILON).sqrt()  # noqa: E731
         heads = qkv[:, : 2 * keys].double().unflatten(1, (2, step.key_heads, step.key_dim))
@@ -229,6 +247,10 @@ def sigmoid_mul(rows, columns, kind, gap=0, by_row=False):
 ONE = (1, 40, [])
 MIXED = [(1, 7, []), (1, 1, []), (1, 0, []), (1, 9, [1]), (3, 3, []), (0, 8, []), (65, 90, [2, 64]), (2, 0, []), (20, 21, [5, 20]),
          (129, 200, [64, 65]), (64, 64, [64]), (127, 128, [])]  # fmt: skip
+# Lengths around whole chunks, and snapshots that divide a chunk's rows.
+AROUND = [(rows, rows + 9 * (at % 2), snapshots) for at, (rows, snapshots) in enumerate(
+    [(2, [1]), (63, []), (64, [63]), (65, [64]), (66, [1, 2]), (127, [64, 126]), (128, [100]), (129, [128]), (191, [3, 67]),
+     (192, [192]), (193, [])])]  # fmt: skip
 
 
 def check(table):
@@ -241,6 +263,13 @@ def check(table):
                     table.check("gated_delta", f"{sequences[:3]}, {shape}, rate {rate}, {name}",
                                 gated_delta(sequences, kind, shape, rate, gap, name))  # fmt: skip
         table.check("gated_delta", "decoding, rows held", gated_delta([ONE] * 40, kind))
+        for shape in ((2, 6, 128, 32), (3, 3, 128, 96)):
+            # Decays far below 1, near 1, and so near 1 that nothing is forgotten.
+            for rate in (4.0, -6.0, -20.0):
+                table.check("gated_delta", f"around chunks, {shape}, rate {rate}", gated_delta(AROUND, kind, shape, rate))
+        many = [ONE] * 3 + [(2 + at % 5, 9, []) for at in range(150)]
+        table.check("gated_delta", "many sequences", gated_delta(many, kind, (1, 2, 128, 32)))
+        table.check("gated_delta", "prompt of 3,000", gated_delta([(3000, 3000, [1000, 2048])], kind, (1, 2, 128, 64), -6.0))
         for rows, heads, head_dim, gap in ((5, 3, 20, 1), (7, 4, 128, 8), (3, 2, 300, 0), (2, 3, 1, 0), (70, 5, 24, 8)):
             table.check("gated_rms_norm", f"{rows} x {heads} x {head_dim} + {gap}", gated_rms_norm(rows, heads, head_dim, kind, gap))
         for rows, columns, gap in ((13, 41, 0), (301, 523, 3), (3, 4096, 8)):
@@ -261,8 +290,11 @@ def measure(table):
             prompt = [(tokens, tokens, [])]
             work = f"prompt of {tokens:,}, {value_heads} value heads"
             table.row("causal_conv", work, functools.partial(causal_conv, prompt, kind, shape))
-            for name in ("chunks", "tokens"):
+            for name in ("chunks", "gated_delta_prepare", "gated_delta_chunked", "tokens"):
                 table.row("gated_delta", f"{work}, by {name}", functools.partial(gated_delta, prompt, kind, shape, name=name))
+        for count, tokens in ((64, 2), (16, 64), (16, 512)):
+            make = functools.partial(gated_delta, [(tokens, tokens, [])] * count, kind, shape)
+            table.row("gated_delta", f"{count} prompts of {tokens:,}, {value_heads} value heads, by chunks", make)
     for rows in (64, 256, 8192):
         table.row("gated_rms_norm", f"{rows:,} rows, 32 heads of 128", functools.partial(gated_rms_norm, rows, 32, 128, kind))
         table.row("sigmoid_mul", f"{rows:,} rows, 4,096 columns", functools.partial(sigmoid_mul, rows, 4096, kind))

@@ -23,7 +23,7 @@ use crate::{
     capture::{self, CaptureError},
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
-        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostEncoderCache, HostKv, KvMemory, SamplingMemory,
+        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostSlot, HostTier, KvMemory, SamplingMemory,
         StateMemory, VisionCache,
     },
     compute::{Executor, Models},
@@ -252,14 +252,10 @@ impl Attempt {
             let workspace = self.lease(Class::VisionWorkspace, needs.vision_workspace, workspaces).await?;
             vision = Some((workspace, self.lease(Class::VisionCache, needs.vision_cache, workspaces).await?));
         }
-        let mut host = None;
-        if needs.host_slots > 0 {
-            host = Some(self.lease(Class::HostKv, needs.host_kv_bytes(), HOST_KV).await?);
-        }
-        let mut host_rows = None;
-        if needs.host_rows > 0 {
-            host_rows = Some(self.lease(Class::HostKv, needs.host_rows_bytes(), HOST_KV).await?);
-        }
+        let [blocks, rows, of_states] = needs.host_tiers();
+        let host = self.lease_host(blocks).await?;
+        let host_rows = self.lease_host(rows).await?;
+        let host_states = self.lease_host(of_states).await?;
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().embedding_layout().width());
         let activation = self.executor.target().activation();
@@ -305,14 +301,12 @@ impl Attempt {
                 }
                 None => None,
             };
-            let host_kv = host.map(|lease| HostKv::take(&device, needs.kv_shape, needs.host_slots, lease)).transpose();
-            let refused = |source| {
-                let class = Some(Box::new(Class::HostKv));
-                ProfileError::Device { doing: HOST_KV, class, source }
+            let take = |tier: Option<(HostSlot, usize, Lease)>| {
+                let taken = tier.map(|(slot, slots, lease)| HostTier::take(&device, slot, slots, lease)).transpose();
+                let class = || Some(Box::new(Class::HostKv));
+                taken.map_err(|source| ProfileError::Device { doing: HOST_KV, class: class(), source })
             };
-            let host_kv = host_kv.map_err(refused)?;
-            let take = |lease| HostEncoderCache::take(&device, needs.row_bytes, needs.host_rows, lease);
-            let host_pictures = host_rows.map(take).transpose().map_err(refused)?;
+            let (host_kv, host_pictures, host_states) = (take(host)?, take(host_rows)?, take(host_states)?);
             Ok(EngineMemory::new(EngineParts {
                 step_workspace,
                 sampling,
@@ -321,6 +315,7 @@ impl Attempt {
                 kv,
                 states,
                 host_kv,
+                host_states,
                 host_pictures,
                 graphs,
                 exchange,
@@ -343,6 +338,16 @@ impl Attempt {
             Request::new(self.owner.clone(), class.clone(), self.label.clone(), bytes).priority(Priority::Startup);
         let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
         asked.map_err(|source| ProfileError::Lease { doing, class: Some(Box::new(class)), source })
+    }
+
+    /// Leases the memory of a host tier, unless it has no slots.
+    async fn lease_host(&self, tier: (HostSlot, usize)) -> Result<Option<(HostSlot, usize, Lease)>, ProfileError> {
+        let (slot, slots) = tier;
+        if slots == 0 {
+            return Ok(None);
+        }
+        let lease = self.lease(Class::HostKv, self.needs.host_tier_bytes(tier), HOST_KV).await?;
+        Ok(Some((slot, slots, lease)))
     }
 
     async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {

@@ -14,7 +14,7 @@ use bursar_model::{
 use crate::{
     compute::LAUNCHES,
     compute::graph::GraphShape,
-    compute::memory::{HostKv, KvMemory, SamplingMemory, StateMemory},
+    compute::memory::{HostSlot, KvMemory, SamplingMemory, StateMemory},
 };
 
 /// Sizes that follow from the worst cases of an envelope. Byte sizes are whole pages, except
@@ -51,6 +51,8 @@ pub struct MemoryRequirements {
     pub host_slots: usize,
     /// Number of rows of picture embeddings for which host memory is planned.
     pub host_rows: usize,
+    /// Snapshots of states that fit in the host memory of a rank.
+    pub host_states: usize,
     /// Bytes of one row of the encoder cache.
     pub row_bytes: Bytes,
     /// Number of ranks over which the model is sharded.
@@ -97,6 +99,11 @@ const LANES: Bytes = Bytes(8 << 20);
 /// Divisor of the host memory: picture embeddings get one eighth of it. In a 7B model, a row is an
 /// eighth of the size of one token's keys and values.
 const HOST_ROWS_PART: u64 = 8;
+
+/// The part of the rest that is for snapshots of states: 1 / `HOST_STATES_PART`. The state of
+/// Qwen3.5-27B is as large as the keys and values of 2,349 tokens, so a conversation of 8,000 tokens
+/// needs a quarter.
+const HOST_STATES_PART: u64 = 4;
 
 /// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before
 /// the encoder batch that writes it until the last step that reads it, but not while the reply is
@@ -190,6 +197,7 @@ impl MemoryRequirements {
             }),
             host_slots: 0,
             host_rows: 0,
+            host_states: 0,
             row_bytes,
             ranks: model.rank().of(),
             worst_cases,
@@ -197,28 +205,44 @@ impl MemoryRequirements {
         })
     }
 
-    /// Plans `bytes` of host memory for each rank. KV blocks can be offloaded to this memory. For a
-    /// model with pictures, one eighth of it is for encoder cache rows (ADR 15).
+    /// Plans `bytes` of host memory for each rank, to which the content of the caches moves (ADR 15).
+    /// For a model with pictures, one eighth is for rows of the encoder cache. For a model with
+    /// recurrent states, a quarter of the rest is for snapshots of them. KV blocks have what is left.
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
-        let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
-        let left = bytes - self.row_bytes * host_rows as u64;
-        MemoryRequirements { host_rows, host_slots: HostKv::slots_in(self.kv_shape, left), ..self }
+        let mut left = bytes;
+        let mut take = |of: Bytes, slot: HostSlot| {
+            let slots = of / slot.bytes();
+            left -= slot.bytes() * slots;
+            slots as usize
+        };
+        let host_rows =
+            if self.cache_rows > 0 { take(bytes / HOST_ROWS_PART, HostSlot::of_row(self.row_bytes)) } else { 0 };
+        let of_states = (bytes - bytes / HOST_ROWS_PART) / HOST_STATES_PART;
+        let host_states = self.states.map_or(0, |states| take(of_states, HostSlot::of_state(states.shape)));
+        let host_slots = (left / HostSlot::of_block(self.kv_shape).bytes()) as usize;
+        MemoryRequirements { host_rows, host_states, host_slots, ..self }
     }
 
-    /// Bytes of host memory for KV blocks, over all ranks.
-    pub fn host_kv_bytes(&self) -> Bytes {
-        HostKv::bytes(self.kv_shape, self.host_slots) * self.ranks as u64
+    /// The sizes and numbers of slots in the host memory of each rank: for KV blocks, for rows of
+    /// the encoder cache, and for snapshots of states.
+    pub fn host_tiers(&self) -> [(HostSlot, usize); 3] {
+        let of_state = self.states.map_or(HostSlot::of_row(Bytes::ZERO), |states| HostSlot::of_state(states.shape));
+        [
+            (HostSlot::of_block(self.kv_shape), self.host_slots),
+            (HostSlot::of_row(self.row_bytes), self.host_rows),
+            (of_state, self.host_states),
+        ]
     }
 
-    /// Bytes of host memory for picture embeddings, over all ranks.
-    pub fn host_rows_bytes(&self) -> Bytes {
-        self.row_bytes * (self.host_rows * self.ranks) as u64
+    /// Bytes of a host tier over all ranks.
+    pub fn host_tier_bytes(&self, (slot, slots): (HostSlot, usize)) -> Bytes {
+        slot.bytes() * (slots * self.ranks) as u64
     }
 
-    /// Bytes of host memory for KV blocks and picture embeddings, over all ranks.
+    /// Bytes of all host tiers over all ranks.
     pub fn host_bytes(&self) -> Bytes {
-        self.host_kv_bytes() + self.host_rows_bytes()
+        self.host_tiers().map(|tier| self.host_tier_bytes(tier)).into_iter().sum()
     }
 
     pub fn probe(&self) -> Bytes {
@@ -290,7 +314,7 @@ impl MemoryRequirements {
         if let Some(states) = self.states {
             let StateSlotCount { shape, sequences, spare } = states;
             let how = format!(
-                "{} slots in {} layers, {} each: {sequences} sequences and {spare} snapshots",
+                "{} slots in {} layers, {} each: {sequences} for running sequences, {spare} for snapshots",
                 states.slots(),
                 shape.layers,
                 shape.sequence_bytes(),
@@ -303,13 +327,15 @@ impl MemoryRequirements {
             let how = format!("{} rows: pictures of launches and steps in progress", grouped(self.cache_rows as u64));
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
-        if self.host_slots > 0 {
-            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, in host memory", grouped(self.host_slots as u64));
-            plan.push(Class::HostKv, "keys and values on the host", self.host_kv_bytes(), how);
-        }
-        if self.host_rows > 0 {
-            let how = format!("{} rows, in host memory", grouped(self.host_rows as u64));
-            plan.push(Class::HostKv, "picture embeddings on the host", self.host_rows_bytes(), how);
+        for (tier, (what, unit)) in self.host_tiers().into_iter().zip([
+            ("keys and values on the host", "blocks"),
+            ("picture embeddings on the host", "rows"),
+            ("snapshots of states on the host", "snapshots"),
+        ]) {
+            if tier.1 > 0 {
+                let how = format!("{} {unit}, {} each, in host memory", grouped(tier.1 as u64), tier.0.bytes());
+                plan.push(Class::HostKv, what, self.host_tier_bytes(tier), how);
+            }
         }
         plan
     }
@@ -435,10 +461,11 @@ mod tests {
         let needs =
             MemoryRequirements::plan(&model, target, &Envelope::small(), page).expect("the worst cases are consistent");
         let given = Bytes::mib(8) + Bytes(77);
-        let of_rows = |needs: &MemoryRequirements| (needs.host_rows_bytes(), needs.host_bytes());
+        let of_tier = |needs: &MemoryRequirements, tier: usize| needs.host_tier_bytes(needs.host_tiers()[tier]);
+        let of_rows = |needs: &MemoryRequirements| (of_tier(needs, 1), needs.host_bytes());
         let with = needs.clone().with_host(given);
         let (rows, all) = of_rows(&with);
-        let (row, block) = (needs.row_bytes, HostKv::bytes(needs.kv_shape, 1));
+        let (row, block) = (needs.row_bytes, HostSlot::of_block(needs.kv_shape).bytes());
         assert!(rows <= given / 8 && rows + row > given / 8, "{rows}");
         assert!(all <= given && all + block > given, "{all}");
         let lines = |needs: &MemoryRequirements| {
@@ -448,12 +475,12 @@ mod tests {
         };
         assert_eq!(
             lines(&with),
-            (vec![with.host_kv_bytes(), rows], lines(&needs).1),
+            (vec![of_tier(&with, 0), rows], lines(&needs).1),
             "the total for the device is the same"
         );
         assert_eq!(lines(&needs).0, []);
         let without = MemoryRequirements { cache_rows: 0, ..needs }.with_host(given);
-        assert_eq!(of_rows(&without), (Bytes::ZERO, HostKv::bytes(without.kv_shape, without.host_slots)));
+        assert_eq!(of_rows(&without), (Bytes::ZERO, of_tier(&without, 0)));
     }
 
     #[test]

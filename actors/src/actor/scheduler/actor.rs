@@ -61,6 +61,10 @@ pub struct SchedulerArguments {
     pub host_slots: usize,
     /// Slots for recurrent states; 0 for a model whose layers are all attention.
     pub state_slots: usize,
+    /// Snapshots of states that fit in host memory. 0 means that evicted snapshots are lost.
+    pub host_states: usize,
+    /// Bytes of one state over all layers. 0 without recurrent states.
+    pub state_bytes: Bytes,
     /// The shared value to which this actor writes the model's demand for blocks. `None` if the
     /// model neither lends nor borrows blocks.
     pub demand: Option<Arc<SharedKvDemand>>,
@@ -154,7 +158,11 @@ impl Actor for SchedulerActor {
                 .with_pace(arguments.pacing.pace())
                 .with_tenants(arguments.tenant_weights.clone())
                 .with_states(arguments.state_slots)
-                .with_host(arguments.host_slots, arguments.pacing.copy_costs()),
+                .with_host(arguments.host_slots, arguments.pacing.copy_costs())
+                .with_host_states(
+                    arguments.host_states,
+                    arguments.state_bytes.div_ceil(arguments.block_bytes) as usize,
+                ),
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
@@ -271,11 +279,12 @@ impl SchedulerState {
         metric::KV_BLOCKS_CACHED.set(model, cached);
         metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());
         metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
-        let StateUse { slots, live, snapshots } = self.core.kv().state_usage();
+        let StateUse { slots, live, snapshots, on_host } = self.core.kv().state_usage();
         if slots > 0 {
             metric::STATE_SLOTS.set(model, slots);
             metric::STATE_SLOTS_USED.set(model, live);
             metric::STATE_SNAPSHOTS.set(model, snapshots);
+            metric::STATE_SNAPSHOTS_SWAPPED.set(model, on_host);
         }
         self.report_need();
         self.count();
@@ -512,17 +521,22 @@ impl SchedulerState {
         self.arguments.lane.submit(Job::Step(Box::new(job)));
     }
 
-    fn copy(&self, myself: ActorRef<SchedulerMessage>, Copies { to_host, to_device }: Copies) {
-        let SchedulerArguments { model, block_bytes, .. } = &self.arguments;
-        for (direction, blocks) in [(Direction::ToHost, to_host.len()), (Direction::ToDevice, to_device.len())] {
-            metric::KV_COPIED_BYTES_TOTAL.add(&(model.clone(), direction), (*block_bytes * blocks as u64).as_usize());
+    fn copy(&self, myself: ActorRef<SchedulerMessage>, Copies { blocks, states }: Copies) {
+        let SchedulerArguments { model, block_bytes, state_bytes, .. } = &self.arguments;
+        for (direction, blocks, states) in [
+            (Direction::ToHost, blocks.to_host.len(), states.to_host.len()),
+            (Direction::ToDevice, blocks.to_device.len(), states.to_device.len()),
+        ] {
+            let label = (model.clone(), direction);
+            metric::KV_COPIED_BYTES_TOTAL.add(&label, (*block_bytes * blocks as u64).as_usize());
+            metric::STATE_COPIED_BYTES_TOTAL.add(&label, (*state_bytes * states as u64).as_usize());
         }
-        metric::PREFIX_CACHE_HOST_HITS_TOTAL.add(model, to_device.len() * BLOCK_TOKENS);
+        metric::PREFIX_CACHE_HOST_HITS_TOTAL.add(model, blocks.to_device.len() * BLOCK_TOKENS);
         let answer = Answer::to(move |outcome| {
             // An actor that has ended does not need the answer.
             drop(myself.send_message(SchedulerMessage::Copied(outcome)));
         });
-        self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { of: Copied::Blocks, to_host, to_device, answer })));
+        self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { copied: Copied::Cache { blocks, states }, answer })));
     }
 
     fn choice(&self, row: &ChosenRow) -> Choice {

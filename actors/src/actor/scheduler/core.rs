@@ -398,7 +398,6 @@ impl SchedulerCore {
     }
 
     fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
-        self.copy_leaving(effects);
         let plan_states = |share: &SequenceTokens| {
             let sequence = &self.running[&share.sequence];
             let (first, known) = (sequence.cached, sequence.spec.tokens.len());
@@ -406,6 +405,7 @@ impl SchedulerCore {
         };
         let states: Vec<_> = shares.iter().map(plan_states).collect();
         shares.iter().for_each(|share| self.kv.launched(share.sequence));
+        self.copy_leaving(effects);
         let plan = self.plan(shares, tables, &states);
         self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
         self.launch(shares, &plan);

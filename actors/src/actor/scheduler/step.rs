@@ -95,10 +95,13 @@ pub(super) struct HostCopies {
     /// The copies that were submitted to the lane, the oldest first.
     pub(super) under_way: VecDeque<CopyUnderWay>,
     pub(super) costs: CopyCosts,
+    /// The blocks that take as long to copy as one state.
+    pub(super) state_blocks: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct CopyUnderWay {
+    /// Blocks, and for each state as many blocks as take as long.
     pub(super) blocks: usize,
     /// The sequence that this copy fetches blocks for, and the number of tokens in the sequence's
     /// blocks afterwards.

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
+use bursar_kernels::ops::copy_blocks::CopyLists;
 use bursar_model::{
     EncoderCost, Model,
     flow::{Grid, ImageLimits, PictureHash, ResizedImage},
@@ -406,7 +407,7 @@ impl VisionState {
                     // An actor that has ended does not need the answer.
                     drop(myself.send_message(VisionMessage::Copied(outcome.map(drop))));
                 });
-                let job = CopyJob { of: Copied::Rows, to_host, to_device, answer };
+                let job = CopyJob { copied: Copied::Rows(CopyLists { to_host, to_device }), answer };
                 self.arguments.lane.submit(Job::Copy(Box::new(job)));
             }
             Effect::Lost(ticket) => {

@@ -1,4 +1,4 @@
-//! Copies of blocks and rows that run concurrently with a lane's other jobs.
+//! Copies of blocks, states and rows that run concurrently with a lane's other jobs.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use bursar_kernels::{
 };
 
 use super::{
+    super::memory::HostTier,
     ModelRunner,
     job::{Copied, CopyJob, LaneError},
 };
@@ -15,19 +16,23 @@ use super::{
 /// A copy job and its running copies.
 pub(super) struct CopyBegun {
     job: Box<CopyJob>,
-    copying: Result<Box<dyn Copying>, LaneError>,
+    /// The copies of each kind of content, in the order in which they run.
+    copying: Result<Vec<Box<dyn Copying>>, LaneError>,
 }
 
 impl CopyBegun {
     /// Whether [`finish`](CopyBegun::finish) would return without waiting.
     pub(super) fn has_come(&self) -> bool {
-        self.copying.as_ref().map_or(true, |copying| copying.has_come())
+        self.copying.as_ref().map_or(true, |copying| copying.iter().all(|kind| kind.has_come()))
     }
 
     /// Waits until the device has completed the copies. Returns the closure that answers the job.
     /// The caller runs it once the job counts as finished.
     pub(super) fn finish<B: Backend>(self, runner: &ModelRunner<B>) -> Box<dyn FnOnce()> {
-        let outcome = runner.past(self.copying.and_then(|copying| Ok(copying.wait()?)));
+        let outcome = runner.past(self.copying.and_then(|copying| {
+            let took: Result<Vec<Duration>, KernelError> = copying.into_iter().map(|kind| kind.wait()).collect();
+            Ok(took?.into_iter().sum())
+        }));
         let outcome = outcome.and_then(|took| runner.unless_lost(took));
         Box::new(move || self.job.answer.give(outcome))
     }
@@ -42,23 +47,27 @@ impl<B: Backend> ModelRunner<B> {
     /// Starts copies without waiting for them.
     pub(super) fn begin_copies(&self, job: Box<CopyJob>) -> CopyBegun {
         let copying = self.unless_refused(|| {
-            let (backend, rank, CopyJob { to_host, to_device, .. }) = (&self.backend, self.rank(), &*job);
-            let expected = "who asks for copies has host memory for them";
-            Ok(match job.of {
-                Copied::Blocks => {
-                    let slots = self.memory.host_kv.as_ref().expect(expected).slots(rank);
-                    copy_blocks::copy_blocks(backend, &self.memory.kv.layers(rank), &slots, to_host, to_device)?
+            let (backend, rank, memory) = (&self.backend, self.rank(), &self.memory);
+            let expected = "who asks for copies has memory for them on the device and on the host";
+            let store = |tier: &Option<HostTier>| tier.as_ref().expect(expected).store(rank);
+            let mut begun = Vec::new();
+            match &job.copied {
+                Copied::Cache { blocks, states } => {
+                    if !blocks.is_empty() {
+                        let (layers, host) = (memory.kv.layers(rank), store(&memory.host_kv));
+                        begun.push(copy_blocks::copy_blocks(backend, &layers, &host, blocks)?);
+                    }
+                    if !states.is_empty() {
+                        let layers: Vec<_> = memory.states.as_ref().expect(expected).layers(rank).collect();
+                        begun.push(copy_blocks::copy_states(backend, &layers, &store(&memory.host_states), states)?);
+                    }
                 }
-                Copied::Rows => {
-                    let slots = self.memory.host_pictures.as_ref().expect(expected).slots(rank);
-                    let cache = self
-                        .memory
-                        .vision_cache
-                        .as_ref()
-                        .expect("a lane with host memory for pictures has an encoder cache");
-                    copy_blocks::copy_rows(backend, &cache.tensor(rank), &slots, to_host, to_device)?
+                Copied::Rows(rows) => {
+                    let cache = memory.vision_cache.as_ref().expect(expected).tensor(rank);
+                    begun.push(copy_blocks::copy_rows(backend, &cache, &store(&memory.host_pictures), rows)?);
                 }
-            })
+            }
+            Ok(begun)
         });
         CopyBegun { job, copying }
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Lease};
-use bursar_kernels::{KernelError, UnseenToken, ops::copy_blocks::BlockCopy};
+use bursar_kernels::{KernelError, UnseenToken, ops::copy_blocks::CopyLists};
 use bursar_model::{
     Depth,
     error::SamplingError,
@@ -140,23 +140,19 @@ pub struct EncodeJob {
     pub answer: Answer<()>,
 }
 
-/// Kind of data copied to host memory and back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is copied to host memory and back.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// KV cache blocks, copied by the step lane.
-    Blocks,
+    /// Blocks of the KV cache and slots of states, copied by the step lane.
+    Cache { blocks: CopyLists, states: CopyLists },
     /// Vision cache rows, copied by the vision lane.
-    Rows,
+    Rows(CopyLists),
 }
 
 /// Copies between the device and host memory, concurrent with passes. Only passes begun later wait
-/// for copies to the host.
+/// for copies to the host. No pass may use what is copied to the device before the answer.
 pub struct CopyJob {
-    pub of: Copied,
-    /// Copies from the device to the host. They run first.
-    pub to_host: Vec<BlockCopy>,
-    /// Copies from the host to the device. No pass may use these blocks or rows before the answer.
-    pub to_device: Vec<BlockCopy>,
+    pub copied: Copied,
     /// Receives the time that the device took.
     pub answer: Answer<Duration>,
 }

@@ -37,11 +37,8 @@ impl Job {
                 answer.of_each(ranks, |(), ()| ()).into_iter().enumerate().map(encode).collect()
             }
             Job::Copy(job) => {
-                let CopyJob { of, to_host, to_device, answer } = *job;
-                let copy = |answer| {
-                    let (to_host, to_device) = (to_host.clone(), to_device.clone());
-                    Job::Copy(Box::new(CopyJob { of, to_host, to_device, answer }))
-                };
+                let CopyJob { copied, answer } = *job;
+                let copy = |answer| Job::Copy(Box::new(CopyJob { copied: copied.clone(), answer }));
                 // Each rank copies its part of every KV block, or all vision cache rows. The ranks
                 // copy at the same time, so the longest time counts.
                 answer.of_each(ranks, Duration::max).into_iter().map(copy).collect()

@@ -12,7 +12,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
+use bursar_kernels::{
+    BLOCK_TOKENS,
+    ops::copy_blocks::{BlockCopy, CopyLists},
+};
 use bursar_model::flow::{PrefixKey, StateSlots};
 
 use super::{
@@ -75,30 +78,32 @@ pub struct KvUse {
 pub struct Beginning {
     /// Blocks on the device or in host memory.
     pub blocks: usize,
-    /// Blocks before the first block that is only in host memory.
+    /// Blocks from which the sequence could begin without a copy.
     pub resident: usize,
     /// Blocks that are only in host memory.
     pub missing: usize,
+    /// Whether the state at the end of the blocks is only in host memory.
+    pub lacks_state: bool,
     /// Whether there are enough free blocks to fetch the missing blocks into.
     pub has_room: bool,
 }
 
-/// Copies of blocks. They must run in this order and before any later step.
+/// Copies of blocks and of states. They must run in this order and before any later step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
-    /// Copies from the device to host memory.
-    pub to_host: Vec<BlockCopy>,
-    /// Copies from host memory to the device.
-    pub to_device: Vec<BlockCopy>,
+    pub blocks: CopyLists,
+    pub states: CopyLists,
 }
 
 impl Copies {
-    pub fn len(&self) -> usize {
-        self.to_host.len() + self.to_device.len()
+    /// The number of blocks that take as long to copy, if a state takes as long as `state_blocks`
+    /// blocks.
+    pub fn in_blocks(&self, state_blocks: usize) -> usize {
+        self.blocks.len() + self.states.len() * state_blocks
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.blocks.is_empty() && self.states.is_empty()
     }
 }
 
@@ -151,7 +156,7 @@ impl KvCore {
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
             clock: 0,
-            states: StatePool::default(),
+            states: StatePool::new(0),
             host: HostSlots::new(0),
             leaving: Vec::new(),
             coming: BTreeMap::new(),
@@ -170,6 +175,13 @@ impl KvCore {
     #[must_use]
     pub fn with_states(mut self, slots: usize) -> Self {
         self.states = StatePool::new(slots);
+        self
+    }
+
+    /// Keeps up to `slots` evicted snapshots of states in host memory.
+    #[must_use]
+    pub fn with_host_states(mut self, slots: usize) -> Self {
+        self.states = self.states.with_host(slots);
         self
     }
 
@@ -221,7 +233,7 @@ impl KvCore {
     /// memory, whether or not another sequence holds them.
     pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
         let known = prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count();
-        self.states.resumable(prefix, known)
+        self.states.known(prefix, known)
     }
 
     /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
@@ -345,10 +357,11 @@ impl KvCore {
         std::mem::take(&mut self.events)
     }
 
-    /// Returns the copies to make before anything is written to newly allocated blocks. Each
-    /// copy is returned once.
-    pub fn take_leaving(&mut self) -> Vec<BlockCopy> {
-        self.take_in(&[])
+    /// Returns the copies to make before anything is written to newly allocated blocks and slots of
+    /// states. Each copy is returned once.
+    pub fn take_leaving(&mut self) -> Copies {
+        let to_host = |to_host| CopyLists { to_host, ..CopyLists::default() };
+        Copies { blocks: to_host(self.take_in(&[])), states: to_host(self.states.take_leaving(&[])) }
     }
 
     /// Assigns host slots to the content that leaves the device. Content in `kept`
@@ -381,34 +394,31 @@ impl KvCore {
             return found;
         }
         let known = prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count();
+        found.blocks = self.states.known(prefix, known);
+        let prefix = &prefix[..found.blocks];
+        let on_device = prefix.iter().take_while(|key| self.named.contains_key(key)).count();
+        found.resident = self.states.resumable(prefix, on_device);
+        found.lacks_state = prefix.last().is_some_and(|key| self.states.is_only_on_host(key));
         // Free blocks that the sequence will share cannot be allocated to it as new blocks.
-        let mut woken = 0;
-        for key in &prefix[..self.states.resumable(prefix, known)] {
-            match self.named.get(key) {
-                Some(block) => {
-                    found.resident += usize::from(found.missing == 0);
-                    woken += usize::from(self.pool[*block as usize].references == 0);
-                }
-                None if self.host.holds(key) => found.missing += 1,
-                None => break,
-            }
-            found.blocks += 1;
-        }
+        let blocks = || prefix.iter().filter_map(|key| self.named.get(key));
+        let woken = blocks().filter(|block| self.pool[**block as usize].references == 0).count();
+        found.missing = found.blocks - blocks().count();
         found.has_room = found.missing <= self.free_blocks() - woken;
         found
     }
 
     /// Assigns the available blocks of `prefix` to a sequence without blocks, and returns the
-    /// copies that bring the missing blocks from the host. Until [`fetched`](Self::fetched) is
-    /// called, no step may use these blocks and no other sequence may share the blocks that the
-    /// copies fill. Returns `None` and changes nothing if no block is missing or there are too few
-    /// free blocks.
+    /// copies that bring the missing blocks and the missing state from the host. Until
+    /// [`fetched`](Self::fetched) is called, no step may use them and no other sequence may share
+    /// the blocks that the copies fill. Returns `None` and changes nothing if nothing is missing or
+    /// there are too few free blocks or slots.
     pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];
         let on_device: Vec<Option<u32>> = prefix.iter().map(|key| self.named.get(key).copied()).collect();
         let has_state = prefix.last().is_none_or(|key| self.states.has_room(Some(key)));
-        if found.missing == 0 || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
+        let is_complete = found.missing == 0 && !found.lacks_state;
+        if is_complete || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
             return None;
         }
         // The blocks on the device are held before any block is taken, so that none of them is
@@ -421,12 +431,19 @@ impl KvCore {
         let to_host = self.take_in(&kept);
         let slot = |key| self.host.slots(key).expect("the content was kept on the host")[0];
         let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
-        let last = prefix.len() - 1;
-        self.states.begin(sequence, Some(&prefix[last]), prefix.len(), prefix.len());
+        let last = prefix.last().expect("a prefix of which something is missing is not empty");
+        let state = if found.lacks_state {
+            Some(self.states.begin_from_host(sequence, last, prefix.len()))
+        } else {
+            self.states.begin(sequence, Some(last), prefix.len(), prefix.len());
+            None
+        };
+        let kept: &[PrefixKey] = if found.lacks_state { &[*last] } else { &[] };
+        let states = CopyLists { to_host: self.states.take_leaving(kept), to_device: state.into_iter().collect() };
         self.coming.insert(sequence, coming);
         self.tables.insert(sequence, table);
         self.check();
-        Some(Copies { to_host, to_device })
+        Some(Copies { blocks: CopyLists { to_host, to_device }, states })
     }
 
     /// Names the blocks that were fetched for a sequence, because their copies have ended. Other

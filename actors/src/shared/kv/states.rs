@@ -4,16 +4,20 @@
 //! A model with recurrent layers cannot share the blocks of a prefix alone: it also needs the state
 //! at the end of the prefix. Snapshots are copies of a state at a multiple of [`SNAPSHOT_TOKENS`],
 //! named like the block that ends there. Live states and snapshots share one pool of slots. A
-//! snapshot is evicted when its slot is needed, the least recently used first. The idea is that of
-//! SGLang's hybrid radix cache (`mamba_radix_cache.py`), with exactly one live slot for each
-//! sequence.
+//! snapshot is evicted when its slot is needed, the least recently used first. With a host tier
+//! (ADR 15), it is then copied to host memory. The idea is that of SGLang's hybrid radix cache
+//! (`mamba_radix_cache.py`), with exactly one live slot for each sequence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bursar_kernels::{BLOCK_TOKENS, ops::gated_delta::SNAPSHOTS};
+use bursar_kernels::{
+    BLOCK_TOKENS,
+    ops::{copy_blocks::BlockCopy, gated_delta::SNAPSHOTS},
+};
 use bursar_model::flow::{PrefixKey, StateSlots};
 
 use super::sequence_id::SequenceId;
+use crate::shared::host_slots::HostSlots;
 
 /// Snapshots are taken at multiples of this many tokens, the chunk of the prefill kernels, so that
 /// a kernel has the state there anyway.
@@ -34,10 +38,12 @@ pub struct StateUse {
     pub live: usize,
     /// Slots of snapshots that a later sequence can resume from.
     pub snapshots: usize,
+    /// Snapshots in host memory.
+    pub on_host: usize,
 }
 
 /// The slots of a model's states. Empty for a model without recurrent layers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct StatePool {
     slots: usize,
     free: BTreeSet<u32>,
@@ -45,6 +51,10 @@ pub(super) struct StatePool {
     snapshots: BTreeMap<PrefixKey, Snapshot>,
     /// Snapshots by their last use.
     by_use: BTreeMap<u64, PrefixKey>,
+    /// Snapshots in host memory. If it has no slots, evicted snapshots are lost.
+    host: HostSlots<PrefixKey>,
+    /// Evicted snapshots that must be copied to the host before anything is written to their slots.
+    leaving: Vec<(PrefixKey, u32)>,
     clock: u64,
 }
 
@@ -59,7 +69,8 @@ struct Live {
     /// Tokens of a prefix whose blocks are cached but that has no snapshot. The sequence takes the
     /// snapshot there, because another prompt that shares the prefix may follow.
     junction: Option<usize>,
-    /// Snapshots that planned steps take: the tokens before each, and the slot.
+    /// Snapshots that planned steps take, or that are fetched from the host: the tokens before each,
+    /// and the slot.
     taken: Vec<(usize, u32)>,
 }
 
@@ -71,7 +82,22 @@ struct Snapshot {
 
 impl StatePool {
     pub fn new(slots: usize) -> Self {
-        StatePool { slots, free: (0..slots as u32).collect(), ..StatePool::default() }
+        StatePool {
+            slots,
+            free: (0..slots as u32).collect(),
+            live: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            by_use: BTreeMap::new(),
+            host: HostSlots::new(0),
+            leaving: Vec::new(),
+            clock: 0,
+        }
+    }
+
+    /// Keeps up to `slots` evicted snapshots in host memory.
+    #[must_use]
+    pub fn with_host(self, slots: usize) -> Self {
+        StatePool { host: HostSlots::new(slots), ..self }
     }
 
     /// Whether the model has recurrent states.
@@ -80,16 +106,31 @@ impl StatePool {
     }
 
     pub fn usage(&self) -> StateUse {
-        StateUse { slots: self.slots, live: self.live.len(), snapshots: self.snapshots.len() }
+        let (live, snapshots, on_host) = (self.live.len(), self.snapshots.len(), self.host.in_use());
+        StateUse { slots: self.slots, live, snapshots, on_host }
     }
 
     /// The number of blocks at the beginning of `prefix`, at most `blocks`, from which a sequence
-    /// can resume.
+    /// can resume without a copy from the host.
     pub fn resumable(&self, prefix: &[PrefixKey], blocks: usize) -> usize {
+        self.deepest(prefix, blocks, |key| self.snapshots.contains_key(key))
+    }
+
+    /// Like [`resumable`](Self::resumable), but also counts snapshots in host memory.
+    pub fn known(&self, prefix: &[PrefixKey], blocks: usize) -> usize {
+        self.deepest(prefix, blocks, |key| self.snapshots.contains_key(key) || self.host.holds(key))
+    }
+
+    fn deepest(&self, prefix: &[PrefixKey], blocks: usize, has: impl Fn(&PrefixKey) -> bool) -> usize {
         if !self.is_there() {
             return blocks;
         }
-        (1..=blocks.min(prefix.len())).rev().find(|count| self.snapshots.contains_key(&prefix[count - 1])).unwrap_or(0)
+        (1..=blocks.min(prefix.len())).rev().find(|count| has(&prefix[count - 1])).unwrap_or(0)
+    }
+
+    /// Whether a snapshot is only in host memory.
+    pub fn is_only_on_host(&self, key: &PrefixKey) -> bool {
+        !self.snapshots.contains_key(key) && self.host.holds(key)
     }
 
     /// Whether a new sequence can get a slot.
@@ -113,7 +154,7 @@ impl StatePool {
         // If all other slots are in use, the sequence takes over the slot of its snapshot.
         let slot = self.take(resumes_from).or_else(|| {
             let key = self.own(resumes_from)?;
-            self.forget(&key);
+            self.evict(&key);
             self.free.pop_first()
         });
         let slot = slot.expect("there is room for the state");
@@ -122,6 +163,34 @@ impl StatePool {
         let live = Live { slot, resumes_from: from, junction, taken: Vec::new() };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
+    }
+
+    /// Gives a new sequence a slot. The sequence begins with the snapshot `key` after `resumed`
+    /// blocks, which is only in host memory. Returns the copy that brings it to the device. No step
+    /// may run the sequence before the copy has ended.
+    ///
+    /// # Panics
+    /// If there is no [room](Self::has_room), if the sequence has a slot already, or if the snapshot
+    /// is not in host memory.
+    pub fn begin_from_host(&mut self, sequence: SequenceId, key: &PrefixKey, resumed: usize) -> BlockCopy {
+        self.clock += 1;
+        let from = self.host.fetch(key, self.clock).expect("the snapshot is in host memory")[0];
+        let slot = self.take(None).expect("there is room for the state");
+        // With a second slot the snapshot is on the device again, for other sequences.
+        let snapshot = self.take(None);
+        let taken = snapshot.map(|slot| (resumed * BLOCK_TOKENS, slot)).into_iter().collect();
+        let live = Live { slot, resumes_from: snapshot, junction: None, taken };
+        assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
+        self.check();
+        BlockCopy { block: snapshot.unwrap_or(slot), slot: from }
+    }
+
+    /// Assigns host slots to the snapshots that were evicted, and returns the copies to make before
+    /// anything is written to their slots. Each copy is returned once. The snapshots in `kept` stay
+    /// in host memory.
+    pub fn take_leaving(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
+        let leaving = std::mem::take(&mut self.leaving);
+        self.host.store_blocks(&leaving, kept, &mut self.clock).0
     }
 
     /// The slots for a planned step that runs the tokens from `first` to `end` of a sequence. The
@@ -188,9 +257,19 @@ impl StatePool {
     /// Drops the snapshot at the end of a block whose content is lost, because nothing can resume
     /// there any more. A snapshot with which a sequence is about to begin keeps its slot until then.
     pub fn forget(&mut self, key: &PrefixKey) {
-        if let Some(Snapshot { slot, used }) = self.snapshots.remove(key) {
-            self.by_use.remove(&used);
-            self.free.insert(slot);
+        self.evict(key);
+        self.leaving.retain(|(leaving, _)| leaving != key);
+        self.host.remove(key);
+    }
+
+    /// Frees the slot of a snapshot, if it has one. With a host tier, the snapshot is queued to be
+    /// copied to the host.
+    fn evict(&mut self, key: &PrefixKey) {
+        let Some(Snapshot { slot, used }) = self.snapshots.remove(key) else { return };
+        self.by_use.remove(&used);
+        self.free.insert(slot);
+        if self.host.is_there() {
+            self.leaving.push((*key, slot));
         }
     }
 
@@ -206,7 +285,7 @@ impl StatePool {
     fn take(&mut self, kept: Option<&PrefixKey>) -> Option<u32> {
         if self.free.is_empty() {
             let victim = self.victim(kept)?;
-            self.forget(&victim);
+            self.evict(&victim);
         }
         self.free.pop_first()
     }
@@ -217,9 +296,10 @@ impl StatePool {
         self.by_use.values().find(|key| Some(*key) != kept && !self.is_about_to_be_read(key)).copied()
     }
 
-    /// The snapshot `key`, if the sequence that resumes from it may overwrite it.
+    /// The snapshot `key`, if it is on the device and the sequence that resumes from it may
+    /// overwrite it.
     fn own(&self, key: Option<&PrefixKey>) -> Option<PrefixKey> {
-        key.filter(|key| !self.is_about_to_be_read(key)).copied()
+        key.filter(|key| self.snapshots.contains_key(key) && !self.is_about_to_be_read(key)).copied()
     }
 
     fn is_about_to_be_read(&self, key: &PrefixKey) -> bool {

@@ -120,12 +120,14 @@ table! {
     PREFIX_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_prefix_cache_queries_total", "Tokens of starting sequences that were looked up in the prefix cache.";
     PREFIX_CACHE_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_hits_total", "Tokens of starting sequences that were found in the prefix cache and therefore not computed.";
     PREFIX_CACHE_HOST_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_host_hits_total", "Tokens whose KV blocks were copied back from host memory instead of being computed, for starting and preempted sequences.";
+    STATE_COPIED_BYTES_TOTAL: Counter<(Label, Direction)> = "bursar_state_copied_bytes_total", "Bytes of snapshots of recurrent states copied to host memory and back.";
     KV_COPIED_BYTES_TOTAL: Counter<(Label, Direction)> = "bursar_kv_copied_bytes_total", "Bytes of KV blocks copied to host memory and back.";
     KV_COPY_SECONDS: Histogram<Label> = "bursar_kv_copy_seconds", "Device time for KV block copies that were requested together.", COPY;
     PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Bytes of KV blocks that no sequence holds and that other prompts can reuse.";
     STATE_SLOTS: Gauge<Label> = "bursar_state_slots", "Slots for recurrent states. Only for models with layers that have such states.";
     STATE_SLOTS_USED: Gauge<Label> = "bursar_state_slots_used", "Slots of recurrent states that running sequences hold, one each.";
     STATE_SNAPSHOTS: Gauge<Label> = "bursar_state_snapshots", "Slots of recurrent states with a snapshot that other prompts can resume from.";
+    STATE_SNAPSHOTS_SWAPPED: Gauge<Label> = "bursar_state_snapshots_swapped", "Snapshots of recurrent states in host memory.";
     ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures whose embeddings a request needed.";
     ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures whose embeddings were in the cache, or were being computed for another request.";
     ENCODER_CACHE_HOST_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_host_hits_total", "Hits whose embeddings were copied back from host memory.";

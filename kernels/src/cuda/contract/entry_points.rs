@@ -1,9 +1,10 @@
 //! Every entry point of the device code as a field. A launch names its kernel by a field, not by a
 //! string, so it cannot request a kernel that does not exist.
 
-use super::numbers::attention_hopper::PAGED_HEAD_DIM;
+use super::numbers::attention_paged_hopper::E4M3_HEAD_DIM;
 use super::sizes::{
-    ByHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim, SmallMRows, TILED_ROWS,
+    ByHeadDim, ByHopperHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, HopperHeadDim, PLACES,
+    PackedHeadDim, SmallMRows, TILED_ROWS,
 };
 use crate::{DType, QuantizationScheme};
 
@@ -125,10 +126,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub all_reduce_rms_norm_rounded: SumAndNorm<F>,
     /// Kernel for more than four ranks, without quantization.
     pub all_reduce_rms_norm_shares_8: F,
-    // The three `attention_paged` kernels are for heads of `PAGED_HEAD_DIM` elements.
-    pub attention_paged: F,
-    pub attention_paged_split: F,
-    pub attention_paged_combine: F,
+    pub attention_paged: ByHopperHeadDim<PagedHopper<F>>,
     pub attention_packed: ByPackedHeadDim<F>,
     pub best_of_ranks: F,
     pub part_from_ranks: F,
@@ -157,6 +155,16 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub transpose_scales: F,
 }
 
+/// Attention of many rows over the KV cache.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct PagedHopper<F> {
+    pub whole: F,
+    /// Kernel that splits the keys of a tile among several jobs.
+    pub split: F,
+    /// Kernel that merges the partial results of split tiles.
+    pub combine: F,
+}
+
 /// Kernels for quantized weights, with a scale per block or per row.
 pub(in crate::cuda) struct ByScales<K> {
     blocks: K,
@@ -182,7 +190,9 @@ pub(in crate::cuda) struct States<F> {
     /// Kernel for keys of 128 elements and one row per sequence, with several rows of a matrix per
     /// lane group.
     pub gated_delta_128_held: F,
-    /// Kernel for keys of 128 elements and any number of rows, in chunks on the tensor cores.
+    /// Kernels for keys of 128 elements and any number of rows, in chunks on the tensor cores. The
+    /// first kernel computes what does not depend on the state.
+    pub gated_delta_prepare: F,
     pub gated_delta_chunked: F,
     pub gated_rms_norm: F,
     pub sigmoid_mul: F,
@@ -217,9 +227,8 @@ pub(in crate::cuda) struct SumAndNorm<F> {
 pub(in crate::cuda) struct QuantizedCache<F> {
     pub attention_decode: ByHeadDim<F>,
     pub attention_paged: ByHeadDim<F>,
-    // The two Hopper kernels are for heads of `attention_hopper::PAGED_HEAD_DIM` elements.
-    pub attention_paged_hopper: F,
-    pub attention_paged_hopper_split: F,
+    /// Kernels for heads of `attention_paged_hopper::E4M3_HEAD_DIM` elements.
+    pub attention_paged_hopper: PagedHopper<F>,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
 }
@@ -301,7 +310,6 @@ impl<F> EntryPoints<F> {
 
 impl<F> HopperEntryPoints<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
-        let combine = in_order("attention_paged_combine");
         Ok(HopperEntryPoints {
             add_experts_rms_norm_rounded: all.typed(QUANTIZE, "add_experts_rms_norm_rounded")?,
             all_gather: all.named(ALL_REDUCE, "all_gather")?,
@@ -313,14 +321,7 @@ impl<F> HopperEntryPoints<F> {
             all_reduce_rms_norm: SumAndNorm::find(all, "")?,
             all_reduce_rms_norm_rounded: SumAndNorm::find(all, "_rounded")?,
             all_reduce_rms_norm_shares_8: all.typed(ALL_REDUCE, "all_reduce_rms_norm_shares_8")?,
-            attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
-            attention_paged_split: all.sized(
-                ATTENTION_PREFILL_HOPPER,
-                "attention_paged_hopper_split",
-                'd',
-                PAGED_HEAD_DIM,
-            )?,
-            attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
+            attention_paged: by_hopper_head_dim(|size| PagedHopper::find(all, "", size))?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
             best_of_ranks: all.named(ALL_REDUCE, "best_of_ranks")?,
             part_from_ranks: all.named(ALL_REDUCE, "part_from_ranks")?,
@@ -362,6 +363,27 @@ impl<F> HopperEntryPoints<F> {
     }
 }
 
+/// Calls `find` with the elements per head of each [`HopperHeadDim`].
+fn by_hopper_head_dim<K, E>(mut find: impl FnMut(usize) -> Result<K, E>) -> Result<ByHopperHeadDim<K>, E> {
+    let [a, b] = HopperHeadDim::ALL.map(HopperHeadDim::elements);
+    Ok(ByHopperHeadDim([find(a)?, find(b)?]))
+}
+
+impl<F> PagedHopper<F> {
+    fn find<E>(
+        all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>,
+        cached: &str,
+        head_dim: usize,
+    ) -> Result<Self, E> {
+        let mut of = |operation: &str| all.sized(ATTENTION_PREFILL_HOPPER, operation, 'd', head_dim);
+        Ok(PagedHopper {
+            whole: of(&format!("attention_paged_hopper{cached}"))?,
+            split: of(&format!("attention_paged_hopper_split{cached}"))?,
+            combine: all.sized(in_order("attention_paged_combine"), "attention_paged_combine", 'd', head_dim)?,
+        })
+    }
+}
+
 impl<F> States<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         Ok(States {
@@ -369,6 +391,7 @@ impl<F> States<F> {
             gated_delta: all.typed(GATED_DELTA, "gated_delta")?,
             gated_delta_128: all.typed(GATED_DELTA, "gated_delta_128")?,
             gated_delta_128_held: all.typed(GATED_DELTA, "gated_delta_128_held")?,
+            gated_delta_prepare: all.typed(waiting("gated_delta_prepare"), "gated_delta_prepare")?,
             gated_delta_chunked: all.typed(waiting("gated_delta_chunked"), "gated_delta_chunked")?,
             gated_rms_norm: all.typed(waiting("gated_rms_norm"), "gated_rms_norm")?,
             sigmoid_mul: all.typed(SIGMOID_MUL, "sigmoid_mul")?,
@@ -407,10 +430,8 @@ impl<F> Experts<F> {
 
 impl<F> QuantizedCache<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
-        let mut hopper = |operation| all.sized(ATTENTION_PREFILL_HOPPER, operation, 'd', PAGED_HEAD_DIM);
         Ok(QuantizedCache {
-            attention_paged_hopper: hopper("attention_paged_hopper_e4m3")?,
-            attention_paged_hopper_split: hopper("attention_paged_hopper_split_e4m3")?,
+            attention_paged_hopper: PagedHopper::find(all, "_e4m3", E4M3_HEAD_DIM)?,
             attention_decode: all.by_head_dim(waiting("attention_decode_e4m3"), "attention_decode_e4m3")?,
             attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged_e4m3")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write_e4m3")?,

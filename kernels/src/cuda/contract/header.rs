@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use super::{
     numbers, row_numbers,
-    sizes::{GATED_WIDTHS, HeadDim, PackedHeadDim, SmallMRows},
+    sizes::{GATED_WIDTHS, HeadDim, HopperHeadDim, PackedHeadDim, SmallMRows},
 };
 
 const HEAD: &str = "\
@@ -54,6 +54,15 @@ impl Size for HeadDim {
     }
 }
 
+impl Size for HopperHeadDim {
+    const NAME: &'static str = "HEAD_DIM";
+    const ALL: &'static [Self] = &HopperHeadDim::ALL;
+
+    fn number(self) -> usize {
+        self.elements()
+    }
+}
+
 impl Size for PackedHeadDim {
     const NAME: &'static str = "HEAD_DIM";
     const ALL: &'static [Self] = &PackedHeadDim::ALL;
@@ -87,6 +96,7 @@ fn header() -> String {
     let mut out = HEAD.to_owned();
     for (macro_name, about, sizes) in [
         ("FOR_EACH_HEAD_DIM", "each head size of attention over the cache", numbers(&HeadDim::ALL)),
+        ("FOR_EACH_HOPPER_HEAD_DIM", "each that has kernels for many rows on Hopper", numbers(&HopperHeadDim::ALL)),
         ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed stretches", numbers(&PackedHeadDim::ALL)),
         ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&PackedHeadDim::OF_WINDOWS)),
         (

@@ -14,8 +14,8 @@ mod numbers;
 mod row_numbers;
 mod sizes;
 
-pub(super) use entry_points::{EntryPoint, EntryPoints, Experts, HopperEntryPoints, QuantizedCache};
+pub(super) use entry_points::{EntryPoint, EntryPoints, Experts, HopperEntryPoints, PagedHopper, QuantizedCache};
 pub(super) use numbers::{fp8 as quantize, *};
 pub(super) use row_numbers::*;
 pub(super) use sizes::{GATED_WIDTHS, PLACES, SmallMRows, TILED_ROWS};
-pub(crate) use sizes::{HeadDim, PackedHeadDim};
+pub(crate) use sizes::{HeadDim, HopperHeadDim, PackedHeadDim};

@@ -8,7 +8,7 @@
 use super::{
     families::{SUM, contract},
     row_numbers::common,
-    sizes::{HeadDim, PackedHeadDim, SmallMRows},
+    sizes::{HeadDim, HopperHeadDim, PackedHeadDim, SmallMRows},
 };
 
 /// Threads that execute one `wgmma` instruction together on Hopper.
@@ -174,35 +174,51 @@ contract! {
         const WINDOW_ROWS: usize = 64;
     }
 
-    /// attention_prefill_hopper.cu and attention_paged_combine.cu: attention over the KV cache
-    /// (paged) and within packed sequences.
-    mod attention_hopper {
-        /// Pipeline stages of queries, of keys and of values.
-        const STAGES: usize = 2;
-        /// Elements per head.
-        const PAGED_HEAD_DIM: usize = 128;
+    /// attention_prefill_hopper.cu and attention_paged_combine.cu: attention over the KV cache.
+    mod attention_paged_hopper {
         /// Query vectors per tile.
-        const PAGED_QUERIES: usize = 128;
-        /// Keys per step.
-        const PAGED_KEYS: usize = 128;
+        const QUERIES: usize = 128;
         /// Minimum number of keys in one part of a split tile; with fewer, the second launch costs
         /// more than it saves.
         const SPLIT_KEYS: usize = 512;
         /// Threads per thread block.
-        const PAGED_THREADS: usize = threads(PAGED_QUERIES);
-        /// Bytes of dynamic shared memory.
-        const PAGED_SHARED_BYTES: usize = shared_bytes(PAGED_HEAD_DIM, PAGED_QUERIES, PAGED_KEYS);
+        const THREADS: usize = threads(QUERIES);
+        /// Elements per head of the kernels over a cache in E4M3. With 256 elements, four
+        /// warpgroups leave a thread too few registers for its sums.
+        const E4M3_HEAD_DIM: usize = HopperHeadDim::D128.elements();
         /// Threads per thread block over a cache in E4M3. An additional warpgroup widens
         /// the keys and values.
-        const PAGED_E4M3_THREADS: usize = PAGED_THREADS + 128;
+        const E4M3_THREADS: usize = THREADS + WARPGROUP;
         /// Bytes of dynamic shared memory over a cache in E4M3, which adds stages for the keys and
         /// values to be widened.
-        const PAGED_E4M3_SHARED_BYTES: usize = PAGED_SHARED_BYTES + STAGES * PAGED_KEYS * PAGED_HEAD_DIM;
-        /// f32 numbers of one part of a split tile: for each query vector, a weighted sum of
-        /// values, the maximum score and the sum of weights.
-        const PAGED_PART_NUMBERS: usize = PAGED_QUERIES * (PAGED_HEAD_DIM + 2);
+        const E4M3_SHARED_BYTES: usize =
+            shared_bytes(HopperHeadDim::D128) + attention_hopper::STAGES * keys(HopperHeadDim::D128) * E4M3_HEAD_DIM;
         /// Warps per thread block of the kernel that combines parts, one query vector per warp.
         const COMBINE_WARPS: usize = 8;
+
+        by HopperHeadDim:
+        /// Keys per step.
+        fn keys(head_dim) -> usize {
+            match head_dim {
+                HopperHeadDim::D128 => 128,
+                HopperHeadDim::D256 => 80,
+            }
+        }
+        /// Bytes of dynamic shared memory.
+        fn shared_bytes(head_dim) -> usize {
+            hopper_shared_bytes(head_dim.elements(), QUERIES, keys(head_dim))
+        }
+        /// f32 numbers of one part of a split tile: for each query vector, a weighted sum of
+        /// values, the maximum score and the sum of weights.
+        fn part_numbers(head_dim) -> usize {
+            QUERIES * (head_dim.elements() + 2)
+        }
+    }
+
+    /// attention_prefill_hopper.cu: attention within packed sequences.
+    mod attention_hopper {
+        /// Pipeline stages of keys and of values, also of attention over the KV cache.
+        const STAGES: usize = 2;
 
         by PackedHeadDim:
         /// Query rows per tile.
@@ -231,7 +247,7 @@ contract! {
         /// the tensor core products.
         fn packed_shared_bytes(head_dim) -> usize {
             let columns = head_dim.elements().next_multiple_of(16);
-            shared_bytes(columns, packed_queries(head_dim), packed_keys(head_dim))
+            hopper_shared_bytes(columns, packed_queries(head_dim), packed_keys(head_dim))
         }
     }
 
@@ -477,7 +493,10 @@ const fn threads(queries: usize) -> usize {
     (queries / WGMMA_ROWS + 1) * WARPGROUP
 }
 
-/// Returns the bytes of dynamic shared memory per thread block of attention on Hopper.
-const fn shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
-    attention_hopper::STAGES * (queries + 2 * keys) * head_dim * ACTIVATION
+/// Returns the bytes of dynamic shared memory per thread block of attention on Hopper: stages of
+/// queries, keys and values. Two tiles of queries of more than 128 elements leave no room for keys
+/// and values.
+const fn hopper_shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
+    let query_stages = if head_dim > 128 { 1 } else { attention_hopper::STAGES };
+    (query_stages * queries + attention_hopper::STAGES * 2 * keys) * head_dim * ACTIVATION
 }

@@ -110,12 +110,14 @@ contract! {
         const KEY_DIM_STEP: usize = 16;
         /// Maximum number of elements of a key.
         const KEY_DIM_MAX: usize = 256;
-        /// Maximum number of tokens per chunk of gated_delta_chunked.cu.
+        /// Maximum number of tokens per chunk of gated_delta_prepare.cu and gated_delta_chunked.cu.
         const CHUNK: usize = 64;
         /// Values of a head per thread block of gated_delta_chunked.cu.
         const CHUNK_VALUES: usize = 32;
-        /// Threads per thread block of gated_delta_chunked.cu.
+        /// Threads per thread block of gated_delta_prepare.cu and gated_delta_chunked.cu.
         const CHUNK_THREADS: usize = 256;
+        /// Bytes of dynamic shared memory per thread block of gated_delta_prepare.cu.
+        const PREPARE_SHARED_BYTES: usize = prepare_shared_bytes(KEY_DIM, CHUNK);
         /// Bytes of dynamic shared memory per thread block of gated_delta_chunked.cu.
         const CHUNK_SHARED_BYTES: usize = chunk_shared_bytes(KEY_DIM, CHUNK, CHUNK_VALUES);
     }
@@ -129,12 +131,23 @@ contract! {
     }
 }
 
-/// Returns the bytes of dynamic shared memory per thread block of the gated delta rule in chunks.
-/// The device code asserts that they are the size of its struct.
-const fn chunk_shared_bytes(key_dim: usize, tokens: usize, values: usize) -> usize {
-    // Elements that separate rows of f16, and rows of f32 of a diagonal block.
-    let (gap, tile, tile_gap) = (8, 16, 4);
-    let rows_of_keys = 2 * tokens + values;
-    let halves = rows_of_keys * (key_dim + gap) + 3 * tokens * (values + gap) + 3 * tokens * (tokens + gap);
+/// Elements of f16 that separate rows in the shared memory of the gated delta rule in chunks.
+const GAP: usize = 8;
+
+/// Returns the bytes of dynamic shared memory per thread block of gated_delta_prepare.cu: queries
+/// and keys, three matrices over pairs of tokens, blocks on the diagonal in f32, and two gates per
+/// token. The device code asserts that they are the size of its struct.
+const fn prepare_shared_bytes(key_dim: usize, tokens: usize) -> usize {
+    // Rows of f32 of a diagonal block, and the elements that separate them.
+    let (tile, tile_gap) = (16, 4);
+    let halves = 2 * tokens * (key_dim + GAP) + 3 * tokens * (tokens + GAP);
     2 * halves + SUM * (tokens * (tile + tile_gap) + 2 * tokens)
+}
+
+/// Returns the bytes of dynamic shared memory per thread block of gated_delta_chunked.cu: queries,
+/// two buffers of keys, the state, two matrices over pairs of tokens, and three of values. The
+/// device code asserts that they are the size of its struct.
+const fn chunk_shared_bytes(key_dim: usize, tokens: usize, values: usize) -> usize {
+    let rows_of_keys = 3 * tokens + values;
+    2 * (rows_of_keys * (key_dim + GAP) + 2 * tokens * (tokens + GAP) + 3 * tokens * (values + GAP))
 }

@@ -29,6 +29,30 @@ impl HeadDim {
     }
 }
 
+/// Head dimensions (elements per head) for which attention over the KV cache has kernels for many
+/// rows on Hopper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HopperHeadDim {
+    D128,
+    D256,
+}
+
+impl HopperHeadDim {
+    pub(crate) const ALL: [HopperHeadDim; 2] = [HopperHeadDim::D128, HopperHeadDim::D256];
+
+    pub(crate) const fn elements(self) -> usize {
+        match self {
+            HopperHeadDim::D128 => 128,
+            HopperHeadDim::D256 => 256,
+        }
+    }
+
+    /// Returns the variant with exactly `elements` elements, if there is one.
+    pub(crate) fn of(elements: usize) -> Option<Self> {
+        HopperHeadDim::ALL.into_iter().find(|size| size.elements() == elements)
+    }
+}
+
 /// Head dimensions (elements per head) that attention within packed sequences is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackedHeadDim {
@@ -95,6 +119,17 @@ impl<T> Index<HeadDim> for ByHeadDim<T> {
     type Output = T;
 
     fn index(&self, size: HeadDim) -> &T {
+        &self.0[size as usize]
+    }
+}
+
+/// A value for each [`HopperHeadDim`].
+pub(crate) struct ByHopperHeadDim<T>(pub [T; HopperHeadDim::ALL.len()]);
+
+impl<T> Index<HopperHeadDim> for ByHopperHeadDim<T> {
+    type Output = T;
+
+    fn index(&self, size: HopperHeadDim) -> &T {
         &self.0[size as usize]
     }
 }

@@ -15,13 +15,13 @@ pub struct PlaceholderTokens {
     pub video: Option<u32>,
 }
 
-/// Default ids of pictures and videos in Qwen's configuration classes before Qwen3.5.
-const DEFAULTS: [u32; 2] = [151_655, 151_656];
-
 impl PlaceholderTokens {
+    /// Default ids of pictures and videos in Qwen's configuration classes before Qwen3.5.
+    pub const DEFAULTS: [u32; 2] = [151_655, 151_656];
+
     /// Reads `image_token_id` and `video_token_id`. Both must be less than `vocabulary`.
     pub fn read(config: &Map<String, Value>, vocabulary: usize) -> Result<Self, ConfigError> {
-        PlaceholderTokens::read_over(DEFAULTS, config, vocabulary)
+        PlaceholderTokens::read_over(Self::DEFAULTS, config, vocabulary)
     }
 
     /// Like [`read`](Self::read), with other default ids of pictures and videos.

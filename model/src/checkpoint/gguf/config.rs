@@ -5,8 +5,9 @@
 use serde_json::{Map, Value, json};
 
 use super::header::{Header, Setting};
+use super::hybrid::{self, DeltaHeads};
 use super::rope_factors;
-use super::settings::{GgufArchitecture, Settings};
+use super::settings::{GgufArchitecture, GgufLayers, Settings};
 use super::storage::{matrices_type, stored};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::stored::{Stored, TensorType};
@@ -24,8 +25,8 @@ const NAMED: [(&str, &str); 7] = [
 const EPSILON: &str = "attention.layer_norm_rms_epsilon";
 const THETA: &str = "rope.freq_base";
 const KEY_LENGTH: &str = "attention.key_length";
-const VALUE_LENGTH: &str = "attention.value_length";
-const ROTATED: &str = "rope.dimension_count";
+pub(super) const VALUE_LENGTH: &str = "attention.value_length";
+pub(super) const ROTATED: &str = "rope.dimension_count";
 const WINDOW: &str = "attention.sliding_window";
 const CAUSAL: &str = "attention.causal";
 const SCALING: &str = "rope.scaling.type";
@@ -61,6 +62,11 @@ pub(super) struct Config {
     pub architecture: GgufArchitecture,
     pub heads: usize,
     pub kv_heads: usize,
+    /// The model's layers. The file may have more layers, which draft tokens.
+    pub layers: u64,
+    pub hidden: u64,
+    /// The heads of gated delta nets, if the layers have them.
+    pub delta: Option<DeltaHeads>,
     fields: Map<String, Value>,
 }
 
@@ -72,10 +78,11 @@ impl Config {
         file: &[u8],
     ) -> Result<Self, CheckpointError> {
         let keys = Keys { settings, architecture: architecture.name };
-        keys.refuse_unknown()?;
+        let is_hybrid = matches!(architecture.layers, GgufLayers::Hybrid { .. });
+        keys.refuse_unknown(architecture.layers)?;
         let mut fields = Map::new();
         fields.insert("architectures".to_owned(), json!([architecture.class]));
-        fields.insert("model_type".to_owned(), architecture.name.into());
+        fields.insert("model_type".to_owned(), architecture.model_type.into());
         for (theirs, ours) in NAMED {
             if let Some(number) = keys.number(theirs)? {
                 fields.insert(ours.to_owned(), number.into());
@@ -86,17 +93,25 @@ impl Config {
         let theta = keys.float(THETA)?.unwrap_or(10_000.0);
         fields.insert("rms_norm_eps".to_owned(), keys.float_required(EPSILON)?.into());
         fields.insert("rope_theta".to_owned(), theta.into());
-        let head_dim = keys.head_dim(heads)?;
+        let head_dim = if is_hybrid { keys.required(KEY_LENGTH)? } else { keys.head_dim(heads)? };
         fields.insert("head_dim".to_owned(), head_dim.into());
         keys.refuse_window()?;
         let by_divisors = rope_factors::scaling(settings, header, file, (theta, head_dim as usize / 2))?;
-        if let Some(scaling) = keys.rope_scaling(by_divisors)? {
-            fields.insert("rope_scaling".to_owned(), scaling);
-        }
+        let scaling = keys.rope_scaling(by_divisors)?;
+        let mut layers = keys.required("block_count")?;
+        let delta = if is_hybrid {
+            layers = hybrid::layers(&keys, layers)?;
+            hybrid::insert(&keys, header, (layers, head_dim, theta), scaling, &mut fields)?;
+            Some(hybrid::heads(&keys)?)
+        } else {
+            fields.extend(scaling.map(|scaling| ("rope_scaling".to_owned(), scaling)));
+            None
+        };
         of_tensors(header, &mut fields);
         let [heads, kv_heads] =
             [heads, kv_heads].map(|heads| usize::try_from(heads).unwrap_or(usize::MAX).min(usize::MAX / 2));
-        Ok(Config { architecture, heads, kv_heads, fields })
+        let hidden = keys.required("embedding_length")?;
+        Ok(Config { architecture, heads, kv_heads, layers, hidden, delta, fields })
     }
 
     pub fn json(&self) -> Value {
@@ -126,25 +141,25 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
 }
 
 /// The settings of the file's architecture.
-struct Keys<'s, 'f> {
-    settings: &'s Settings<'f>,
+pub(super) struct Keys<'s, 'f> {
+    pub settings: &'s Settings<'f>,
     architecture: &'static str,
 }
 
 impl Keys<'_, '_> {
-    fn name(&self, key: &str) -> String {
+    pub fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
     }
 
-    fn number(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
+    pub fn number(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
         self.settings.number(&self.name(key))
     }
 
-    fn required(&self, key: &str) -> Result<u64, CheckpointError> {
+    pub fn required(&self, key: &str) -> Result<u64, CheckpointError> {
         self.settings.required(&self.name(key), self.number(key)?)
     }
 
-    fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+    pub fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
         self.settings.float(&self.name(key))
     }
 
@@ -152,14 +167,16 @@ impl Keys<'_, '_> {
         self.settings.required(&self.name(key), self.float(key)?)
     }
 
-    fn refused(&self, key: &str, value: impl ToString, supported: &str) -> CheckpointError {
+    pub fn refused(&self, key: &str, value: impl ToString, supported: &str) -> CheckpointError {
         self.settings.refused(&self.name(key), value, supported)
     }
 
     /// Refuses unknown settings of the architecture. An architecture has few settings, and they
     /// determine the computation, so an unknown setting must not be ignored.
-    fn refuse_unknown(&self) -> Result<(), CheckpointError> {
-        let is_read = |key: &str| READ.contains(&key) || NAMED.iter().any(|(named, _)| *named == key);
+    fn refuse_unknown(&self, layers: GgufLayers) -> Result<(), CheckpointError> {
+        let more = hybrid::read_keys(layers);
+        let is_read =
+            |key: &str| READ.contains(&key) || more.contains(&key) || NAMED.iter().any(|(named, _)| *named == key);
         let is_neutral = |value: &Setting<'_>| {
             matches!(value, Setting::Unsigned(0) | Setting::Signed(0) | Setting::Bool(false) | Setting::Text(""))
                 || *value == Setting::Float(0.0)

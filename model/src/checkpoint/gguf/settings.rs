@@ -2,19 +2,56 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::header::Setting;
 use crate::checkpoint::error::CheckpointError;
 
 /// A family's description of its GGUF files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct GgufArchitecture {
-    /// `general.architecture`, the prefix of the settings, and `model_type`
-    /// in the generated `config.json`.
+    /// `general.architecture`, the prefix of the settings.
     pub name: &'static str,
     /// `architectures` in the generated `config.json`.
     pub class: &'static str,
-    /// Whether the rows of queries and keys are ordered for rotary pairs of adjacent elements.
-    pub has_paired_rows: bool,
+    /// `model_type` in the generated `config.json`.
+    pub model_type: &'static str,
+    pub layers: GgufLayers,
+    /// The vision encoder that may be in a second file next to the model; `None` for families
+    /// without pictures.
+    pub vision: Option<GgufVision>,
+}
+
+/// The layers of an architecture, and how its files differ from Hugging Face checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GgufLayers {
+    Attention,
+    /// The rows of queries and keys are ordered for rotary pairs of adjacent elements.
+    PairedAttention,
+    /// Layers with gated delta nets, and norms whose weights are centred on zero.
+    Hybrid {
+        has_experts: bool,
+    },
+}
+
+/// A family's description of the files with its vision encoder.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufVision {
+    /// `architectures` in the generated `config.json` of a model with pictures.
+    pub class: &'static str,
+    /// `model_type` in the generated `config.json` of a model with pictures.
+    pub model_type: &'static str,
+    /// `clip.projector_type` of the file.
+    pub projector: &'static str,
+    /// The settings files of the released processors for a `config.json`.
+    pub processors: fn(&Value) -> crate::families::Files,
+}
+
+impl GgufArchitecture {
+    /// An architecture without pictures, whose name is also the `model_type`.
+    pub const fn of_text(name: &'static str, class: &'static str, layers: GgufLayers) -> Self {
+        GgufArchitecture { name, class, model_type: name, layers, vision: None }
+    }
 }
 
 /// The settings of a file, by name.
@@ -24,12 +61,13 @@ pub(super) struct Settings<'f> {
 }
 
 impl<'f> Settings<'f> {
-    /// Refuses files that are not a complete model.
-    pub fn check(&self) -> Result<(), CheckpointError> {
+    /// Refuses files of another `general.type` than `expected`, and files that are a part of
+    /// several.
+    pub fn check(&self, expected: &str) -> Result<(), CheckpointError> {
         if let Some(kind) = self.text("general.type")?
-            && kind != "model"
+            && kind != expected
         {
-            return Err(self.refused("general.type", kind, "model"));
+            return Err(self.refused("general.type", kind, expected));
         }
         match self.number("split.count")? {
             None | Some(0 | 1) => Ok(()),
@@ -75,11 +113,7 @@ impl<'f> Settings<'f> {
     /// A setting that is a list of texts.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&'f str>>, CheckpointError> {
         let text = |value| if let Setting::Text(text) = value { Some(text) } else { None };
-        let texts = |value| match value {
-            Setting::List(list) => list.iter().map(text).collect::<Option<_>>().ok_or(value),
-            value => Err(value),
-        };
-        self.read(name, texts, "a list of texts")
+        self.list(name, text, "a list of texts")
     }
 
     /// A setting that is a list of whole numbers.
@@ -89,11 +123,26 @@ impl<'f> Settings<'f> {
             Setting::Unsigned(number) => i64::try_from(number).ok(),
             _ => None,
         };
-        let numbers = |value| match value {
-            Setting::List(list) => list.iter().map(number).collect::<Option<_>>().ok_or(value),
+        self.list(name, number, "a list of whole numbers")
+    }
+
+    /// A setting that is a list of finite numbers.
+    pub fn floats(&self, name: &str) -> Result<Option<Vec<f64>>, CheckpointError> {
+        let number = |value| if let Setting::Float(number) = value { Some(number) } else { None };
+        self.list(name, number, "a list of numbers")
+    }
+
+    fn list<T>(
+        &self,
+        name: &str,
+        entry: impl Fn(Setting<'f>) -> Option<T>,
+        wanted: &str,
+    ) -> Result<Option<Vec<T>>, CheckpointError> {
+        let entries = |value| match value {
+            Setting::List(list) => list.iter().map(&entry).collect::<Option<_>>().ok_or(value),
             value => Err(value),
         };
-        self.read(name, numbers, "a list of whole numbers")
+        self.read(name, entries, wanted)
     }
 
     fn read<T>(

@@ -2,22 +2,25 @@
 //! locations in the file.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::config::Config;
 use super::header::{Header, Listed};
+use super::hybrid::DeltaHeads;
 use super::rope_factors;
-use super::settings::Settings;
+use super::settings::GgufLayers;
 use super::storage::{bytes, matrices_type, stored, type_name};
 use crate::checkpoint::error::CheckpointError;
-use crate::checkpoint::shard::{StoredTensor, Unread};
+use crate::checkpoint::shard::{Reading, StoredTensor, Unread};
 use crate::checkpoint::stored::{Stored, TensorType};
+use crate::checkpoint::tensor_info::{Change, Order, Tiling};
 
-/// Names of tensors outside the layers, in GGUF and in Hugging Face checkpoints.
-const OUTSIDE: [(&str, &str); 3] =
-    [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+/// Names of tensors outside the layers, in GGUF and in Hugging Face checkpoints. The embedding and
+/// the last norm follow the prefix of the decoder.
+const OUTSIDE: [(&str, &str); 3] = [("token_embd", "embed_tokens"), (LAST_NORM, "norm"), ("output", "lm_head")];
 
 /// Names of tensors within a layer, in GGUF and in Hugging Face checkpoints.
-const INSIDE: [(&str, &str); 11] = [
+const INSIDE: [(&str, &str); 24] = [
     ("attn_norm", "input_layernorm"),
     (QUERIES, "self_attn.q_proj"),
     (KEYS, "self_attn.k_proj"),
@@ -26,39 +29,121 @@ const INSIDE: [(&str, &str); 11] = [
     ("attn_q_norm", "self_attn.q_norm"),
     ("attn_k_norm", "self_attn.k_norm"),
     ("ffn_norm", "post_attention_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    (SHARED_GATE, "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
 ];
 const QUERIES: &str = "attn_q";
 const KEYS: &str = "attn_k";
+const SHARED_GATE: &str = "ffn_gate_inp_shexp";
+/// The only tensor whose name has no suffix.
+const DECAY: &str = "ssm_a";
+const LAST_NORM: &str = "output_norm";
+
+/// Tensors with the matrices of all experts of a layer, and the projections of each expert in them.
+const EXPERTS: [(&str, &[&str]); 4] = [
+    ("ffn_gate_exps", &["gate_proj"]),
+    ("ffn_up_exps", &["up_proj"]),
+    ("ffn_down_exps", &["down_proj"]),
+    ("ffn_gate_up_exps", &["gate_proj", "up_proj"]),
+];
+
+/// Maximum number of experts of a layer, more than any real file has.
+const EXPERTS_MAX: usize = 1 << 12;
 
 /// All tensors of a file of `file_bytes` bytes, except the rotary divisors, which become
-/// part of the configuration.
+/// part of the configuration, and the layers that draft tokens. `decoder` is the prefix of the
+/// decoder's names.
 pub(super) fn places(
-    settings: &Settings<'_>,
+    file: &str,
     header: &Header<'_>,
     file_bytes: usize,
     config: &Config,
+    decoder: &str,
 ) -> Result<BTreeMap<String, StoredTensor>, CheckpointError> {
-    let damaged = |reason| CheckpointError::Header { file: settings.file.to_owned(), reason };
-    let read = matrices_type(header);
-    let (mut places, mut ends) = (BTreeMap::new(), Vec::new());
+    let damaged = |reason| CheckpointError::Header { file: file.to_owned(), reason };
+    let mut places = Places::new(header, file_bytes);
     for tensor in header.tensors.iter().filter(|tensor| tensor.name != rope_factors::TENSOR) {
-        let bytes = bytes(tensor, header, file_bytes).map_err(damaged)?;
-        ends.push((bytes.start, bytes.end, tensor.name));
-        let paired_heads = paired_heads(tensor, config).map_err(damaged)?;
-        let stored = stored(tensor.kind).map(|stored| (stored, dtype(stored, tensor, read)));
+        let mut place = places.place(tensor).map_err(damaged)?;
+        let name = Name::of(tensor.name);
+        if name.layer.is_some_and(|layer| layer >= config.layers) {
+            continue;
+        }
+        if let Some((_, projections)) = EXPERTS.iter().find(|(part, _)| *part == name.part) {
+            let layer = name.layer.unwrap_or(0);
+            for (name, place) in of_each_expert(&place, projections).map_err(damaged)? {
+                places.insert(format!("{decoder}.layers.{layer}.mlp.experts.{name}"), place).map_err(damaged)?;
+            }
+            continue;
+        }
+        place.reading = reading(tensor, name.part, config).map_err(damaged)?;
+        if place.reading.change != Change::Unchanged {
+            // Changes are made to f32.
+            place.stored = place.stored.map(|(stored, _)| (stored, TensorType::F32));
+        }
+        if name.part == SHARED_GATE && tensor.shape.len() == 1 {
+            place.shape.insert(0, 1);
+        }
+        places.insert(name.translated(decoder).unwrap_or_else(|| tensor.name.to_owned()), place).map_err(damaged)?;
+    }
+    places.finish().map_err(damaged)
+}
+
+/// The places of a file's tensors, of which no two may overlap.
+pub(super) struct Places<'h> {
+    header: &'h Header<'h>,
+    file_bytes: usize,
+    matrices: TensorType,
+    places: BTreeMap<String, StoredTensor>,
+    ranges: Vec<(Range<usize>, &'h str)>,
+}
+
+impl<'h> Places<'h> {
+    pub fn new(header: &'h Header<'h>, file_bytes: usize) -> Self {
+        let matrices = matrices_type(header);
+        Places { header, file_bytes, matrices, places: BTreeMap::new(), ranges: Vec::new() }
+    }
+
+    /// The place of a tensor whose elements are read as they are.
+    pub fn place(&mut self, tensor: &Listed<'h>) -> Result<StoredTensor, String> {
+        let bytes = bytes(tensor, self.header, self.file_bytes)?;
+        self.ranges.push((bytes.clone(), tensor.name));
+        let stored = stored(tensor.kind).map(|stored| (stored, dtype(stored, tensor, self.matrices)));
         let stored = stored.ok_or_else(|| Unread::Blocks(type_name(tensor.kind)));
-        let place = StoredTensor { stored, shape: tensor.shape.clone(), paired_heads, bytes };
-        if places.insert(translated(tensor.name), place).is_some() {
-            return Err(damaged(format!("it has the tensor {} twice", tensor.name)));
+        Ok(StoredTensor { stored, shape: tensor.shape.clone(), bytes, reading: Reading::default() })
+    }
+
+    pub fn insert(&mut self, name: String, place: StoredTensor) -> Result<(), String> {
+        match self.places.entry(name) {
+            std::collections::btree_map::Entry::Occupied(entry) => {
+                Err(format!("it has the tensor {} twice", entry.key()))
+            }
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                entry.insert(place);
+                Ok(())
+            }
         }
     }
-    ends.sort_unstable();
-    match ends.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-        Some(pair) => Err(damaged(format!("the tensors {} and {} overlap", pair[0].2, pair[1].2))),
-        None => Ok(places),
+
+    pub fn finish(mut self) -> Result<BTreeMap<String, StoredTensor>, String> {
+        self.ranges.sort_unstable_by_key(|(range, name)| (range.start, range.end, *name));
+        match self.ranges.windows(2).find(|pair| pair[0].0.end > pair[1].0.start) {
+            Some(pair) => Err(format!("the tensors {} and {} overlap", pair[0].1, pair[1].1)),
+            None => Ok(self.places),
+        }
     }
 }
 
@@ -71,40 +156,109 @@ fn dtype(stored: Stored, tensor: &Listed<'_>, matrices: TensorType) -> TensorTyp
     }
 }
 
-/// Number of heads of a query or key matrix, if the architecture has paired rows; 0
-/// for every other tensor.
-fn paired_heads(tensor: &Listed<'_>, config: &Config) -> Result<usize, String> {
-    let heads = match part(tensor.name) {
-        Some(QUERIES) => config.heads,
-        Some(KEYS) => config.kv_heads,
-        _ => return Ok(0),
+/// The differences between a tensor in the file and in the model.
+fn reading(tensor: &Listed<'_>, part: &str, config: &Config) -> Result<Reading, String> {
+    let mut reading = Reading::default();
+    if config.architecture.layers == GgufLayers::PairedAttention {
+        let heads = match part {
+            QUERIES => config.heads,
+            KEYS => config.kv_heads,
+            _ => return Ok(reading),
+        };
+        if heads == 0 || !tensor.shape[0].is_multiple_of(2 * heads) {
+            return Err(format!("the {} rows of {} do not form pairs in {heads} heads", tensor.shape[0], tensor.name));
+        }
+        reading.order = Order::PairedRows(tensor.shape[0] / heads);
+    }
+    let Some(heads) = config.delta else { return Ok(reading) };
+    reading.order = order(part, heads);
+    reading.change = match part {
+        DECAY => Change::LogOfNegative,
+        "attn_norm" | "post_attention_norm" | "attn_q_norm" | "attn_k_norm" | LAST_NORM => Change::MinusOne,
+        _ => Change::Unchanged,
     };
-    match config.architecture.has_paired_rows {
-        false => Ok(0),
-        true if heads > 0 && tensor.shape[0].is_multiple_of(2 * heads) => Ok(heads),
-        true => Err(format!("the {} rows of {} do not form pairs in {heads} heads", tensor.shape[0], tensor.name)),
+    let (axis, tiling) = match reading.order {
+        Order::TiledRows(tiling) => (tensor.shape.first(), tiling),
+        Order::TiledColumns(tiling) => (tensor.shape.get(1), tiling),
+        _ => return Ok(reading),
+    };
+    match axis.filter(|extent| **extent == tiling.end()) {
+        Some(_) => Ok(reading),
+        None => {
+            let (name, heads, end) = (tensor.name, heads.keys * heads.values, tiling.end());
+            Err(format!("the tensor {name} has the shape {:?}, but {heads} value heads need {end}", tensor.shape))
+        }
     }
 }
 
-/// The part of a tensor name within a layer, without the layer and the suffix.
-fn part(name: &str) -> Option<&str> {
-    let (_, part) = name.strip_prefix("blk.")?.split_once('.')?;
-    Some(part.rsplit_once('.')?.0)
+/// The order of the value heads in the tensors of a gated delta net.
+fn order(part: &str, heads: DeltaHeads) -> Order {
+    let DeltaHeads { keys, values, key_dim, value_dim } = heads;
+    let tiling = |before, width| Tiling { before, key_heads: keys, values, width };
+    match part {
+        DECAY | "ssm_dt" | "ssm_alpha" | "ssm_beta" => Order::TiledRows(tiling(0, 1)),
+        "attn_gate" => Order::TiledRows(tiling(0, value_dim)),
+        "attn_qkv" | "ssm_conv1d" => Order::TiledRows(tiling(2 * keys * key_dim, value_dim)),
+        "ssm_out" => Order::TiledColumns(tiling(0, value_dim)),
+        _ => Order::Model,
+    }
 }
 
-/// The tensor's name in a Hugging Face checkpoint. An unknown name is not changed, and
-/// no layer claims it.
-fn translated(name: &str) -> String {
-    let within = || {
-        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-        let (part, suffix) = rest.rsplit_once('.')?;
-        let (_, ours) = INSIDE.iter().find(|(theirs, _)| *theirs == part)?;
-        Some(format!("model.layers.{layer}.{ours}.{suffix}"))
+/// The projections of each expert in a tensor `[experts, rows of all projections, columns]`, by
+/// their names in Hugging Face checkpoints.
+fn of_each_expert(whole: &StoredTensor, projections: &[&str]) -> Result<Vec<(String, StoredTensor)>, String> {
+    let count = projections.len();
+    let &[experts, rows, columns] = whole.shape.as_slice() else {
+        return Err(format!("experts have the shape {:?}; expected three axes", whole.shape));
     };
-    let outside = || {
-        let (part, suffix) = name.rsplit_once('.')?;
-        let (_, ours) = OUTSIDE.iter().find(|(theirs, _)| *theirs == part)?;
-        Some(format!("{ours}.{suffix}"))
+    if experts > EXPERTS_MAX {
+        return Err(format!("a layer has {experts} experts; the limit is {EXPERTS_MAX}"));
+    }
+    if !rows.is_multiple_of(count) {
+        return Err(format!("the {rows} rows of an expert are not {count} projections"));
+    }
+    let bytes = whole.bytes.len() / (experts * count);
+    let part = |at: usize| {
+        let start = whole.bytes.start + at * bytes;
+        let shape = vec![rows / count, columns];
+        let name = format!("{}.{}.weight", at / count, projections[at % count]);
+        (name, StoredTensor { shape, bytes: start..start + bytes, ..whole.clone() })
     };
-    within().or_else(outside).unwrap_or_else(|| name.to_owned())
+    Ok((0..experts * count).map(part).collect())
+}
+
+/// The parts of a tensor's name.
+struct Name<'n> {
+    layer: Option<u64>,
+    part: &'n str,
+    /// `weight` or `bias`.
+    suffix: Option<&'n str>,
+}
+
+impl<'n> Name<'n> {
+    fn of(name: &'n str) -> Self {
+        let within = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let within = within.and_then(|(layer, rest)| Some((Some(layer.parse().ok()?), rest)));
+        let (layer, rest) = within.unwrap_or((None, name));
+        let (part, suffix) = rest.rsplit_once('.').map_or((rest, None), |(part, suffix)| (part, Some(suffix)));
+        Name { layer, part, suffix }
+    }
+
+    /// The tensor's name in a Hugging Face checkpoint; `None` if it is unknown. No layer claims an
+    /// unknown name.
+    fn translated(&self, decoder: &str) -> Option<String> {
+        let find = |names: &[(&str, &'static str)]| Some(names.iter().find(|(theirs, _)| *theirs == self.part)?.1);
+        match (self.layer, self.suffix) {
+            (Some(layer), None) if self.part == DECAY => Some(format!("{decoder}.layers.{layer}.linear_attn.A_log")),
+            (Some(layer), Some("bias")) if self.part == "ssm_dt" => {
+                Some(format!("{decoder}.layers.{layer}.linear_attn.dt_bias"))
+            }
+            (Some(layer), Some(suffix)) => Some(format!("{decoder}.layers.{layer}.{}.{suffix}", find(&INSIDE)?)),
+            (None, Some(suffix)) => match find(&OUTSIDE)? {
+                head @ "lm_head" => Some(format!("{head}.{suffix}")),
+                ours => Some(format!("{decoder}.{ours}.{suffix}")),
+            },
+            (_, None) => None,
+        }
+    }
 }

@@ -50,6 +50,16 @@ pub(super) fn of(settings: &Settings<'_>) -> Result<BTreeMap<&'static str, Vec<u
     Ok(files.into())
 }
 
+/// The ids of the placeholders of pictures and videos.
+pub(super) fn placeholders(settings: &Settings<'_>) -> Result<[u64; 2], CheckpointError> {
+    let tokens = settings.required(TOKENS, settings.texts(TOKENS)?)?;
+    let id = |name: &str| {
+        let at = tokens.iter().position(|token| *token == name).map(|at| at as u64);
+        at.ok_or_else(|| settings.refused(TOKENS, format!("a list without {name}"), "a list of all added tokens"))
+    };
+    Ok([id("<|image_pad|>")?, id("<|video_pad|>")?])
+}
+
 fn tokenizer(settings: &Settings<'_>, tokens: Vec<&str>) -> Result<Vec<u8>, CheckpointError> {
     let (model, name) = (settings.text(MODEL)?, settings.text(SPLITTER)?);
     match settings.required(MODEL, model)? {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use self::pickle::{Node, Pickle, Value};
 use super::error::CheckpointError;
-use super::shard::{Content, Shard, StoredTensor, Unread};
+use super::shard::{Content, Reading, Shard, StoredTensor, Unread};
 use super::stored::{Stored, TensorType};
 
 /// Size limit of a pickle, enough for about 50,000 tensors. Each byte of a pickle may create a
@@ -78,7 +78,7 @@ impl State<'_> {
         let ((offset, shape), strides) =
             numbers.ok_or_else(|| format!("has no shape, or one of more than {AXES_MAX} axes"))?;
         let elements = elements(&shape, &strides)?;
-        let place = |stored, bytes| StoredTensor { stored, shape, paired_heads: 0, bytes };
+        let place = |stored, bytes| StoredTensor { stored, shape, bytes, reading: Reading::default() };
         let dtype = match dtype {
             Ok(dtype) => dtype,
             Err(unread) => return Ok(place(Err(unread), storage.start..storage.start)),

@@ -97,15 +97,6 @@ impl ReleasedShape for Shape {
         &self.decoder
     }
 
-    fn files(&self) -> Files {
-        let config = self.config();
-        let mut files = vec![("config.json", config.to_string().into_bytes())];
-        files.extend(processors(&config));
-        files
-    }
-}
-
-impl Shape {
     fn config(&self) -> Value {
         let Shape { decoder, vision, .. } = self;
         let mut text = decoder.config();

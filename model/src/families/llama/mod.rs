@@ -9,7 +9,7 @@ pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind},
-    checkpoint::{Checkpoint, GgufArchitecture},
+    checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 use shape::Shape;
 
@@ -22,7 +22,7 @@ impl Settings for Config {
         &[("LlamaForCausalLM", LLAMA), ("MistralForCausalLM", MISTRAL)];
 
     const GGUF: &'static [GgufArchitecture] =
-        &[GgufArchitecture { name: LLAMA, class: "LlamaForCausalLM", has_paired_rows: true }];
+        &[GgufArchitecture::of_text(LLAMA, "LlamaForCausalLM", GgufLayers::PairedAttention)];
 
     type Shape = Shape;
 

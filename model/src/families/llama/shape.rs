@@ -4,10 +4,10 @@
 //! mistralai/Mistral-7B-v0.3 on huggingface.co (arXiv 2407.21783, table 3; arXiv 2502.02737). All
 //! shapes use Llama 3's control tokens.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::blocks::decoder_shape::{DecoderShape, ShapeText};
-use crate::families::{Files, ReleasedShape};
+use crate::families::ReleasedShape;
 
 /// Control tokens and chat template of Llama 3.
 const TEXT: ShapeText = ShapeText {
@@ -80,7 +80,7 @@ impl ReleasedShape for Shape {
         &self.decoder
     }
 
-    fn files(&self) -> Files {
+    fn config(&self) -> Value {
         let mut config = self.decoder.config();
         let (architecture, model_type) = match self.maker {
             Maker::Mistral => ("MistralForCausalLM", "mistral"),
@@ -88,7 +88,7 @@ impl ReleasedShape for Shape {
         };
         config["architectures"] = [architecture].into();
         config["model_type"] = model_type.into();
-        config["sliding_window"] = serde_json::Value::Null;
+        config["sliding_window"] = Value::Null;
         if let Maker::Llama(factor @ 2..) = self.maker {
             config["rope_scaling"] = json!({
                 "rope_type": "llama3",
@@ -98,6 +98,6 @@ impl ReleasedShape for Shape {
                 "original_max_position_embeddings": 8192,
             });
         }
-        vec![("config.json", config.to_string().into_bytes())]
+        config
     }
 }

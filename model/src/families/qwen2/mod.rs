@@ -8,7 +8,7 @@ pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind},
-    checkpoint::{Checkpoint, GgufArchitecture},
+    checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 use shape::Shape;
 
@@ -20,7 +20,7 @@ impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen2ForCausalLM", "qwen2")];
 
     const GGUF: &'static [GgufArchitecture] =
-        &[GgufArchitecture { name: "qwen2", class: "Qwen2ForCausalLM", has_paired_rows: false }];
+        &[GgufArchitecture::of_text("qwen2", "Qwen2ForCausalLM", GgufLayers::Attention)];
 
     type Shape = Shape;
 

@@ -4,8 +4,10 @@
 //! (arXiv 2412.15115, table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B
 //! did before May 2025 (QwenLM/QwQ#26).
 
+use serde_json::Value;
+
 use crate::blocks::decoder_shape::DecoderShape;
-use crate::families::{Files, ReleasedShape};
+use crate::families::ReleasedShape;
 
 /// Sizes of a model, without its weights.
 pub struct Shape {
@@ -34,10 +36,10 @@ impl ReleasedShape for Shape {
         &self.decoder
     }
 
-    fn files(&self) -> Files {
+    fn config(&self) -> Value {
         let mut config = self.decoder.config();
         config["architectures"] = ["Qwen2ForCausalLM"].into();
         config["model_type"] = "qwen2".into();
-        vec![("config.json", config.to_string().into_bytes())]
+        config
     }
 }

@@ -1,23 +1,18 @@
-//! The family's `config.json`.
+//! Settings of the vision tower.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::shape::{self, VisionShape};
 use crate::{
     blocks::{
-        AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
-        vision::{PlaceholderTokens, TowerConfig, tower_rope},
+        ConfigError, WIDTH_MAX,
+        vision::{TowerConfig, VideoPlace, tower_rope},
     },
-    checkpoint::Checkpoint,
-    families::Settings,
+    families::mrope::{self, VisionTowerConfig},
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    pub decoder: DecoderConfig,
-    pub vision: VisionConfig,
-    pub tokens: PlaceholderTokens,
-}
+pub type Config = mrope::Config<VisionConfig>;
 
 /// Sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -40,29 +35,6 @@ pub struct VisionConfig {
 }
 
 impl VisionConfig {
-    /// Reads `vision_config` on top of the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
-    /// `configuration_qwen2_5_vl.py`). The defaults matter because transformers wrote the released
-    /// files, and it saves only settings that differ from its defaults.
-    fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
-        let defaults = json!({
-            "depth": 32,
-            "hidden_size": 3584,
-            "hidden_act": "silu",
-            "intermediate_size": 3420,
-            "num_heads": 16,
-            "in_channels": 3,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "tokens_per_second": 4,
-            "window_size": 112,
-            "out_hidden_size": 3584,
-            "fullatt_block_indexes": [7, 15, 23, 31],
-            "rope_theta": tower_rope::THETA,
-        });
-        TowerConfig::read(given, &defaults, &[])
-    }
-
     /// Merged patches along a side of a window.
     pub fn window_side(&self) -> usize {
         self.window_size / self.tower.patch_size / self.tower.spatial_merge_size
@@ -102,41 +74,41 @@ impl VisionConfig {
     }
 }
 
-impl Config {
-    /// Reads `config.json` and checks the checkpoint's processors against it.
-    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
-        let config = &checkpoint.config;
-        let decoder = DecoderConfig::read_nested(config, &defaults())?;
-        let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
-        vision.check(decoder.hidden)?;
-        let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
-        vision.tower.input().check(images, videos.as_ref())?;
-        let tokens = PlaceholderTokens::read(config, decoder.vocabulary)?;
-        Ok(Config { decoder, vision, tokens })
-    }
-}
+impl VisionTowerConfig for VisionConfig {
+    type Sizes = VisionShape;
 
-/// Defaults of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the
-/// sections are from `modeling_qwen2_5_vl.py`).
-fn defaults() -> DecoderDefaults {
-    let fields = json!({
-        "vocab_size": 152_064,
-        "hidden_size": 8192,
-        "intermediate_size": 29_568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": 4096,
-        "max_window_layers": 80,
-    });
-    DecoderDefaults {
-        fields,
-        rope_types: &["default", "mrope"],
-        axes: AxesRule::Consecutive([16, 24, 24]),
-        layer: LayerKind::QkvBias,
+    const SHAPES: &'static [mrope::Shape<VisionShape>] = &shape::SHAPES;
+
+    /// Reads `vision_config` on top of the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
+    /// `configuration_qwen2_5_vl.py`). The defaults matter because transformers wrote the released
+    /// files, and it saves only settings that differ from its defaults.
+    fn read(given: &Map<String, Value>, decoder_hidden: usize) -> Result<Self, ConfigError> {
+        let defaults = json!({
+            "depth": 32,
+            "hidden_size": 3584,
+            "hidden_act": "silu",
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "in_channels": 3,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 4,
+            "window_size": 112,
+            "out_hidden_size": 3584,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "rope_theta": tower_rope::THETA,
+        });
+        let config: Self = TowerConfig::read(given, &defaults, &[])?;
+        config.check(decoder_hidden)?;
+        Ok(config)
+    }
+
+    fn tower(&self) -> &TowerConfig {
+        &self.tower
+    }
+
+    fn video_place(&self) -> VideoPlace {
+        VideoPlace::Timed { frames: self.tower.temporal_patch_size, tokens_per_second: self.tokens_per_second }
     }
 }

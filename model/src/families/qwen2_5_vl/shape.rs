@@ -6,18 +6,15 @@
 
 use serde_json::{Value, json};
 
-use crate::blocks::{decoder_shape::DecoderShape, vision::released_processor};
-use crate::families::{Files, ReleasedShape};
+use crate::{
+    blocks::decoder_shape::DecoderShape,
+    families::mrope::{self, TowerSizes},
+};
 
-/// Sizes of a model, without its weights.
-pub struct Shape {
-    name: &'static str,
-    decoder: DecoderShape,
-    rope_sections: [usize; 3],
-    vision: VisionShape,
-}
+type Shape = mrope::Shape<VisionShape>;
 
-struct VisionShape {
+/// Sizes of a tower.
+pub struct VisionShape {
     depth: usize,
     hidden: usize,
     intermediate: usize,
@@ -47,48 +44,24 @@ pub const SHAPES: [Shape; 5] = [
     },
 ];
 
-impl ReleasedShape for Shape {
-    fn name(&self) -> &'static str {
-        self.name
-    }
+impl TowerSizes for VisionShape {
+    const ARCHITECTURE: (&'static str, &'static str) = ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl");
 
-    fn decoder(&self) -> &DecoderShape {
-        &self.decoder
-    }
-
-    fn files(&self) -> Files {
-        let config = self.config();
-        vec![
-            ("config.json", config.to_string().into_bytes()),
-            ("preprocessor_config.json", released_processor(&config).to_string().into_bytes()),
-        ]
-    }
-}
-
-impl Shape {
-    fn config(&self) -> Value {
-        let Shape { decoder, vision, .. } = self;
-        let mut config = decoder.config();
-        config["architectures"] = ["Qwen2_5_VLForConditionalGeneration"].into();
-        config["model_type"] = "qwen2_5_vl".into();
-        config["image_token_id"] = decoder.id("<|image_pad|>").into();
-        config["video_token_id"] = decoder.id("<|video_pad|>").into();
-        config["rope_scaling"] = json!({ "type": "mrope", "mrope_section": self.rope_sections });
-        config["vision_config"] = json!({
-            "depth": vision.depth,
+    fn vision_config(&self, decoder_hidden: usize) -> Value {
+        json!({
+            "depth": self.depth,
             "hidden_act": "silu",
-            "hidden_size": vision.hidden,
-            "intermediate_size": vision.intermediate,
-            "num_heads": vision.heads,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_heads": self.heads,
             "in_chans": 3,
-            "out_hidden_size": decoder.hidden,
+            "out_hidden_size": decoder_hidden,
             "patch_size": 14,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
             "tokens_per_second": 2,
             "window_size": 112,
-            "fullatt_block_indexes": vision.full_attention,
-        });
-        config
+            "fullatt_block_indexes": self.full_attention,
+        })
     }
 }

@@ -5,18 +5,15 @@
 
 use serde_json::{Value, json};
 
-use crate::blocks::{decoder_shape::DecoderShape, vision::released_processor};
-use crate::families::{Files, ReleasedShape};
+use crate::{
+    blocks::decoder_shape::DecoderShape,
+    families::mrope::{self, TowerSizes},
+};
 
-/// Sizes of a model, without its weights.
-pub struct Shape {
-    name: &'static str,
-    decoder: DecoderShape,
-    rope_sections: [usize; 3],
-    vision: VisionShape,
-}
+type Shape = mrope::Shape<VisionShape>;
 
-struct VisionShape {
+/// Sizes of a tower.
+pub struct VisionShape {
     depth: usize,
     hidden: usize,
     heads: usize,
@@ -40,44 +37,20 @@ pub const SHAPES: [Shape; 4] = [
     },
 ];
 
-impl ReleasedShape for Shape {
-    fn name(&self) -> &'static str {
-        self.name
-    }
+impl TowerSizes for VisionShape {
+    const ARCHITECTURE: (&'static str, &'static str) = ("Qwen2VLForConditionalGeneration", "qwen2_vl");
 
-    fn decoder(&self) -> &DecoderShape {
-        &self.decoder
-    }
-
-    fn files(&self) -> Files {
-        let config = self.config();
-        vec![
-            ("config.json", config.to_string().into_bytes()),
-            ("preprocessor_config.json", released_processor(&config).to_string().into_bytes()),
-        ]
-    }
-}
-
-impl Shape {
-    fn config(&self) -> Value {
-        let Shape { decoder, vision, .. } = self;
-        let mut config = decoder.config();
-        config["architectures"] = ["Qwen2VLForConditionalGeneration"].into();
-        config["model_type"] = "qwen2_vl".into();
-        config["image_token_id"] = decoder.id("<|image_pad|>").into();
-        config["video_token_id"] = decoder.id("<|video_pad|>").into();
-        config["rope_scaling"] = json!({ "type": "mrope", "mrope_section": self.rope_sections });
-        config["vision_config"] = json!({
-            "depth": vision.depth,
-            "embed_dim": vision.hidden,
+    fn vision_config(&self, decoder_hidden: usize) -> Value {
+        json!({
+            "depth": self.depth,
+            "embed_dim": self.hidden,
             "mlp_ratio": 4,
-            "num_heads": vision.heads,
+            "num_heads": self.heads,
             "in_chans": 3,
-            "hidden_size": decoder.hidden,
+            "hidden_size": decoder_hidden,
             "patch_size": 14,
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
-        });
-        config
+        })
     }
 }

@@ -9,7 +9,7 @@ pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, config_keys},
-    checkpoint::{Checkpoint, GgufArchitecture},
+    checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 use shape::Shape;
 
@@ -21,7 +21,7 @@ impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen3ForCausalLM", DENSE), (MIXED_CLASS, MIXED)];
 
     const GGUF: &'static [GgufArchitecture] =
-        &[GgufArchitecture { name: "qwen3", class: "Qwen3ForCausalLM", has_paired_rows: false }];
+        &[GgufArchitecture::of_text("qwen3", "Qwen3ForCausalLM", GgufLayers::Attention)];
 
     type Shape = Shape;
 

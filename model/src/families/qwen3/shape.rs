@@ -3,8 +3,10 @@
 //! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co
 //! (arXiv 2505.09388, table 1).
 
+use serde_json::Value;
+
 use crate::blocks::decoder_shape::{DecoderShape, MixtureShape};
-use crate::families::{Files, ReleasedShape};
+use crate::families::ReleasedShape;
 
 /// Sizes of a model, without its weights.
 pub struct Shape {
@@ -59,7 +61,7 @@ impl ReleasedShape for Shape {
         &self.decoder
     }
 
-    fn files(&self) -> Files {
+    fn config(&self) -> Value {
         let mut config = self.decoder.config();
         let (class, kind) = match self.decoder.mixture {
             Some(_) => ("Qwen3MoeForCausalLM", "qwen3_moe"),
@@ -68,6 +70,6 @@ impl ReleasedShape for Shape {
         config["architectures"] = [class].into();
         config["model_type"] = kind.into();
         config["attention_bias"] = false.into();
-        vec![("config.json", config.to_string().into_bytes())]
+        config
     }
 }

@@ -5,48 +5,32 @@
 
 use serde_json::{Value, json};
 
-use super::config::{MIXED, MIXED_CLASS};
 use crate::{
-    blocks::{
-        decoder_shape::{DecoderShape, DeltaShape, MixtureShape},
-        vision::released_video_processors,
-    },
-    families::{Files, ReleasedShape},
+    blocks::decoder_shape::{DecoderShape, DeltaShape, MixtureShape},
+    families::deepstack::{Shape, TowerShape},
 };
 
-/// Sizes of a model, without its weights.
-pub struct Shape {
-    name: &'static str,
-    decoder: DecoderShape,
-    rope_sections: [usize; 3],
-    vision: VisionShape,
-}
-
-struct VisionShape {
-    depth: usize,
-    hidden: usize,
-    intermediate: usize,
-    heads: usize,
-    grid: usize,
-}
+/// The architecture and `model_type` without experts, and then with experts.
+pub const ARCHITECTURES: [(&str, &str); 2] =
+    [("Qwen3_5ForConditionalGeneration", "qwen3_5"), ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")];
 
 /// Text tokens of the released vocabulary.
 const WORDS: usize = 248_044;
 
-const fn tower([depth, hidden, heads, intermediate]: [usize; 4]) -> VisionShape {
-    VisionShape { depth, hidden, intermediate, heads, grid: 48 }
+const fn tower([depth, hidden, heads, intermediate]: [usize; 4]) -> TowerShape {
+    TowerShape { depth, hidden, intermediate, heads, grid: 48, parts: &[] }
 }
 
-const SMALLEST_TOWER: VisionShape = tower([12, 768, 12, 3072]);
-const SMALL_TOWER: VisionShape = tower([24, 1024, 16, 4096]);
-const LARGE_TOWER: VisionShape = tower([27, 1152, 16, 4304]);
+const SMALLEST_TOWER: TowerShape = tower([12, 768, 12, 3072]);
+const SMALL_TOWER: TowerShape = tower([24, 1024, 16, 4096]);
+const LARGE_TOWER: TowerShape = tower([27, 1152, 16, 4304]);
 
 const fn released(
     name: &'static str,
     sizes: [usize; 5],
     value_heads: usize,
     is_tied: bool,
-    vision: VisionShape,
+    vision: TowerShape,
 ) -> Shape {
     let decoder = DecoderShape {
         words: WORDS,
@@ -57,7 +41,7 @@ const fn released(
         delta: Some(DeltaShape { key_heads: 16, value_heads, head_dim: 128 }),
         ..DecoderShape::small(sizes, 262_144)
     };
-    Shape { name, decoder, rope_sections: [11, 11, 10], vision }
+    Shape { name, architectures: &ARCHITECTURES, decoder, rope_sections: [11, 11, 10], rope, vision }
 }
 
 /// A model in which each layer has `experts` experts and a shared expert, all of width
@@ -92,6 +76,7 @@ pub const SHAPES: [Shape; 10] = [
 const fn tiny(name: &'static str, mixture: Option<MixtureShape>) -> Shape {
     Shape {
         name,
+        architectures: &ARCHITECTURES,
         decoder: DecoderShape {
             words: 1000,
             vocabulary: 1024,
@@ -103,64 +88,18 @@ const fn tiny(name: &'static str, mixture: Option<MixtureShape>) -> Shape {
             ..DecoderShape::small([128, 320, 4, 4, 2], 4096)
         },
         rope_sections: [3, 3, 2],
-        vision: VisionShape { depth: 3, hidden: 64, intermediate: 176, heads: 2, grid: 8 },
+        rope,
+        vision: TowerShape { depth: 3, hidden: 64, intermediate: 176, heads: 2, grid: 8, parts: &[] },
     }
 }
 
-impl ReleasedShape for Shape {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn decoder(&self) -> &DecoderShape {
-        &self.decoder
-    }
-
-    fn files(&self) -> Files {
-        let config = self.config();
-        let mut files = vec![("config.json", config.to_string().into_bytes())];
-        files.extend(released_video_processors(&config));
-        files
-    }
-}
-
-impl Shape {
-    fn config(&self) -> Value {
-        let Shape { decoder, vision, .. } = self;
-        let mut text = decoder.config();
-        let (class, kind) = match decoder.mixture {
-            Some(_) => (MIXED_CLASS, MIXED),
-            None => ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
-        };
-        text["model_type"] = format!("{kind}_text").into();
-        text["rope_parameters"] = json!({
-            "rope_type": "default",
-            "rope_theta": decoder.rope_theta,
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": true,
-            "mrope_section": self.rope_sections,
-        });
-        json!({
-            "architectures": [class],
-            "model_type": kind,
-            "image_token_id": decoder.id("<|image_pad|>"),
-            "video_token_id": decoder.id("<|video_pad|>"),
-            "tie_word_embeddings": decoder.is_tied,
-            "text_config": text,
-            "vision_config": {
-                "depth": vision.depth,
-                "hidden_act": "gelu_pytorch_tanh",
-                "hidden_size": vision.hidden,
-                "intermediate_size": vision.intermediate,
-                "num_heads": vision.heads,
-                "in_channels": 3,
-                "out_hidden_size": decoder.hidden,
-                "patch_size": 16,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-                "num_position_embeddings": vision.grid * vision.grid,
-                "deepstack_visual_indexes": [],
-            },
-        })
-    }
+fn rope(theta: f64, sections: [usize; 3]) -> (&'static str, Value) {
+    let rope = json!({
+        "rope_type": "default",
+        "rope_theta": theta,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": true,
+        "mrope_section": sections,
+    });
+    ("rope_parameters", rope)
 }

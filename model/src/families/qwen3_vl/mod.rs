@@ -3,109 +3,80 @@
 //! rotary positions. Intermediate outputs of the tower are added after the decoder's first
 //! layers (DeepStack, arXiv 2406.04334).
 
-mod config;
 mod shape;
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
-use serde_json::Value;
-
-pub use config::Config;
-use shape::Shape;
+use serde_json::{Map, Value, json};
 
 use super::{
-    row::{Files, ReadText, Settings, VisionSettings},
-    vision_language_model::{Tower, VisionLanguageModel},
+    deepstack::{self, DeepstackFamily, Shape},
+    vision_language_model::VisionLanguageModel,
 };
-use crate::{
-    Depth,
-    blocks::{
-        ConfigError, DecoderConfig,
-        decoder::Decoder,
-        vision::{
-            DeepstackTower, PackedImages, Placeholders, QWEN_PLACEHOLDERS, VideoPlace, lay_out,
-            released_video_processors, video_text,
-        },
-    },
-    checkpoint::Checkpoint,
-    flow::{LayoutError, MediaGrid, PromptLayout, ResizedImage},
-    processor::VideoProcessor,
-    text::PlaceholderTexts,
-    weights::{WeightError, WeightMap},
-    workload::Workload,
-};
+use crate::blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, vision::DeepstackTower};
 
-impl Settings for Config {
-    const ARCHITECTURES: &'static [(&'static str, &'static str)] =
-        &[("Qwen3VLForConditionalGeneration", "qwen3_vl"), (config::MIXED_CLASS, config::MIXED)];
+#[derive(Clone, Debug, PartialEq)]
+pub struct Family;
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
-    const WORKLOADS: &'static [Workload] = Workload::ALL;
-
-    type Shape = Shape;
+impl DeepstackFamily for Family {
+    const ARCHITECTURES: &'static [(&'static str, &'static str); 2] = &shape::ARCHITECTURES;
 
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
-    fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
-        Config::read(checkpoint)
-    }
+    const DEEPSTACK_LAYERS: &'static [usize] = &[8, 16, 24];
 
-    /// If there are no video settings, the picture settings apply, but their pixel limits apply to
-    /// all frames together (transformers 5.17, `get_video_processor_dict`).
-    fn video_processor(checkpoint: &Checkpoint) -> Option<VideoProcessor> {
-        let own = checkpoint.own_video_processor().cloned();
-        own.or_else(|| Some(checkpoint.video_processor.as_ref()?.counting_all_frames()))
-    }
-
-    fn decoder(&self) -> &DecoderConfig {
-        &self.decoder
-    }
-
-    fn pictures(&self) -> Option<VisionSettings> {
-        let (merge, patch, row) = (self.vision.tower.merge(), self.vision.tower.patch(), self.vision.row());
-        let step_text_tokens = video_text::STEP_TOKENS;
-        Some(VisionSettings { merge, patch, token: self.tokens.image, row, step_text_tokens, tile: None })
-    }
-
-    fn write_visuals(&self, rendered: String, visuals: &[MediaGrid]) -> String {
-        video_text::write(&rendered, visuals, self.vision.tower.temporal_patch_size)
-    }
-
-    fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
-        Some(QWEN_PLACEHOLDERS)
-    }
-
-    fn lay_out(&self, tokens: Vec<u32>, visuals: &[MediaGrid]) -> Result<PromptLayout, LayoutError> {
-        let (merge, video) = (self.vision.tower.merge(), VideoPlace::Written);
-        lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })
-    }
-
-    fn released_processors(config: &Value) -> Option<Files> {
-        let is_ours = Self::ARCHITECTURES.iter().any(|(_, kind)| config["model_type"] == *kind);
-        is_ours.then(|| released_video_processors(config))
+    fn read_decoder(text: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
+        let of_class = if is_mixed { mixed_defaults() } else { defaults() };
+        let mut decoder = DecoderConfig::read("text_config.", text, &of_class)?;
+        if let Some(mixture) = &mut decoder.mixture {
+            // The model always renormalizes, whatever the file says (`modeling_qwen3_vl_moe.py`).
+            mixture.renormalised = true;
+        }
+        Ok(decoder)
     }
 }
 
-impl Tower<Config> for DeepstackTower {
-    type Batch = PackedImages;
-
-    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
-        let tower = DeepstackTower::claim(config.vision, "model.visual", map)?;
-        Ok((tower, Decoder::claim(config.decoder, "model.language_model", map)?))
-    }
-
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedImages {
-        self.pack(pictures)
-    }
-
-    fn encode<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        batch: &PackedImages,
-        cache: &mut Tensor<'_>,
-        depth: Depth,
-    ) -> Result<(), KernelError> {
-        self.encode(scope, batch, cache, depth)
-    }
-}
+pub type Config = deepstack::Config<Family>;
 
 pub type Model = VisionLanguageModel<DeepstackTower>;
+
+/// Defaults of `Qwen3VLMoeTextConfig` (transformers 5.17, `configuration_qwen3_vl_moe.py`).
+fn mixed_defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500_000.0,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": true,
+        "mlp_only_layers": null,
+    });
+    DecoderDefaults { fields, ..defaults() }
+}
+
+/// Defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the
+/// sections are from `modeling_qwen3_vl.py`).
+fn defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500_000.0,
+    });
+    let axes = AxesRule::Interleaved([24, 20, 20]);
+    DecoderDefaults { fields, rope_types: &["default"], axes, layer: LayerKind::HeadNorms }
+}

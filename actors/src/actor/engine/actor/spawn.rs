@@ -11,7 +11,7 @@ use super::{ActorParts, EngineState};
 use crate::{
     capture::recapture,
     compute::lane::{Job, RefusalSink},
-    compute::memory::{HostEncoderCache, HostKv, StateMemory, VisionCache},
+    compute::memory::{HostTier, StateMemory, VisionCache},
     engine::{
         EngineMessage, Lanes, LanesPlace, Serving, WhichLane,
         core::{Input, SizedBy, Start},
@@ -54,8 +54,11 @@ impl EngineState {
         let refused = refusal_sink(myself, WhichLane::Step, start.generation);
         let pacing = self.pacing(&profiled);
         let tenant_weights = self.arguments.options.tenant_weights.clone();
-        let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostKv::slot_count);
-        let state_slots = profiled.memory.states.as_ref().map_or(0, StateMemory::slots);
+        let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostTier::slot_count);
+        let states = profiled.memory.states.as_ref();
+        let state_slots = states.map_or(0, StateMemory::slots);
+        let state_bytes = states.map_or(Bytes::ZERO, StateMemory::sequence_bytes);
+        let host_states = profiled.memory.host_states.as_ref().map_or(0, HostTier::slot_count);
         let demand = self.demand.clone();
         let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
         let block_log = Arc::new(BlockLog::default());
@@ -69,6 +72,8 @@ impl EngineState {
             tenant_weights,
             host_slots,
             state_slots,
+            host_states,
+            state_bytes,
             demand,
             kv_use,
             block_log: block_log.clone(),
@@ -119,7 +124,7 @@ impl EngineState {
             lane,
             cache_rows: profiled.record.cache_rows,
             row_bytes: profiled.memory.vision_cache.as_ref().map_or(Bytes::ZERO, VisionCache::row_bytes),
-            host_rows: profiled.memory.host_pictures.as_ref().map_or(0, HostEncoderCache::slot_count),
+            host_rows: profiled.memory.host_pictures.as_ref().map_or(0, HostTier::slot_count),
             launch_patches: profiled.record.launch_patches,
             pacing: self.pacing(profiled),
             tenant_weights: self.arguments.options.tenant_weights.clone(),

@@ -104,6 +104,8 @@ impl Bed {
             tenant_weights: TenantWeights::default(),
             host_slots: 0,
             state_slots: 0,
+            host_states: 0,
+            state_bytes: Bytes::ZERO,
             demand: None,
             kv_use: watch::Sender::default(),
             block_log: Arc::default(),

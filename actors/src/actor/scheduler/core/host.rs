@@ -28,6 +28,15 @@ impl SchedulerCore {
         self
     }
 
+    /// Keeps up to `slots` snapshots of states in host memory. The copy of one takes as long as the
+    /// copy of `blocks` blocks.
+    #[must_use]
+    pub fn with_host_states(mut self, slots: usize, blocks: usize) -> Self {
+        self.kv = self.kv.with_host_states(slots);
+        self.copies.state_blocks = blocks;
+        self
+    }
+
     /// Whether copies are running on the lane. The blocks and slots that the copies use must not be
     /// removed.
     pub(super) fn is_copying(&self) -> bool {
@@ -42,15 +51,17 @@ impl SchedulerCore {
     /// Submits copies to the lane, if there are any.
     fn copy(&mut self, copies: Copies, fetches: Option<(SequenceId, usize)>, effects: &mut Vec<Effect>) {
         if !copies.is_empty() {
-            self.copies.under_way.push_back(CopyUnderWay { blocks: copies.len(), fetches });
+            self.copies
+                .under_way
+                .push_back(CopyUnderWay { blocks: copies.in_blocks(self.copies.state_blocks), fetches });
             effects.push(Effect::Copy(Box::new(copies)));
         }
     }
 
     /// Copies to the host the content that the next step would overwrite.
     pub(super) fn copy_leaving(&mut self, effects: &mut Vec<Effect>) {
-        let to_host = self.kv.take_leaving();
-        self.copy(Copies { to_host, ..Copies::default() }, None, effects);
+        let leaving = self.kv.take_leaving();
+        self.copy(leaving, None, effects);
     }
 
     /// Copies the content of free blocks to the host ahead of time, so that later steps find blank
@@ -102,8 +113,9 @@ impl SchedulerCore {
         }
         let found = self.kv.beginning(prefix);
         let (cached, tokens) = (found.resident * BLOCK_TOKENS, (found.blocks - found.resident) * BLOCK_TOKENS);
-        found.missing > 0
-            && (sequence.must_find > 0 || self.copies.costs.are_worth(found.missing, cached, tokens))
+        let missing = found.missing + if found.lacks_state { self.copies.state_blocks } else { 0 };
+        missing > 0
+            && (sequence.must_find > 0 || self.copies.costs.are_worth(missing, cached, tokens))
             && (self.kv.is_coming(prefix) || found.has_room)
     }
 

@@ -10,7 +10,10 @@ use bursar_model::{
 };
 
 use super::*;
-use crate::scheduler::{Placeholder, SchedulingParams};
+use crate::{
+    kv::Copies,
+    scheduler::{Placeholder, SchedulingParams},
+};
 
 mod admit;
 mod ahead;
@@ -64,6 +67,10 @@ struct Bed {
     shrinks: usize,
     /// Whether [`Effect::Found`] is recorded even if no token was cached.
     hears_all: bool,
+    /// Number of steps that were submitted.
+    launched: usize,
+    /// Copies that were submitted, each with the number of steps before it.
+    copies: VecDeque<(usize, Copies)>,
 }
 
 impl Bed {
@@ -86,6 +93,8 @@ impl Bed {
             is_hasty: true,
             shrinks: 0,
             hears_all: false,
+            launched: 0,
+            copies: VecDeque::new(),
         }
     }
 
@@ -104,6 +113,7 @@ impl Bed {
             match effect {
                 Effect::Run(plan) => {
                     self.running.push_back(*plan);
+                    self.launched += 1;
                     assert!(self.running.len() <= self.running_max, "{} steps run at once", self.running.len());
                 }
                 Effect::Released(sequences) => {
@@ -112,6 +122,10 @@ impl Bed {
                     self.recorded.push(Effect::Released(sequences));
                 }
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
+                Effect::Copy(copies) => {
+                    self.copies.push_back((self.launched, (*copies).clone()));
+                    self.heard.push(Effect::Copy(copies));
+                }
                 // Sequences without cached tokens, and waits for blocks, are not recorded.
                 Effect::Found(_, 0) if !self.hears_all => {}
                 Effect::Short(..) => {}

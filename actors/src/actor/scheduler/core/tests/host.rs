@@ -2,7 +2,7 @@
 //! blocks are copied back.
 
 use super::*;
-use crate::{kv::Copies, pace::CopyCosts};
+use crate::pace::CopyCosts;
 
 /// A bed with a host tier that has room for all blocks.
 fn bed(limits: Limits) -> Bed {
@@ -27,7 +27,7 @@ impl Bed {
 /// The number of blocks copied to the host and back.
 fn copied(bed: &mut Bed) -> (usize, usize) {
     let copies = bed.recorded().into_iter().filter_map(|effect| match effect {
-        Effect::Copy(copies) => Some((copies.to_host.len(), copies.to_device.len())),
+        Effect::Copy(copies) => Some((copies.blocks.to_host.len(), copies.blocks.to_device.len())),
         _ => None,
     });
     copies.fold((0, 0), |all, copy| (all.0 + copy.0, all.1 + copy.1))
@@ -170,7 +170,7 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
     bed.admit(sequence(2, 17, 70)).admit(sequence(3, 17, 70)).stepped(5).stepped(5);
     bed.recorded();
     // The third sequence loses its blocks to the second sequence, which then needs all blocks.
-    let mut copies = Copies::default();
+    let mut copies = Vec::new();
     let mut longest = 0;
     while !bed.running.is_empty() || bed.scheduler.is_copying() {
         if let Some(plan) = bed.running.front() {
@@ -181,12 +181,12 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
         bed.all_copied();
         for effect in bed.recorded() {
             if let Effect::Copy(more) = effect {
-                copies.to_device.extend(more.to_device);
+                copies.extend(more.blocks.to_device);
             }
         }
     }
     assert!(bed.scheduler.preemptions().for_blocks > 0, "the third sequence was preempted");
-    assert!(!copies.to_device.is_empty(), "the third sequence was copied back");
+    assert!(!copies.is_empty(), "the third sequence was copied back");
     assert!(longest <= BLOCK_TOKENS, "{longest} tokens of the sequence were computed in one step");
     bed.assert_all_home();
 }

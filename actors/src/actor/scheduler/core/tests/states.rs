@@ -4,7 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use bursar_kernels::ops::gated_delta::{NO_STATE, SNAPSHOTS};
+use bursar_kernels::ops::{
+    copy_blocks::BlockCopy,
+    gated_delta::{NO_STATE, SNAPSHOTS},
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -14,6 +17,9 @@ use crate::{
 };
 
 const STEP_TOKENS: usize = 300;
+
+/// Snapshots that fit in host memory, in stories with a host tier.
+const HOST_STATES: usize = 6;
 
 /// A scheduler and the device that runs its steps.
 struct Story {
@@ -26,19 +32,43 @@ struct Story {
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     /// The cached tokens with which each sequence began.
     found: BTreeMap<SequenceId, usize>,
+    /// The tokens that each snapshot in host memory has seen.
+    host: Vec<Option<Vec<u32>>>,
+    /// Steps that have run.
+    ran: usize,
+    /// Copies that have run and were not answered.
+    copied: usize,
+    /// States that were copied to the host and back.
+    moved: [usize; 2],
 }
 
 impl Story {
     fn new(scheduler: SchedulerCore, slots: usize, running_max: usize) -> Self {
         let mut bed = Bed::of(scheduler.with_states(slots), running_max);
         bed.hears_all = true;
-        Story { bed, slots: vec![None; slots], chosen: Vec::new(), tokens: BTreeMap::new(), found: BTreeMap::new() }
+        Story {
+            bed,
+            slots: vec![None; slots],
+            chosen: Vec::new(),
+            tokens: BTreeMap::new(),
+            found: BTreeMap::new(),
+            host: vec![None; HOST_STATES],
+            ran: 0,
+            copied: 0,
+            moved: [0; 2],
+        }
     }
 
     /// A pool of `blocks` blocks and `slots` states for at most `sequences` sequences, without
     /// look-ahead.
     fn one_at_a_time(sequences: usize, blocks: usize, slots: usize) -> Self {
         Story::new(SchedulerCore::new(limits(sequences, STEP_TOKENS, blocks)).without_look_ahead(), slots, 1)
+    }
+
+    /// Keeps evicted snapshots in host memory. Copying a state takes as long as copying a block.
+    fn with_host(mut self) -> Self {
+        self.bed.scheduler = self.bed.scheduler.with_host_states(HOST_STATES, 1);
+        self
     }
 
     fn admit(&mut self, id: u64, prompt: &[u32], tokens_max: usize) {
@@ -66,8 +96,38 @@ impl Story {
         }
     }
 
+    /// Makes the copies that were submitted before the next step.
+    fn copy(&mut self) {
+        while let Some((_, copies)) = self.bed.copies.pop_front_if(|(steps, _)| *steps <= self.ran) {
+            for BlockCopy { block, slot } in copies.states.to_host.iter().copied() {
+                let seen = self.slots[block as usize].clone();
+                self.host[slot as usize] = Some(seen.expect("a step has written the state"));
+            }
+            for BlockCopy { block, slot } in copies.states.to_device.iter().copied() {
+                let seen = self.host[slot as usize].clone();
+                self.slots[block as usize] = Some(seen.expect("the state was copied to the host before"));
+            }
+            self.moved[0] += copies.states.to_host.len();
+            self.moved[1] += copies.states.to_device.len();
+            self.copied += 1;
+        }
+    }
+
+    /// Answers the oldest copies. Returns `false` if none have run.
+    fn answer_copies(&mut self) -> bool {
+        self.copy();
+        let has_run = self.copied > 0;
+        if has_run {
+            self.copied -= 1;
+            self.bed.give(Input::Copied(10));
+        }
+        has_run
+    }
+
     /// Runs the oldest submitted step.
     fn run(&mut self) {
+        self.copy();
+        self.ran += 1;
         let plan = self.bed.running.front().expect("a step is under way").clone();
         let batch = &plan.batch;
         let (mut written, mut read) = (Vec::new(), Vec::new());
@@ -118,8 +178,10 @@ impl Story {
     }
 
     fn run_all(&mut self) {
-        while !self.bed.running.is_empty() {
-            self.run();
+        while !self.bed.running.is_empty() || self.bed.scheduler.is_copying() {
+            if !self.answer_copies() {
+                self.run();
+            }
         }
     }
 
@@ -196,7 +258,7 @@ fn a_full_pool_evicts_the_snapshot_that_was_unused_longest() {
     for name in 1..=3 {
         story.ask(u64::from(name), &prompt(name, 100));
     }
-    assert_eq!(story.usage(), StateUse { slots: 4, live: 0, snapshots: 3 });
+    assert_eq!(story.usage(), StateUse { slots: 4, live: 0, snapshots: 3, on_host: 0 });
     assert_eq!(story.ask(11, &prompt(1, 100)), 64, "this use is the latest");
     // Two more snapshots need one more slot than is free.
     story.ask(4, &prompt(4, 100));
@@ -226,6 +288,42 @@ fn a_snapshot_goes_when_its_block_goes() {
     assert_eq!(story.ask(2, &prompt(2, 300)), 0);
     assert_eq!(story.ask(3, &prompt(1, 200)), 0, "its blocks were needed");
     assert!(story.usage().snapshots <= 2, "{:?}", story.usage());
+}
+
+#[test]
+fn an_evicted_snapshot_comes_back_from_the_host() {
+    let scheduler = SchedulerCore::new(limits(2, STEP_TOKENS, 256)).without_look_ahead();
+    let mut story = Story::new(scheduler.with_host(64, CopyCosts::default()), 3, 1).with_host();
+    for name in 1..=5 {
+        assert_eq!(story.ask(u64::from(name), &prompt(name, 100)), 0);
+    }
+    assert_eq!(story.usage(), StateUse { slots: 3, live: 0, snapshots: 2, on_host: 3 });
+    assert_eq!(story.ask(11, &prompt(1, 100)), 64, "its blocks are on the device, and its state was on the host");
+    assert_eq!(story.moved[1], 1);
+    assert_eq!(story.ask(12, &prompt(1, 100)), 64, "the snapshot is on the device again");
+    assert_eq!(story.moved[1], 1, "nothing was copied for the second time");
+}
+
+#[test]
+fn a_snapshot_and_its_blocks_come_back_together() {
+    let scheduler = SchedulerCore::new(limits(2, STEP_TOKENS, 20)).without_look_ahead();
+    let mut story = Story::new(scheduler.with_host(64, CopyCosts::default()), 2, 1).with_host();
+    assert_eq!(story.ask(1, &prompt(1, 200)), 0);
+    assert_eq!(story.ask(2, &prompt(2, 300)), 0, "it takes the blocks and the slot of the first");
+    assert_eq!(story.ask(3, &prompt(1, 200)), 192);
+    assert_eq!(story.moved[1], 1);
+}
+
+#[test]
+fn a_snapshot_in_host_memory_goes_when_its_blocks_go() {
+    let scheduler = SchedulerCore::new(limits(2, STEP_TOKENS, 20)).without_look_ahead();
+    // Host memory for fewer blocks than a prompt has.
+    let mut story = Story::new(scheduler.with_host(4, CopyCosts::default()), 2, 1).with_host();
+    for name in 1..=3 {
+        assert_eq!(story.ask(u64::from(name), &prompt(name, 250)), 0);
+    }
+    assert_eq!(story.ask(4, &prompt(1, 250)), 0, "its last blocks are lost");
+    assert!(story.usage().on_host <= 1, "{:?}", story.usage());
 }
 
 #[test]
@@ -287,7 +385,15 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 /// Plays a random history and then lets everything end.
 fn play(events: &[Event], scheduler: SchedulerCore, slots: usize, running_max: usize) {
-    let mut story = Story::new(scheduler, slots, running_max);
+    play_story(events, Story::new(scheduler, slots, running_max));
+}
+
+/// Like [`play`], with snapshots in host memory.
+fn play_with_host(events: &[Event], scheduler: SchedulerCore, slots: usize, running_max: usize) {
+    play_story(events, Story::new(scheduler, slots, running_max).with_host());
+}
+
+fn play_story(events: &[Event], mut story: Story) {
     let mut ids = 0;
     for event in events {
         match event {
@@ -300,15 +406,12 @@ fn play(events: &[Event], scheduler: SchedulerCore, slots: usize, running_max: u
             Event::Run if !story.bed.running.is_empty() => story.run(),
             Event::Run => {}
             Event::Resize(blocks) => drop(story.bed.give(Input::Resize(*blocks))),
-            Event::Copied if story.bed.scheduler.is_copying() => drop(story.bed.give(Input::Copied(10))),
-            Event::Copied => {}
+            Event::Copied => drop(story.answer_copies()),
         }
         story.note();
     }
     while story.bed.scheduler.counts() != (0, 0) {
-        if story.bed.scheduler.is_copying() {
-            story.bed.give(Input::Copied(10));
-        } else {
+        if !story.answer_copies() {
             story.run();
         }
         story.note();
@@ -325,5 +428,8 @@ proptest! {
         play(&events, scheduler().without_look_ahead(), 4 + spare, 1);
         play(&events, scheduler(), 4 + spare, 2);
         play(&events, scheduler().with_host(40, CopyCosts::default()), 4 + spare, 2);
+        let host = |scheduler: SchedulerCore| scheduler.with_host(40, CopyCosts::default());
+        play_with_host(&events, host(scheduler().without_look_ahead()), 4 + spare, 1);
+        play_with_host(&events, host(scheduler()), 4 + spare, 2);
     }
 }

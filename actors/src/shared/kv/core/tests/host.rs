@@ -8,6 +8,10 @@ fn copy(block: u32, slot: u32) -> BlockCopy {
     BlockCopy { block, slot }
 }
 
+fn blocks(to_host: Vec<BlockCopy>, to_device: Vec<BlockCopy>) -> Copies {
+    Copies { blocks: CopyLists { to_host, to_device }, ..Copies::default() }
+}
+
 /// Three blocks on the device. Two of them held content computed by A, which B has displaced.
 fn pushed_out() -> KvCore {
     let mut kv = KvCore::new(3).with_host(4);
@@ -21,15 +25,15 @@ fn pushed_out() -> KvCore {
 #[test]
 fn content_that_is_reused_is_copied_to_the_host_first_and_once() {
     let mut kv = pushed_out();
-    assert_eq!(kv.take_leaving(), [copy(0, 0), copy(1, 1)]);
-    assert_eq!((kv.take_leaving(), kv.host_blocks()), (Vec::new(), 2));
+    assert_eq!(kv.take_leaving().blocks.to_host, [copy(0, 0), copy(1, 1)]);
+    assert_eq!((kv.take_leaving().blocks.to_host, kv.host_blocks()), (Vec::new(), 2));
     kv.release(B);
     let fetched = kv.fetch(A, &keys(7, 32)).expect("the host holds both blocks");
-    assert_eq!(fetched, Copies { to_host: vec![], to_device: vec![copy(0, 0), copy(1, 1)] });
+    assert_eq!(fetched, blocks(vec![], vec![copy(0, 0), copy(1, 1)]));
     kv.fetched(A);
     kv.release(A);
     kv.allot(&[demand(B, 0, 48)]);
-    assert_eq!(kv.take_leaving(), [], "the host holds the blocks already");
+    assert_eq!(kv.take_leaving().blocks.to_host, [], "the host holds the blocks already");
 }
 
 #[test]
@@ -42,7 +46,10 @@ fn a_beginning_comes_from_both_places_and_is_shared_when_it_has_come() {
     kv.take_leaving();
     kv.release(B);
     let prefix = keys(7, 64);
-    assert_eq!(kv.beginning(&prefix), Beginning { blocks: 4, resident: 2, missing: 2, has_room: true });
+    assert_eq!(
+        kv.beginning(&prefix),
+        Beginning { blocks: 4, resident: 2, missing: 2, lacks_state: false, has_room: true }
+    );
     assert!(kv.fetch(A, &prefix).is_some());
     assert!(kv.is_coming(&prefix) && !kv.is_coming(&prefix[..2]), "another request waits for the blocks being fetched");
     assert_eq!(kv.allot(&[alike(B, 7, 33, 1)]).short_by, 1, "B cannot use blocks being fetched, and no block is free");
@@ -71,8 +78,8 @@ fn what_leaves_for_a_fetch_never_takes_the_place_of_what_is_fetched() {
         kv.release(sequence);
     }
     let fetched = kv.fetch(A, &keys(7, 32)).expect("the host holds both blocks");
-    assert_eq!(fetched.to_host, [], "the blocks of B do not fit next to the kept ones");
-    assert_eq!(fetched.to_device.len(), 2);
+    assert_eq!(fetched.blocks.to_host, [], "the blocks of B do not fit next to the kept ones");
+    assert_eq!(fetched.blocks.to_device.len(), 2);
     kv.fetched(A);
 }
 
@@ -83,9 +90,9 @@ fn blocks_are_made_blank_ahead_of_need_and_keep_their_content_on_the_host() {
     fill(&mut kv, A, 7, 64);
     kv.release(A);
     kv.make_blank(2);
-    assert_eq!((kv.take_leaving(), kv.usage().cached), (vec![copy(2, 0), copy(3, 1)], 2));
+    assert_eq!((kv.take_leaving().blocks.to_host, kv.usage().cached), (vec![copy(2, 0), copy(3, 1)], 2));
     kv.allot(&[demand(B, 0, 32)]);
-    assert_eq!(kv.take_leaving(), [], "the blocks have left already");
+    assert_eq!(kv.take_leaving().blocks.to_host, [], "the blocks have left already");
     let mut without = KvCore::new(2);
     without.allot(&[demand(A, 0, 32)]);
     fill(&mut without, A, 7, 32);
@@ -98,8 +105,11 @@ fn blocks_are_made_blank_ahead_of_need_and_keep_their_content_on_the_host() {
 fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
     let mut kv = pushed_out();
     kv.shrink(1);
-    assert_eq!(kv.take_leaving(), [copy(0, 0)]);
-    assert_eq!(kv.beginning(&keys(7, 32)), Beginning { blocks: 1, resident: 0, missing: 1, has_room: true });
+    assert_eq!(kv.take_leaving().blocks.to_host, [copy(0, 0)]);
+    assert_eq!(
+        kv.beginning(&keys(7, 32)),
+        Beginning { blocks: 1, resident: 0, missing: 1, lacks_state: false, has_room: true }
+    );
 }
 
 /// Contents of device and host memory. Copies run as late as allowed.
@@ -112,7 +122,8 @@ struct Memory {
 }
 
 impl Memory {
-    fn begin(&mut self, Copies { to_host, to_device }: Copies) {
+    fn begin(&mut self, copies: Copies) {
+        let CopyLists { to_host, to_device } = copies.blocks;
         self.copies.extend(to_host.into_iter().map(|copy| (true, copy)));
         self.copies.extend(to_device.into_iter().map(|copy| (false, copy)));
     }
@@ -170,7 +181,7 @@ proptest! {
                     let prefix = keys(name, tokens - 1);
                     let found = kv.beginning(&prefix);
                     if let Some(copies) = kv.fetch(sequence, &prefix) {
-                        prop_assert_eq!(copies.to_device.len(), found.missing);
+                        prop_assert_eq!(copies.blocks.to_device.len(), found.missing);
                         memory.begin(copies);
                         alive.insert(number, (name, found.blocks * BLOCK_TOKENS));
                         fetching.push_back(number);
@@ -190,8 +201,7 @@ proptest! {
                 }
                 5 => {
                     kv.make_blank(tokens % 6);
-                    let to_host = kv.take_leaving();
-                    memory.begin(Copies { to_host, ..Copies::default() });
+                    memory.begin(kv.take_leaving());
                 }
                 6.. if !fetching.contains(&number) => {
                     let (name, held) = alive.get(&number).copied().unwrap_or((name, 0));
@@ -205,8 +215,7 @@ proptest! {
                     let allotment = kv.allot(&[wanted]);
                     // If no step is launched, the copies to the host are left for later.
                     let Some(table) = allotment.tables.first() else { continue };
-                    let to_host = kv.take_leaving();
-                    memory.begin(Copies { to_host, ..Copies::default() });
+                    memory.begin(kv.take_leaving());
                     memory.step();
                     for (place, block) in table.blocks.iter().enumerate() {
                         let content = &mut memory.device[*block as usize];

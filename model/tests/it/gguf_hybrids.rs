@@ -1,0 +1,211 @@
+//! GGUF files of hybrid models: golden checkpoints written again as llama.cpp writes them, with and
+//! without the file of their vision encoder.
+
+use std::{
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use bursar_budgets::Hint;
+use bursar_model::{
+    checkpoint::{Checkpoint, WeightQuantization},
+    error::CheckpointError,
+    registry::{self, FamilyConfig},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    bench::{Bench, Case, Memory, Room, alone, assert_recorded, encode, on_ranks, open, relative_error},
+    common::golden_bytes,
+};
+
+const FOLDER: &str = "tests/golden/qwen3_5";
+const MIXED: &str = "tests/golden/qwen3_5_moe";
+const TOLERANCE: f32 = 1e-4;
+
+/// A folder with a model and files of vision encoders, removed at the end.
+struct Files(PathBuf);
+
+impl Files {
+    fn of(model: &[u8]) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("bursar-hybrid-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir(&folder).expect("the folder can be made");
+        Files(folder).with("model.gguf", model)
+    }
+
+    fn with(self, name: &str, bytes: &[u8]) -> Self {
+        std::fs::write(self.0.join(name), bytes).expect("the file can be written");
+        self
+    }
+
+    fn open(&self) -> Result<Checkpoint, CheckpointError> {
+        Checkpoint::open(registry::open_gguf(&self.0.join("model.gguf"))?)
+    }
+
+    fn opened(&self) -> Checkpoint {
+        self.open().expect("the checkpoint opens")
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn recorded(name: &str) -> Vec<u8> {
+    golden_bytes(&format!("gguf/{name}.gguf"))
+}
+
+fn encoder() -> Vec<u8> {
+    recorded("qwen3_5.mmproj")
+}
+
+/// Replaces every occurrence of `from` in a file by `to`, which must be as long.
+fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let places: Vec<_> = (0..bytes.len() - from.len()).filter(|at| bytes[*at..].starts_with(from)).collect();
+    assert!(!places.is_empty(), "the file has {}", String::from_utf8_lossy(from));
+    places.into_iter().for_each(|at| bytes[at..at + to.len()].copy_from_slice(to));
+    bytes
+}
+
+/// Replaces the number of a setting.
+fn set(mut bytes: Vec<u8>, name: &str, number: u32) -> Vec<u8> {
+    let at = bytes.windows(name.len()).position(|at| at == name.as_bytes()).expect("the file has the setting");
+    let value = at + name.len() + 4;
+    bytes[value..value + 4].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_file_with_its_vision_encoder_answers_as_the_checkpoint_it_was_made_of() {
+    let bench = Bench::of(Files::of(&recorded("qwen3_5")).with("mmproj-BF16.gguf", &encoder()).opened(), 2);
+    for name in ["tokens_65", "tokens_129", "single_image", "two_turns"] {
+        let case = Case::read(FOLDER, &bench.checkpoint, name);
+        case.assert_prompt_and_positions(&bench.checkpoint);
+        assert_recorded(&bench, &case, &encode(&bench, &case), TOLERANCE);
+    }
+}
+
+#[test]
+fn a_file_without_a_vision_encoder_serves_text() {
+    for (folder, name, cases) in
+        [(FOLDER, "qwen3_5", ["tokens_63", "tokens_129"]), (MIXED, "qwen3_5_moe", ["short", "long"])]
+    {
+        let bench = Bench::of(Files::of(&recorded(name)).opened(), 2);
+        let family = FamilyConfig::of(&bench.checkpoint).expect("the family serves it");
+        assert!(family.merge().is_none() && family.placeholder_texts().is_none(), "{name} takes no pictures");
+        for case in cases.map(|case| Case::read(folder, &bench.checkpoint, case)) {
+            assert_recorded(&bench, &case, &[], TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn a_rank_reads_its_heads_in_the_order_of_the_file() {
+    for (folder, name, case) in [(FOLDER, "qwen3_5", "tokens_65"), (MIXED, "qwen3_5_moe", "short")] {
+        let files = Files::of(&recorded(name));
+        on_ranks(2, |cpu| {
+            let bench = Bench::on(files.opened(), cpu, Memory::new(Room::GOLDEN.capacity), Room::GOLDEN);
+            assert_recorded(&bench, &Case::read(folder, &bench.checkpoint, case), &[], TOLERANCE);
+        });
+    }
+}
+
+#[test]
+fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
+    let files = Files::of(&recorded("qwen3_5"));
+    let quantization = Some(WeightQuantization::ROUNDING[0]);
+    let [one, other] =
+        [open(FOLDER), files.opened()].map(|checkpoint| Bench::of(checkpoint.with_quantization(quantization), 2));
+    let case = Case::read(FOLDER, &one.checkpoint, "tokens_65");
+    let [ours, theirs] = [&other, &one].map(|bench| alone(bench, &case, &[], &[usize::MAX]).logits.swap_remove(0));
+    // The rates of decay are logarithms of numbers that were rounded to f32, so that some
+    // activations are rounded to another FP8 number.
+    let error = relative_error(&ours, &theirs);
+    println!("{error:.1e}");
+    assert!(error < 0.2, "{error}");
+}
+
+#[test]
+fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
+    let (ours, theirs) = (Files::of(&recorded("qwen3_5")).with("Model.MMPROJ.GGUF", &encoder()).opened(), open(FOLDER));
+    let family = |checkpoint: &Checkpoint| FamilyConfig::of(checkpoint).expect("the family serves it");
+    assert_eq!(family(&ours), family(&theirs));
+    let pixels = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().expect("pictures").config().clone();
+    assert_eq!(pixels(&ours), pixels(&theirs));
+    let video = ours.video_processor.as_ref().expect("videos").config();
+    assert_eq!((&video.image_mean, &video.image_std), (&pixels(&theirs).image_mean, &pixels(&theirs).image_std));
+    assert!(!ours.tensors.names().any(|name| name.contains("layers.8")), "the draft layer is not read");
+    let moe = Files::of(&recorded("qwen3_5_moe")).opened();
+    assert_eq!(family(&moe).decoder(), family(&open(MIXED)).decoder());
+    assert_eq!(moe.config["model_type"], json!("qwen3_5_moe_text"));
+}
+
+#[test]
+fn a_vision_encoder_that_does_not_fit_is_refused_with_advice() {
+    let model = || Files::of(&recorded("qwen3_5"));
+    let error = |files: Files| {
+        let error = files.open().expect_err("the files are refused");
+        (error.to_string(), error.hint())
+    };
+    let wide = set(encoder(), "clip.vision.projection_dim", 96);
+    let (text, hint) = error(model().with("mmproj-a.gguf", &wide));
+    let said = "clip.vision.projection_dim is 96; the model's embedding_length is 64";
+    assert_eq!(text, format!("the vision encoder in mmproj-a.gguf does not fit the model: {said}"));
+    assert!(hint.contains("move mmproj-a.gguf out of it to serve only text"), "{hint}");
+    let other = replaced(encoder(), b"qwen3vl_merger", b"qwen9vl_merger");
+    let (text, _) = error(model().with("mmproj-a.gguf", &other));
+    assert!(text.ends_with("clip.projector_type is qwen9vl_merger; the model needs qwen3vl_merger"), "{text}");
+    let (text, hint) = error(model().with("mmproj-a.gguf", &encoder()).with("mmproj-b.gguf", &encoder()));
+    assert_eq!(text, "2 files next to the model have its vision encoder: mmproj-a.gguf, mmproj-b.gguf");
+    assert_eq!(hint, "leave one of them in the folder");
+    // Files of other models next to the model's own file do not matter.
+    model().with("mmproj-a.gguf", &wide).with("mmproj-b.gguf", &encoder()).opened();
+    model().with("mmproj-a.txt", b"notes").opened();
+
+    for (from, to, expected) in [
+        ("clip.vision.image_mean", "clip.vision.image_bean", "clip.vision.image_mean is absent"),
+        ("clip.vision.block_count", "clip.vision.clock_count", "clip.vision.block_count is absent"),
+        ("v.position_embd.weight", "v.position_emb_.weight", "v.position_embd.weight is absent"),
+        ("v.patch_embd.weight.1", "v.patch_embd.weight.2", "it lacks the tensor v.patch_embd.weight.1"),
+    ] {
+        let (text, hint) = error(model().with("mmproj.gguf", &replaced(encoder(), from.as_bytes(), to.as_bytes())));
+        assert!(text.contains(expected) && text.contains("mmproj.gguf") && !hint.is_empty(), "{text}; {hint}");
+    }
+    let (text, _) = error(Files::of(&encoder()));
+    assert!(text.ends_with("general.type is mmproj; supported: model"), "{text}");
+}
+
+#[test]
+fn settings_of_a_hybrid_file_that_are_wrong_are_refused_by_name() {
+    for (name, number, expected) in [
+        ("qwen35.ssm.time_step_rank", 5, "qwen35.ssm.time_step_rank is 5; supported: a multiple of the 2 key heads"),
+        ("qwen35.ssm.inner_size", 30, "qwen35.ssm.inner_size is 30; supported: a multiple of 4 value heads"),
+        ("qwen35.ssm.inner_size", 64, "but 4 value heads need"),
+        ("qwen35.nextn_predict_layers", 9, "supported: less than the 9 layers of the file"),
+        ("qwen35.attention.value_length", 32, "qwen35.attention.value_length is 32; supported: 64"),
+    ] {
+        let error = Files::of(&set(recorded("qwen3_5"), name, number)).open().expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error} should say: {expected}");
+    }
+    let unknown = replaced(recorded("qwen3_5"), b"qwen35.ssm.state_size", b"qwen35.ssm.state_sign");
+    let error = Files::of(&unknown).open().expect_err("a setting is unknown").to_string();
+    assert!(error.contains("qwen35.ssm.state_sign is 32; supported: none"), "{error}");
+    let absent = replaced(recorded("qwen3_5"), b"qwen35.rope.dimension_sections", b"qwen99.rope.dimension_sections");
+    let error = Files::of(&absent).open().expect_err("a setting is absent").to_string();
+    assert!(error.contains("qwen35.rope.dimension_sections is absent"), "{error}");
+}
+
+#[test]
+fn a_text_without_placeholders_cannot_show_pictures() {
+    let tokens = replaced(recorded("qwen3_5"), b"<|video_pad|>", b"<|audio_pad|>");
+    let files = Files::of(&tokens).with("mmproj.gguf", &encoder());
+    let error = files.open().expect_err("the file has no placeholder of videos").to_string();
+    assert!(error.contains("a list without <|video_pad|>"), "{error}");
+    let value: Value = Files::of(&tokens).opened().config["model_type"].clone();
+    assert_eq!(value, json!("qwen3_5_text"), "text needs no placeholders");
+}

@@ -1,0 +1,213 @@
+//! Chats with a hybrid model, whose prefixes can be resumed only where a state was kept. Each story
+//! is a fault of another server (vLLM, Atlas, llama.cpp and ik_llama), by the number of its report.
+//! Every reply is compared with the reply to the same chat without cached tokens.
+
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use bursar::{
+    Bytes, Chat, DeviceChoice, Envelope, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig,
+};
+
+use crate::stage::{Whole, ask, device_of, placed, small, story};
+
+/// Tokens between positions at which states are kept.
+const STEP: usize = 64;
+
+/// A runtime with a random hybrid model.
+struct Table {
+    model: ModelHandle,
+    /// Keeps the model running.
+    _runtime: Runtime,
+}
+
+impl Table {
+    async fn set(envelope: Envelope, kv_tokens: usize) -> Table {
+        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(kv_tokens), ..small() };
+        Table::with(options, Bytes::mib(96)).await
+    }
+
+    async fn with(options: LoadOptions, memory: Bytes) -> Table {
+        let device = placed(&device_of(memory));
+        let config = RuntimeConfig { device: DeviceChoice::Custom(device), ..RuntimeConfig::default() };
+        let runtime = Runtime::start(config).await.expect("host devices start");
+        let source = ModelSource::folder(bursar_golden::path("qwen3_5"));
+        let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
+        Table { model, _runtime: runtime }
+    }
+
+    /// Asks, and asks again without cached tokens. Returns the cached tokens of the first time.
+    async fn ask(&self, chat: Chat) -> Answered {
+        static COLD: AtomicUsize = AtomicUsize::new(0);
+        let warm = ask(&self.model, chat.clone()).await.expect("the model answers");
+        let salt = format!("cold {}", COLD.fetch_add(1, Relaxed));
+        let cold = ask(&self.model, chat.cache_salt(salt)).await.expect("the model answers");
+        assert_eq!(cold.cached_tokens, 0, "nothing has this salt");
+        assert_eq!(said(&warm), said(&cold), "{} tokens were cached", warm.cached_tokens);
+        Answered { cached: warm.cached_tokens, prompt: warm.usage.prompt_tokens }
+    }
+}
+
+struct Answered {
+    /// Tokens of the prompt that were resumed.
+    cached: usize,
+    /// Tokens of the prompt.
+    prompt: usize,
+}
+
+/// The thought and the reply. The template opens a thought.
+fn said(reply: &Whole) -> String {
+    [&*reply.reasoning, &reply.text].concat()
+}
+
+fn envelope(context_tokens: usize, sequences: usize) -> Envelope {
+    Envelope {
+        context_tokens,
+        sequences,
+        step_tokens: 96,
+        picture_patches: 208,
+        pictures: 3,
+        largest_pictures: 3,
+        video_frames: 16,
+        launch_patches: 256,
+    }
+}
+
+fn greedy(chat: Chat) -> Chat {
+    chat.temperature(0.0).repetition_penalty(1.0).max_tokens(12)
+}
+
+/// Different words, so that no part of a prompt repeats.
+fn words(numbers: Range<usize>) -> String {
+    numbers.map(|number| format!("word {number} ")).collect()
+}
+
+fn picture(name: &str) -> Image {
+    Image::open(bursar_golden::path("pictures").join(name)).expect("the picture opens")
+}
+
+/// The last multiple of [`STEP`] before the last token.
+fn last_kept(prompt: usize) -> usize {
+    (prompt - 1) / STEP * STEP
+}
+
+#[test]
+fn a_long_prompt_is_resumed_when_it_comes_again() {
+    // vLLM issues 51250 and 51198; Atlas `prefix_hit_reanchor`, for prompts of whole steps.
+    story(async {
+        let table = Table::set(envelope(512, 2), 2048).await;
+        let mut lengths = Vec::new();
+        for words_of_prompt in 20..40 {
+            let chat =
+                greedy(Chat::new().user(words(1000 * words_of_prompt..1000 * words_of_prompt + words_of_prompt)));
+            let first = table.ask(chat.clone()).await;
+            let again = table.ask(chat).await;
+            assert_eq!(again.cached, last_kept(again.prompt), "a prompt of {} tokens", again.prompt);
+            lengths.push(first.prompt);
+        }
+        assert!(lengths.iter().any(|length| length % STEP < 8), "some prompts end just after a step: {lengths:?}");
+    });
+}
+
+#[test]
+fn each_turn_of_an_agent_resumes_at_its_last_turn() {
+    // vLLM issue 42317: one client in a loop never found its own prefix.
+    story(async {
+        let table = Table::set(envelope(1024, 2), 4096).await;
+        let mut chat = Chat::new().system(words(0..20));
+        let mut before = 0;
+        for turn in 1..6 {
+            chat = chat.user(words(100 * turn..100 * turn + 8));
+            let answered = table.ask(greedy(chat.clone())).await;
+            assert_eq!(answered.cached, before, "turn {turn}");
+            before = last_kept(answered.prompt);
+            chat = chat.assistant(format!("Answer {turn}."));
+        }
+        assert!(before >= 4 * STEP, "the chat has grown");
+    });
+}
+
+#[test]
+fn a_common_system_prompt_is_found_by_all_but_the_first_two_prompts() {
+    // vLLM issues 45238 and 40696: states were kept only in the part that no other prompt had.
+    story(async {
+        let table = Table::set(envelope(512, 4), 4096).await;
+        let system = words(0..30);
+        let mut found = Vec::new();
+        for question in 1..6 {
+            let chat = Chat::new().system(system.clone()).user(words(100 * question..100 * question + 20));
+            found.push(table.ask(greedy(chat)).await.cached);
+        }
+        let [first, second, others @ ..] = &found[..] else { unreachable!() };
+        assert_eq!([first, second], [&0, &0], "the second prompt shows where the common part ends");
+        assert!(others.iter().all(|cached| *cached >= STEP && cached == &others[0]), "{found:?}");
+    });
+}
+
+#[test]
+fn other_questions_about_a_picture_resume_after_it() {
+    // llama.cpp issue 26994; ik_llama issues 1383 and 1398: each turn read the picture again.
+    story(async {
+        let table = Table::set(envelope(512, 2), 4096).await;
+        let about = |question: &str| {
+            let chat = Chat::new().system(words(0..12)).image(picture("scene_101x157.png"));
+            greedy(chat.user(format!("{} {question}", words(50..60))))
+        };
+        let mut found = Vec::new();
+        for question in ["What is this?", "Which colour?", "How many?", "Where?"] {
+            found.push(table.ask(about(question)).await.cached);
+        }
+        let [_, _, third, fourth] = found[..] else { unreachable!() };
+        assert!(third >= 2 * STEP && fourth == third, "{found:?}");
+        // A chat that goes on after the picture.
+        let chat = about("What is this?").assistant("A scene.").user("Look again.");
+        assert!(table.ask(chat).await.cached >= third, "the picture is not read again");
+    });
+}
+
+#[test]
+fn another_picture_is_never_taken_for_the_first() {
+    // ik_llama issues 1893 and 1985: the second turn described the first turn's picture.
+    story(async {
+        let table = Table::set(envelope(512, 2), 4096).await;
+        let system = words(0..30);
+        let about = |name: &str| greedy(Chat::new().system(system.clone()).user("What is this?").image(picture(name)));
+        // Of equal size, so that the prompts differ in nothing but the picture.
+        let [scene, square] = ["scene_101x157.png", "square_225x225.png"];
+        let one = table.ask(about(scene)).await;
+        let other = table.ask(about(square)).await;
+        assert!(other.cached <= one.prompt, "{} of {}", other.cached, one.prompt);
+        for _ in 0..2 {
+            table.ask(about(scene)).await;
+            table.ask(about(square)).await;
+            let two = about(scene).assistant("A scene.").user("And this?").image(picture(square));
+            table.ask(two).await;
+        }
+    });
+}
+
+#[test]
+fn the_longest_prompt_is_answered_while_others_run() {
+    // vLLM issue 40420: one long prompt ended the engine although the pool had room.
+    story(async {
+        let table = Table::set(envelope(2048, 4), 4096).await;
+        let long = greedy(Chat::new().user(words(0..250)));
+        let short = |number: usize| greedy(Chat::new().user(words(100 * number..100 * number + 10)));
+        let others = (1..=6).map(|number| table.ask(short(number)));
+        let (long, _) = tokio::join!(table.ask(long), futures_util::future::join_all(others));
+        assert!(long.prompt > 1500, "{}", long.prompt);
+    });
+}
+
+#[test]
+fn a_start_at_defaults_fits_the_memory_that_there_is() {
+    // vLLM recipes issue 831: the default number of sequences exceeded the states that fit.
+    story(async {
+        for mebibytes in [52, 64, 96] {
+            let table = Table::with(LoadOptions::default(), Bytes::mib(mebibytes)).await;
+            table.ask(greedy(Chat::new().user(words(0..30)))).await;
+        }
+    });
+}
