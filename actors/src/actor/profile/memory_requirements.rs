@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Class, MemoryPlan, grouped};
-use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, StateShape, Target};
+use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Quantization, StateShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
     sampling::SamplingShape,
@@ -281,13 +281,13 @@ impl MemoryRequirements {
     }
 
     fn blocks_in_words(&self, blocks: usize) -> String {
-        let format = if self.kv_shape.dtype.needs_scales() { ", FP8" } else { "" };
-        let blocks = grouped(blocks as u64);
-        format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers{format}", self.kv_shape.layers)
+        let how =
+            format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", grouped(blocks as u64), self.kv_shape.layers);
+        if self.kv_shape.dtype.needs_scales() { format!("{how}, {}", Quantization::NAME) } else { how }
     }
 
     fn memory_without_kv(&self) -> MemoryPlan {
-        let format = self.quantization.map_or_else(String::new, |name| format!(", FP8 ({name})"));
+        let format = self.quantization.map_or_else(String::new, |name| format!(", {} ({name})", Quantization::NAME));
         let how = format!("sum of tensors, 256-byte steps{format}");
         let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, how);
         plan.push(

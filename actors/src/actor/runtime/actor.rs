@@ -33,6 +33,7 @@ use crate::{
     engine::{EngineArguments, Status},
     metric::{self, Architecture, Dtype, KvCacheDtype, Quantization},
     pace::GpuLoad,
+    shared::carry_out::CarryOut,
     sleep::{SleepOrder, WakeState},
     supervise::{Intensity, end_of},
 };

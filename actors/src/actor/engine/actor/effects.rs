@@ -1,6 +1,6 @@
 //! Execution of the effects of the engine state machine.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use bursar_budgets::Gate;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -21,28 +21,20 @@ use crate::{
     },
     responder::Responder,
     scheduler::SchedulerMessage,
+    shared::carry_out::CarryOut,
     sleep::WakeState,
     supervise::BackgroundTask,
 };
 
-impl EngineState {
-    /// Processes an input, and then the inputs that follow from its effects, in order.
-    pub(super) async fn step(
-        &mut self,
-        myself: &ActorRef<EngineMessage>,
-        input: Input<ActorParts>,
-    ) -> Result<(), ActorProcessingErr> {
-        let mut inputs = VecDeque::from([input]);
-        while let Some(input) = inputs.pop_front() {
-            for effect in self.core.step(input, self.born.elapsed()) {
-                inputs.extend(self.carry_out(myself, effect).await?);
-            }
-        }
-        Ok(())
+impl CarryOut for EngineState {
+    type Message = EngineMessage;
+    type Input = Input<ActorParts>;
+    type Effect = Effect<ActorParts>;
+
+    fn decide(&mut self, input: Input<ActorParts>) -> Vec<Effect<ActorParts>> {
+        self.core.step(input, self.born.elapsed())
     }
 
-    /// Carries out one effect. Returns the input that must be processed next, if the effect
-    /// produces one. An effect that produces an input is the last effect of its step.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -121,7 +113,9 @@ impl EngineState {
         }
         Ok(None)
     }
+}
 
+impl EngineState {
     fn load(&mut self, myself: &ActorRef<EngineMessage>, attempt: u32) {
         self.attempt_progress = AttemptProgress::default();
         let load = self.arguments.clone().plan_and_load(attempt);

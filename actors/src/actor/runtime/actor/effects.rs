@@ -1,6 +1,6 @@
 //! Execution of the effects that the core of a runtime returns.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Gate;
 use ractor::{ActorProcessingErr, ActorRef};
@@ -19,26 +19,19 @@ use crate::{
         core::{Effect, Input},
         message::ActorParts,
     },
+    shared::carry_out::CarryOut,
     tree::Role,
 };
 
-impl RuntimeState {
-    /// Passes an input to the core, and then the inputs that follow from its effects, in order.
-    pub(super) async fn step(
-        &mut self,
-        myself: &ActorRef<RuntimeMessage>,
-        input: Input<ActorParts>,
-    ) -> Result<(), ActorProcessingErr> {
-        let mut inputs = VecDeque::from([input]);
-        while let Some(input) = inputs.pop_front() {
-            for effect in self.core.step(input, self.born.elapsed()) {
-                inputs.extend(self.carry_out(myself, effect).await?);
-            }
-        }
-        Ok(())
+impl CarryOut for RuntimeState {
+    type Message = RuntimeMessage;
+    type Input = Input<ActorParts>;
+    type Effect = Effect<ActorParts>;
+
+    fn decide(&mut self, input: Input<ActorParts>) -> Vec<Effect<ActorParts>> {
+        self.core.step(input, self.born.elapsed())
     }
 
-    /// Executes one effect. Returns the input that follows from it, if there is one.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
@@ -112,7 +105,9 @@ impl RuntimeState {
         }
         Ok(None)
     }
+}
 
+impl RuntimeState {
     fn close(&self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, within: Duration) {
         let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
         requests.close();
