@@ -124,7 +124,7 @@ impl Bed {
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
                 Effect::Copy(copies) => {
                     self.copies.push_back((self.launched, (*copies).clone()));
-                    self.heard.push(Effect::Copy(copies));
+                    self.recorded.push(Effect::Copy(copies));
                 }
                 // Sequences without cached tokens, and waits for blocks, are not recorded.
                 Effect::Found(_, 0) if !self.hears_all => {}
