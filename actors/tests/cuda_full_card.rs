@@ -22,11 +22,11 @@ use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metad
 
 /// The values of all gauges and counters of this process, by name.
 #[derive(Clone, Default)]
-struct Ears(Arc<Mutex<BTreeMap<String, f64>>>);
+struct MetricsLog(Arc<Mutex<BTreeMap<String, f64>>>);
 
-struct Heard(String, Ears);
+struct MetricValue(String, MetricsLog);
 
-impl Heard {
+impl MetricValue {
     fn change(&self, change: impl FnOnce(f64) -> f64) {
         let mut all = self.1.0.lock().expect("the lock is not poisoned");
         let value = all.entry(self.0.clone()).or_default();
@@ -34,7 +34,7 @@ impl Heard {
     }
 }
 
-impl GaugeFn for Heard {
+impl GaugeFn for MetricValue {
     fn increment(&self, by: f64) {
         self.change(|value| value + by);
     }
@@ -48,7 +48,7 @@ impl GaugeFn for Heard {
     }
 }
 
-impl CounterFn for Heard {
+impl CounterFn for MetricValue {
     fn increment(&self, by: u64) {
         self.change(|value| value + by as f64);
     }
@@ -58,17 +58,17 @@ impl CounterFn for Heard {
     }
 }
 
-impl Recorder for Ears {
+impl Recorder for MetricsLog {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        Counter::from_arc(Arc::new(Heard(key.name().to_owned(), self.clone())))
+        Counter::from_arc(Arc::new(MetricValue(key.name().to_owned(), self.clone())))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(Arc::new(Heard(key.name().to_owned(), self.clone())))
+        Gauge::from_arc(Arc::new(MetricValue(key.name().to_owned(), self.clone())))
     }
 
     fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
@@ -76,15 +76,15 @@ impl Recorder for Ears {
     }
 }
 
-impl Ears {
-    fn open() -> Ears {
-        static EARS: OnceLock<Ears> = OnceLock::new();
+impl MetricsLog {
+    fn open() -> MetricsLog {
+        static METRICS_LOG: OnceLock<MetricsLog> = OnceLock::new();
         let open = || {
-            let ears = Ears::default();
-            metrics::set_global_recorder(ears.clone()).expect("no other recorder is set in this process");
-            ears
+            let metrics_log = MetricsLog::default();
+            metrics::set_global_recorder(metrics_log.clone()).expect("no other recorder is set in this process");
+            metrics_log
         };
-        EARS.get_or_init(open).clone()
+        METRICS_LOG.get_or_init(open).clone()
     }
 
     fn value(&self, name: &str) -> f64 {
@@ -111,7 +111,7 @@ fn shown(side: u32) -> Chat {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_model_that_fills_the_card_serves_and_captures_again() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
     let runtime = match Runtime::start(config).await {
         Ok(runtime) => runtime,
@@ -136,9 +136,9 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let reserve = RESERVE_MAX.min(Bytes(full.total.0 / 64));
     assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free in addition to the canary", full.free);
     let sizes = buckets(sequences).len() as f64;
-    assert_eq!(ears.value("bursar_graphs_captured"), sizes);
+    assert_eq!(metrics_log.value("bursar_graphs_captured"), sizes);
 
-    let steps = || (ears.value("bursar_graph_replays_total"), ears.value("bursar_eager_steps_total"));
+    let steps = || (metrics_log.value("bursar_graph_replays_total"), metrics_log.value("bursar_eager_steps_total"));
     assert_eq!(steps(), (0.0, 0.0), "no request has been sent yet");
     answer(&model, Chat::new().user("Who are you?"), 64).await;
     let (replays, eager) = steps();
@@ -159,11 +159,11 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     }
     let (deadline, mut looks) =
         (Instant::now() + Duration::from_secs(30), tokio::time::interval(Duration::from_millis(5)));
-    while ears.value("bursar_graphs_captured") < sizes {
-        assert!(Instant::now() < deadline, "{} of {sizes} sizes captured", ears.value("bursar_graphs_captured"));
+    while metrics_log.value("bursar_graphs_captured") < sizes {
+        assert!(Instant::now() < deadline, "{} of {sizes} sizes captured", metrics_log.value("bursar_graphs_captured"));
         looks.tick().await;
     }
-    assert_eq!(ears.value("bursar_graphs_not_recaptured_total"), 0.0);
+    assert_eq!(metrics_log.value("bursar_graphs_not_recaptured_total"), 0.0);
     let now = budget.measure().await.expect("the budget answers");
     println!("after both lanes have died:\n{now}");
     assert_eq!((now.granted, now.canary), (full.granted, full.canary), "the reserve had room for new bytes");

@@ -31,7 +31,7 @@ use leased::Leased;
 const FORMAT: StepFormat = StepFormat { axes: 3, has_states: false };
 
 /// Exclusive use of the GPU by one test.
-type Turn = MutexGuard<'static, ()>;
+type GpuLock = MutexGuard<'static, ()>;
 
 /// A lane with a model on a GPU.
 struct Stage {
@@ -40,7 +40,7 @@ struct Stage {
     memory: Arc<EngineMemory>,
     vocabulary: usize,
     shape: GraphShape,
-    _turn: Turn,
+    _gpu_lock: GpuLock,
 }
 
 /// GPU memory for everything except weights and the KV cache.
@@ -159,7 +159,7 @@ impl Stage {
         assert_eq!(model.config().decoder().step_format(), shape.format);
         let runner = ModelRunner::new(backend, workspace, Arc::new(model), memory.clone());
         let lane = Lane::start("gpu", runner, device.timeline());
-        Some(Stage { lane, device: cuda, memory, vocabulary, shape, _turn: turn })
+        Some(Stage { lane, device: cuda, memory, vocabulary, shape, _gpu_lock: turn })
     }
 
     /// Captures every size. Returns the memory that the graphs took.

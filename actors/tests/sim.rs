@@ -59,7 +59,7 @@ struct World {
     pins: BTreeMap<SequenceId, Pins>,
     /// Pictures that only a step on the lane still pins, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
-    /// Requests that the scheduler sent back (`ComeAgain`) and that have not been started again
+    /// Requests that the scheduler sent back (`Readmit`) and that have not been started again
     /// yet, with their sequence ids.
     returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
@@ -375,7 +375,7 @@ impl World {
                     assert!(request.end.replace(finish).is_none(), "a request ends once");
                 }
             }
-            Effect::ComeAgain(id) => {
+            Effect::Readmit(id) => {
                 assert!(!self.scheduler.is_known(id), "an ended sequence is forgotten");
                 let had_begun = self.found.remove(&id);
                 let Some(request) = self.of_sequence(id) else { return Vec::new() };

@@ -12,7 +12,7 @@ pub struct Waiting<W> {
     pub priority: Priority,
     /// The number of additional bytes: the size of a new lease, or the growth of an existing lease.
     pub bytes: Bytes,
-    pub wish: W,
+    pub kind: W,
 }
 
 /// A bounded queue, ordered by priority and then by arrival.
@@ -25,7 +25,7 @@ pub struct Waiting<W> {
 /// ```
 /// use bursar_budgets::*;
 /// let mut queue = Admission::new(2);
-/// let ask = |id, priority, bytes| Waiting { id: RequestId(id), priority, bytes, wish: () };
+/// let ask = |id, priority, bytes| Waiting { id: RequestId(id), priority, bytes, kind: () };
 /// queue.push(ask(1, Priority::External, Bytes(100)))?;
 /// queue.push(ask(2, Priority::Serving, Bytes(900)))?;
 /// assert!(queue.push(ask(3, Priority::Startup, Bytes(1))).is_err());

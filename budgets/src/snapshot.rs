@@ -148,7 +148,7 @@ impl Ledger {
             .collect();
         let waiting = self.waiting().map(|waiting| WaitingLine {
             request: waiting.id,
-            grows: match waiting.wish {
+            grows: match waiting.kind {
                 RequestKind::Grow { lease, .. } => Some(lease),
                 RequestKind::New(_) => None,
             },

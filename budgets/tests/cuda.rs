@@ -8,11 +8,11 @@ use cudarc::driver::sys;
 
 /// Exclusive use of the GPU by one test. This is needed because each test reads how much memory is
 /// free, and one test takes all memory.
-type Turn = MutexGuard<'static, ()>;
+type GpuLock = MutexGuard<'static, ()>;
 
 /// The first GPU; `None` if there is no GPU. The tests share a context, but each opens its own
 /// device, and only one test runs at a time.
-fn gpu() -> Option<(Turn, CudaDevice)> {
+fn gpu() -> Option<(GpuLock, CudaDevice)> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match CudaDevice::open(0) {
@@ -43,7 +43,7 @@ fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
 
 #[test]
 fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail_comes_and_goes() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let page = device.page();
     assert_eq!(page, Bytes::mib(2));
     let before = device.memory().expect("the driver reports memory").free;
@@ -80,7 +80,7 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
 
 #[test]
 fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let address = device.reserve(Bytes::mib(64)).expect("addresses are reserved");
     device.back(address, Bytes::mib(48)).expect("memory is free");
     let at = |mib: u64| address.offset(Bytes::mib(mib));
@@ -102,7 +102,7 @@ fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
 
 #[test]
 fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let memory = device.memory().expect("the driver reports memory");
     let address = device.reserve(memory.total * 2).expect("only addresses are reserved");
     let asked = (memory.free + Bytes::gib(1)).round_up(device.page());
@@ -120,7 +120,7 @@ fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
 
 #[test]
 fn two_threads_back_and_unback_beside_each_other() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     let threads: Vec<_> = (0..4u32)
         .map(|thread| {
@@ -143,7 +143,7 @@ fn two_threads_back_and_unback_beside_each_other() {
 
 #[test]
 fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     let address = device.reserve(Bytes::mib(2)).expect("addresses are reserved");
     device.back(address, Bytes::mib(2)).expect("memory is free");
@@ -201,7 +201,7 @@ impl Drop for Beside {
 
 #[test]
 fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_agrees() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses are reserved"), device.overhead());
     let before = device.counts().allocations;
@@ -227,7 +227,7 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
 
 #[test]
 fn two_measurements_at_once_count_no_byte_twice() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let (device, each) = (Arc::new(device), Bytes::mib(64));
     let counted = device.overhead();
     let begin = std::sync::Barrier::new(3);
@@ -251,7 +251,7 @@ fn two_measurements_at_once_count_no_byte_twice() {
 
 #[test]
 fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let page = device.page();
     let free = device.memory().expect("the driver reports memory").free;
     let address = device.reserve(free * 2).expect("only addresses are reserved");
@@ -281,7 +281,7 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
 
 #[test]
 fn the_time_that_memory_takes_to_come_and_go() {
-    let Some((_turn, device)) = gpu() else { return };
+    let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("the driver answers"), device.overhead());
     let address = device.reserve(Bytes::gib(512)).expect("addresses are reserved");

@@ -22,18 +22,18 @@ impl Notes {
 }
 
 /// A device of eight pages, and a ledger that grants leases on it.
-struct House {
+struct Fixture {
     device: Arc<HostDevice>,
     ledger: Ledger,
     notes: Arc<Notes>,
     questions: u64,
 }
 
-impl House {
-    fn new() -> House {
+impl Fixture {
+    fn new() -> Fixture {
         let device = Arc::new(HostDevice::new(HostConfig::small(PAGE * 8)).unwrap());
         let ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
-        House { device, ledger, notes: Arc::default(), questions: 6 }
+        Fixture { device, ledger, notes: Arc::default(), questions: 6 }
     }
 
     fn grant(&mut self, pages: u64) -> Grant {
@@ -60,10 +60,10 @@ impl House {
 
 #[test]
 fn a_lease_says_all_that_was_granted() {
-    let mut house = House::new();
-    let grant = house.grant(3);
+    let mut fixture = Fixture::new();
+    let grant = fixture.grant(3);
     assert_eq!(grant.request(), RequestId(7));
-    let lease = Lease::issue(&grant, house.notes.clone());
+    let lease = Lease::issue(&grant, fixture.notes.clone());
     assert_eq!((lease.id(), lease.bytes(), lease.backed()), (LeaseId(1), PAGE * 3, Bytes::ZERO));
     assert_eq!((lease.class(), lease.owner(), lease.model().as_str()), (&Class::Kv, &Owner::new("kv", 2), "demo"));
     assert_eq!((lease.priority(), &lease.holding()), (Priority::Startup, grant.holding()));
@@ -73,10 +73,10 @@ fn a_lease_says_all_that_was_granted() {
 
 #[test]
 fn a_lease_takes_on_the_size_that_the_ledger_settled_on() {
-    let mut house = House::new();
-    let lease = house.lease(2);
+    let mut fixture = Fixture::new();
+    let lease = fixture.lease(2);
     let grow = Input::Resize { id: RequestId(9), lease: lease.id(), to: PAGE * 5, wait: false, passed: false };
-    let [Effect::Resized(resized)] = house.ledger.step(grow)[..] else { panic!("5 of 8 pages fit") };
+    let [Effect::Resized(resized)] = fixture.ledger.step(grow)[..] else { panic!("5 of 8 pages fit") };
     assert_eq!((resized.request(), resized.lease()), (RequestId(9), lease.id()));
     assert_eq!((resized.from(), resized.to()), (PAGE * 2, PAGE * 5));
     lease.resize(&resized);
@@ -86,31 +86,31 @@ fn a_lease_takes_on_the_size_that_the_ledger_settled_on() {
 #[test]
 #[should_panic(expected = "this lease was not the one resized")]
 fn a_lease_that_hears_of_anothers_size_is_our_bug() {
-    let mut house = House::new();
-    let (mine, other) = (house.lease(1), house.lease(1));
+    let mut fixture = Fixture::new();
+    let (mine, other) = (fixture.lease(1), fixture.lease(1));
     let shrink = Input::Resize { id: RequestId(9), lease: other.id(), to: Bytes(1), wait: false, passed: true };
-    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("the lease shrinks") };
+    let [Effect::Resized(resized)] = fixture.ledger.step(shrink)[..] else { panic!("the lease shrinks") };
     mine.resize(&resized);
 }
 
 #[test]
 #[should_panic(expected = "lease 1 cannot shrink to 64.0 KiB: 128.0 KiB are still backed")]
 fn a_lease_smaller_than_what_it_backs_is_our_bug() {
-    let mut house = House::new();
-    let segment = house.segment(2);
+    let mut fixture = Fixture::new();
+    let segment = fixture.segment(2);
     let lease = segment.lease().id();
     let shrink = Input::Resize { id: RequestId(9), lease, to: PAGE, wait: false, passed: true };
-    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("the lease shrinks") };
+    let [Effect::Resized(resized)] = fixture.ledger.step(shrink)[..] else { panic!("the lease shrinks") };
     segment.lease().resize(&resized);
 }
 
 #[test]
 fn a_lease_is_released_after_the_fence_it_was_given() {
-    let mut house = House::new();
+    let mut fixture = Fixture::new();
     let lane = Timeline::new();
-    let (lease, step) = (house.lease(2), lane.issue());
+    let (lease, step) = (fixture.lease(2), lane.issue());
     lease.release_after(lane.fence_here());
-    let note = house.notes.only();
+    let note = fixture.notes.only();
     assert!(note.lease == LeaseId(1) && !note.fence.is_passed() && note.backings.is_empty());
     lane.complete(step);
     assert!(note.fence.is_passed());
@@ -118,26 +118,26 @@ fn a_lease_is_released_after_the_fence_it_was_given() {
 
 #[test]
 fn a_segment_is_released_after_the_fence_it_was_given() {
-    let mut house = House::new();
+    let mut fixture = Fixture::new();
     let lane = Timeline::new(); // This timeline does not belong to the device, which is idle.
-    let (segment, step) = (house.segment(2), lane.issue());
+    let (segment, step) = (fixture.segment(2), lane.issue());
     segment.release_after(lane.fence_here());
-    assert_eq!(house.device.counts().backed, PAGE * 2, "the segment stays backed until the fence passes");
-    let note = house.notes.only();
+    assert_eq!(fixture.device.counts().backed, PAGE * 2, "the segment stays backed until the fence passes");
+    let note = fixture.notes.only();
     assert_eq!((note.fence.is_passed(), note.backings.len()), (false, 1));
     assert_eq!(format!("{:?}", note.backings[0]).split(" at ").next(), Some("128.0 KiB of 1.0 MiB backed"));
     lane.complete(step);
     assert!(note.fence.is_passed());
     drop(note);
-    assert_eq!(house.device.counts().backed, Bytes::ZERO);
+    assert_eq!(fixture.device.counts().backed, Bytes::ZERO);
 }
 
 #[test]
 fn a_meter_says_when_memory_is_on_its_way() {
-    let mut house = House::new();
-    let lease = Arc::new(house.lease(2));
-    let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease.clone()).unwrap();
-    let (meter, device) = (lease.meter(), house.device.clone());
+    let mut fixture = Fixture::new();
+    let lease = Arc::new(fixture.lease(2));
+    let segment = Segment::reserve(fixture.device.clone(), PAGE * 2, lease.clone()).unwrap();
+    let (meter, device) = (lease.meter(), fixture.device.clone());
     let seen_during = |call: &(dyn Fn() + Sync)| {
         assert!(!meter.is_moving(), "no call is in progress");
         device.hold_calls();
@@ -162,9 +162,9 @@ fn a_meter_says_when_memory_is_on_its_way() {
 
 #[test]
 fn a_segment_says_where_it_is_and_how_long() {
-    let mut house = House::new();
-    let lease = house.lease(2);
-    let segment = Segment::reserve(house.device.clone(), PAGE * 2 + Bytes(1), lease).unwrap();
+    let mut fixture = Fixture::new();
+    let lease = fixture.lease(2);
+    let segment = Segment::reserve(fixture.device.clone(), PAGE * 2 + Bytes(1), lease).unwrap();
     segment.back_to(PAGE + Bytes(1)).unwrap();
     assert_eq!((segment.backed(), segment.reserved(), segment.lease().id()), (PAGE * 2, PAGE * 3, LeaseId(1)));
     assert_eq!(segment.device().page(), PAGE);
@@ -176,36 +176,36 @@ fn a_segment_says_where_it_is_and_how_long() {
 #[test]
 #[should_panic(expected = "192.0 KiB of 128.0 KiB reserved cannot be backed")]
 fn a_segment_backed_beyond_its_addresses_is_our_bug() {
-    let mut house = House::new();
-    let lease = house.lease(4);
-    let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease).unwrap();
+    let mut fixture = Fixture::new();
+    let lease = fixture.lease(4);
+    let segment = Segment::reserve(fixture.device.clone(), PAGE * 2, lease).unwrap();
     segment.back_to(PAGE * 2).unwrap();
     let _ = segment.back_to(PAGE * 3);
 }
 
 #[test]
 fn a_segment_long_or_short_enough_asks_the_device_nothing() {
-    let mut house = House::new();
-    let segment = house.segment(2);
-    let before = house.device.counts();
+    let mut fixture = Fixture::new();
+    let segment = fixture.segment(2);
+    let before = fixture.device.counts();
     for pages in [1, 2] {
         segment.back_to(PAGE * pages).unwrap();
     }
     for pages in [2, 3] {
         segment.shrink_to(PAGE * pages, &Fence::passed()).unwrap();
     }
-    assert_eq!((house.device.counts(), segment.backed()), (before, PAGE * 2));
+    assert_eq!((fixture.device.counts(), segment.backed()), (before, PAGE * 2));
 }
 
 #[test]
 fn a_segment_is_revoked_once_and_never_backed_again() {
-    let mut house = House::new();
-    let segment = house.segment(2);
+    let mut fixture = Fixture::new();
+    let segment = fixture.segment(2);
     let revoker = segment.revoker();
     assert!(!revoker.is_spent());
     revoker.revoke().unwrap();
     revoker.revoke().unwrap();
-    assert_eq!((segment.backed(), house.device.counts().unbacks), (Bytes::ZERO, 1));
+    assert_eq!((segment.backed(), fixture.device.counts().unbacks), (Bytes::ZERO, 1));
     let error = segment.back_to(PAGE).unwrap_err();
     assert!(error.to_string().ends_with("cannot be backed: the lease was revoked"), "{error}");
     drop(segment);
@@ -215,14 +215,14 @@ fn a_segment_is_revoked_once_and_never_backed_again() {
 
 #[test]
 fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
-    let mut house = House::new();
-    let segment = house.segment(2);
-    let (revoker, device) = (segment.revoker(), house.device.clone());
+    let mut fixture = Fixture::new();
+    let segment = fixture.segment(2);
+    let (revoker, device) = (segment.revoker(), fixture.device.clone());
     let (told, heard) = std::sync::mpsc::sync_channel(1);
     device.hold_calls();
     std::thread::scope(|scope| {
         let dropped = scope.spawn(move || drop(segment));
-        while house.device.counts().held_calls == 0 && !dropped.is_finished() {
+        while fixture.device.counts().held_calls == 0 && !dropped.is_finished() {
             std::thread::yield_now();
         }
         scope.spawn(move || {
@@ -230,7 +230,7 @@ fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
             told.send(device.counts().backed).unwrap();
         });
         let early = heard.recv_timeout(std::time::Duration::from_millis(50));
-        house.device.let_calls_pass();
+        fixture.device.let_calls_pass();
         assert!(early.is_err(), "memory is reported as returned only when unbacked: {early:?}");
         assert_eq!(heard.recv().unwrap(), Bytes::ZERO);
     });
@@ -238,19 +238,19 @@ fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
 
 #[test]
 fn a_segment_without_memory_is_revoked_too() {
-    let mut house = House::new();
-    let lease = house.lease(2);
-    let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease).unwrap();
+    let mut fixture = Fixture::new();
+    let lease = fixture.lease(2);
+    let segment = Segment::reserve(fixture.device.clone(), PAGE * 2, lease).unwrap();
     segment.revoker().revoke().unwrap();
     assert!(segment.back_to(PAGE).is_err());
-    assert_eq!(house.device.counts().calls, 1, "only addresses were reserved");
+    assert_eq!(fixture.device.counts().calls, 1, "only addresses were reserved");
 }
 
 #[test]
 fn a_watch_keeps_no_revoker_of_a_segment_that_is_gone() {
-    let mut house = House::new();
-    let (mut watch, lease) = (FenceWatch::default(), Arc::new(house.lease(2)));
-    let reserve = || Segment::reserve(house.device.clone(), PAGE, lease.clone()).unwrap();
+    let mut fixture = Fixture::new();
+    let (mut watch, lease) = (FenceWatch::default(), Arc::new(fixture.lease(2)));
+    let reserve = || Segment::reserve(fixture.device.clone(), PAGE, lease.clone()).unwrap();
     let (gone, stays) = (reserve(), reserve());
     watch.segment_reserved(lease.id(), gone.revoker());
     watch.segment_reserved(lease.id(), stays.revoker());
@@ -287,29 +287,29 @@ fn a_watch_is_idle_when_nothing_waits_or_comes_home() {
 
 #[test]
 fn a_note_with_memory_waits_after_its_fence() {
-    let mut house = House::new();
-    let lane = house.device.timeline();
-    let (segment, step) = (house.segment(2), lane.issue());
+    let mut fixture = Fixture::new();
+    let lane = fixture.device.timeline();
+    let (segment, step) = (fixture.segment(2), lane.issue());
     drop(segment);
     lane.complete(step);
-    let note = house.notes.only();
+    let note = fixture.notes.only();
     assert!(note.fence.is_passed());
     let mut watch = FenceWatch::default();
     assert!(!watch.released(note), "the segment is still backed");
     let reclaim = watch.due().pop().expect("the fence of the lease has passed");
     assert!(!reclaim.is_light());
     watch.put_back(reclaim);
-    assert_eq!((watch.passed().unwrap(), house.device.counts().backed), (vec![LeaseId(1)], Bytes::ZERO));
+    assert_eq!((watch.passed().unwrap(), fixture.device.counts().backed), (vec![LeaseId(1)], Bytes::ZERO));
 }
 
 #[test]
 fn a_note_without_memory_waits_for_its_fence() {
-    let mut house = House::new();
+    let mut fixture = Fixture::new();
     let lane = Timeline::new();
-    let (lease, step) = (house.lease(2), lane.issue());
+    let (lease, step) = (fixture.lease(2), lane.issue());
     lease.release_after(lane.fence_here());
     let mut watch = FenceWatch::default();
-    assert!(!watch.released(house.notes.only()) && watch.passed().unwrap().is_empty());
+    assert!(!watch.released(fixture.notes.only()) && watch.passed().unwrap().is_empty());
     lane.complete(step);
     assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
     let late = ReleaseNote { lease: LeaseId(1), fence: Fence::passed(), backings: Vec::new() };
@@ -381,7 +381,7 @@ fn a_hold_said_twice_stops_fences_that_have_not_passed() {
 
 #[test]
 fn a_device_holds_the_fences_of_lanes_opened_later_too() {
-    let device = House::new().device;
+    let device = Fixture::new().device;
     let early = device.timeline();
     device.hold_fences();
     let late = device.timeline();

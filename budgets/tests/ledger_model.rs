@@ -96,7 +96,7 @@ struct NaiveLease {
 }
 
 #[derive(Clone, Debug)]
-struct NaiveWish {
+struct NaiveRequest {
     id: u64,
     host: bool,
     priority: Priority,
@@ -111,7 +111,7 @@ struct NaiveWish {
 #[derive(Clone, Debug, Default)]
 struct Naive {
     leases: Vec<NaiveLease>,
-    waiting: Vec<NaiveWish>,
+    waiting: Vec<NaiveRequest>,
     next: u64,
     foreign: u64,
     overhead: u64,
@@ -140,38 +140,38 @@ impl Naive {
         if host { HOST_TOTAL } else { TOTAL.saturating_sub(self.overhead + self.wanted) }
     }
 
-    fn size(&self, wish: &NaiveWish) -> u64 {
-        wish.grows.map_or(wish.more, |(_, to)| to)
+    fn size(&self, request: &NaiveRequest) -> u64 {
+        request.grows.map_or(request.more, |(_, to)| to)
     }
 
-    fn wish(&mut self, wish: NaiveWish, wait: bool) {
-        if self.size(&wish) > self.attainable(wish.host) {
-            return self.said.push(Said::No(wish.id));
+    fn request(&mut self, request: NaiveRequest, wait: bool) {
+        if self.size(&request) > self.attainable(request.host) {
+            return self.said.push(Said::No(request.id));
         }
-        let others = self.waiting.iter().filter(|other| other.host == wish.host);
+        let others = self.waiting.iter().filter(|other| other.host == request.host);
         let (mut ahead, mut all) = (0, 0);
         for other in others {
             all += 1;
-            ahead += usize::from(other.priority >= wish.priority);
+            ahead += usize::from(other.priority >= request.priority);
         }
-        if ahead == 0 && wish.more <= self.available(wish.host) {
-            self.fulfil(wish);
+        if ahead == 0 && request.more <= self.available(request.host) {
+            self.fulfil(request);
         } else if !wait || all >= WAITING_MAX {
-            self.said.push(Said::No(wish.id));
+            self.said.push(Said::No(request.id));
         } else {
-            self.said.push(Said::Later(wish.id));
-            self.waiting.push(wish);
+            self.said.push(Said::Later(request.id));
+            self.waiting.push(request);
         }
     }
 
-    fn fulfil(&mut self, wish: NaiveWish) {
-        self.said.push(Said::Yes(wish.id));
-        if let Some((lease, to)) = wish.grows {
+    fn fulfil(&mut self, request: NaiveRequest) {
+        self.said.push(Said::Yes(request.id));
+        if let Some((lease, to)) = request.grows {
             self.lease(lease).unwrap().bytes = to;
         }
-        if let Some((name, generation)) = wish.new_for {
+        if let Some((name, generation)) = request.new_for {
             self.next += 1;
-            let NaiveWish { host, priority, more, .. } = wish;
+            let NaiveRequest { host, priority, more, .. } = request;
             let id = self.next;
             self.leases.push(NaiveLease {
                 id,
@@ -191,10 +191,10 @@ impl Naive {
     }
 
     /// Refuses the waiting requests for which `leaves` is true, in the order of service.
-    fn refuse(&mut self, leaves: impl Fn(&NaiveWish) -> bool) {
+    fn refuse(&mut self, leaves: impl Fn(&NaiveRequest) -> bool) {
         while let Some(place) = self.in_order().into_iter().find(|place| leaves(&self.waiting[*place])) {
-            let wish = self.waiting.remove(place);
-            self.said.push(Said::No(wish.id));
+            let request = self.waiting.remove(place);
+            self.said.push(Said::No(request.id));
         }
     }
 
@@ -203,8 +203,8 @@ impl Naive {
     fn in_order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.waiting.len()).collect();
         order.sort_by_key(|place| {
-            let wish = &self.waiting[*place];
-            (wish.host, std::cmp::Reverse(wish.priority), *place)
+            let request = &self.waiting[*place];
+            (request.host, std::cmp::Reverse(request.priority), *place)
         });
         order
     }
@@ -215,7 +215,7 @@ impl Naive {
         if let Some((_, question)) = lease.shrinks.take() {
             self.said.push(Said::No(question));
         }
-        self.refuse(|wish| wish.grows.is_some_and(|(lease, _)| lease == id));
+        self.refuse(|request| request.grows.is_some_and(|(lease, _)| lease == id));
     }
 
     fn free(&mut self, id: u64) {
@@ -251,13 +251,15 @@ impl Naive {
         }
         for host in [false, true] {
             let attainable = self.attainable(host);
-            self.refuse(|wish| wish.host == host && wish.grows.map_or(wish.more, |(_, to)| to) > attainable);
+            self.refuse(|request| {
+                request.host == host && request.grows.map_or(request.more, |(_, to)| to) > attainable
+            });
             while let Some(place) = self.in_order().into_iter().find(|place| self.waiting[*place].host == host) {
                 if self.waiting[place].more > self.available(host) {
                     break;
                 }
-                let wish = self.waiting.remove(place);
-                self.fulfil(wish);
+                let request = self.waiting.remove(place);
+                self.fulfil(request);
             }
         }
     }
@@ -318,7 +320,7 @@ impl Life {
         assert_eq!((seen.canary.0, seen.canary_wanted.0, seen.foreign.0), (naive.canary, naive.wanted, naive.foreign));
         let leases: Vec<_> = seen.leases.iter().map(|lease| (lease.id.0, lease.bytes.0)).collect();
         assert_eq!(leases, naive.leases.iter().map(|lease| (lease.id, lease.bytes)).collect::<Vec<_>>());
-        let waiting: Vec<_> = seen.waiting.iter().map(|wish| wish.request.0).collect();
+        let waiting: Vec<_> = seen.waiting.iter().map(|request| request.request.0).collect();
         assert_eq!(waiting, naive.in_order().into_iter().map(|place| naive.waiting[place].id).collect::<Vec<_>>());
         // Every request is answered. A request is open only if it is waiting, or if a
         // fence will answer it.
@@ -343,7 +345,7 @@ impl Life {
                 } else {
                     self.naive.profiling |= !class.is_guest();
                     let new_for = Some((name, generation));
-                    self.naive.wish(NaiveWish { id, host, priority, more: bytes, new_for, grows: None }, wait);
+                    self.naive.request(NaiveRequest { id, host, priority, more: bytes, new_for, grows: None }, wait);
                 }
                 let owner = Owner::new(NAMES[name], generation);
                 let request = Request::new(owner, class, "demo", Bytes(bytes)).priority(priority);
@@ -351,14 +353,15 @@ impl Life {
             }
             Op::Resize { pick, to, wait, passed } if leases > 0 => {
                 let (id, lease) = (self.question(), picked(pick, &self.naive));
-                self.naive.refuse(|wish| wish.grows.is_some_and(|(of, _)| of == lease));
+                self.naive.refuse(|request| request.grows.is_some_and(|(of, _)| of == lease));
                 let held = self.naive.lease(lease).unwrap();
                 let NaiveLease { host, priority, bytes, .. } = *held;
                 if held.ends || held.shrinks.is_some() {
                     self.naive.said.push(Said::No(id));
                 } else if to > bytes {
                     let grows = Some((lease, to));
-                    self.naive.wish(NaiveWish { id, host, priority, more: to - bytes, new_for: None, grows }, wait);
+                    self.naive
+                        .request(NaiveRequest { id, host, priority, more: to - bytes, new_for: None, grows }, wait);
                 } else if passed || to == bytes {
                     held.bytes = to;
                     self.naive.said.push(Said::Yes(id));
@@ -391,7 +394,7 @@ impl Life {
             Op::Die { name } => {
                 let generation = self.generations[name];
                 self.generations[name] += 1;
-                self.naive.refuse(|wish| wish.new_for.is_some_and(|(of, _)| of == name));
+                self.naive.refuse(|request| request.new_for.is_some_and(|(of, _)| of == name));
                 let of_name = |lease: &&NaiveLease| lease.name == name && !lease.ends;
                 for lease in self.naive.leases.iter().filter(of_name).map(|lease| lease.id).collect::<Vec<_>>() {
                     self.naive.end(lease);
@@ -402,7 +405,7 @@ impl Life {
             }
             Op::Withdraw { pick } if self.questions > 0 => {
                 let id = 1 + pick as u64 % self.questions;
-                self.naive.refuse(|wish| wish.id == id);
+                self.naive.refuse(|request| request.id == id);
                 Input::Withdraw { id: RequestId(id) }
             }
             Op::Foreign(bytes) => {

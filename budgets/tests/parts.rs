@@ -6,7 +6,7 @@ use std::{any::Any, borrow::Borrow, sync::Arc};
 use bursar_budgets::*;
 
 fn waiting(id: u64, priority: Priority, bytes: u64) -> Waiting<()> {
-    Waiting { id: RequestId(id), priority, bytes: Bytes(bytes), wish: () }
+    Waiting { id: RequestId(id), priority, bytes: Bytes(bytes), kind: () }
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn begin(form: Form, level: Level, requests: Requests) {
         Form::Json => {
             let lines = |told| lines(told).json().flatten_event(true);
             registry.with(vec![lines(FmtSpan::CLOSE).with_filter(lasting), lines(closing).with_filter(others)]).init();
-            panic::set_hook(Box::new(tell_of_panic));
+            panic::set_hook(Box::new(report_panic));
         }
     }
 }
@@ -177,7 +177,7 @@ fn print(text: impl Display) {
     drop(writeln!(io::stderr(), "{text}"));
 }
 
-fn tell_of_panic(panic: &PanicHookInfo<'_>) {
+fn report_panic(panic: &PanicHookInfo<'_>) {
     let location = panic.location().map(ToString::to_string);
     let (thread, trace) = (thread::current(), Backtrace::capture());
     let backtrace = (trace.status() == BacktraceStatus::Captured).then(|| trace.to_string());

@@ -87,10 +87,10 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
     if (wanted.ignored) {
         return;
     }
-    const Wishes wishes = {asked, asked + ROW_WORDS * batch_rows + first, batch_rows + 1, previous, previous_count};
+    const RowLists row_lists = {asked, asked + ROW_WORDS * batch_rows + first, batch_rows + 1, previous, previous_count};
     const RowScratch room(scratch, row, gridDim.x);
     const bool reported = wanted.top != NONE, drawn = !is_greedy(wanted);
-    const bool is_changed = changes(wanted, wishes, row);
+    const bool is_changed = changes(wanted, row_lists, row);
 
     if (threadIdx.x < 4) {
         counts[threadIdx.x] = threadIdx.x == 3 ? NONE : 0;
@@ -162,7 +162,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         }
     }
     if (is_changed) {
-        change_slice(held, bench, wanted, wishes, row, slice, vocabulary);
+        change_slice(held, bench, wanted, row_lists, row, slice, vocabulary);
         store_slice(held, changed + row * changed_pitch, slice, vocabulary);
         largest = largest_of_groups(room.group_largest);
         const uint32_t finite = counted ? finite_of_warp() : largest > KEY_OF_NOTHING;

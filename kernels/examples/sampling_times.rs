@@ -11,7 +11,7 @@ use std::{
 use bursar_budgets::*;
 use bursar_kernels::{
     ops::transfer::{fill_elements, settle},
-    sampling::{SampleBatch, SampleLayout, SampleRow, Wishes, philox},
+    sampling::{RowLists, SampleBatch, SampleLayout, SampleRow, philox},
     *,
 };
 
@@ -110,7 +110,7 @@ fn main() {
         let times = ROWS.map(|rows| {
             let (mut batch, mut words) = (SampleBatch::new(VOCABULARY), Vec::new());
             for seed in 0..rows as u64 {
-                batch.push(&SampleRow { seed, ..row }, &Wishes { prompt: &past, ..Wishes::default() });
+                batch.push(&SampleRow { seed, ..row }, &RowLists { prompt: &past, ..RowLists::default() });
             }
             let layout = batch.pack(rows, &mut words);
             fill_elements(&cuda, &words, &mut asked.row_range_mut(0..words.len())).expect("the numbers are uploaded");

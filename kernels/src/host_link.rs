@@ -1,6 +1,6 @@
-//! The link between ranks that meet on the host. The ranks are threads of one process that join a
-//! collective and read the other ranks' data: on host devices the threads read the data directly,
-//! on GPUs by copies.
+//! The link between ranks that synchronize on the host. The ranks are threads of one process that
+//! join a collective and read the other ranks' data: on host devices the threads read the data
+//! directly, on GPUs by copies.
 
 use std::{
     fmt::Write,
@@ -30,20 +30,20 @@ struct Shared {
 }
 
 struct State {
-    /// Number of meetings that are over.
-    meeting: u64,
-    /// Data that each rank has brought to the current meeting.
-    brought: Vec<Option<Brought>>,
-    /// Ranks that have finished reading in the current meeting.
+    /// Number of collectives that are over.
+    collective: u64,
+    /// Data that each rank has contributed to the current collective.
+    contributed: Vec<Option<Contribution>>,
+    /// Ranks that have finished reading in the current collective.
     done: usize,
     /// The reason why the link is broken.
     broken: Option<String>,
 }
 
-/// The data that a rank brings to a meeting: rows that do not change until all
+/// The data that a rank contributes to a collective: rows that do not change until all
 /// ranks have read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Brought {
+pub(crate) struct Contribution {
     op: &'static str,
     pub(crate) shape: [usize; 2],
     pub(crate) dtype: DType,
@@ -52,17 +52,17 @@ pub(crate) struct Brought {
     pub(crate) pitch: usize,
 }
 
-impl Brought {
+impl Contribution {
     pub(crate) fn of(op: &'static str, tensor: &Tensor<'_>) -> Self {
         let (shape, pitch) = ([tensor.rows(), tensor.columns()], tensor.pitch());
-        Brought { op, shape, dtype: tensor.dtype(), start: tensor.address(), pitch }
+        Contribution { op, shape, dtype: tensor.dtype(), start: tensor.address(), pitch }
     }
 
     /// Describes rows of `columns` numbers in host memory. The rows must keep their address until
-    /// the meeting is over.
+    /// the collective is over.
     pub(crate) fn rows(op: &'static str, numbers: &[f32], columns: usize) -> Self {
         let (shape, start) = ([numbers.len() / columns, columns], Address(numbers.as_ptr().addr() as u64));
-        Brought { op, shape, dtype: DType::F32, start, pitch: columns }
+        Contribution { op, shape, dtype: DType::F32, start, pitch: columns }
     }
 }
 
@@ -70,7 +70,7 @@ impl HostLink {
     /// Creates the ends of a link between `ranks` ranks, in the order of their indices. In each
     /// operation, a rank waits up to `patience` for the other ranks.
     pub fn between(ranks: usize, patience: Duration) -> Vec<HostLink> {
-        let state = State { meeting: 0, brought: vec![None; ranks], done: 0, broken: None };
+        let state = State { collective: 0, contributed: vec![None; ranks], done: 0, broken: None };
         let shared = Arc::new(Shared { patience, state: Mutex::new(state), changed: Condvar::new() });
         Rank::all(ranks).map(|rank| HostLink { rank, shared: shared.clone() }).collect()
     }
@@ -79,16 +79,16 @@ impl HostLink {
         self.rank
     }
 
-    /// Brings `own` to the next meeting, waits until all ranks have brought their data, and calls
+    /// Contributes `own` to the next collective, waits until all ranks have contributed, and calls
     /// `read` with the data of all ranks in their order. Returns when all ranks have read.
     ///
     /// Only the first wait needs a timeout. After it, all ranks are inside this function and only
     /// read data and compute.
-    pub(crate) fn meet(&self, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
+    pub(crate) fn exchange(&self, own: Contribution, read: impl FnOnce(&[Contribution])) -> Result<(), KernelError> {
         let mut state = self.lock();
-        let meeting = state.meeting;
+        let collective = state.collective;
         if state.broken.is_none() {
-            state.brought[self.rank.index()] = Some(own);
+            state.contributed[self.rank.index()] = Some(own);
             self.shared.changed.notify_all();
         }
         let is_waiting = |state: &mut State| !state.is_complete() && state.broken.is_none();
@@ -105,7 +105,7 @@ impl HostLink {
             }
             return Err(lost(&state));
         }
-        let all: Vec<Brought> = state.brought.iter().flatten().copied().collect();
+        let all: Vec<Contribution> = state.contributed.iter().flatten().copied().collect();
         if let Some(other) = all.iter().find(|other| (other.op, other.shape) != (all[0].op, all[0].shape)) {
             let (one, other) = (all[0].told(), other.told());
             self.shared.break_off(&mut state, format!("one rank called {one}, another {other}"));
@@ -117,7 +117,7 @@ impl HostLink {
             read(&all);
         }
         drop(left);
-        let is_going_on = |state: &mut State| state.meeting == meeting;
+        let is_going_on = |state: &mut State| state.collective == collective;
         let state = self.shared.changed.wait_while(self.lock(), is_going_on).unwrap_or_else(PoisonError::into_inner);
         if is_apart { Err(lost(&state)) } else { Ok(()) }
     }
@@ -145,12 +145,12 @@ impl Shared {
 
 impl State {
     fn is_complete(&self) -> bool {
-        self.brought.iter().all(Option::is_some)
+        self.contributed.iter().all(Option::is_some)
     }
 
     fn missing(&self) -> String {
         let mut text = String::from("rank");
-        for (index, _) in self.brought.iter().enumerate().filter(|(_, brought)| brought.is_none()) {
+        for (index, _) in self.contributed.iter().enumerate().filter(|(_, contributed)| contributed.is_none()) {
             let separator = if text == "rank" { "" } else { "," };
             write!(text, "{separator} {index}").expect("a String takes every write");
         }
@@ -158,7 +158,7 @@ impl State {
     }
 }
 
-impl Brought {
+impl Contribution {
     fn told(&self) -> String {
         let [rows, columns] = self.shape;
         format!("{} of [{rows}, {columns}]", self.op)
@@ -170,8 +170,8 @@ fn lost(state: &State) -> KernelError {
     DeviceError::Lost { reason: format!("a collective of the model's ranks failed: {reason}") }.into()
 }
 
-/// Counts this rank as finished with the meeting when dropped, even if reading panicked. The last
-/// rank to finish ends the meeting and wakes the other ranks.
+/// Counts this rank as finished with the collective when dropped, even if reading panicked. The
+/// last rank to finish ends the collective and wakes the other ranks.
 struct Leaving<'l> {
     link: &'l HostLink,
 }
@@ -180,10 +180,10 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         let mut state = self.link.lock();
         state.done += 1;
-        if state.done == state.brought.len() {
+        if state.done == state.contributed.len() {
             state.done = 0;
-            state.brought.fill(None);
-            state.meeting += 1;
+            state.contributed.fill(None);
+            state.collective += 1;
             self.link.shared.changed.notify_all();
         }
     }

@@ -26,6 +26,8 @@ pub enum Quantization<Scale = f32> {
 impl Quantization {
     /// The type of quantized activations.
     pub const ELEMENTS: DType = DType::F8E4M3;
+    /// The usual name of [`ELEMENTS`](Self::ELEMENTS), for texts.
+    pub const NAME: &str = "FP8";
 }
 
 impl<Scale> Quantization<Scale> {
@@ -143,11 +145,12 @@ impl QuantizationScheme {
 
 impl fmt::Display for QuantizationScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.weights {
-            ScaledBy::Block { .. } => "FP8 with a scale for each block of 128 x 128",
-            ScaledBy::Row => "FP8 with a scale for each output",
-            ScaledBy::Tensor => "FP8 with a scale for each matrix",
-        })
+        let part = match self.weights {
+            ScaledBy::Block { .. } => "block of 128 x 128",
+            ScaledBy::Row => "output",
+            ScaledBy::Tensor => "matrix",
+        };
+        write!(f, "{} with a scale for each {part}", Quantization::NAME)
     }
 }
 

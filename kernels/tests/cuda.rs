@@ -25,7 +25,7 @@ use ground::{
 };
 
 /// The lock that one test at a time holds on the GPU, which all tests share.
-type Turn = MutexGuard<'static, ()>;
+type GpuLock = MutexGuard<'static, ()>;
 
 struct Gpu {
     device: Arc<CudaDevice>,
@@ -33,7 +33,7 @@ struct Gpu {
 }
 
 /// The first GPU, if there is one, with its kernels for f16 and, where it supports bf16, for bf16.
-fn gpu() -> Option<(Turn, &'static Gpu)> {
+fn gpu() -> Option<(GpuLock, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,7 +164,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
 
 #[test]
 fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_touches_nothing_else() {
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         gpu.compare(kernels);
     }
@@ -173,7 +173,7 @@ fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_
 /// Compares the results of code that the driver compiles for this GPU from the PTX
 /// of another, older generation.
 fn compare_older(capability: (u32, u32), activations: &[DType]) {
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     let best = CudaTarget::of(&gpu.device).expect("the device reports its target");
     if capability < best.capability {
         for activation in activations.iter().copied() {
@@ -225,7 +225,7 @@ fn drawn<B: Backend>(
 
 #[test]
 fn random_weights_have_the_bits_that_the_cpu_draws() {
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     // More elements than the threads of one launch, so that some threads draw twice.
     let shape = [8192 + 7, 257];
     let bytes = Bytes(4 * (shape[0] * shape[1]) as u64);
@@ -321,7 +321,7 @@ impl Products {
 
 #[test]
 fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         // Load separate kernels, because other tests measure other products with the shared ones.
         let kernels = &gpu.load(target_of(kernels));
@@ -428,7 +428,7 @@ fn assert_some_close(fp8: &Fp8, activation: DType, found: &[f32], what: &str) {
 
 #[test]
 fn the_library_has_an_algorithm_for_scales_by_block() {
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     // Groups of 128 columns: 4, 12 and 28 groups, which are whole, and 5 and 9 groups, the last
     // of which is padded.
     let cases = [
@@ -477,7 +477,7 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
 
 #[test]
 fn products_by_blocks_are_right_whichever_way_autotuning_takes() {
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     for kernels in
         gpu.kernels.iter().filter(|kernels| kernels.target().has_quantized(QuantizationScheme::BLOCK, [640, 1024]))
     {
@@ -559,7 +559,7 @@ impl Layers {
 fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_librarys() {
     const LAYERS: usize = 4;
     const ROWS: [usize; 4] = [1, 16, 64, 2048];
-    let Some((_turn, gpu)) = gpu() else { return };
+    let Some((_gpu_lock, gpu)) = gpu() else { return };
     let target = CudaTarget::of(&gpu.device).expect("the device reports its target");
     let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(512)));
     let memory = leased(gpu.device.clone(), Bytes::mib(16));

@@ -4,7 +4,7 @@
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
     Backend, DType, KernelError, KvLayer, Plan, Scope, StateLayer, StateShape, Target, Tensor, Work, WorkCounter,
-    sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
+    sampling::{LISTED_MAX, RowLists, SampleBatch, SampleRow, TOP_MAX},
 };
 
 use crate::{
@@ -121,7 +121,7 @@ fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Res
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
     let plain =
         |scope: &Scope<'_, Plan>, layers: &[LayerCache], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
-            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, SamplingFeatures::Likeliest)
+            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, SamplingFeatures::Greedy)
         };
     Ok(dry(model, target, pass, plain)?.work)
 }
@@ -192,7 +192,7 @@ pub fn run<B: Backend>(
 /// Sampling features that the rows of a step ask for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SamplingFeatures {
-    Likeliest,
+    Greedy,
     Everything,
 }
 
@@ -221,7 +221,7 @@ fn run_choosing<B: Backend>(
             let layers = &layers[..depth.of(layers.len())];
             let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
             let of = match wanted {
-                SamplingFeatures::Likeliest => LogitsOf::OwnRank,
+                SamplingFeatures::Greedy => LogitsOf::OwnRank,
                 SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
             let logits = model.step(scope, batch, &caches, of, |scope, logits| scores.score(scope, logits))?;
@@ -231,7 +231,7 @@ fn run_choosing<B: Backend>(
             drop([scores.download(scope)?, scores.download(scope)?]);
             let mut report_words = 0;
             match wanted {
-                SamplingFeatures::Likeliest => buffers.take_likeliest(scope, &logits)?,
+                SamplingFeatures::Greedy => buffers.take_argmax(scope, &logits)?,
                 SamplingFeatures::Everything => {
                     // A plan does not read these words, and there may be gigabytes of them.
                     if B::COMPUTES {
@@ -271,8 +271,9 @@ fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
         let (prompt, produced) = past[..*context as usize].split_at(*context as usize / 2);
         let forbidden = &listed[..listed.len() / 2];
         let allowed = Some(&mask[..]);
-        let wishes = Wishes { allowed, forbidden, biased: &listed, biases: &biases, prompt, produced, unseen: None };
-        asked.push(&row, &wishes);
+        let row_lists =
+            RowLists { allowed, forbidden, biased: &listed, biases: &biases, prompt, produced, unseen: None };
+        asked.push(&row, &row_lists);
     }
     let mut words = Vec::new();
     asked.pack(batch.logit_rows.len(), &mut words);

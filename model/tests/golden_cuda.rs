@@ -4,7 +4,7 @@
 
 mod bench;
 
-use bench::{Bench, Case, Gpu, Room, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
+use bench::{Bench, BenchMemory, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
 use bursar_kernels::{Backend, Cuda, DType, QuantizationScheme, Target};
 use bursar_model::flow::CacheFormat;
 
@@ -372,7 +372,7 @@ fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_al
                 let found = gpu.on_ranks(
                     of,
                     target,
-                    Room::GOLDEN_ON_GPU,
+                    BenchMemory::GOLDEN_ON_GPU,
                     || bench::open(folder),
                     |bench| {
                         let case = Case::read(folder, &bench.checkpoint, name);

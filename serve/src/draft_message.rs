@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use bursar::{Chat, ChatError, Content, ModelHandle, Role};
+use bursar::{Chat, ChatError, Content, MediaError, ModelHandle, Role};
 
 use super::{
     body::BodyPermit,
@@ -74,9 +74,11 @@ impl MediaFields {
     /// Converts an error. If the error is about a picture or video, it names the request field.
     pub(super) fn error(&self, error: ChatError) -> ApiError {
         let place = match &error {
-            ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => self.pictures.get(*index),
-            ChatError::Video { index, .. } => self.videos.get(*index),
-            ChatError::TooManyPictures { limit, .. } => self.pictures.get(*limit),
+            ChatError::Media(MediaError::Picture { index, .. } | MediaError::PictureTooLarge { index, .. }) => {
+                self.pictures.get(*index)
+            }
+            ChatError::Media(MediaError::Video { index, .. }) => self.videos.get(*index),
+            ChatError::Media(MediaError::TooManyPictures { limit, .. }) => self.pictures.get(*limit),
             _ => None,
         };
         let told = ApiError::from(error);

@@ -9,16 +9,21 @@ const FOLDERS: [&str; 9] =
     ["budgets/src", "kernels/src", "model/src", "actors/src", "src", "serve/src", "cli/src", "examples", "benches"];
 
 /// Metaphors, and words that had several meanings, with the name that is used now.
-const REPLACED: [(&str, &str); 39] = [
+const REPLACED: [(&str, &str); 44] = [
     ("Basis", "ProfileKey"),
+    ("Brought", "Contribution"),
     ("CardLine", "GpuLine"),
+    ("ComeAgain", "Readmit"),
     ("Course", "AttemptProgress"),
     ("Fewest", "MinDevices"),
     ("Hungry", "WaitingForMemory"),
     ("ImageBytes", "EncodedImage"),
     ("Kept", "RetainedState"),
     ("Lowered", "EffectiveLimits"),
+    ("LetIn", "AdmitWaiting"),
+    ("Likeliest", "Greedy"),
     ("LyingDown", "Releasing"),
+    ("MetGemms", "RecordedGemms"),
     ("Nap", "SleepState"),
     ("Needs", "MemoryRequirements"),
     ("Parting", "PendingRelease"),

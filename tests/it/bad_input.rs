@@ -3,7 +3,9 @@
 
 use std::fs;
 
-use bursar::{Bytes, Chat, ChatError, Hint, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
+use bursar::{
+    Bytes, Chat, ChatError, Hint, Image, ImageError, Limits, LoadOptions, MediaError, ModelSource, Role, SamplingError,
+};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Folder, Stage, about, answer, ask, picture, png, runtime_on, small, story, text};
@@ -39,37 +41,37 @@ fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
         (
             "too many pictures",
             about(1).image(picture(2)).image(picture(3)),
-            |e| matches!(e, ChatError::TooManyPictures { pictures: 3, limit: 2 }),
+            |e| matches!(e, ChatError::Media(MediaError::TooManyPictures { pictures: 3, limit: 2 })),
             "2",
         ),
         (
             "a truncated picture",
             text("What?").image(truncated()),
-            |e| matches!(e, ChatError::Picture { index: 0, .. } | ChatError::Vision(_)),
+            |e| matches!(e, ChatError::Media(MediaError::Picture { index: 0, .. })),
             "",
         ),
         (
             "a damaged picture",
             about(1).image(damaged()),
-            |e| matches!(e, ChatError::Picture { index: 1, .. } | ChatError::Vision(_)),
+            |e| matches!(e, ChatError::Media(MediaError::Picture { index: 1, .. })),
             "",
         ),
         (
             "not a picture",
             text("What?").image(Image::from_bytes(&b"#!/bin/sh\necho no\n"[..])),
-            |e| matches!(e, ChatError::Picture { index: 0, .. }),
+            |e| matches!(e, ChatError::Media(MediaError::Picture { index: 0, .. })),
             "picture 0",
         ),
         (
             "nothing at all for a picture",
             text("What?").image(Image::from_bytes(&[][..])),
-            |e| matches!(e, ChatError::Picture { index: 0, .. }),
+            |e| matches!(e, ChatError::Media(MediaError::Picture { index: 0, .. })),
             "picture 0",
         ),
         (
             "a picture far too thin",
             text("What?").image(thin()),
-            |e| matches!(e, ChatError::Picture { index: 0, .. }),
+            |e| matches!(e, ChatError::Media(MediaError::Picture { index: 0, .. })),
             "200",
         ),
         (
@@ -218,7 +220,10 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
         // Rule 3: a picture that is still too large after resizing never reaches the device.
         let thin = Image::from_bytes(png(&RgbImage::new(1, 180)));
         let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("the picture is too thin");
-        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64, .. }), "{error:?}");
+        assert!(
+            matches!(error, ChatError::Media(MediaError::PictureTooLarge { index: 0, patches: 65.., limit: 64, .. })),
+            "{error:?}"
+        );
         stage.settled(&before).await;
     });
 }
@@ -283,11 +288,14 @@ fn a_processor_without_resizing_refuses_large_pictures_with_the_limit() {
         assert_eq!(picture_tokens(112, 84).await.expect("twelve tokens fit the limit"), 12);
         assert_eq!(picture_tokens(112, 112).await.expect("sixteen tokens fit the limit"), 16);
         let error = picture_tokens(140, 112).await.expect_err("five by four are 80 patches");
-        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 80, limit: 64, .. }), "{error:?}");
+        assert!(
+            matches!(error, ChatError::Media(MediaError::PictureTooLarge { index: 0, patches: 80, limit: 64, .. })),
+            "{error:?}"
+        );
         let error = picture_tokens(100, 84).await.expect_err("without resizing, 100 x 84 is refused");
         let is_no_multiple = |e: &ImageError| matches!(e, ImageError::NotAMultiple { multiple: 28, .. });
         assert!(
-            matches!(&error, ChatError::Picture { index: 0, source, .. } if is_no_multiple(source.as_ref())),
+            matches!(&error, ChatError::Media(MediaError::Picture { index: 0, source, .. }) if is_no_multiple(source)),
             "{error:?}"
         );
         assert_eq!(picture_tokens(28, 28).await.expect("the model still answers"), 1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bursar::{Chat, ChatError, ChatEvent, Envelope, FinishReason, Hint, LoadOptions, StopReason};
 
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{Stage, about, answer, ask, listen, picture, small, small_envelope, story, text},
 };
 
@@ -109,7 +109,7 @@ fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
 
 #[test]
 fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         // The KV cache (8,192 tokens, the probe's size) cannot hold all sequences until they end.
         // The scheduler still admits them all: the short replies that ran first made its
@@ -136,7 +136,7 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
         for reply in together {
             replies.push(reply.await.expect("no panic"));
         }
-        let wanted_again = ears.most("bursar_pictures_wanted_again_total{model=come again}");
+        let wanted_again = metrics_log.most("bursar_pictures_wanted_again_total{model=come again}");
         assert!(wanted_again > Some(0.0), "a sequence lost its picture's rows when it was preempted");
         assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 310));
         let tokens: usize = replies.iter().map(|reply| reply.usage.prompt_tokens + 310).sum();

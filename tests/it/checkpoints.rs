@@ -157,8 +157,8 @@ fn files() -> Vec<Row> {
             VISION,
             |c| {
                 c.retell(SHARD, |header, data| {
-                    let twin = json!({"dtype": "BF16", "shape": [0], "data_offsets": [data, data]});
-                    header.insert("model.embed_tokens.weight".to_owned(), twin);
+                    let second = json!({"dtype": "BF16", "shape": [0], "data_offsets": [data, data]});
+                    header.insert("model.embed_tokens.weight".to_owned(), second);
                 })
             },
             |e| matches!(e, StartError::Checkpoint(CheckpointError::Inconsistent { .. })),

@@ -15,7 +15,7 @@ use bursar::{
 };
 use tokio::task::JoinHandle;
 
-use crate::ears::Ears;
+use crate::metrics_log::MetricsLog;
 use crate::stage::{about, answer, demo, device_of, eventually, placed, ranks, small, small_envelope, story, text};
 
 mod deaths;
@@ -237,7 +237,7 @@ fn another_process_comes_and_goes_during_picture_chats() {
 #[test]
 fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
     story(async {
-        let (ears, name) = (Ears::open(), Some("floor".to_owned()));
+        let (metrics_log, name) = (MetricsLog::open(), Some("floor".to_owned()));
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
@@ -253,7 +253,7 @@ fn another_process_taking_everything_leaves_the_floor_and_requests_finish() {
         let ledger = card.runtime.budget().measure().await.expect("the budget answers");
         assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "no memory is free: {ledger}");
         assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
-        let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
+        let preempted = metrics_log.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences were preempted by the shrink: {preempted:?}");
         crowd.goes_on().await;
         // Sequences that run one after another have enough memory.
@@ -389,9 +389,9 @@ fn two_models_shrink_the_younger_first() {
 fn drift_is_zero_until_uncounted_bytes_appear() {
     // The recorder and all actors are on one thread, because other tests set the same gauges
     // at the same time.
-    let ears = Ears::default();
+    let metrics_log = MetricsLog::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    metrics::with_local_recorder(&ears, || {
+    metrics::with_local_recorder(&metrics_log, || {
         actors.block_on(async {
             let card = Card::filled(watchful()).await;
             assert!(!answer(&card.model, about(1)).await.is_empty());
@@ -399,13 +399,21 @@ fn drift_is_zero_until_uncounted_bytes_appear() {
             card.quiet().await;
             card.device.foreign_gives_back(Bytes::mib(5));
             card.regained().await;
-            eventually("it was looked at", async || ears.most("bursar_drift_bytes{device=host}").is_some()).await;
-            assert_eq!(ears.most("bursar_drift_bytes{device=host}"), Some(0.0), "drift is zero while all is leased");
-            assert!(ears.most("bursar_foreign_bytes{device=host}") >= Some(Bytes::mib(5).0 as f64));
-            assert_eq!(ears.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));
-            assert_eq!(ears.most("bursar_canary_bytes{device=host}"), Some(card.before.canary.0 as f64));
+            eventually("it was looked at", async || metrics_log.most("bursar_drift_bytes{device=host}").is_some())
+                .await;
+            assert_eq!(
+                metrics_log.most("bursar_drift_bytes{device=host}"),
+                Some(0.0),
+                "drift is zero while all is leased"
+            );
+            assert!(metrics_log.most("bursar_foreign_bytes{device=host}") >= Some(Bytes::mib(5).0 as f64));
+            assert_eq!(metrics_log.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));
+            assert_eq!(metrics_log.most("bursar_canary_bytes{device=host}"), Some(card.before.canary.0 as f64));
             let bytes = card.device.drifts(Bytes::kib(100));
-            eventually("it shows", async || ears.most("bursar_drift_bytes{device=host}") == Some(bytes.0 as f64)).await;
+            eventually("it shows", async || {
+                metrics_log.most("bursar_drift_bytes{device=host}") == Some(bytes.0 as f64)
+            })
+            .await;
             let ledger = card.runtime.budget().measure().await.expect("the budget answers");
             assert_eq!(ledger.foreign, bytes, "rule 1 counts drift as foreign: {ledger}");
             card.runtime.shutdown().await;

@@ -8,7 +8,7 @@ use bursar::{
 };
 use serde_json::{Value, json};
 
-use crate::ears::Ears;
+use crate::metrics_log::MetricsLog;
 use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, small_envelope, story, text};
 
 /// A question whose reply depends on the seed.
@@ -41,7 +41,7 @@ fn equal_seeds_give_equal_replies_under_load_and_other_seeds_differ() {
 
 #[test]
 fn a_step_is_prepared_ahead_unless_the_host_needs_its_token() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let drawn = about(1).temperature(1.0).repetition_penalty(1.1).log_probabilities(2).seed(3);
         let formed = about(1).format(OutputFormat::Regex("[a-z ]{4,}".to_owned())).max_tokens(20);
@@ -52,7 +52,7 @@ fn a_step_is_prepared_ahead_unless_the_host_needs_its_token() {
             let stage = Stage::set(options).await;
             let reply = answer(&stage.model, chat).await;
             assert!(!reply.is_empty());
-            assert_eq!(ears.most(&format!("bursar_steps_under_way{{model={name}}}")), Some(steps), "{name}");
+            assert_eq!(metrics_log.most(&format!("bursar_steps_under_way{{model={name}}}")), Some(steps), "{name}");
         }
     });
 }
@@ -244,14 +244,14 @@ fn running_replies_have_let_go_of_their_pictures_rows() {
 
 #[test]
 fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let name = Some("turns".to_owned());
         let stage = Stage::set(LoadOptions { name, ..small() }).await;
         let before = stage.snapshot().await;
         let counts = || {
             let names = ["pictures_found_computed", "encoder_cache_queries", "encoder_cache_hits"];
-            names.map(|name| ears.now(&format!("bursar_{name}_total{{model=turns}}")))
+            names.map(|name| metrics_log.now(&format!("bursar_{name}_total{{model=turns}}")))
         };
         let first = about(1).image(picture(2));
         let said = answer(&stage.model, first.clone()).await;

@@ -8,7 +8,7 @@ use bursar::{Envelope, Image, LoadOptions};
 use image::{Rgb, RgbImage};
 
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{Stage, about, answer, ask, png, small, small_envelope, story, text},
 };
 
@@ -54,11 +54,11 @@ fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
 /// Here they share steps.
 #[test]
 fn thirty_two_chats_at_once_take_a_fraction_of_the_steps() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let envelope = Some(Envelope { sequences: 8, ..small_envelope() });
         let stage = Stage::set(LoadOptions { name: Some("32".to_owned()), envelope, ..small() }).await;
-        let steps = || ears.now("bursar_step_seconds{model=32}");
+        let steps = || metrics_log.now("bursar_step_seconds{model=32}");
         let chat = |number: u32| text(&format!("Question {number}?")).max_tokens(12).ignore_end();
         let mut alone = Vec::new();
         for number in 0..32 {

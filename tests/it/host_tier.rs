@@ -10,7 +10,7 @@ use bursar_budgets::testing::HostControl;
 use futures_util::future::join_all;
 
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{
         Stage, Whole, about, answer, ask, device, eventually, picture, placed, ranks, small, small_envelope, story,
         text,
@@ -64,7 +64,7 @@ async fn eight_turns(stage: &Stage) -> Vec<Whole> {
 
 #[test]
 fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let with = Stage::set(for_one("eight turns", SOME)).await;
         let before = with.snapshot().await;
@@ -79,10 +79,10 @@ fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
             "bursar_kv_copied_bytes_total{model=eight turns,direction=to_host}",
             "bursar_kv_copied_bytes_total{model=eight turns,direction=to_device}",
         ]
-        .map(|name| ears.now(name));
+        .map(|name| metrics_log.now(name));
         assert!(came_back >= eighth.cached_tokens as f64, "{came_back} tokens came back from the host");
         assert!(left > returned && returned > 0.0, "{left} bytes went to the host, {returned} came back");
-        assert!(ears.now("bursar_kv_blocks_swapped{model=eight turns}") > 0.0);
+        assert!(metrics_log.now("bursar_kv_blocks_swapped{model=eight turns}") > 0.0);
         with.settled(&before).await;
 
         let without = Stage::set(for_one("eight turns alone", Bytes::ZERO)).await;
@@ -97,12 +97,12 @@ fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
 
 #[test]
 fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(for_one("seen once", SOME)).await;
         let before = stage.snapshot().await;
         let (mut chat, mut said) = (about(1), Vec::new());
-        let encoded = || ears.now("bursar_encoder_cache_queries_total{model=seen once}");
+        let encoded = || metrics_log.now("bursar_encoder_cache_queries_total{model=seen once}");
         for turn in 0..4 {
             let whole = ask(&stage.model, chat.clone()).await.expect("the model answers");
             chat = chat.assistant(&whole.text).user(format!("And {turn}?"));
@@ -114,7 +114,7 @@ fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
             answer(&stage.model, other(turn as usize)).await;
             assert_eq!(encoded(), f64::from(1 + 8 * (turn + 1)), "turn {turn}");
         }
-        assert_eq!(ears.now("bursar_pictures_found_computed_total{model=seen once}"), 3.0);
+        assert_eq!(metrics_log.now("bursar_pictures_found_computed_total{model=seen once}"), 3.0);
         stage.settled(&before).await;
         // The same chats on models with empty caches.
         let mut chat = about(1);
@@ -149,11 +149,11 @@ fn with_rows(name: &str, swap_space: Bytes) -> LoadOptions {
 
 #[test]
 fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let with = Stage::set(with_rows("rows", SOME)).await;
         let before = with.snapshot().await;
-        let count = |what: &str| ears.now(&format!("bursar_encoder_cache_{what}{{model=rows}}"));
+        let count = |what: &str| metrics_log.now(&format!("bursar_encoder_cache_{what}{{model=rows}}"));
         let encoded = || count("queries_total") - count("hits_total");
         let first = visit(&with, 0).await;
         let pictures = f64::from(PICTURES);
@@ -202,7 +202,7 @@ fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
 
 #[test]
 fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let patient = Intensity { restarts_max: 1000, back_off: std::time::Duration::ZERO, ..Intensity::default() };
         let stage =
@@ -218,7 +218,7 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
                     tokio::spawn(async move { ask(&model, visited(number, round)).await })
                 })
                 .collect();
-            let host_hits = || ears.now("bursar_encoder_cache_host_hits_total{model=blows}");
+            let host_hits = || metrics_log.now("bursar_encoder_cache_host_hits_total{model=blows}");
             let were = host_hits();
             if round > 1 {
                 // The visit after the previous fault has filled the host tier again.
@@ -272,12 +272,12 @@ async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
 
 #[test]
 fn preempted_replies_come_back_from_the_host_unchanged() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let with = crowded("crowded", SOME).await;
-        let preempted = ears.now("bursar_preemptions_total{model=crowded,reason=blocks}");
+        let preempted = metrics_log.now("bursar_preemptions_total{model=crowded,reason=blocks}");
         assert!(preempted > 0.0, "no sequence was preempted");
-        let came_back = ears.now("bursar_prefix_cache_host_hits_total{model=crowded}");
+        let came_back = metrics_log.now("bursar_prefix_cache_host_hits_total{model=crowded}");
         assert!(came_back > 0.0, "{preempted} sequences were preempted, and no blocks came back");
         for (number, (with, without)) in with.iter().zip(&crowded("crowded alone", Bytes::ZERO).await).enumerate() {
             // On any device, the last bits of the log-probabilities depend on the other rows in the

@@ -12,7 +12,7 @@ use bursar::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{Whole, about, answer, ask, device_of, eventually, placed, ranks, small, small_envelope, story, text},
 };
 
@@ -29,20 +29,20 @@ fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
     }
 }
 
-struct House {
+struct Fixture {
     device: Arc<HostDevice>,
     runtime: Runtime,
     before: Option<Snapshot>,
 }
 
-impl House {
-    async fn of(capacity: Bytes) -> House {
-        House::where_models_sleep(capacity, None).await
+impl Fixture {
+    async fn of(capacity: Bytes) -> Fixture {
+        Fixture::where_models_sleep(capacity, None).await
     }
 
     /// Starts a runtime whose models may put each other to sleep. `turn` is the value of
     /// [`RuntimeConfig::sleep_for_room`].
-    async fn where_models_sleep(capacity: Bytes, turn: Option<Duration>) -> House {
+    async fn where_models_sleep(capacity: Bytes, turn: Option<Duration>) -> Fixture {
         let device = device_of((capacity / ranks() as u64).round_up(Bytes::mib(1)));
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device)),
@@ -51,7 +51,7 @@ impl House {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(config).await.expect("a host device starts");
-        House { device, runtime, before: None }
+        Fixture { device, runtime, before: None }
     }
 
     async fn with(&mut self, options: LoadOptions) -> ModelHandle {
@@ -62,10 +62,10 @@ impl House {
 
     /// A device that the models "busy" and "idle" share, with the bytes of each model's KV cache.
     async fn of_two() -> (Self, [(ModelHandle, Bytes); 2]) {
-        let mut house = House::of(Bytes::mib(84)).await;
-        let [busy, idle] = [house.with(shared("busy", 0.4)).await, house.with(shared("idle", 1.0)).await];
-        let both = [(busy, house.kv("busy").await), (idle, house.kv("idle").await)];
-        (house, both)
+        let mut fixture = Fixture::of(Bytes::mib(84)).await;
+        let [busy, idle] = [fixture.with(shared("busy", 0.4)).await, fixture.with(shared("idle", 1.0)).await];
+        let both = [(busy, fixture.kv("busy").await), (idle, fixture.kv("idle").await)];
+        (fixture, both)
     }
 
     async fn ledger(&self) -> Snapshot {
@@ -111,25 +111,26 @@ fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
 
 #[test]
 fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
-        let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
+        let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let expected = answer(&idle, about(1)).await;
         let alone = answer(&busy, text(&"Say 3. ".repeat(25)).max_tokens(560).ignore_end()).await;
         let replies = crowd(&busy);
         // 768 tokens of 2 KiB each, divided among the ranks.
         let floor = Bytes::kib(1536) / ranks() as u64;
         eventually("it has nearly all", async || {
-            let (busy, idle) = (house.kv("busy").await, house.kv("idle").await);
+            let (busy, idle) = (fixture.kv("busy").await, fixture.kv("idle").await);
             busy > own && busy + idle <= own + lent && idle <= floor
         })
         .await;
-        eventually("what it borrowed is shown", async || ears.now("bursar_kv_borrowed_bytes{model=busy}") > 0.0).await;
+        eventually("what it borrowed is shown", async || metrics_log.now("bursar_kv_borrowed_bytes{model=busy}") > 0.0)
+            .await;
         assert_eq!(answer(&idle, about(1)).await, expected);
         eventually("the lender has its share again", async || {
             // Sequential requests keep the model from becoming idle.
             answer(&idle, about(2)).await;
-            house.kv("idle").await == lent && house.kv("busy").await <= own
+            fixture.kv("idle").await == lent && fixture.kv("busy").await <= own
         })
         .await;
         for (number, reply) in replies.into_iter().enumerate() {
@@ -139,95 +140,95 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
         }
         // The model may have lent memory again in the meantime.
         answer(&idle, about(3)).await;
-        house.regained().await;
-        house.runtime.shutdown().await;
+        fixture.regained().await;
+        fixture.runtime.shutdown().await;
     });
 }
 
 #[test]
 fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
     story(async {
-        let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
+        let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let replies = crowd(&busy);
-        eventually("it borrows", async || house.kv("busy").await > own).await;
+        eventually("it borrows", async || fixture.kv("busy").await > own).await;
         // The lender's engine dies. Its successor gets the lender's share.
-        let [before, after] = house.engine_dies("idle", &idle).await;
+        let [before, after] = fixture.engine_dies("idle", &idle).await;
         assert_eq!(after.record.kv_blocks, before.record.kv_blocks);
-        assert!(house.kv("idle").await <= lent);
-        eventually("it borrows again", async || house.kv("busy").await > own).await;
+        assert!(fixture.kv("idle").await <= lent);
+        eventually("it borrows again", async || fixture.kv("busy").await > own).await;
         // The borrower's scheduler dies while it holds borrowed blocks.
         let scheduler = busy.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        house.runtime.unload("idle").await.expect("the model is loaded");
-        eventually("nothing is borrowed", async || house.kv("busy").await == own).await;
+        fixture.runtime.unload("idle").await.expect("the model is loaded");
+        eventually("nothing is borrowed", async || fixture.kv("busy").await == own).await;
         for reply in replies {
             assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
         }
-        assert_eq!(house.device.counts().backed, house.ledger().await.granted);
-        house.runtime.shutdown().await;
+        assert_eq!(fixture.device.counts().backed, fixture.ledger().await.granted);
+        fixture.runtime.shutdown().await;
     });
 }
 
 #[test]
 fn models_with_fractions_of_a_device_keep_their_shares_through_deaths_and_sleep() {
     story(async {
-        let mut house = House::of(Bytes::mib(84)).await;
-        let first = house.with(shared("first", 0.4)).await;
-        let _second = house.with(shared("second", 1.0)).await;
-        let (own, other) = (house.kv("first").await, house.kv("second").await);
+        let mut fixture = Fixture::of(Bytes::mib(84)).await;
+        let first = fixture.with(shared("first", 0.4)).await;
+        let _second = fixture.with(shared("second", 1.0)).await;
+        let (own, other) = (fixture.kv("first").await, fixture.kv("second").await);
         let expected = answer(&first, about(1)).await;
         for level in [None, Some(SleepLevel::Level1), Some(SleepLevel::Level2), None] {
             match level {
                 Some(level) => first.sleep(level, Duration::from_secs(60)).await.expect("the model sleeps"),
-                None => drop(house.engine_dies("first", &first).await),
+                None => drop(fixture.engine_dies("first", &first).await),
             }
             assert_eq!(answer(&first, about(1)).await, expected, "after {level:?}");
-            assert_eq!((house.kv("first").await, house.kv("second").await), (own, other), "after {level:?}");
+            assert_eq!((fixture.kv("first").await, fixture.kv("second").await), (own, other), "after {level:?}");
         }
-        house.runtime.shutdown().await;
+        fixture.runtime.shutdown().await;
     });
 }
 
 #[test]
 fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
     story(async {
-        let mut house = House::of(Bytes::mib(40)).await;
-        let model = house.with(shared("demo", 1.0)).await;
-        let ledger = house.ledger().await;
+        let mut fixture = Fixture::of(Bytes::mib(40)).await;
+        let model = fixture.with(shared("demo", 1.0)).await;
+        let ledger = fixture.ledger().await;
         let (kv, more) = (ledger.of_class(&Class::Kv), Bytes::mib(2));
         let wanted = ledger.free + more;
-        let budget = house.runtime.budget().clone();
+        let budget = fixture.runtime.budget().clone();
         let expected = answer(&model, about(1)).await;
         let tenant = budget.lease(Class::external("index"), wanted).await.expect("the idle model gives memory");
-        assert!(house.kv("demo").await <= kv - more, "the model gave memory to the tenant");
+        assert!(fixture.kv("demo").await <= kv - more, "the model gave memory to the tenant");
         assert_eq!(answer(&model, about(1)).await, expected, "the reply is the same with less memory");
         drop(tenant);
-        house.regained().await;
+        fixture.regained().await;
         // While a request does not end, the model keeps its memory.
         let unread = model.chat(about(1).max_tokens(200).temperature(20.0).top_k(0).seed(1)).await.expect("accepted");
         let waits = tokio::spawn(async move { budget.lease(Class::external("index"), wanted).await.map(drop) });
-        eventually("it waits", async || house.ledger().await.waiting.len() == 1).await;
-        let looked = house.runtime.budget().measure().await.expect("the budget answers");
+        eventually("it waits", async || fixture.ledger().await.waiting.len() == 1).await;
+        let looked = fixture.runtime.budget().measure().await.expect("the budget answers");
         assert_eq!(looked.of_class(&Class::Kv), kv);
         drop(unread);
         waits.await.expect("no panic").expect("the tenant gets memory when the model is idle");
-        house.regained().await;
-        house.runtime.shutdown().await;
+        fixture.regained().await;
+        fixture.runtime.shutdown().await;
     });
 }
 
 #[test]
 fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
     story(async {
-        let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
+        let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let expected = answer(&idle, about(1)).await;
         let replies = crowd(&busy);
         let room = Bytes::mib(16) / ranks() as u64;
-        eventually("it borrows more than a load needs", async || house.kv("busy").await > own + room).await;
-        let full = house.ledger().await;
+        eventually("it borrows more than a load needs", async || fixture.kv("busy").await > own + room).await;
+        let full = fixture.ledger().await;
         let small = LoadOptions { name: Some("third".to_owned()), ..small() };
-        let third = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
-        let ledger = house.ledger().await;
+        let third = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
+        let ledger = fixture.ledger().await;
         let taken: Bytes =
             ledger.leases.iter().filter(|lease| lease.model.as_str() == "third").map(|lease| lease.bytes).sum();
         assert!(full.free < taken, "{taken} were taken, and {} were free\n{ledger}", full.free);
@@ -235,13 +236,13 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
         for reply in replies {
             assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
         }
-        house.runtime.unload("third").await.expect("the model is loaded");
+        fixture.runtime.unload("third").await.expect("the model is loaded");
         eventually("all have their shares again", async || {
             answer(&idle, about(3)).await;
-            (house.kv("busy").await, house.kv("idle").await) == (own, lent)
+            (fixture.kv("busy").await, fixture.kv("idle").await) == (own, lent)
         })
         .await;
-        house.runtime.shutdown().await;
+        fixture.runtime.shutdown().await;
     });
 }
 
@@ -249,28 +250,28 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
 fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
     story(async {
         // Each model could put the other model to sleep if nothing else freed enough memory.
-        let mut house = House::where_models_sleep(Bytes::mib(40), Some(Duration::from_millis(1))).await;
-        let first = house.with(shared("first", 1.0)).await;
-        let (kv, expected) = (house.kv("first").await, answer(&first, about(1)).await);
+        let mut fixture = Fixture::where_models_sleep(Bytes::mib(40), Some(Duration::from_millis(1))).await;
+        let first = fixture.with(shared("first", 1.0)).await;
+        let (kv, expected) = (fixture.kv("first").await, answer(&first, about(1)).await);
         let small = LoadOptions { name: Some("second".to_owned()), ..small() };
-        let second = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
+        let second = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
         for _ in 0..2 {
-            assert!(house.kv("first").await < kv && first.is_asleep().is_none());
+            assert!(fixture.kv("first").await < kv && first.is_asleep().is_none());
             for model in [&first, &second] {
                 assert_eq!(answer(model, about(1)).await, expected);
             }
             second.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
-            eventually("what it gave is back", async || house.kv("first").await == kv).await;
+            eventually("what it gave is back", async || fixture.kv("first").await == kv).await;
             second.wake().await.expect("the load gets room");
         }
-        let told = serde_json::json!(house.runtime.recent_events());
+        let told = serde_json::json!(fixture.runtime.recent_events());
         let slept = |event: &&serde_json::Value| event["event"] == "asleep" && event["model"] == "first";
         assert_eq!(told.as_array().expect("a list").iter().filter(slept).count(), 0, "{told}");
-        house.runtime.unload("second").await.expect("the model is loaded");
+        fixture.runtime.unload("second").await.expect("the model is loaded");
         eventually("it has its own again, backed", async || {
-            house.kv("first").await == kv && house.device.counts().backed == house.ledger().await.granted
+            fixture.kv("first").await == kv && fixture.device.counts().backed == fixture.ledger().await.granted
         })
         .await;
-        house.runtime.shutdown().await;
+        fixture.runtime.shutdown().await;
     });
 }

@@ -2,11 +2,9 @@
 //! chat, with the limit, the value and a hint.
 
 use bursar::{
-    Bytes, Chat, ChatError, DeviceChoice, Envelope, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime,
-    RuntimeConfig,
+    Bytes, Chat, ChatError, DeviceChoice, Envelope, Hint, Image, ImageError, ImageLimits, LoadOptions, MediaError,
+    Runtime, RuntimeConfig,
 };
-use bursar_actors::vision::VisionError;
-use bursar_model::error::MediaError;
 use image::{DynamicImage, Rgb, RgbImage};
 
 use crate::stage::{
@@ -148,12 +146,7 @@ fn accepted() -> Vec<(&'static str, Vec<u8>)> {
 #[track_caller]
 fn of_picture(error: &ChatError) -> &ImageError {
     match error {
-        ChatError::Picture { index: 1, source, .. } => source,
-        // Damage in the pixel data is found while decoding.
-        ChatError::Vision(vision) => match &**vision {
-            VisionError::Media(MediaError::Picture { index: 1, source, .. }) => source,
-            other => panic!("{other:?}"),
-        },
+        ChatError::Media(MediaError::Picture { index: 1, source, .. }) => source,
         other => panic!("{other:?}"),
     }
 }
@@ -227,7 +220,7 @@ fn a_picture_has_the_pixels_that_its_chat_gives_it() {
             (drawn().within_tiles(2), "`tiles` cannot be applied"),
         ] {
             let error = ask(&stage.model, chat(image)).await.expect_err("the picture is refused");
-            assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error:?}");
+            assert!(matches!(error, ChatError::Media(MediaError::Picture { index: 0, .. })), "{error:?}");
             assert!(error.to_string().contains(limit) && !error.hint().is_empty(), "{error}");
         }
         stage.settled(&before).await;
@@ -299,7 +292,10 @@ fn a_conversation_shows_a_picture_in_each_of_many_turns() {
         let largest = Image::from_bytes(png(&RgbImage::new(112, 112)));
         let fifteen = (0..15).fold(Chat::new().user("What?"), |chat, _| chat.image(largest.clone()));
         let refused = stage.model.chat(fifteen).await.expect_err("the request is refused");
-        assert!(matches!(refused, ChatError::PicturesTooLarge { tokens: 240, limit: 224 }), "{refused}");
+        assert!(
+            matches!(refused, ChatError::Media(MediaError::PicturesTooLarge { tokens: 240, limit: 224 })),
+            "{refused}"
+        );
         assert!(refused.hint().contains("smaller pictures"), "{}", refused.hint());
         stage.settled(&before).await;
     });

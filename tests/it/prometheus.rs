@@ -2,7 +2,7 @@
 //! name only existing metrics.
 //!
 //! A process has one metrics recorder, and other tests of this program install
-//! another one (`ears.rs`). Tests that need Bursar's recorder run in a child process,
+//! another one (`metrics_log.rs`). Tests that need Bursar's recorder run in a child process,
 //! which is this program again.
 
 mod dashboard;
@@ -32,7 +32,7 @@ use tokio::{
 
 use self::dashboard::{dashboard_queries, queries_of};
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{Folder, about, answer, demo, device, eventually, runtime_on, small, story},
 };
 
@@ -328,7 +328,7 @@ fn attempts_made_before_the_first_scrape_are_shown() {
 #[test]
 fn an_error_of_serving_metrics_says_what_to_do() {
     story(async {
-        Ears::open();
+        MetricsLog::open();
         let runtime = runtime_on(&device()).await;
         let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let taken_at = taken.local_addr().expect("an address");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bursar::{Chat, ChatError, Deadline, Deadlines, Envelope, LoadOptions, TenantWeights};
 
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{Stage, about, answer, ask, eventually, listen, small, small_envelope, story, text},
 };
 
@@ -22,7 +22,7 @@ fn long() -> Chat {
 
 #[test]
 fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(narrow("urgent")).await;
         let before = stage.snapshot().await;
@@ -33,10 +33,10 @@ fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
         for number in 0..3 {
             waiting.push(stage.model.chat(text(&format!("Question {number}?")).priority(5)).await.expect("accepted"));
         }
-        eventually("they wait", async || ears.now("bursar_sequences_waiting{model=urgent}") >= 3.0).await;
+        eventually("they wait", async || metrics_log.now("bursar_sequences_waiting{model=urgent}") >= 3.0).await;
         ask(&stage.model, about(9).priority(-1)).await.expect("the model answers");
         assert!(stage.model.requests().0 >= 2, "the other requests have not ended");
-        assert_eq!(ears.now("bursar_preemptions_total{model=urgent,reason=priority}"), 1.0);
+        assert_eq!(metrics_log.now("bursar_preemptions_total{model=urgent,reason=priority}"), 1.0);
         assert_eq!(listen(slow).await.expect("the model answers").text, expected);
         for waiting in waiting {
             listen(waiting).await.expect("the model answers");
@@ -47,7 +47,7 @@ fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
 
 #[test]
 fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(narrow("late")).await;
         let before = stage.snapshot().await;
@@ -71,9 +71,9 @@ fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
                 other => panic!("{expected:?}: {other:?}"),
             }
         }
-        let missed = |reason| ears.now(&format!("bursar_deadlines_missed_total{{model=late,reason={reason}}}"));
+        let missed = |reason| metrics_log.now(&format!("bursar_deadlines_missed_total{{model=late,reason={reason}}}"));
         assert_eq!([missed("queue"), missed("first_token"), missed("reply")], [1.0, 2.0, 1.0]);
-        assert_eq!(ears.now("bursar_requests_total{model=late,reason=too_late}"), 4.0);
+        assert_eq!(metrics_log.now("bursar_requests_total{model=late,reason=too_late}"), 4.0);
         for ahead in ahead {
             listen(ahead).await.expect("the model answers");
         }
@@ -99,7 +99,7 @@ fn a_models_deadlines_hold_for_chats_that_set_none() {
 
 #[test]
 fn a_tenants_chat_does_not_wait_for_anothers_many() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let weights = TenantWeights::of([("calm", 2)]).expect("a valid weight");
         let stage = Stage::set(LoadOptions { tenant_weights: weights, ..narrow("tenants") }).await;
@@ -112,15 +112,18 @@ fn a_tenants_chat_does_not_wait_for_anothers_many() {
             let chat = text(&format!("Question {number}?")).max_tokens(20).ignore_end();
             busy.push(stage.model.chat(chat.tenant("someone's own name")).await.expect("accepted"));
         }
-        eventually("they wait", async || ears.now("bursar_sequences_waiting{model=tenants}") >= 10.0).await;
+        eventually("they wait", async || metrics_log.now("bursar_sequences_waiting{model=tenants}") >= 10.0).await;
         ask(&stage.model, text("And mine?").tenant("calm")).await.expect("the model answers");
         assert!(stage.model.requests().0 >= 6, "most of the other requests wait: {:?}", stage.model.requests());
         for busy in busy {
             listen(busy).await.expect("the model answers");
         }
-        let tokens = |tenant| ears.now(&format!("bursar_tenant_tokens_total{{model=tenants,tenant={tenant}}}"));
+        let tokens = |tenant| metrics_log.now(&format!("bursar_tenant_tokens_total{{model=tenants,tenant={tenant}}}"));
         assert!(tokens("calm") > 0.0 && tokens("other") >= 10.0 * 20.0);
-        assert!(!ears.names().iter().any(|name| name.contains("someone")), "rule 15: a tenant's name is not a label");
+        assert!(
+            !metrics_log.names().iter().any(|name| name.contains("someone")),
+            "rule 15: a tenant's name is not a label"
+        );
         let error = ask(&stage.model, about(1).tenant("t".repeat(65))).await.expect_err("the tenant's name is long");
         assert!(matches!(error, ChatError::TenantName { bytes: 65, limit: 64 }), "{error:?}");
     });

@@ -15,7 +15,7 @@ use bursar_budgets::{Gate, Label, Lease, Owner, Request};
 use bursar_model::{flow::EncodedImage, flow::Media, flow::PrefixKeys, processor::MediaLimits};
 
 use crate::{
-    ears::Ears,
+    metrics_log::MetricsLog,
     stage::{
         Stage, about, answer, ask, demo, device, eventually, listen, picture, runtime_on, small, small_envelope, story,
         text,
@@ -24,7 +24,7 @@ use crate::{
 
 #[test]
 fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let options = LoadOptions {
             name: Some("rule 4".to_owned()),
@@ -40,8 +40,12 @@ fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
         for reply in replies {
             listen(reply).await.expect("the model answers");
         }
-        assert_eq!(ears.most("bursar_sequences_running{model=rule 4}"), Some(2.0), "exactly two sequences run at once");
-        assert!(ears.most("bursar_sequences_waiting{model=rule 4}") > Some(0.0), "the other sequences waited");
+        assert_eq!(
+            metrics_log.most("bursar_sequences_running{model=rule 4}"),
+            Some(2.0),
+            "exactly two sequences run at once"
+        );
+        assert!(metrics_log.most("bursar_sequences_waiting{model=rule 4}") > Some(0.0), "the other sequences waited");
     });
 }
 
@@ -181,7 +185,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
                     [tree::STRESS, tree::CAPTURE, tree::RECAPTURE].iter().any(|lanes| lanes.what == question.what);
                 assert!(ending != "nothing" || refused == of_a_lane, "{question:?}: {answers:?}");
             });
-            let strike = async {
+            let inject_fault = async {
                 let serving = world.model.serving().await;
                 let Ok(serving) = serving else { return };
                 let supervised = world.runtime.supervised().await;
@@ -202,7 +206,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
                 tokio::task::yield_now().await;
                 drop(world.runtime.cell().send_message(RuntimeMessage::InjectFault(drill)));
             };
-            tokio::join!(all(asked.collect()), strike);
+            tokio::join!(all(asked.collect()), inject_fault);
         }
     });
 }
@@ -230,7 +234,7 @@ fn says(error: &ChatError) -> String {
 
 #[test]
 fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
-    let ears = Ears::open();
+    let metrics_log = MetricsLog::open();
     story(async {
         let stage = Stage::set(LoadOptions { requests: Some(3), ..small() }).await;
         let secret = || text(&format!("The word is {SECRET}. Describe.")).image(picture(1)).stop(SECRET);
@@ -279,7 +283,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         for error in said {
             assert!(!error.contains(SECRET) && !error.contains(&reply), "an error shows content of a request");
         }
-        let names = ears.names();
+        let names = metrics_log.names();
         assert!(names.iter().any(|name| name.contains("model=demo")), "metrics of the model were recorded: {names:?}");
         assert!(names.iter().all(|name| !name.contains(SECRET) && !name.contains(&reply)), "a metric shows content");
     });

@@ -274,7 +274,7 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Blow {
+enum Fault {
     Engine,
     Budget,
     StepLane,
@@ -284,15 +284,15 @@ enum Blow {
 
 /// Injects one fault while the model suspends, sleeps or resumes, after this many yields
 /// to the tokio scheduler.
-async fn strike(stage: &Stage, blow: Blow, after: usize) {
+async fn inject_fault(stage: &Stage, fault: Fault, after: usize) {
     for _ in 0..after {
         tokio::task::yield_now().await;
     }
     let supervised = stage.runtime.supervised().await.expect("the runtime answers");
-    match blow {
-        Blow::Engine => supervised.engines["demo"].kill(),
-        Blow::Budget => supervised.budget.kill(),
-        Blow::StepLane => {
+    match fault {
+        Fault::Engine => supervised.engines["demo"].kill(),
+        Fault::Budget => supervised.budget.kill(),
+        Fault::StepLane => {
             let (ended, end) = Responder::new();
             let kill = EngineMessage::KillLane { which: WhichLane::Step, ended };
             // A sleeping model has no running engine.
@@ -300,16 +300,16 @@ async fn strike(stage: &Stage, blow: Blow, after: usize) {
                 drop(end.await);
             }
         }
-        Blow::Unload => stage.runtime.unload("demo").await.expect("the model unloads"),
-        Blow::Shutdown => stage.runtime.clone().shutdown().await,
+        Fault::Unload => stage.runtime.unload("demo").await.expect("the model unloads"),
+        Fault::Shutdown => stage.runtime.clone().shutdown().await,
     }
 }
 
 #[test]
 fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
     story(async {
-        for (at, blow) in
-            [Blow::Engine, Blow::Budget, Blow::StepLane, Blow::Unload, Blow::Shutdown].into_iter().enumerate()
+        for (at, fault) in
+            [Fault::Engine, Fault::Budget, Fault::StepLane, Fault::Unload, Fault::Shutdown].into_iter().enumerate()
         {
             let stage = Stage::set(LoadOptions { engine_intensity: PATIENT, intensity: PATIENT, ..small() }).await;
             let expected = answer(&stage.model, about(1)).await;
@@ -324,33 +324,33 @@ fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
                 };
                 let running = ask(model, about(1));
                 let ((slept, replies), ran, ()) =
-                    tokio::join!(sleeping, running, strike(&stage, blow, round * round * 12));
-                let is_over = matches!(blow, Blow::Unload | Blow::Shutdown);
+                    tokio::join!(sleeping, running, inject_fault(&stage, fault, round * round * 12));
+                let is_over = matches!(fault, Fault::Unload | Fault::Shutdown);
                 for reply in replies.into_iter().chain([ran]) {
                     match reply {
-                        Ok(whole) => assert_eq!(whole.text, expected, "{blow:?} in round {round}"),
+                        Ok(whole) => assert_eq!(whole.text, expected, "{fault:?} in round {round}"),
                         Err(error) => assert!(
                             is_over && matches!(error, ChatError::Stopped { .. } | ChatError::ShuttingDown),
-                            "{blow:?} in round {round}: {error:?}"
+                            "{fault:?} in round {round}: {error:?}"
                         ),
                     }
                 }
                 if let Err(error) = slept {
-                    assert!(is_over, "{blow:?} in round {round}: {error:?}");
+                    assert!(is_over, "{fault:?} in round {round}: {error:?}");
                 }
                 if is_over {
                     break;
                 }
                 eventually("host memory is back", async || stage.snapshot().await.host_granted.is_zero()).await;
                 let ledger = stage.snapshot().await;
-                assert_eq!(ledger.granted, stage.device.counts().backed, "{blow:?} in round {round}: {ledger}");
+                assert_eq!(ledger.granted, stage.device.counts().backed, "{fault:?} in round {round}: {ledger}");
             }
-            if !matches!(blow, Blow::Shutdown) {
+            if !matches!(fault, Fault::Shutdown) {
                 drop(stage.runtime.unload("demo").await);
                 let ledger = assert_free(&stage.runtime, &stage.device).await;
                 assert_eq!(ledger.host_granted, Bytes::ZERO);
             }
-            assert_eq!(stage.device.counts().backed, Bytes::ZERO, "after {blow:?}");
+            assert_eq!(stage.device.counts().backed, Bytes::ZERO, "after {fault:?}");
         }
     });
 }

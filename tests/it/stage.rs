@@ -105,8 +105,9 @@ pub fn shared_out(device: &Arc<HostDevice>, ranks: usize) -> Arc<dyn Device> {
         return device.clone();
     }
     let (capacity, page) = (device.memory().expect("the device answers").total, device.page());
-    let twin = |_| Arc::new(HostDevice::new(HostConfig { page, ..HostConfig::new(capacity) }).expect("the same sizes"));
-    let others = (1..ranks).map(|rank| twin(rank) as Arc<dyn Device>);
+    let same_size =
+        |_| Arc::new(HostDevice::new(HostConfig { page, ..HostConfig::new(capacity) }).expect("the same sizes"));
+    let others = (1..ranks).map(|rank| same_size(rank) as Arc<dyn Device>);
     Arc::new(DeviceGroup::of(others.chain([device.clone() as Arc<dyn Device>]).collect(), "host").expect("of one kind"))
 }
 

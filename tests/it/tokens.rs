@@ -1,6 +1,6 @@
 //! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
-use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, ModelSource, SamplingError};
+use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, MediaError, ModelSource, SamplingError};
 use bursar_model::registry::random_checkpoint;
 use bursar_model::{text::Message, text::Part, text::Role, text::TemplateInputs};
 use image::{Rgb, RgbImage};
@@ -128,7 +128,7 @@ fn a_chats_prompt_is_told_without_a_reply_however_long() {
         assert!(matches!(error, ChatError::Empty), "{error}");
         let error =
             stage.model.prompt_of(text("Hm?").image(Image::from_bytes(*b"script"))).await.expect_err("no picture");
-        assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error}");
+        assert!(matches!(error, ChatError::Media(MediaError::Picture { index: 0, .. })), "{error}");
         stage.settled(&before).await;
     });
 }

@@ -14,7 +14,7 @@ use crate::stage::{Folder, Stage, ask, device, runtime_on, small, small_envelope
 /// A reply: its end and its events. Log-probabilities and ids are left out, and adjacent pieces of
 /// one kind are joined.
 #[derive(Clone, Debug, PartialEq)]
-struct Heard {
+struct MetricValue {
     events: Vec<String>,
     scored: usize,
     text: String,
@@ -26,7 +26,11 @@ struct Heard {
 }
 
 /// Reads a reply. Calls `meanwhile` after each event.
-async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEvent)) -> Result<Heard, ChatError> {
+async fn hear(
+    model: &ModelHandle,
+    chat: Chat,
+    mut meanwhile: impl FnMut(&ChatEvent),
+) -> Result<MetricValue, ChatError> {
     let mut reply = model.chat(chat).await?;
     let (mut events, mut scored, mut last) = (Vec::<String>::new(), 0, None);
     while let Some(event) = reply.next().await {
@@ -50,8 +54,16 @@ async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEv
                 let (text, reasoning, calls) = (text.clone(), reasoning.clone(), tool_calls.clone());
                 let (finish_reason, tokens) = (*finish_reason, usage.completion_tokens);
                 let reasoned = usage.reasoning_tokens;
-                last =
-                    Some(Heard { events: Vec::new(), scored, text, reasoning, calls, finish_reason, tokens, reasoned });
+                last = Some(MetricValue {
+                    events: Vec::new(),
+                    scored,
+                    text,
+                    reasoning,
+                    calls,
+                    finish_reason,
+                    tokens,
+                    reasoned,
+                });
                 continue;
             }
             other => panic!("an event that this test does not expect: {other:?}"),
@@ -69,7 +81,7 @@ async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEv
         assert_eq!(of(&format!("arguments {index} ")), call.arguments);
         assert_eq!(of(&format!("end {index} ")), call.is_whole.to_string());
     }
-    Ok(Heard { events, ..heard })
+    Ok(MetricValue { events, ..heard })
 }
 
 fn weather() -> Value {

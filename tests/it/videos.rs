@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bursar::{Chat, ChatError, Content, Hint, Image, LoadOptions, ModelSource, Role, Video, VideoError};
+use bursar::{Chat, ChatError, Content, Hint, Image, LoadOptions, MediaError, ModelSource, Role, Video, VideoError};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Stage, about, answer, ask, eventually, listen, picture, png, runtime_on, small, story, text};
@@ -130,7 +130,7 @@ type Says = fn(&ChatError) -> bool;
 /// Name, video, check of the error, and text of its message.
 fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
     fn is(error: &ChatError, says: fn(&VideoError) -> bool) -> bool {
-        matches!(error, ChatError::Video { index: 0, source } if says(source))
+        matches!(error, ChatError::Media(MediaError::Video { index: 0, source }) if says(source))
     }
     let mixed = [frame(84, 84, 0), frame(84, 84, 1), frame(84, 56, 2)];
     let strange = [frame(84, 84, 0), Image::from_bytes(&b"my secret diary"[..])];
@@ -193,13 +193,16 @@ fn a_video_with_damaged_frames_or_no_room_fails_alone() {
         bytes[middle..middle + 40].fill(0xA5);
         let broken = Video::from_frames([frame(84, 84, 0), Image::from_bytes(Arc::<[u8]>::from(bytes))], 2.0);
         let error = ask(&stage.model, about_video(broken)).await.expect_err("the video is damaged");
-        assert!(matches!(error, ChatError::Vision(_)), "{error:?}");
+        assert!(matches!(error, ChatError::Media(MediaError::Video { index: 0, .. })), "{error:?}");
         assert!(error.to_string().contains("video 0: frame 1"), "{error}");
         let large = || Image::from_bytes(png(&RgbImage::new(400, 400)));
         let crowded = about_video(film(2, 2.0)).image(large()).image(large());
         let error = ask(&stage.model, crowded).await.expect_err("two large pictures fill the envelope");
         let says = |e: &VideoError| matches!(e, VideoError::TooLarge { limit: 0, .. });
-        assert!(matches!(&error, ChatError::Video { index: 0, source } if says(source)), "{error:?}");
+        assert!(
+            matches!(&error, ChatError::Media(MediaError::Video { index: 0, source }) if says(source)),
+            "{error:?}"
+        );
         stage.settled(&before).await;
     });
 }

@@ -127,7 +127,7 @@ impl Load {
             Ok(End::Differing) => self.ends.differing += 1,
             Err(ChatError::TooLate { .. }) => self.ends.late += 1,
             Err(ChatError::Overloaded { .. }) => self.ends.overloaded += 1,
-            Err(ChatError::TooLong { .. } | ChatError::Picture { .. } | ChatError::Vision(_)) => {
+            Err(ChatError::TooLong { .. } | ChatError::Media(_) | ChatError::Vision(_)) => {
                 self.ends.refused += 1;
             }
             Err(error) => panic!("unexpected end of a chat: {error:?}"),

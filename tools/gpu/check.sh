@@ -66,7 +66,7 @@ for part in $parts; do
     case $part in
     tests)
         for test in "$bin"/test-*; do
-            [[ $test == *-seven_billion || $test == *-cuda_drills || $test == *-soak ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
+            [[ $test == *-released_shape || $test == *-cuda_drills || $test == *-soak ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
         done
         ;;
     drills)
@@ -84,13 +84,13 @@ for part in $parts; do
     seven)
         checkpoint=$scratch/bursar-seven-billion
         [[ -e $checkpoint/prompts/long_text.json ]] ||
-            check "transformers on 7B's shape" python3 tools/gpu/seven_billion.py "$checkpoint"
-        BURSAR_SEVEN_BILLION=$checkpoint check "7B's shape" "$bin/test-model-seven_billion" --nocapture
+            check "transformers on 7B's shape" python3 tools/gpu/released_shape.py "$checkpoint"
+        BURSAR_RELEASED_SHAPE=$checkpoint check "7B's shape" "$bin/test-model-released_shape" --nocapture
         ;;
     share)
         checkpoint=$scratch/bursar-seven-billion
         [[ -e $checkpoint/config.json ]] ||
-            check "a checkpoint of 7B's shape" python3 tools/gpu/seven_billion.py "$checkpoint" --weights-only
+            check "a checkpoint of 7B's shape" python3 tools/gpu/released_shape.py "$checkpoint" --weights-only
         export BURSAR=$bin/bursar
         check "models that take turns" python3 tools/gpu/turns.py turns "$checkpoint" --cycles 1 \
             --knob host-bytes=60GiB --knob memory-fraction=0.45

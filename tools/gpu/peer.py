@@ -16,7 +16,7 @@ Needs vLLM (0.26.0 was measured).
 
 --weights: "dummy" are vLLM's own weights, drawn between -1/1000 and 1/1000. Do not use them for a mixture in FP8, nor
 for a folder whose weights are in FP8: see `draw_weights`. "drawn" are weights like those of `bursar bench --random`.
-"files" are the folder's weights, as `seven_billion.py FOLDER --weights-only` writes them. The last figure of a mixture
+"files" are the folder's weights, as `released_shape.py FOLDER --weights-only` writes them. The last figure of a mixture
 shows how evenly it routes.
 """
 

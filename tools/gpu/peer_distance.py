@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The distance of vLLM's logits from transformers' in f32, for comparison with the output of `model/tests/seven_billion.rs`.
+"""The distance of vLLM's logits from transformers' in f32, for comparison with the output of `model/tests/released_shape.rs`.
 
     python3 tools/gpu/peer_distance.py FOLDER [--quantization fp8,fp8_per_channel] [--only text,long_text]
 
-FOLDER is the output of `seven_billion.py`. vLLM loads its checkpoint in bf16, and then with each quantization, applied while
+FOLDER is the output of `released_shape.py`. vLLM loads its checkpoint in bf16, and then with each quantization, applied while
 loading, each time in a separate process. Every prompt runs in a separate step, without graphs, torch.compile or prefix
 cache, and the logits of its last 32 tokens are compared with the measures of the Rust test. Logits are bf16 numbers in
 vLLM. Prints a line per prompt as the test does, then the table of `benches/h200.md`. Needs vLLM (0.26.0 was measured).
@@ -172,7 +172,7 @@ def main():
         arguments.error(f"no such prompts: {', '.join(sorted(unknown))}; there are {', '.join(PROMPTS)}")
     for name in names:
         if not (asked.folder / f"prompts/{name}.safetensors").exists():
-            arguments.error(f"{asked.folder} has no results of {name}: seven_billion.py without --weights-only writes them")
+            arguments.error(f"{asked.folder} has no results of {name}: released_shape.py without --weights-only writes them")
     if asked.one:
         return compare(asked.folder, asked.one[0], names, Path(asked.one[1]))
 

@@ -16,11 +16,11 @@ import time
 
 import torch
 
-from operations.e4m3 import SEVEN_BILLION, Product, beside_blocks, beside_small_m, many, rounding
+from operations.e4m3 import SHAPES_7B, Product, beside_blocks, beside_small_m, many, rounding
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 8448
 # The shapes of 72B are the shapes of one rank, if two ranks share the model.
-SHAPES = SEVEN_BILLION | {"72B's half, gate and up": (29568, 8192), "72B's half, down": (8192, 14784)}
+SHAPES = SHAPES_7B | {"72B's half, gate and up": (29568, 8192), "72B's half, down": (8192, 14784)}
 ROUNDS = 8  # rounds per graph
 SETTLING, MEASURED = 0.4, 0.6  # seconds
 

@@ -5,7 +5,7 @@
     python3 tools/gpu/turns.py lending MODEL
     python3 tools/gpu/turns.py chats MODEL --knob kv-tokens=293000 --knob swap-space=32 --knob host-bytes=36GiB
 
-MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`. It is served under
+MODEL is a checkpoint folder, such as `released_shape.py` writes, or `demo`. It is served under
 several model names. The program is `target/release/bursar`, or $BURSAR. `turns` serves three models
 that sleep in turns. The script puts each model to sleep and wakes it at both levels, then sends
 requests to all models in random order and counts the results. `lending` serves two models, keeps

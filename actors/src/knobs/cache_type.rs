@@ -163,7 +163,7 @@ mod tests {
         assert_eq!([&HOST, &GPU].map(|target| named("fp8").check_served(target)), [Ok(()), Ok(())]);
         assert_eq!(named("auto").check_served(&OLDER), Ok(()));
         let error = named("fp8").check_served(&OLDER).expect_err("the target has no kernels for the type");
-        let told = "kv_cache_dtype is fp8, but cuda sm_89 has no kernels for a KV cache of this type";
-        assert_eq!(error.to_string(), told);
+        let described = "kv_cache_dtype is fp8, but cuda sm_89 has no kernels for a KV cache of this type";
+        assert_eq!(error.to_string(), described);
     }
 }

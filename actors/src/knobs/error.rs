@@ -41,7 +41,7 @@ pub enum KnobError {
 
 impl KnobError {
     pub(super) fn value(name: &str, value: &Value, expected: &'static str) -> Self {
-        KnobError::Value { name: name.to_owned(), value: told(value), expected }
+        KnobError::Value { name: name.to_owned(), value: described(value), expected }
     }
 }
 
@@ -67,7 +67,7 @@ impl Hint for KnobError {
 }
 
 /// A value as a user types it.
-pub(super) fn told(value: &Value) -> String {
+pub(super) fn described(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         value => value.to_string(),

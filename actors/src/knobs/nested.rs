@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Knobs, NESTED, error::KnobError, error::told, product::with_products_multiplied};
+use super::{Knobs, NESTED, error::KnobError, error::described, product::with_products_multiplied};
 
 /// A setting: its full name for errors, the knob's name, and the value.
 type Inner = (String, &'static str, Value);
@@ -27,7 +27,7 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
             ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
             ("limit_mm_per_prompt", _) if count(value) == 0 => {}
             ("limit_mm_per_prompt", what) => {
-                return Err(KnobError::Modality { value: told(&count(value)), what: what.to_owned(), name: full });
+                return Err(KnobError::Modality { value: described(&count(value)), what: what.to_owned(), name: full });
             }
             _ => return Err(KnobError::unknown(&full)),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bursar_budgets::Bytes;
 use serde_json::Value;
 
-use super::{Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::told, nested};
+use super::{Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested};
 
 impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
@@ -31,7 +31,7 @@ impl Knobs {
             let name = name.into();
             // `null` means that the value is not set. For `max_model_len`, -1 is vLLM's way to
             // derive the context from the model and the device.
-            if value.is_null() || (name == "max_model_len" && told(&value) == "-1") {
+            if value.is_null() || (name == "max_model_len" && described(&value) == "-1") {
                 continue;
             }
             let object = nested::is_nested(&name).then(|| nested::object(&name, &value)).transpose()?;
@@ -50,8 +50,8 @@ impl Knobs {
                     return Err(KnobError::Twice {
                         knob,
                         first: first.clone(),
-                        first_value: told(first_value),
-                        second_value: told(&value),
+                        first_value: described(first_value),
+                        second_value: described(&value),
                         second: name,
                     });
                 }

@@ -1,5 +1,6 @@
 //! Modules that the actors and the client side share. Their code names no actor.
 
+pub(crate) mod carry_out;
 pub mod credit;
 pub mod deadline;
 pub mod event;

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! One message is not a question: the budget sends orders to the owners of elastic leases
-//! (`Budget::obey`), such as an engine. The budget repeats each order until the owner resizes the
-//! lease. The owner sends no other reply.
+//! (`Budget::accept_resize_orders`), such as an engine. The budget repeats each order until the
+//! owner resizes the lease. The owner sends no other reply.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ mod wakefulness;
 
 pub use error::{NotWoken, SleepError};
 pub use level::SleepLevel;
-pub use wakefulness::{Inside, Rest, Waiting, Wakefulness};
+pub use wakefulness::{Inside, Waiting, WakeState, Wakefulness};
 
 use std::{sync::Arc, time::Duration};
 

@@ -9,7 +9,7 @@ use super::{NotWoken, SleepLevel};
 
 /// Whether a model takes requests or sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum WakeState {
     /// New requests are admitted.
     Awake,
     /// Active requests continue to their ends, and no new requests are admitted.
@@ -20,14 +20,14 @@ pub enum Rest {
     Waking,
 }
 
-/// A model's rest, written by its runtime and read by its handles and its engine.
-/// Clones share the state.
+/// A model's [`WakeState`] and its active requests, written by its runtime and read by its handles
+/// and its engine. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Wakefulness(Arc<watch::Sender<State>>);
 
 #[derive(Debug)]
 struct State {
-    rest: Rest,
+    wake_state: WakeState,
     /// Requests that were admitted and have not ended.
     inside: usize,
     /// Callers that wait to be admitted.
@@ -61,10 +61,10 @@ pub struct Inside(Arc<watch::Sender<State>>);
 pub struct Waiting(Arc<watch::Sender<State>>);
 
 impl Wakefulness {
-    pub fn new(rest: Rest) -> Self {
+    pub fn new(wake_state: WakeState) -> Self {
         let idle_since = Instant::now();
         Wakefulness(Arc::new(watch::Sender::new(State {
-            rest,
+            wake_state,
             inside: 0,
             waiting: 0,
             idle_since,
@@ -73,8 +73,8 @@ impl Wakefulness {
         })))
     }
 
-    pub fn rest(&self) -> Rest {
-        self.0.borrow().rest
+    pub fn state(&self) -> WakeState {
+        self.0.borrow().wake_state
     }
 
     /// Requests that were admitted and have not ended.
@@ -94,9 +94,9 @@ impl Wakefulness {
         state.is_idle().then(|| state.idle_since.elapsed())
     }
 
-    pub fn set(&self, rest: Rest) {
+    pub fn set(&self, wake_state: WakeState) {
         self.0.send_modify(|state| {
-            state.rest = rest;
+            state.wake_state = wake_state;
             state.has_left();
         });
     }
@@ -104,14 +104,15 @@ impl Wakefulness {
     /// Publishes that a wake has failed. Callers that wait receive the error.
     pub fn fail(&self, level: SleepLevel, failure: NotWoken) {
         self.0.send_modify(|state| {
-            (state.rest, state.failures, state.failure) = (Rest::Asleep(level), state.failures + 1, Some(failure));
+            (state.wake_state, state.failures, state.failure) =
+                (WakeState::Asleep(level), state.failures + 1, Some(failure));
         });
     }
 
     /// Admits a request if the model is awake.
     fn enter(&self) -> Option<Inside> {
         let is_in = self.0.send_if_modified(|state| {
-            let is_awake = state.rest == Rest::Awake;
+            let is_awake = state.wake_state == WakeState::Awake;
             state.inside += usize::from(is_awake);
             is_awake
         });
@@ -136,14 +137,16 @@ impl Wakefulness {
             if let Some(inside) = self.enter() {
                 return Ok(inside);
             }
-            let rest = {
+            let wake_state = {
                 let state = states.borrow_and_update();
                 if let Some(failure) = state.failure.as_ref().filter(|_| state.failures > failures) {
                     return Err(failure.clone());
                 }
-                state.rest
+                state.wake_state
             };
-            if seen.replace(rest) != Some(rest) && matches!(rest, Rest::Draining | Rest::Asleep(_)) {
+            if seen.replace(wake_state) != Some(wake_state)
+                && matches!(wake_state, WakeState::Draining | WakeState::Asleep(_))
+            {
                 wake();
             }
             // `self` keeps the sender alive, so this wait cannot fail.
@@ -186,7 +189,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_waits_until_the_model_is_awake_and_wakes_it_once() {
-        let model = Wakefulness::new(Rest::Asleep(SleepLevel::Level1));
+        let model = Wakefulness::new(WakeState::Asleep(SleepLevel::Level1));
         let wakes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let waiting = tokio::spawn({
             let (model, wakes) = (model.clone(), wakes.clone());
@@ -199,13 +202,13 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(model.is_awaited() && model.idle_for().is_none());
-        model.set(Rest::Waking);
+        model.set(WakeState::Waking);
         tokio::task::yield_now().await;
         assert!(!waiting.is_finished(), "the model is not awake yet");
-        model.set(Rest::Awake);
+        model.set(WakeState::Awake);
         let inside = waiting.await.expect("the waiting task does not panic").expect("the model is awake");
         assert_eq!((model.inside(), wakes.load(std::sync::atomic::Ordering::Relaxed)), (1, 1));
-        model.set(Rest::Draining);
+        model.set(WakeState::Draining);
         let emptied = tokio::time::timeout(Duration::from_secs(1), model.empty()).await;
         assert!(emptied.is_err(), "one request is still inside");
         drop(inside);
@@ -216,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_wake_ends_those_who_wait_and_none_who_come_later() {
-        let model = Wakefulness::new(Rest::Waking);
+        let model = Wakefulness::new(WakeState::Waking);
         let error = NotWoken { reason: "no room".into(), hint: "make some".into(), lacks_memory: true };
         let waiting = tokio::spawn({
             let model = model.clone();
@@ -227,7 +230,7 @@ mod tests {
         }
         model.fail(SleepLevel::Level2, error.clone());
         assert_eq!(waiting.await.expect("the waiting task does not panic"), Err(error));
-        model.set(Rest::Awake);
+        model.set(WakeState::Awake);
         assert!(model.enter_awake(|| {}).await.is_ok());
     }
 }

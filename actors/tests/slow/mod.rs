@@ -67,13 +67,13 @@ pub struct Slow {
     pub clock: Arc<Clock>,
 }
 
-struct Coming {
+struct SlowArrival {
     number: usize,
     copied: Box<dyn Arrival>,
     clock: Arc<Clock>,
 }
 
-impl Arrival for Coming {
+impl Arrival for SlowArrival {
     fn has_come(&self) -> bool {
         self.number < self.clock.state.lock().expect("the lock is not poisoned").past
     }
@@ -112,7 +112,7 @@ impl Backend for Slow {
             let said = "there is no more".to_owned();
             return Err(DeviceError::HostRefused { asked: Bytes::kib(64), said }.into());
         }
-        Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
+        Ok(Box::new(SlowArrival { number, copied, clock: self.clock.clone() }))
     }
 
     fn copy_blocks(&self, call: calls::CopyBlocks<'_>) -> Result<Box<dyn calls::Copying>, KernelError> {

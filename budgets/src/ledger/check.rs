@@ -59,7 +59,7 @@ impl Ledger {
             }
         }
         for waiting in self.waiting() {
-            if let RequestKind::Grow { lease, to } = waiting.wish {
+            if let RequestKind::Grow { lease, to } = waiting.kind {
                 let entry = self.leases.get(&lease).expect("only a held lease waits to grow");
                 assert_eq!(entry.state, State::Held, "only a held lease waits to grow");
                 assert_eq!(to, entry.holding.bytes + waiting.bytes, "a growth waits for the size difference");
@@ -206,8 +206,8 @@ mod tests {
     fn a_wait_for_another_difference_fails_the_audit() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 300);
-        let wish = RequestKind::Grow { lease: KV, to: Bytes(900) };
-        let waiting = Waiting { id: RequestId(9), priority: Default::default(), bytes: Bytes(301), wish };
+        let kind = RequestKind::Grow { lease: KV, to: Bytes(900) };
+        let waiting = Waiting { id: RequestId(9), priority: Default::default(), bytes: Bytes(301), kind };
         ledger.device_queue.push(waiting).unwrap();
         ledger.audit();
     }

@@ -314,8 +314,8 @@ impl Ledger {
             self.gates.entry(request.model.clone()).or_default();
         }
         let (memory, priority, bytes) = (request.class.memory(), request.priority, request.bytes);
-        let wish = Waiting { id, priority, bytes, wish: RequestKind::New(request) };
-        self.fulfil_or_queue(memory, wish, wait, effects);
+        let waiting = Waiting { id, priority, bytes, kind: RequestKind::New(request) };
+        self.fulfil_or_queue(memory, waiting, wait, effects);
     }
 
     /// Checks everything about a new lease except its size.
@@ -365,19 +365,25 @@ impl Ledger {
         if let Err(reason) = self.check_gate(Claim { owner, class, model, more }) {
             return refuse(id, reason, effects);
         }
-        let wish = Waiting { id, priority, bytes: more, wish: RequestKind::Grow { lease, to } };
-        self.fulfil_or_queue(memory, wish, wait, effects);
+        let waiting = Waiting { id, priority, bytes: more, kind: RequestKind::Grow { lease, to } };
+        self.fulfil_or_queue(memory, waiting, wait, effects);
     }
 
-    fn fulfil_or_queue(&mut self, memory: Memory, wish: Waiting<RequestKind>, wait: bool, effects: &mut Vec<Effect>) {
-        let (account, id, asked) = (self.account(memory), wish.id, wish.bytes);
-        let (available, attainable, size) = (account.available(), account.attainable(), wish.wish.size());
+    fn fulfil_or_queue(
+        &mut self,
+        memory: Memory,
+        waiting: Waiting<RequestKind>,
+        wait: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (account, id, asked) = (self.account(memory), waiting.id, waiting.bytes);
+        let (available, attainable, size) = (account.available(), account.attainable(), waiting.kind.size());
         if let Some(short_by) = size.checked_sub(attainable).filter(|short| !short.is_zero()) {
             return refuse(id, Refusal::TooLarge { asked: size, attainable, short_by }, effects);
         }
-        let ahead = self.queue_mut(memory).ahead_of(wish.priority);
+        let ahead = self.queue_mut(memory).ahead_of(waiting.priority);
         if ahead == 0 && asked <= available {
-            return self.fulfil(wish, effects);
+            return self.fulfil(waiting, effects);
         }
         if !wait && asked > available {
             return refuse(id, Refusal::Short { asked, available, short_by: asked - available }, effects);
@@ -385,22 +391,22 @@ impl Ledger {
         if !wait {
             return refuse(id, Refusal::Behind { asked, ahead }, effects);
         }
-        effects.push(match self.queue_mut(memory).push(wish) {
+        effects.push(match self.queue_mut(memory).push(waiting) {
             Ok(ahead) => Effect::Waiting { request: id, ahead },
             Err(overloaded) => Effect::Refused(Refused { request: id, reason: Refusal::Overloaded(overloaded) }),
         });
     }
 
-    fn fulfil(&mut self, wish: Waiting<RequestKind>, effects: &mut Vec<Effect>) {
-        match wish.wish {
+    fn fulfil(&mut self, waiting: Waiting<RequestKind>, effects: &mut Vec<Effect>) {
+        match waiting.kind {
             RequestKind::New(request) => {
                 let id = self.next_lease;
                 self.next_lease = id.next();
                 let holding = Holding::of(id, request);
                 self.insert(holding.clone());
-                effects.push(Effect::Granted(Grant { request: wish.id, holding }));
+                effects.push(Effect::Granted(Grant { request: waiting.id, holding }));
             }
-            RequestKind::Grow { lease, to } => self.set_size(wish.id, lease, to, effects),
+            RequestKind::Grow { lease, to } => self.set_size(waiting.id, lease, to, effects),
         }
     }
 

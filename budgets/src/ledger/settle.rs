@@ -32,7 +32,7 @@ impl Ledger {
         self.dead.insert(owner.name.clone(), owner.generation);
         let reason = || Refusal::OwnerDead { owner: owner.clone() };
         self.withdraw(
-            |waiting| matches!(&waiting.wish, RequestKind::New(request) if is_gone(&request.owner, &owner)),
+            |waiting| matches!(&waiting.kind, RequestKind::New(request) if is_gone(&request.owner, &owner)),
             |_| reason(),
             effects,
         );
@@ -58,7 +58,7 @@ impl Ledger {
 
     pub(super) fn withdraw_growth(&mut self, lease: LeaseId, reason: Refusal, effects: &mut Vec<Effect>) {
         let grows =
-            |waiting: &Waiting<RequestKind>| matches!(waiting.wish, RequestKind::Grow { lease: of, .. } if of == lease);
+            |waiting: &Waiting<RequestKind>| matches!(waiting.kind, RequestKind::Grow { lease: of, .. } if of == lease);
         self.withdraw(grows, |_| reason.clone(), effects);
     }
 
@@ -189,7 +189,7 @@ impl Ledger {
             .queue(memory)
             .iter()
             .filter_map(|waiting| {
-                let size = waiting.wish.size();
+                let size = waiting.kind.size();
                 let reason = match size.checked_sub(attainable).filter(|short_by| !short_by.is_zero()) {
                     Some(short_by) => Refusal::TooLarge { asked: size, attainable, short_by },
                     None => self.check_wish(waiting).err()?,
@@ -203,7 +203,7 @@ impl Ledger {
     }
 
     fn check_wish(&self, waiting: &Waiting<RequestKind>) -> Result<(), Refusal> {
-        let (owner, class, model) = match &waiting.wish {
+        let (owner, class, model) = match &waiting.kind {
             RequestKind::New(request) => (&request.owner, &request.class, &request.model),
             RequestKind::Grow { lease, .. } => {
                 let holding = &self.leases[lease].holding;

@@ -2,8 +2,7 @@
 
 use std::{io::IsTerminal, mem, path::Path};
 
-use bursar::{Chat, ChatError, ErrorKind, ImageLimits, ModelHandle, VisionError};
-use bursar_model::error::MediaError;
+use bursar::{Chat, ChatError, ErrorKind, ImageLimits, MediaError, ModelHandle};
 use serde_json::json;
 
 use super::{
@@ -235,15 +234,10 @@ enum Visible {
 /// Returns the picture or video that made a chat fail, if the error names one.
 fn at_fault(error: &ChatError) -> Option<Visible> {
     match error {
-        ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => Some(Visible::Picture(*index)),
-        ChatError::Video { index, .. } => Some(Visible::Video(*index)),
-        ChatError::Vision(error) => match &**error {
-            VisionError::Media(MediaError::Picture { index, .. } | MediaError::PictureTooLarge { index, .. }) => {
-                Some(Visible::Picture(*index))
-            }
-            VisionError::Media(MediaError::Video { index, .. }) => Some(Visible::Video(*index)),
-            _ => None,
-        },
+        ChatError::Media(MediaError::Picture { index, .. } | MediaError::PictureTooLarge { index, .. }) => {
+            Some(Visible::Picture(*index))
+        }
+        ChatError::Media(MediaError::Video { index, .. }) => Some(Visible::Video(*index)),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 use bursar::{Bytes, Forecast, LoadOptions};
 use bursar_actors::{engine::Question, profile::MemoryState};
 use bursar_budgets::grouped;
-use bursar_kernels::Target;
+use bursar_kernels::{Quantization, Target};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::WeightFormats, flow::CacheFormat};
 use serde::Serialize;
 
@@ -48,11 +48,9 @@ impl Unquantized {
         let (weights, before) = (model.weight_bytes(), self.weight_bytes);
         // Scales of a quantized KV cache are weights too, so the weights may be larger than
         // without.
-        let weights = (weights < before).then(|| format!("weights take {weights} in FP8 instead of {before} {plain}"));
-        let kept = match model.cache() {
-            CacheFormat::Fp8 => " in FP8",
-            CacheFormat::Plain => "",
-        };
+        let weights = (weights < before)
+            .then(|| format!("weights take {weights} in {} instead of {before} {plain}", Quantization::NAME));
+        let kept = if model.cache().is_quantized() { format!(" in {}", Quantization::NAME) } else { String::new() };
         let is_more = forecast.fits() && self.kv_tokens != Some(forecast.kv_tokens);
         let tokens = is_more.then(|| {
             let instead = match self.kv_tokens {

@@ -42,11 +42,11 @@ pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
 /// Replaces characters that a terminal interprets: control characters, and characters that change
 /// the direction of text.
 pub fn harmless(text: &str) -> String {
-    let obeyed = |letter: char| {
+    let is_obeyed = |letter: char| {
         letter.is_control()
             || matches!(letter, '\u{61c}' | '\u{e0000}'..='\u{e007f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
     };
-    text.chars().map(|letter| if obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
+    text.chars().map(|letter| if is_obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
 
 /// The most series that are read. A process with many models has a few hundred series. The limit

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     DType, KernelError, Tensor,
     calls::{self, NO_CHOICE},
-    host_link::{Brought, HostLink},
+    host_link::{Contribution, HostLink},
 };
 
 /// Numbers that are summed at a time, few enough for registers and the L1 cache.
@@ -23,16 +23,16 @@ pub(super) fn all_reduce(
     link: Option<&HostLink>,
     call: calls::AllReduce<'_>,
 ) -> Result<(), KernelError> {
-    let own = brought("all_reduce", &call.partial);
-    let sum = |all: &[Brought]| {
+    let own = contribution("all_reduce", &call.partial);
+    let sum = |all: &[Contribution]| {
         write_rows(threads, &call.out, all.len(), |row, out| {
             for (part, out) in out.chunks_mut(AT_ONCE).enumerate() {
                 let mut total = [0.0; AT_ONCE];
                 let total = &mut total[..out.len()];
-                for (rank, brought) in all.iter().enumerate() {
-                    // SAFETY: this closure runs during the ranks' meeting, so every rank's rows
+                for (rank, contributed) in all.iter().enumerate() {
+                    // SAFETY: this closure runs during the collective, so every rank's rows
                     // are valid and unchanged.
-                    let other = &unsafe { row_of(brought, row) }[part * AT_ONCE..][..out.len()];
+                    let other = &unsafe { row_of(contributed, row) }[part * AT_ONCE..][..out.len()];
                     match rank {
                         0 => total.copy_from_slice(other),
                         _ => total.iter_mut().zip(other).for_each(|(total, other)| *total += other),
@@ -46,7 +46,7 @@ pub(super) fn all_reduce(
             }
         });
     };
-    meet(link, own, sum)
+    exchange(link, own, sum)
 }
 
 pub(super) fn all_gather(
@@ -54,17 +54,17 @@ pub(super) fn all_gather(
     link: Option<&HostLink>,
     call: calls::AllGather<'_>,
 ) -> Result<(), KernelError> {
-    let (own, columns) = (brought("all_gather", &call.part), call.part.columns());
-    let gather = |all: &[Brought]| {
+    let (own, columns) = (contribution("all_gather", &call.part), call.part.columns());
+    let gather = |all: &[Contribution]| {
         write_rows(threads, &call.out, 1, |row, out| {
             for (out, part) in out.chunks_exact_mut(columns.max(1)).zip(all) {
-                // SAFETY: this closure runs during the ranks' meeting, so every rank's rows
+                // SAFETY: this closure runs during the collective, so every rank's rows
                 // are valid and unchanged.
                 out.copy_from_slice(unsafe { row_of(part, row) });
             }
         });
     };
-    meet(link, own, gather)
+    exchange(link, own, gather)
 }
 
 pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_>) -> Result<(), KernelError> {
@@ -78,24 +78,25 @@ pub(super) fn best_of_ranks(link: Option<&HostLink>, call: calls::BestOfRanks<'_
         place => [x.row(row)[place as usize], f32::from_bits(call.first as u32 + place)],
     });
     let own: Vec<f32> = found.collect();
-    let pick = |all: &[Brought]| {
+    let pick = |all: &[Contribution]| {
         for (row, out) in out.iter_mut().enumerate() {
-            // SAFETY: this closure runs during the ranks' meeting, so every rank's rows
+            // SAFETY: this closure runs during the collective, so every rank's rows
             // are valid and unchanged.
-            let found = all.iter().map(|brought| unsafe { row_of(brought, row) }).map(|row| (row[0], row[1].to_bits()));
+            let found =
+                all.iter().map(|contributed| unsafe { row_of(contributed, row) }).map(|row| (row[0], row[1].to_bits()));
             let numbers = found.filter(|(_, place)| *place != NO_CHOICE);
             let best = numbers.reduce(|best, next| if next.0 > best.0 { next } else { best });
             *out = best.map_or(NO_CHOICE, |(_, place)| place);
         }
     };
-    meet(link, Brought::rows("best_of_ranks", &own, 2), pick)
+    exchange(link, Contribution::rows("best_of_ranks", &own, 2), pick)
 }
 
 /// Calls `read` with the data of all ranks. Without a link there is one rank, which
 /// reads its own data.
-fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
+fn exchange(link: Option<&HostLink>, own: Contribution, read: impl FnOnce(&[Contribution])) -> Result<(), KernelError> {
     match link {
-        Some(link) => link.meet(own, read),
+        Some(link) => link.exchange(own, read),
         None => {
             read(&[own]);
             Ok(())
@@ -103,21 +104,21 @@ fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) ->
     }
 }
 
-/// Prepares an f32 tensor in host memory for a meeting.
-fn brought(op: &'static str, tensor: &Tensor<'_>) -> Brought {
+/// Prepares an f32 tensor in host memory for a collective.
+fn contribution(op: &'static str, tensor: &Tensor<'_>) -> Contribution {
     // This call panics if the tensor has another type or is not in host memory.
     start_of::<f32>(tensor);
-    Brought::of(op, tensor)
+    Contribution::of(op, tensor)
 }
 
-/// Returns row `row` of the data that a rank brought to a meeting.
+/// Returns row `row` of the data that a rank contributed to a collective.
 ///
 /// # Safety
-/// The meeting to which the data was brought must not be over while the slice is alive.
-unsafe fn row_of(brought: &Brought, row: usize) -> &[f32] {
-    let [rows, columns] = brought.shape;
-    assert!(row < rows && brought.dtype == DType::F32, "row {row} of {rows}");
-    // SAFETY: the rank that brought the data guarantees that its rows are valid, and it neither
-    // frees nor writes them during the meeting.
-    unsafe { std::slice::from_raw_parts((brought.start.0 as *const f32).add(row * brought.pitch), columns) }
+/// The collective to which the data was contributed must not be over while the slice is alive.
+unsafe fn row_of(contributed: &Contribution, row: usize) -> &[f32] {
+    let [rows, columns] = contributed.shape;
+    assert!(row < rows && contributed.dtype == DType::F32, "row {row} of {rows}");
+    // SAFETY: the rank that contributed the data guarantees that its rows are valid, and it neither
+    // frees nor writes them during the collective.
+    unsafe { std::slice::from_raw_parts((contributed.start.0 as *const f32).add(row * contributed.pitch), columns) }
 }

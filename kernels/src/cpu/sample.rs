@@ -10,8 +10,8 @@ use crate::{
     InputToken,
     calls::{NO_CHOICE, Sample},
     sampling::{
-        Candidate, ChoiceScratch, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, SampleLayout, SampleList,
-        SampleRow, TOP_MAX, Wishes, choose, fault_of,
+        Candidate, ChoiceScratch, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, RowLists, SampleLayout,
+        SampleList, SampleRow, TOP_MAX, choose, fault_of,
     },
     target::CPU_SAMPLE_ROOM,
 };
@@ -94,7 +94,7 @@ impl Asked<'_> {
         }
         let biases: Vec<f32> = self.listed(SampleList::Biases, at).iter().map(|bits| f32::from_bits(*bits)).collect();
         let produced = self.seen(self.listed(SampleList::Produced, at));
-        let wishes = Wishes {
+        let row_lists = RowLists {
             allowed: (mask != NO_MASK).then(|| &self.words[mask as usize..][..self.layout.mask_words()]),
             forbidden: self.listed(SampleList::Forbidden, at),
             biased: self.listed(SampleList::Biased, at),
@@ -103,7 +103,7 @@ impl Asked<'_> {
             produced: &produced,
             unseen: None,
         };
-        let chosen = match choose(logits, &row, &wishes, buffers) {
+        let chosen = match choose(logits, &row, &row_lists, buffers) {
             Ok(chosen) => chosen,
             Err(fault) => return nothing(fault),
         };
@@ -111,11 +111,11 @@ impl Asked<'_> {
             return Answer { chosen: Ok(chosen), log_probability: f32::NAN, top: Vec::new() };
         }
         let distribution = Distribution::of(logits);
-        let likeliest = Distribution::likeliest(logits, row.top as usize).into_iter();
+        let top = Distribution::top(logits, row.top as usize).into_iter();
         Answer {
             chosen: Ok(chosen),
             log_probability: distribution.log_probability(logits[chosen as usize]),
-            top: likeliest.map(|(logit, id)| (id, distribution.log_probability(logit))).collect(),
+            top: top.map(|(logit, id)| (id, distribution.log_probability(logit))).collect(),
         }
     }
 

@@ -8,14 +8,15 @@ use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
 use super::stream::Stream;
-use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Brought};
+use crate::{DType, HostLink, KernelError, Rank, Tensor, calls, host_link::Contribution};
 
 /// A rank's end of a link between GPU ranks that synchronize on the host, as host
 /// ranks do; see [`HostLink`].
 ///
-/// The link supports gathering, but not sums. A rank joins the meeting when its device has
-/// completed all earlier work, and leaves the meeting when its copies are done. The host therefore
-/// waits for the device in each operation, and the operation cannot be captured in a graph.
+/// The link supports gathering, but not sums. A rank joins the collective when its device has
+/// completed all earlier work, and leaves the collective when its copies are done. The host
+/// therefore waits for the device in each operation, and the operation cannot be captured in a
+/// graph.
 pub struct CopyLink {
     host: HostLink,
     own: Context,
@@ -143,25 +144,25 @@ impl CopyLink {
     pub(super) fn all_gather(&self, stream: &Stream, call: calls::AllGather<'_>) -> Result<(), KernelError> {
         stream.wait()?;
         let mut copied = Ok(());
-        let copies = |all: &[Brought]| copied = self.copy_all(stream, all, &call.out);
-        self.host.meet(Brought::of("all_gather", &call.part), copies)?;
+        let copies = |all: &[Contribution]| copied = self.copy_all(stream, all, &call.out);
+        self.host.exchange(Contribution::of("all_gather", &call.part), copies)?;
         Ok(copied?)
     }
 
     /// Copies the rows of each rank to that rank's columns, and waits for the copies, because the
-    /// other ranks may overwrite their rows after the meeting.
-    fn copy_all(&self, stream: &Stream, all: &[Brought], out: &Tensor<'_>) -> Result<(), DeviceError> {
-        for (rank, brought) in all.iter().enumerate() {
-            let ([rows, columns], dtype) = (brought.shape, brought.dtype);
+    /// other ranks may overwrite their rows after the collective.
+    fn copy_all(&self, stream: &Stream, all: &[Contribution], out: &Tensor<'_>) -> Result<(), DeviceError> {
+        for (rank, contributed) in all.iter().enumerate() {
+            let ([rows, columns], dtype) = (contributed.shape, contributed.dtype);
             let width = bytes(dtype, columns);
-            let from = ByteRows { start: brought.start, pitch: bytes(dtype, brought.pitch) };
+            let from = ByteRows { start: contributed.start, pitch: bytes(dtype, contributed.pitch) };
             let to = ByteRows::of(out).at_byte(rank * width);
             match self.beyond_reach[rank].filter(|_| rank != self.rank().index()) {
                 None => copy_rows(stream, from, to, [rows, width])?,
                 Some(other) => (0..rows).try_for_each(|row| {
                     let (from, to) = (from.at_row(row).start, to.at_row(row).start);
-                    // SAFETY: each rank guarantees that its rows are valid during the meeting, and
-                    // the contexts are alive.
+                    // SAFETY: each rank guarantees that its rows are valid during the collective,
+                    // and the contexts are alive.
                     let copied =
                         unsafe { sys::cuMemcpyPeerAsync(to.0, self.own.0, from.0, other.0, width, stream.raw()) };
                     CudaDevice::said("cuMemcpyPeerAsync", copied)

@@ -33,7 +33,7 @@ macro_rules! archive {
 const SM_75: &[u8] = archive!("sm_75");
 /// PTX of the f16 and bf16 kernels, which the driver compiles.
 const SM_80: &[u8] = archive!("sm_80");
-/// PTX of the kernels that multiply E4M3 on tensor cores.
+/// PTX of the kernels that multiply quantized numbers on tensor cores.
 const SM_89: &[u8] = archive!("sm_89");
 /// Machine code, including the kernels that only Hopper has.
 const SM_90A: &[u8] = archive!("sm_90a");

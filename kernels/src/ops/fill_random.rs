@@ -40,7 +40,7 @@ pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 /// called outside any pass, to load random weights.
 ///
 /// # Errors
-/// `out` has neither the type in which the target stores weights nor E4M3 nor f32, which some lists of
+/// `out` has neither the type in which the target stores weights nor the quantized type nor f32, which some lists of
 /// numbers have on every target; or it has gaps between its rows.
 pub fn fill_random<B: Backend>(
     backend: &B,

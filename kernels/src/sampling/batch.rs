@@ -6,7 +6,7 @@ use crate::UnseenToken;
 
 use super::{
     layout::{LISTED_MAX, SampleLayout, SampleList},
-    row::{NO_REPORT, SampleRow, TOP_MAX, Wishes},
+    row::{NO_REPORT, RowLists, SampleRow, TOP_MAX},
 };
 
 /// Mask position of a row without a mask.
@@ -56,9 +56,9 @@ impl SampleBatch {
     /// If the mask is too short for the vocabulary, the numbers of biases and biased tokens differ,
     /// a list is longer than [`LISTED_MAX`], more than [`TOP_MAX`] likeliest tokens are requested,
     /// or the given token is outside the vocabulary.
-    pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
+    pub fn push(&mut self, row: &SampleRow, row_lists: &RowLists<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
-        let mask = wishes.allowed.map(|allowed| {
+        let mask = row_lists.allowed.map(|allowed| {
             assert!(
                 allowed.len() >= words_of_mask,
                 "a mask of {} words is too short for {}",
@@ -68,10 +68,10 @@ impl SampleBatch {
             self.masks.extend_from_slice(&allowed[..words_of_mask]);
             self.masks.len() / words_of_mask.max(1) - 1
         });
-        assert_eq!(wishes.biased.len(), wishes.biases.len(), "a bias for each token");
+        assert_eq!(row_lists.biased.len(), row_lists.biases.len(), "a bias for each token");
         assert!(
-            wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX,
-            "{wishes:?} lists more than {LISTED_MAX} tokens"
+            row_lists.biased.len().max(row_lists.forbidden.len()) <= LISTED_MAX,
+            "{row_lists:?} lists more than {LISTED_MAX} tokens"
         );
         assert!(
             row.given.is_none_or(|token| (token as usize) < self.vocabulary),
@@ -84,23 +84,23 @@ impl SampleBatch {
         );
         self.rows.push((*row, mask));
         let [forbidden, biased, biases, prompt, produced] = &mut self.lists;
-        forbidden.push(wishes.forbidden.iter().copied());
-        biased.push(wishes.biased.iter().copied());
-        biases.push(wishes.biases.iter().map(|bias| bias.to_bits()));
-        prompt.push(wishes.prompt.iter().copied().filter(|_| row.repetition != 1.0));
-        let unseen = wishes.unseen.map(UnseenToken::code);
-        produced.push(wishes.produced.iter().copied().chain(unseen).filter(|_| row.penalises()));
+        forbidden.push(row_lists.forbidden.iter().copied());
+        biased.push(row_lists.biased.iter().copied());
+        biases.push(row_lists.biases.iter().map(|bias| bias.to_bits()));
+        prompt.push(row_lists.prompt.iter().copied().filter(|_| row.repetition != 1.0));
+        let unseen = row_lists.unseen.map(UnseenToken::code);
+        produced.push(row_lists.produced.iter().copied().chain(unseen).filter(|_| row.penalises()));
     }
 
     /// Adds a row that reports the probability of `token` and the `top` likeliest tokens.
     pub fn push_given(&mut self, token: u32, top: usize) {
         let row = SampleRow { given: Some(token), top: top as u32, ..SampleRow::default() };
-        self.push(&row, &Wishes::default());
+        self.push(&row, &RowLists::default());
     }
 
     /// Adds a padding row, from which no token is chosen.
     pub fn push_ignored(&mut self) {
-        self.push(&SampleRow { ignored: true, ..SampleRow::default() }, &Wishes::default());
+        self.push(&SampleRow { ignored: true, ..SampleRow::default() }, &RowLists::default());
     }
 
     /// Packs the batch into `words`, replacing their contents, for a launch over `rows` rows. The
@@ -149,9 +149,11 @@ mod tests {
     fn packed() -> (Vec<u32>, SampleLayout) {
         let mut batch = SampleBatch::new(40);
         let row = SampleRow { presence: 1.0, top: 3, ..SampleRow::default() };
-        batch.push(&row, &Wishes { allowed: Some(&[7, 8]), produced: &[4, 5], prompt: &[1], ..Wishes::default() });
-        batch
-            .push(&SampleRow::default(), &Wishes { biased: &[9], biases: &[0.5], produced: &[6], ..Wishes::default() });
+        batch.push(&row, &RowLists { allowed: Some(&[7, 8]), produced: &[4, 5], prompt: &[1], ..RowLists::default() });
+        batch.push(
+            &SampleRow::default(),
+            &RowLists { biased: &[9], biases: &[0.5], produced: &[6], ..RowLists::default() },
+        );
         batch.push_ignored();
         assert!(batch.wants_top());
         let mut words = vec![u32::MAX; 2];
@@ -195,7 +197,7 @@ mod tests {
             let (allowed, prompt, produced) = (Some(&[u32::MAX; 3][..]), &many[..30], &many[..12]);
             batch.push(
                 &row,
-                &Wishes { allowed, forbidden: &many, biased: &many, biases: &biases, prompt, produced, unseen: None },
+                &RowLists { allowed, forbidden: &many, biased: &many, biases: &biases, prompt, produced, unseen: None },
             );
         }
         let mut words = Vec::new();

@@ -1,25 +1,25 @@
 //! Changes to logits by a grammar, by the caller's options and by the tokens so far.
 
-use super::row::{SampleRow, Wishes};
+use super::row::{RowLists, SampleRow};
 
 /// Bit of a token's tally that marks a token of the prompt. The lower bits count how often
 /// the token was produced.
 const IN_PROMPT: u32 = 1 << 31;
 
 /// Applies all changes to `logits`. `tally` is as long as `logits`.
-pub(super) fn change(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'_>, tally: &mut [u32]) {
+pub(super) fn change(logits: &mut [f32], row: &SampleRow, row_lists: &RowLists<'_>, tally: &mut [u32]) {
     let vocabulary = logits.len();
-    if let Some(allowed) = wishes.allowed {
+    if let Some(allowed) = row_lists.allowed {
         restrict(logits, allowed);
     }
     let known = |id: &&u32| (**id as usize) < vocabulary;
-    wishes.forbidden.iter().filter(known).for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
-    for (&id, &bias) in wishes.biased.iter().zip(wishes.biases).filter(|(id, _)| known(id)) {
+    row_lists.forbidden.iter().filter(known).for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
+    for (&id, &bias) in row_lists.biased.iter().zip(row_lists.biases).filter(|(id, _)| known(id)) {
         let logit = &mut logits[id as usize];
         *logit = bounded(*logit + bias);
     }
     if row.penalises() {
-        penalise(logits, row, wishes, tally);
+        penalise(logits, row, row_lists, tally);
     }
 }
 
@@ -42,15 +42,15 @@ pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
 /// Applies the repetition penalty (Keskar et al. 2019, arXiv 1909.05858; once for each token of
 /// prompt and reply), then OpenAI's frequency penalty (each time a token was produced) and presence
 /// penalty (once for a token that was produced).
-fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally: &mut [u32]) {
-    assert!(wishes.unseen.is_none(), "the host samples over all tokens");
+fn penalise<'a>(logits: &mut [f32], row: &SampleRow, row_lists: &RowLists<'a>, tally: &mut [u32]) {
+    assert!(row_lists.unseen.is_none(), "the host samples over all tokens");
     let vocabulary = logits.len();
     tally.fill(0);
-    let prompt = if row.repetition == 1.0 { &[] } else { wishes.prompt };
+    let prompt = if row.repetition == 1.0 { &[] } else { row_lists.prompt };
     let known = |tokens: &'a [u32]| tokens.iter().map(|&id| id as usize).filter(move |&id| id < vocabulary);
     known(prompt).for_each(|id| tally[id] |= IN_PROMPT);
-    known(wishes.produced).for_each(|id| tally[id] += 1);
-    for id in known(prompt).chain(known(wishes.produced)) {
+    known(row_lists.produced).for_each(|id| tally[id] += 1);
+    for id in known(prompt).chain(known(row_lists.produced)) {
         let count = std::mem::take(&mut tally[id]);
         if count == 0 {
             continue; // the token was already handled

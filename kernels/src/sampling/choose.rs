@@ -3,7 +3,7 @@
 use super::{
     candidates::{Candidate, draw},
     changes,
-    row::{Fault, SampleRow, Wishes},
+    row::{Fault, RowLists, SampleRow},
 };
 
 /// Scratch for one row: 24 bytes per vocabulary entry. Its initial contents do not matter.
@@ -28,28 +28,33 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
 }
 
 /// Chooses a token from `logits`, which must have no fault according to [`fault_of`]. If
-/// `row.given` is set, that token is returned. Deterministic: the same logits, `row` and `wishes`
+/// `row.given` is set, that token is returned. Deterministic: the same logits, `row` and `row_lists`
 /// always give the same token.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if every token is forbidden.
-pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, buffers: ChoiceScratch<'_>) -> Result<u32, Fault> {
+pub fn choose(
+    logits: &[f32],
+    row: &SampleRow,
+    row_lists: &RowLists<'_>,
+    buffers: ChoiceScratch<'_>,
+) -> Result<u32, Fault> {
     if let Some(given) = row.given {
         return Ok(given);
     }
     let ChoiceScratch { weights, candidates, changed, tally } = buffers;
-    let allowed = if wishes.changes(row) {
+    let allowed = if row_lists.changes(row) {
         changed.copy_from_slice(logits);
-        changes::change(changed, row, wishes, tally);
+        changes::change(changed, row, row_lists, tally);
         changed.iter().any(|logit| *logit > f32::NEG_INFINITY).then_some(&*changed).ok_or(Fault::NothingAllowed)?
     } else {
         logits
     };
-    Ok(if row.is_greedy() { likeliest(allowed) } else { draw(allowed, row, candidates, weights) })
+    Ok(if row.is_greedy() { argmax(allowed) } else { draw(allowed, row, candidates, weights) })
 }
 
 /// Returns the first index of the largest logit, like `argmax` of torch and numpy on a CPU.
-fn likeliest(logits: &[f32]) -> u32 {
+fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, &logit) in logits.iter().enumerate() {
         if logit > logits[best] {

@@ -29,7 +29,7 @@ impl Distribution {
     /// Returns the `count` likeliest tokens, largest logit first and ties by id, without impossible
     /// tokens. The search takes one pass, in which nearly every logit is only compared with the
     /// smallest logit kept so far.
-    pub fn likeliest(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
+    pub fn top(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
         let mut top: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
         let mut least = f32::NEG_INFINITY;
         for (&logit, id) in logits.iter().zip(0u32..) {

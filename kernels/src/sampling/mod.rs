@@ -30,4 +30,4 @@ pub use choose::{ChoiceScratch, choose, fault_of};
 pub use distribution::Distribution;
 pub use layout::{LISTED_MAX, SampleLayout, SampleList};
 pub(crate) use row::NONE_GIVEN;
-pub use row::{Fault, NO_REPORT, ROW_WORDS, SampleRow, TOP_MAX, Wishes};
+pub use row::{Fault, NO_REPORT, ROW_WORDS, RowLists, SampleRow, TOP_MAX};

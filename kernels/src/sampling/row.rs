@@ -122,7 +122,7 @@ impl SampleRow {
 /// The lists that belong to a row. Ids beyond the vocabulary are skipped, because the lists may
 /// contain placeholders of pictures.
 #[derive(Clone, Copy, Default)]
-pub struct Wishes<'a> {
+pub struct RowLists<'a> {
     /// One bit for each token that may follow, in words of 32 bits. `None` allows all tokens.
     pub allowed: Option<&'a [u32]>,
     /// Tokens that may not follow.
@@ -139,7 +139,7 @@ pub struct Wishes<'a> {
     pub unseen: Option<UnseenToken>,
 }
 
-impl Wishes<'_> {
+impl RowLists<'_> {
     /// Returns `true` if the token is chosen from changed logits instead of
     /// the row's original logits.
     pub fn changes(&self, row: &SampleRow) -> bool {
@@ -148,12 +148,12 @@ impl Wishes<'_> {
 }
 
 /// Prints counts and never the tokens, which are the user's text.
-impl fmt::Debug for Wishes<'_> {
+impl fmt::Debug for RowLists<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Wishes { allowed, forbidden, biased, prompt, produced, .. } = self;
+        let RowLists { allowed, forbidden, biased, prompt, produced, .. } = self;
         let masked = if allowed.is_some() { ", masked" } else { "" };
         let counts = [forbidden, biased, prompt, produced].map(|list| list.len());
-        write!(formatter, "Wishes({counts:?} forbidden, biased, of the prompt and produced{masked})")
+        write!(formatter, "RowLists({counts:?} forbidden, biased, of the prompt and produced{masked})")
     }
 }
 

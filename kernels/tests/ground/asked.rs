@@ -3,7 +3,7 @@
 
 use bursar_kernels::{
     ops::{argmax::NO_CHOICE, sample::outcomes},
-    sampling::{LISTED_MAX, NO_REPORT, SampleBatch, SampleRow, Wishes, philox},
+    sampling::{LISTED_MAX, NO_REPORT, RowLists, SampleBatch, SampleRow, philox},
     *,
 };
 
@@ -158,7 +158,7 @@ impl Asked {
     }
 
     fn push(&self, batch: &mut SampleBatch) {
-        let wishes = Wishes {
+        let row_lists = RowLists {
             allowed: self.mask.as_deref(),
             forbidden: &self.forbidden,
             biased: &self.biased,
@@ -167,7 +167,7 @@ impl Asked {
             produced: &self.produced,
             unseen: self.unseen,
         };
-        batch.push(&self.row, &wishes);
+        batch.push(&self.row, &row_lists);
     }
 
     /// The expected result, if `previous` was chosen by the previous step.

@@ -94,7 +94,7 @@ impl Decoder {
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = if config.tied_embeddings {
             // Some tools also save a tied head as a separate tensor, which equals the embedding.
-            map.twin(head, &embedding_name);
+            map.allow_tied(head, &embedding_name);
             None
         } else {
             Some(map.vocabulary(head, tokens, rows, config.hidden)?)

@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, Hint};
 use thiserror::Error;
 
 /// A picture that was refused, before or while decoding it.
-#[derive(Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ImageError {
     /// The file could not be read.

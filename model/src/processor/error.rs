@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::flow::{FileName, ImageError};
 
 /// A video that was refused before or during decoding.
-#[derive(Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum VideoError {
     /// The checkpoint has no settings for a video processor.
@@ -116,7 +116,7 @@ impl Hint for VideoError {
 }
 
 /// A picture or video of a request that was refused.
-#[derive(Debug, Error, PartialEq)]
+#[derive(Clone, Debug, Error, PartialEq)]
 pub enum MediaError {
     /// The request has more pictures than the limit.
     #[error("the chat has {pictures} pictures; the limit is {limit}")]

@@ -78,7 +78,7 @@ impl<'a> SamplingBuffers<'a> {
     ///
     /// # Errors
     /// Same as [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
-    pub fn take_likeliest<B: Backend>(&mut self, scope: &Scope<'_, B>, own: &Tensor<'_>) -> Result<(), KernelError> {
+    pub fn take_argmax<B: Backend>(&mut self, scope: &Scope<'_, B>, own: &Tensor<'_>) -> Result<(), KernelError> {
         let rank = if scope.chooses_among_ranks() { scope.rank() } else { Rank::ALONE };
         let tokens = rank.share_rounded_up(self.shape.vocabulary);
         let (_, mut results) = self.words.split_rows_mut(self.shape.question_words());

@@ -35,7 +35,7 @@ pub fn log_probabilities(
     let of = |logit, id| LogProbability { id, log_probability: distribution.log_probability(logit) };
     Ok(LogProbabilities {
         chosen: of(logits[token as usize], token),
-        top: Distribution::likeliest(logits, top).into_iter().map(|(logit, id)| of(logit, id)).collect(),
+        top: Distribution::top(logits, top).into_iter().map(|(logit, id)| of(logit, id)).collect(),
     })
 }
 

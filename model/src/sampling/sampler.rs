@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bursar_kernels::{
     ops::sample::Outcome,
-    sampling::{Candidate, ChoiceScratch, Fault, NO_REPORT, SampleBatch, SampleRow, Wishes, choose},
+    sampling::{Candidate, ChoiceScratch, Fault, NO_REPORT, RowLists, SampleBatch, SampleRow, choose},
 };
 
 use super::error::SamplingError;
@@ -160,7 +160,7 @@ impl Sampler {
             return Err(SamplingError::Width { logits: logits.len(), vocabulary: self.vocabulary });
         }
         let room = scratch.room(self.vocabulary);
-        let chosen = self.wish(past, |row, wishes| choose(logits, row, wishes, room))?;
+        let chosen = self.with_lists(past, |row, row_lists| choose(logits, row, row_lists, room))?;
         let id = chosen.map_err(|fault| self.error_of(fault))?;
         let log_probabilities = self.top.map(|top| log_probabilities(logits, id, top)).transpose()?.map(Box::new);
         Ok(Token { id, position: past.position(), log_probabilities })
@@ -172,7 +172,7 @@ impl Sampler {
     /// # Errors
     /// Same as [`sample`](Self::sample), without the errors for bad logits.
     pub fn ask(&self, past: Past<'_>, batch: &mut SampleBatch) -> Result<(), SamplingError> {
-        let asked = self.wish(past, |row, wishes| batch.push(row, wishes));
+        let asked = self.with_lists(past, |row, row_lists| batch.push(row, row_lists));
         if asked.is_err() {
             batch.push_ignored();
         }
@@ -197,7 +197,11 @@ impl Sampler {
     }
 
     /// Calls `done` with the request for the token after `past`.
-    fn wish<T>(&self, past: Past<'_>, done: impl FnOnce(&SampleRow, &Wishes<'_>) -> T) -> Result<T, SamplingError> {
+    fn with_lists<T>(
+        &self,
+        past: Past<'_>,
+        done: impl FnOnce(&SampleRow, &RowLists<'_>) -> T,
+    ) -> Result<T, SamplingError> {
         let Tokens { prompt, produced, unseen } = match past.tokens() {
             None if self.reads_past() => return Err(SamplingError::PastMissing),
             tokens => tokens.unwrap_or(Tokens { prompt: &[], produced: &[], unseen: None }),
@@ -205,7 +209,7 @@ impl Sampler {
         let allowed = self.grammar.as_ref().map(|grammar| grammar.allowed(produced)).transpose()?;
         let must_end = allowed.as_ref().is_some_and(|allowed| allowed.only_ends());
         let too_short = past.position() < self.tokens_min as u64;
-        let wishes = Wishes {
+        let row_lists = RowLists {
             allowed: allowed.as_ref().map(|allowed| allowed.words()),
             forbidden: if too_short && !must_end { &self.end_tokens } else { &[] },
             biased: &self.biased,
@@ -214,7 +218,7 @@ impl Sampler {
             produced,
             unseen,
         };
-        Ok(done(&self.row(past.position()), &wishes))
+        Ok(done(&self.row(past.position()), &row_lists))
     }
 
     fn row(&self, position: u64) -> SampleRow {

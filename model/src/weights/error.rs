@@ -32,12 +32,12 @@ pub enum WeightError {
         first: Vec<String>,
     },
     /// The configuration ties two tensors, but the file has both with different values.
-    #[error("config.json ties {name} to {twin}, but the checkpoint has both with different values")]
+    #[error("config.json ties {name} to {tied_to}, but the checkpoint has both with different values")]
     Untied {
         /// The tensor that would not be read.
         name: String,
         /// The tensor that would be read in its place.
-        twin: String,
+        tied_to: String,
     },
     /// The target does not support a part of the model.
     #[error("{what} are not supported on {target} yet")]

@@ -194,16 +194,16 @@ impl<'c> WeightMap<'c> {
         self.names.leave_to_other_ranks([module.to_owned()]);
     }
 
-    /// Allows the checkpoint to have a tensor `name` with the same values as `twin`. The model
-    /// reads only `twin`.
-    pub fn twin(&mut self, name: &str, twin: &str) {
-        self.names.add_twin(name, twin);
+    /// Allows the checkpoint to have a tensor `name` with the same values as `tied_to`. The model
+    /// reads only `tied_to`.
+    pub fn allow_tied(&mut self, name: &str, tied_to: &str) {
+        self.names.add_tied(name, tied_to);
     }
 
-    /// Compares tied tensors byte by byte: each unread [twin](WeightMap::twin) and the tensor that
-    /// is read in its place. Call this after the last claim. If the file has both tensors and they
-    /// differ, the file or the configuration is wrong. transformers 5.17 does not tie the tensors
-    /// in this case (`modeling_utils.py`, `tie_weights`).
+    /// Compares tied tensors byte by byte: each unread [tied tensor](WeightMap::allow_tied) and the
+    /// tensor that is read in its place. Call this after the last claim. If the file has both
+    /// tensors and they differ, the file or the configuration is wrong. transformers 5.17 does not
+    /// tie the tensors in this case (`modeling_utils.py`, `tie_weights`).
     ///
     /// # Errors
     /// [`WeightError::Untied`].
@@ -212,8 +212,9 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Refuses tensors that no layer has claimed, because the model would run without them and give
-    /// wrong replies. Call this after the last claim. Only [twins](WeightMap::twin), buffers of
-    /// rotary frequencies, and scales of keys and values that are not needed may stay unclaimed.
+    /// wrong replies. Call this after the last claim. Only [tied
+    /// tensors](WeightMap::allow_tied), buffers of rotary frequencies, and scales of keys and
+    /// values that are not needed may stay unclaimed.
     ///
     /// # Errors
     /// [`WeightError::Extra`], and [`WeightError::AttentionScale`] for scales that attention in

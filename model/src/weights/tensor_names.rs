@@ -24,7 +24,7 @@ const ATTENTION_SCALES: [&str; 4] = [".q_scale", ".q_proj.output_scale", ".prob_
 #[derive(Default)]
 pub(super) struct TensorNames {
     /// Tensors that need not be read, each with the tensor that is read in its place.
-    twins: Vec<(String, String)>,
+    tied: Vec<(String, String)>,
     /// Tensors that are multiplied into other tensors, with their number of elements.
     folded: Vec<(String, usize)>,
     /// Scales that were read while claiming.
@@ -36,9 +36,9 @@ pub(super) struct TensorNames {
 }
 
 impl TensorNames {
-    /// Allows `name` to stay unread if it equals `twin`, which is read.
-    pub fn add_twin(&mut self, name: &str, twin: &str) {
-        self.twins.push((name.to_owned(), twin.to_owned()));
+    /// Allows `name` to stay unread if it equals `tied_to`, which is read.
+    pub fn add_tied(&mut self, name: &str, tied_to: &str) {
+        self.tied.push((name.to_owned(), tied_to.to_owned()));
     }
 
     /// Accounts for a tensor of this many elements that is multiplied into another tensor.
@@ -71,10 +71,10 @@ impl TensorNames {
     /// # Errors
     /// [`WeightError::Untied`].
     pub fn refuse_untied(&self, checkpoint: &Checkpoint) -> Result<(), WeightError> {
-        for (name, twin) in self.twins.iter().filter(|(name, _)| checkpoint.tensors.contains(name)) {
-            let (one, other) = (checkpoint.tensor(name)?, checkpoint.tensor(twin)?);
+        for (name, tied_to) in self.tied.iter().filter(|(name, _)| checkpoint.tensors.contains(name)) {
+            let (one, other) = (checkpoint.tensor(name)?, checkpoint.tensor(tied_to)?);
             if (one.dtype, one.shape, one.bytes) != (other.dtype, other.shape, other.bytes) {
-                return Err(WeightError::Untied { name: name.clone(), twin: twin.clone() });
+                return Err(WeightError::Untied { name: name.clone(), tied_to: tied_to.clone() });
             }
         }
         Ok(())
@@ -94,7 +94,7 @@ impl TensorNames {
                 && !self.read.iter().any(|read| read == name)
                 && !self.is_elsewhere(name)
                 && !self.is_unread_cache_scale(name, is_cache_quantized)
-                && !self.twins.iter().any(|(twin, _)| twin == name)
+                && !self.tied.iter().any(|(tied_to, _)| tied_to == name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
         };
         let extra: Vec<&str> = checkpoint.tensors.names().filter(is_extra).collect();

@@ -9,10 +9,10 @@ use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceError, Hint};
 use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, GemmBackend};
 use bursar_model::checkpoint::Checkpoint;
 
-use super::{Bench, GoesOn, Memory, Room};
+use super::{Bench, BenchMemory, GoesOn, Memory};
 
 /// Exclusive access of one test to the GPU, which all tests share.
-pub type Turn = MutexGuard<'static, ()>;
+pub type GpuLock = MutexGuard<'static, ()>;
 
 /// The first GPU with its kernels for f16, and for bf16 if the GPU supports that type.
 pub struct Gpu {
@@ -21,7 +21,7 @@ pub struct Gpu {
 }
 
 /// Waits for exclusive access. Without a GPU, prints one line and returns `None`.
-pub fn gpu() -> Option<(Turn, &'static Gpu)> {
+pub fn gpu() -> Option<(GpuLock, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ impl Gpu {
         &self,
         of: usize,
         target: CudaTarget,
-        room: Room,
+        room: BenchMemory,
         checkpoint: impl Fn() -> Checkpoint + Sync,
         story: impl Fn(&Bench<Cuda>) -> T + Sync,
     ) -> Vec<T> {
@@ -125,13 +125,13 @@ impl Gpu {
     }
 
     /// `room.capacity` bytes of this GPU's memory.
-    pub fn memory(&self, room: Room) -> Memory {
+    pub fn memory(&self, room: BenchMemory) -> Memory {
         Memory::of(self.device.clone(), room.capacity)
     }
 
     /// Loads a recorded checkpoint. Its answers continue with the recorded tokens.
     pub fn bench(&self, checkpoint: Checkpoint, kernels: &Arc<CudaKernels>) -> Bench<Cuda> {
-        let (cuda, room) = (Cuda::new(kernels).expect("a stream"), Room::GOLDEN_ON_GPU);
+        let (cuda, room) = (Cuda::new(kernels).expect("a stream"), BenchMemory::GOLDEN_ON_GPU);
         let bench = Bench::on(checkpoint, cuda, self.memory(room), room);
         Bench { goes_on: GoesOn::Recorded, ..bench }
     }

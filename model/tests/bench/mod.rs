@@ -26,7 +26,7 @@ use half::{bf16, f16};
 pub use caches::Caches;
 pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
-pub use gpu::{Gpu, Turn, gpu};
+pub use gpu::{Gpu, GpuLock, gpu};
 pub use memory::Memory;
 pub use ranks::on_ranks;
 pub use run::{Run, alone, assert_recorded, assert_same_run, encode, prefixes, together, whatever_is_wanted};
@@ -34,7 +34,7 @@ pub use sequence::{Sequence, Share};
 
 /// Memory limits of a bench.
 #[derive(Clone, Copy)]
-pub struct Room {
+pub struct BenchMemory {
     /// Total bytes of device memory, including the weights.
     pub capacity: Bytes,
     /// Blocks of the KV caches.
@@ -51,13 +51,19 @@ pub struct Room {
 /// A size below that of a prompt's residual stream, so that some collectives need several launches.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
-impl Room {
+impl BenchMemory {
     /// Limits above the needs of the largest recorded case.
-    pub const GOLDEN: Room =
-        Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48), at_once: AT_ONCE };
+    pub const GOLDEN: BenchMemory = BenchMemory {
+        capacity: Bytes::mib(256),
+        blocks: 160,
+        cache_rows: 600,
+        workspace: Bytes::mib(48),
+        at_once: AT_ONCE,
+    };
 
-    /// [`Room::GOLDEN`] with more memory, for the scratch space of the GEMM library.
-    pub const GOLDEN_ON_GPU: Room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
+    /// [`BenchMemory::GOLDEN`] with more memory, for the scratch space of the GEMM library.
+    pub const GOLDEN_ON_GPU: BenchMemory =
+        BenchMemory { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..BenchMemory::GOLDEN };
 }
 
 /// The token that an answer continues with.
@@ -119,7 +125,7 @@ pub struct Bench<B = Cpu> {
     pub goes_on: GoesOn,
     pub backend: B,
     pub memory: Memory,
-    room: Room,
+    room: BenchMemory,
     caches: Caches,
     cache: Segment,
     workspace: Workspace,
@@ -135,13 +141,13 @@ impl Bench {
     }
 
     pub fn of(checkpoint: Checkpoint, threads: usize) -> Self {
-        Bench::on(checkpoint, Cpu::new(threads), Memory::new(Room::GOLDEN.capacity), Room::GOLDEN)
+        Bench::on(checkpoint, Cpu::new(threads), Memory::new(BenchMemory::GOLDEN.capacity), BenchMemory::GOLDEN)
     }
 }
 
 impl<B: Backend> Bench<B> {
     /// Loads `checkpoint` for `backend` into `memory` of its device.
-    pub fn on(checkpoint: Checkpoint, backend: B, memory: Memory, room: Room) -> Self {
+    pub fn on(checkpoint: Checkpoint, backend: B, memory: Memory, room: BenchMemory) -> Self {
         let target = *backend.target();
         let planned = Model::plan_rank(&checkpoint, &target, backend.rank()).expect("the checkpoint can be planned");
         let weights = memory.poisoned(&backend, Class::Weights, planned.weight_bytes());
@@ -152,7 +158,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Adds caches and a workspace to a loaded model.
-    pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: Room) -> Self {
+    pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: BenchMemory) -> Self {
         let target = *backend.target();
         let caches = Caches::poisoned(&memory, &backend, &model, room.blocks);
         let row = model.picture_row_bytes(&target);

@@ -15,7 +15,7 @@ use bursar_model::{
 use serde_json::{Value, json};
 
 use crate::{
-    bench::{Bench, Case, Memory, Room, alone, assert_recorded, encode, on_ranks, open, relative_error},
+    bench::{Bench, BenchMemory, Case, Memory, alone, assert_recorded, encode, on_ranks, open, relative_error},
     common::golden_bytes,
 };
 
@@ -109,7 +109,7 @@ fn a_rank_reads_its_heads_in_the_order_of_the_file() {
     for (folder, name, case) in [(FOLDER, "qwen3_5", "tokens_65"), (MIXED, "qwen3_5_moe", "short")] {
         let files = Files::of(&recorded(name));
         on_ranks(2, |cpu| {
-            let bench = Bench::on(files.opened(), cpu, Memory::new(Room::GOLDEN.capacity), Room::GOLDEN);
+            let bench = Bench::on(files.opened(), cpu, Memory::new(BenchMemory::GOLDEN.capacity), BenchMemory::GOLDEN);
             assert_recorded(&bench, &Case::read(folder, &bench.checkpoint, case), &[], TOLERANCE);
         });
     }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bench::{
-        Bench, Case, Memory, Random, Room, alone, assert_recorded, assert_same_run, encode, on_ranks, open,
+        Bench, BenchMemory, Case, Memory, Random, alone, assert_recorded, assert_same_run, encode, on_ranks, open,
         relative_error, repository, together,
     },
     copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_MOE, QWEN3_VL, QWEN3_VL_MOE},
@@ -60,7 +60,7 @@ fn cases(folder: &str) -> Vec<String> {
 }
 
 fn loaded(checkpoint: Checkpoint, cpu: Cpu) -> Bench {
-    Bench::on(checkpoint, cpu, Memory::new(Room::GOLDEN.capacity), Room::GOLDEN)
+    Bench::on(checkpoint, cpu, Memory::new(BenchMemory::GOLDEN.capacity), BenchMemory::GOLDEN)
 }
 
 /// The numbers of ranks, from 2 on, that can divide a checkpoint.

@@ -14,7 +14,7 @@ use bursar_model::{
 use serde_json::Value;
 
 use crate::{
-    bench::{Bench, Memory, Room, greatest},
+    bench::{Bench, BenchMemory, Memory, greatest},
     common::golden_json,
 };
 
@@ -42,7 +42,7 @@ fn a_real_model_has_the_ids_of_llama_cpp_and_the_replies_of_transformers() {
         let text = case[0].as_str().expect("a text");
         assert_eq!(prompts.tokenizer().encode_plain(text).expect("ids"), ids(&case[1]), "{text:?}");
     }
-    let room = Room { capacity: Bytes::gib(1), ..Room::GOLDEN };
+    let room = BenchMemory { capacity: Bytes::gib(1), ..BenchMemory::GOLDEN };
     let bench = Bench::on(checkpoint, Cpu::new(2), Memory::new(room.capacity), room);
     for case in recorded["cases"].as_array().expect("cases") {
         let question = case["question"].as_str().expect("a question");

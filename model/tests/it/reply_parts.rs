@@ -43,12 +43,12 @@ fn read<'a>(mut parser: ReplyParser, pieces: impl IntoIterator<Item = &'a str>) 
 }
 
 /// A short notation of the parts that a reader of the reply gets.
-fn told(thinking: Thinking, tools: ToolFormat, reply: &str) -> String {
+fn described(thinking: Thinking, tools: ToolFormat, reply: &str) -> String {
     let parts = read(parser(thinking, tools), [reply]);
     assert_eq!(parts.iter().map(ReplyPart::text).collect::<String>(), reply, "no text of the reply is lost");
-    let mut told = String::new();
+    let mut described = String::new();
     for part in parts {
-        told += &match part {
+        described += &match part {
             ReplyPart::Text(text) => format!("[{text}]"),
             ReplyPart::Reasoning(text) => format!("({text})"),
             ReplyPart::CallBegin { index, name } => format!("{index} {name} "),
@@ -57,19 +57,19 @@ fn told(thinking: Thinking, tools: ToolFormat, reply: &str) -> String {
             ReplyPart::Markup(_) => continue,
         };
     }
-    told
+    described
 }
 
 fn hermes(reply: &str) -> String {
-    told(Thinking::Off, ToolFormat::Hermes, reply)
+    described(Thinking::Off, ToolFormat::Hermes, reply)
 }
 
 fn llama(reply: &str) -> String {
-    told(Thinking::Off, ToolFormat::Llama3Json, reply)
+    described(Thinking::Off, ToolFormat::Llama3Json, reply)
 }
 
 fn xml(reply: &str) -> String {
-    told(Thinking::Off, ToolFormat::QwenXml, reply)
+    described(Thinking::Off, ToolFormat::QwenXml, reply)
 }
 
 /// A call of `weather` in XML.
@@ -260,7 +260,7 @@ fn a_call_in_xml_within_reasoning_is_reasoning() {
     let (inside, after) = (call_of(&[("city", "Bern")]), call_of(&[("days", "1")]));
     let reply = format!("Call {inside}?\n</think>\n\n{after}");
     assert_eq!(
-        told(Thinking::Begun, ToolFormat::QwenXml, &reply),
+        described(Thinking::Begun, ToolFormat::QwenXml, &reply),
         format!("(Call {inside}?)0 weather {{\"days\": 1}}.")
     );
 }
@@ -296,7 +296,7 @@ fn a_string_in_xml_arrives_as_it_is_written_and_other_values_as_a_whole() {
 
 #[test]
 fn reasoning_ends_at_its_tag_wherever_it_began() {
-    let think = |thinking, reply: &str| told(thinking, ToolFormat::Hermes, reply);
+    let think = |thinking, reply: &str| described(thinking, ToolFormat::Hermes, reply);
     let reply = "<think>\nHm <b>.\n\nYes.\n</think>\n\nHello <think>\n";
     assert_eq!(think(Thinking::Possible, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]");
     assert_eq!(
@@ -314,7 +314,10 @@ fn reasoning_ends_at_its_tag_wherever_it_began() {
     let after = "<tool_call>\n{\"name\": \"b\", \"arguments\": {}}\n</tool_call>";
     assert_eq!(think(Thinking::Begun, &format!("{inside}\n</think>\n\n{after}")), format!("({inside})0 b {{}}."));
     let call = r#"{"name": "weather", "parameters": {}}"#;
-    assert_eq!(told(Thinking::Begun, ToolFormat::Llama3Json, &format!("Hm.</think>\n{call}")), "(Hm.)0 weather {}.");
+    assert_eq!(
+        described(Thinking::Begun, ToolFormat::Llama3Json, &format!("Hm.</think>\n{call}")),
+        "(Hm.)0 weather {}."
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 """Three formats of FP8 weights, written as their tools write them, and the arithmetic that each one prescribes.
 
-`tools/gpu/seven_billion.py` uses this module too."""
+`tools/gpu/released_shape.py` uses this module too."""
 
 import re
 

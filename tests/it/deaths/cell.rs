@@ -14,13 +14,13 @@ use bursar::{ChatError, HostDevice, ModelHandle, Reply, RuntimeError, StartError
 use tokio::task::JoinHandle;
 
 use super::{
-    blow::{Moment, Victim, Way, strike},
+    faults::{Moment, Victim, Way, inject_fault},
     table::Outcome,
-    world::{BESIDE, HeldLoad, STRUCK, World, expected, long, weights_of},
+    world::{BESIDE, FAULTED, HeldLoad, World, expected, long, weights_of},
 };
 use crate::stage::{ask, at, device, eventually, listen};
 
-/// Number of requests to the struck model.
+/// Number of requests to the faulted model.
 const STRUCK_CHATS: usize = 3;
 /// Number of the chat that the other model gets.
 const BESIDE_CHAT: usize = 3;
@@ -28,7 +28,7 @@ const BESIDE_CHAT: usize = 3;
 /// Runs the cells of a victim. A world that survives is used again, and a dead world is replaced.
 pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
     let mut world = None;
-    let mut under_blow = 0;
+    let mut in_progress_at_fault = 0;
     // Several faults of a serving model can happen in one world, so the cells with such faults come
     // first.
     let is_start = |moment: Moment| matches!(moment, Moment::Loading | Moment::Profiling);
@@ -46,7 +46,7 @@ pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
                     case.unload(&mut here).await;
                 }
                 let watch = LedgerWatch::begin(&here);
-                under_blow += if is_start(moment) {
+                in_progress_at_fault += if is_start(moment) {
                     case.goes_on_starting(&mut here).await
                 } else {
                     case.goes_on_serving(&mut here).await
@@ -55,8 +55,8 @@ pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
                 world = Some(here);
             }
             Outcome::Over => {
-                let (at_blow, again) = case.is_over(here).await;
-                under_blow += at_blow;
+                let (in_progress, again) = case.is_over(here).await;
+                in_progress_at_fault += in_progress;
                 world = Some(again);
             }
             Outcome::Cannot(reason) => panic!("{}: {reason}", case.name),
@@ -66,7 +66,7 @@ pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
         runtime.shutdown().await;
         assert_free(&device, "at the end").await;
     }
-    assert!(under_blow > 0, "no request was in progress when {victim:?} died, so nothing was tested");
+    assert!(in_progress_at_fault > 0, "no request was in progress when {victim:?} died, so nothing was tested");
 }
 
 struct Case {
@@ -76,7 +76,7 @@ struct Case {
     moment: Moment,
 }
 
-/// Requests in progress: several to the struck model, and one to the other model.
+/// Requests in progress: several to the faulted model, and one to the other model.
 struct UnderWay {
     replies: Vec<Reply>,
     beside: Reply,
@@ -96,9 +96,9 @@ impl Case {
         at(format!("{}, {place}", self.name), world.runtime.budget());
     }
 
-    async fn ask(&self, struck: Option<&ModelHandle>, beside: &ModelHandle) -> UnderWay {
+    async fn ask(&self, faulted: Option<&ModelHandle>, beside: &ModelHandle) -> UnderWay {
         let mut replies = Vec::new();
-        if let (Some(model), Moment::Prefilling | Moment::Decoding) = (struck, self.moment) {
+        if let (Some(model), Moment::Prefilling | Moment::Decoding) = (faulted, self.moment) {
             for number in 0..STRUCK_CHATS {
                 replies.push(model.chat(long(number)).await.expect("accepted"));
             }
@@ -129,17 +129,17 @@ impl Case {
         assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the other model");
     }
 
-    /// Returns the number of requests to the struck model that were in progress when
+    /// Returns the number of requests to the faulted model that were in progress when
     /// the fault took effect.
     async fn goes_on_serving(&self, world: &mut World) -> usize {
         let case = &self.name;
-        let model = world.struck().await;
+        let model = world.faulted().await;
         let before = world.snapshot().await;
         let (backs, generation) = (world.device.counts().backs, model.serving().await.expect("a model").generation);
         let generation_beside = world.beside.serving().await.expect("the model serves").generation;
         let under_way = self.ask(Some(&model), &world.beside).await;
-        strike(world, STRUCK, self.victim, self.way).await;
-        let at_blow = model.requests().0;
+        inject_fault(world, FAULTED, self.victim, self.way).await;
+        let in_progress = model.requests().0;
         self.at("all replies", world);
         self.all_as_expected(under_way).await;
 
@@ -161,8 +161,8 @@ impl Case {
         let beside = world.beside.serving().await.expect("the model serves").generation;
         assert_eq!(beside, generation_beside, "{case}: no actor of the other model died");
         let after = world.snapshot().await;
-        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: rule 10, the lease is kept");
-        assert!(weights_of(&after, STRUCK).is_some());
+        assert_eq!(weights_of(&after, FAULTED), weights_of(&before, FAULTED), "{case}: rule 10, the lease is kept");
+        assert!(weights_of(&after, FAULTED).is_some());
         if self.ends_the_engine() {
             eventually("as much is leased as before", async || world.snapshot().await.granted == before.granted).await;
         } else {
@@ -170,7 +170,7 @@ impl Case {
             eventually("the ledger is as before", async || world.snapshot().await == before).await;
         }
         assert_eq!(world.device.counts().backed, before.granted, "{case}: all leased memory is backed");
-        at_blow
+        in_progress
     }
 
     /// Returns 1, the number of starts that were in progress when the fault took effect.
@@ -179,7 +179,7 @@ impl Case {
         let held = world.load_until(self.moment).await;
         let before = world.snapshot().await;
         let under_way = self.ask(None, &world.beside).await;
-        strike(world, STRUCK, self.victim, self.way).await;
+        inject_fault(world, FAULTED, self.victim, self.way).await;
         let loads = held.loads.clone();
         self.at("its start goes on", world);
         let model = held.go_on().await.unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -188,19 +188,19 @@ impl Case {
         self.all_as_expected(under_way).await;
         assert!(!ask(&model, long(0).max_tokens(4)).await.expect(case).text.is_empty(), "{case}: the model serves");
         let after = world.snapshot().await;
-        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: the weights keep their lease");
-        assert!(weights_of(&after, STRUCK).is_some());
+        assert_eq!(weights_of(&after, FAULTED), weights_of(&before, FAULTED), "{case}: the weights keep their lease");
+        assert!(weights_of(&after, FAULTED).is_some());
         assert_eq!(world.device.counts().backed, after.granted, "{case}: no memory of the dead actor is left");
         self.unload(world).await;
         1
     }
 
-    /// Unloads the struck model. All its bytes must be returned, including memory
+    /// Unloads the faulted model. All its bytes must be returned, including memory
     /// backed before the fault.
     async fn unload(&self, world: &mut World) {
         self.at("it unloads", world);
-        world.struck = None;
-        world.runtime.unload(STRUCK).await.expect("the model unloads");
+        world.faulted = None;
+        world.runtime.unload(FAULTED).await.expect("the model unloads");
         let ledger = world.snapshot().await;
         assert!(ledger.leases.iter().all(|line| line.model.to_string() == BESIDE), "{}: {ledger}", self.name);
         assert_eq!(world.device.counts().backed, ledger.granted, "{}", self.name);
@@ -213,12 +213,12 @@ impl Case {
         let (mut model, mut held): (Option<ModelHandle>, Option<HeldLoad>) = (None, None);
         match self.moment {
             Moment::Loading | Moment::Profiling => held = Some(world.load_until(self.moment).await),
-            _ => model = Some(world.struck().await),
+            _ => model = Some(world.faulted().await),
         }
         let UnderWay { mut replies, beside, .. } = self.ask(model.as_ref(), &world.beside).await;
         replies.push(beside);
-        strike(&world, STRUCK, self.victim, self.way).await;
-        let at_blow = model.as_ref().unwrap_or(&world.beside).requests().0;
+        inject_fault(&world, FAULTED, self.victim, self.way).await;
+        let in_progress = model.as_ref().unwrap_or(&world.beside).requests().0;
         self.at("its start ends", &world);
         if let Some(held) = held {
             match held.go_on().await.err().unwrap_or_else(|| panic!("{case}: the start fails")) {
@@ -247,7 +247,7 @@ impl Case {
         assert_free(&device, case).await;
         let again = World::on(device.clone()).await;
         assert_eq!(ask(&again.beside, long(0)).await.expect(case).text, expected(0).await.text, "{case}: restarted");
-        (at_blow, again)
+        (in_progress, again)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Deaths of each actor and lane: each accepted request ends once with the expected reply, weights
 //! are kept, and all bytes are returned.
 
-mod blow;
 mod cell;
+mod faults;
 mod loops;
 mod stories;
 mod supervisors;

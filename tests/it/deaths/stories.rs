@@ -67,17 +67,17 @@ fn a_killed_engine_returns_with_the_weights_it_had() {
             if moment != "idle" {
                 replies.push(stage.model.chat(long(1)).await.expect("accepted"));
             }
-            let mut heard = String::new();
+            let mut text = String::new();
             if moment == "decoding" {
-                heard.push_str(replies[0].next().await.expect("an event").expect("text").text());
+                text.push_str(replies[0].next().await.expect("an event").expect("text").text());
             }
             engine.kill();
             replaced(&stage.model, serving.generation).await;
             for reply in replies {
                 let whole = listen(reply).await.unwrap_or_else(|error| panic!("{moment}: {error}"));
                 assert_eq!(whole.text, expected, "{moment}");
-                heard.push_str(&whole.pieces.concat());
-                assert_eq!(heard, expected, "{moment}");
+                text.push_str(&whole.pieces.concat());
+                assert_eq!(text, expected, "{moment}");
             }
             let now = stage.snapshot().await;
             assert_eq!(weights(&now), weights(&before));

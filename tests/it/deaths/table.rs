@@ -1,6 +1,6 @@
 //! The table of deaths: victim, kind of fault, moment and outcome. Every cell is run.
 
-use super::{blow::Victim::*, blow::Way::*, blow::*, cell};
+use super::{cell, faults::Victim::*, faults::Way::*, faults::*};
 use crate::stage::story;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

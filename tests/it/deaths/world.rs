@@ -17,11 +17,11 @@ use bursar::{
 };
 use tokio::{sync::OnceCell, task::JoinHandle};
 
-use super::blow::Moment;
+use super::faults::Moment;
 use crate::stage::{Whole, about, ask, device, placed, small};
 
-/// Name of the model that is struck.
-pub const STRUCK: &str = "struck";
+/// Name of the model that gets the faults.
+pub const FAULTED: &str = "faulted";
 /// Name of the other model.
 pub const BESIDE: &str = "beside";
 
@@ -29,8 +29,8 @@ pub struct World {
     pub device: Arc<HostDevice>,
     pub runtime: Runtime,
     pub beside: ModelHandle,
-    /// The model to strike, once it is loaded.
-    pub struck: Option<ModelHandle>,
+    /// The model that gets the faults, once it is loaded.
+    pub faulted: Option<ModelHandle>,
 }
 
 /// A supervisor that survives the death of its children.
@@ -95,7 +95,7 @@ impl World {
         };
         let runtime = Runtime::start_linked(config, guard.get_cell()).await.expect("a host device starts");
         let beside = runtime.load_with(ModelSource::demo(), options(BESIDE), |_| {}).await.expect("the model starts");
-        World { device, runtime, beside, struck: None }
+        World { device, runtime, beside, faulted: None }
     }
 
     pub async fn engine(&self, name: &str) -> ActorCell {
@@ -106,13 +106,13 @@ impl World {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// The model to strike, loaded if needed.
-    pub async fn struck(&mut self) -> ModelHandle {
-        if self.struck.is_none() {
-            let loaded = self.runtime.load_with(ModelSource::demo(), options(STRUCK), |_| {}).await;
-            self.struck = Some(loaded.expect("the model starts"));
+    /// The model that gets the faults, loaded if needed.
+    pub async fn faulted(&mut self) -> ModelHandle {
+        if self.faulted.is_none() {
+            let loaded = self.runtime.load_with(ModelSource::demo(), options(FAULTED), |_| {}).await;
+            self.faulted = Some(loaded.expect("the model starts"));
         }
-        self.struck.clone().expect("the model was loaded above")
+        self.faulted.clone().expect("the model was loaded above")
     }
 
     /// Begins to load the model that gets the faults, and pauses in the middle of `moment`.
@@ -142,7 +142,7 @@ impl World {
             }
         };
         let runtime = self.runtime.clone();
-        let load = async move { runtime.load_with(ModelSource::demo(), options(STRUCK), watch).await };
+        let load = async move { runtime.load_with(ModelSource::demo(), options(FAULTED), watch).await };
         let loading = tokio::spawn(load);
         at_moment.recv().await.expect("the moment comes");
         HeldLoad { loading, release, loads: begun }

@@ -18,16 +18,16 @@ use crate::{
 
 /// Runs a test and all its actors on one thread with a separate recorder, because other tests
 /// record at the same time.
-fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
-    let ears = Ears::default();
+fn recorded_by(story: impl AsyncFnOnce(&MetricsLog)) -> MetricsLog {
+    let metrics_log = MetricsLog::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    metrics::with_local_recorder(&ears, || actors.block_on(story(&ears)));
-    ears
+    metrics::with_local_recorder(&metrics_log, || actors.block_on(story(&metrics_log)));
+    metrics_log
 }
 
 /// A metric's name, and its labels with their values.
-fn parts(heard: &str) -> (&str, Vec<(&str, &str)>) {
-    let (name, labels) = heard.trim_end_matches('}').split_once('{').expect("ears write it so");
+fn parts(series: &str) -> (&str, Vec<(&str, &str)>) {
+    let (name, labels) = series.trim_end_matches('}').split_once('{').expect("a name with labels");
     (name, labels.split(',').filter_map(|label| label.split_once('=')).collect())
 }
 
@@ -36,21 +36,21 @@ fn row(name: &str) -> Option<&'static Row> {
 }
 
 /// Checks that every recorded metric is in the table, with the same type and labels.
-fn assert_in_the_table(ears: &Ears) {
-    for (heard, what) in ears.all() {
-        let (name, labels) = parts(&heard);
-        let row = row(name).unwrap_or_else(|| panic!("{heard} is not in the table of metrics"));
-        assert_eq!(row.kind.name(), what.kind, "{heard}");
-        assert!(labels.iter().map(|(label, _)| *label).eq(row.labels.iter().copied()), "{heard}: {:?}", row.labels);
+fn assert_in_the_table(metrics_log: &MetricsLog) {
+    for (series, what) in metrics_log.all() {
+        let (name, labels) = parts(&series);
+        let row = row(name).unwrap_or_else(|| panic!("{series} is not in the table of metrics"));
+        assert_eq!(row.kind.name(), what.kind, "{series}");
+        assert!(labels.iter().map(|(label, _)| *label).eq(row.labels.iter().copied()), "{series}: {:?}", row.labels);
     }
 }
 
 #[test]
 fn request_metrics_match_what_callers_saw() {
-    heard(async |ears| {
+    recorded_by(async |metrics_log| {
         let stage = Stage::set(LoadOptions { requests: Some(2), ..small() }).await;
-        let count = |name: &str| ears.now(&format!("bursar_{name}{{model=demo}}"));
-        let ended = |reason: &str| ears.now(&format!("bursar_requests_total{{model=demo,reason={reason}}}"));
+        let count = |name: &str| metrics_log.now(&format!("bursar_{name}{{model=demo}}"));
+        let ended = |reason: &str| metrics_log.now(&format!("bursar_requests_total{{model=demo,reason={reason}}}"));
         let chat = || about(1).max_tokens(9).ignore_end();
         let first = ask(&stage.model, chat()).await.expect("the model answers");
         let prompt = first.usage.prompt_tokens as f64;
@@ -108,8 +108,8 @@ fn request_metrics_match_what_callers_saw() {
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         listen(dies).await.expect("the request is computed again");
         assert_eq!(count("requests_redone_total"), 1.0);
-        assert_eq!(ears.now("bursar_restarts_total{model=demo,actor=scheduler}"), 1.0);
-        let up = |actor: &str| ears.now(&format!("bursar_actor_up{{model=demo,actor={actor}}}"));
+        assert_eq!(metrics_log.now("bursar_restarts_total{model=demo,actor=scheduler}"), 1.0);
+        let up = |actor: &str| metrics_log.now(&format!("bursar_actor_up{{model=demo,actor={actor}}}"));
         assert!(["engine", "vision", "scheduler"].iter().all(|actor| up(actor) == 1.0));
         assert_eq!(up("profile"), 0.0);
         stage.runtime.unload("demo").await.expect("the model unloads");
@@ -124,12 +124,12 @@ fn request_metrics_match_what_callers_saw() {
         ];
         expected.into_iter().for_each(|(reason, times)| assert_eq!(ended(reason), times, "{reason}"));
         // An unloaded model leaves no gauges. Its counters remain.
-        for (heard, what) in ears.all() {
-            let (name, labels) = parts(&heard);
+        for (series, what) in metrics_log.all() {
+            let (name, labels) = parts(&series);
             let is_of_it = labels.contains(&("model", "demo")) && !name.ends_with("_peak_bytes");
-            assert!(what.kind != "gauge" || !is_of_it || what.now == 0.0, "{heard} is {}", what.now);
+            assert!(what.kind != "gauge" || !is_of_it || what.now == 0.0, "{series} is {}", what.now);
         }
-        let of_the_device = |name: &str| ears.now(&format!("bursar_{name}{{device=host}}"));
+        let of_the_device = |name: &str| metrics_log.now(&format!("bursar_{name}{{device=host}}"));
         let budget = stage.runtime.supervised().await.expect("the runtime answers").budget;
         budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("the budget lives");
         let is_back = async || of_the_device("budget_restarts_total") == 1.0 && of_the_device("budget_up") == 1.0;
@@ -137,17 +137,17 @@ fn request_metrics_match_what_callers_saw() {
         assert_eq!(of_the_device("runtime_up"), 1.0);
         stage.runtime.shutdown().await;
         assert_eq!((of_the_device("runtime_up"), of_the_device("budget_up")), (0.0, 0.0));
-        assert_in_the_table(ears);
+        assert_in_the_table(metrics_log);
     });
 }
 
 #[test]
 fn experts_of_a_mixture_are_shown_to_be_shared_out_unevenly() {
-    heard(async |ears| {
+    recorded_by(async |metrics_log| {
         let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
         let folder = bursar_golden::path("qwen3_moe");
         let model = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("the model starts");
-        let imbalance = || ears.most("bursar_expert_imbalance{model=qwen3_moe}");
+        let imbalance = || metrics_log.most("bursar_expert_imbalance{model=qwen3_moe}");
         eventually("a second of steps was looked at", async || {
             ask(&model, Chat::new().user("Hello!").max_tokens(20).ignore_end()).await.expect("the model answers");
             imbalance().is_some_and(|most| most > 0.0)
@@ -166,7 +166,7 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 
 #[test]
 fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
-    heard(async |ears| {
+    recorded_by(async |metrics_log| {
         let devices = [0, 1].map(|_| device_of(Bytes::mib(32)));
         let group = DeviceGroup::of(devices.iter().map(|device| device.clone() as _).collect(), "host:2");
         let device = DeviceChoice::Custom(Arc::new(group.expect("devices of one kind")));
@@ -176,7 +176,8 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
         demo(&runtime, small()).await;
         devices[1].foreign_takes(Bytes::mib(1));
         devices[0].drifts(Bytes::mib(2));
-        let card = |what: &str, rank| ears.now(&format!("bursar_card_{what}_bytes{{group=host:2,device=host#{rank}}}"));
+        let card =
+            |what: &str, rank| metrics_log.now(&format!("bursar_card_{what}_bytes{{group=host:2,device=host#{rank}}}"));
         let mib = |count: u64| Bytes::mib(count).0 as f64;
         eventually("both are seen where they are", async || {
             [0, 1].map(|rank| (card("foreign", rank), card("drift", rank))) == [(mib(2), mib(2)), (mib(1), 0.0)]
@@ -187,12 +188,17 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
             let parts = ["free", "overhead", "backed", "foreign"].map(|what| card(what, rank));
             assert_eq!(parts.iter().sum::<f64>(), card("total", rank), "{parts:?}");
         }
-        let of_group = |name: &str| ears.now(&format!("bursar_{name}_bytes{{device=host:2}}"));
+        let of_group = |name: &str| metrics_log.now(&format!("bursar_{name}_bytes{{device=host:2}}"));
         assert_eq!((of_group("foreign"), of_group("drift")), (mib(2), mib(2)), "a group shows its fullest card");
-        assert!(ears.all().keys().all(|heard| !heard.starts_with("bursar_device") || heard.contains("device=host:2")));
+        assert!(
+            metrics_log
+                .all()
+                .keys()
+                .all(|series| !series.starts_with("bursar_device") || series.contains("device=host:2"))
+        );
         runtime.shutdown().await;
         assert_eq!([0, 1].map(|rank| card("total", rank)), [0.0, 0.0], "the gauges of the cards are reset");
-        assert_in_the_table(ears);
+        assert_in_the_table(metrics_log);
     });
 }
 
@@ -237,7 +243,7 @@ const NOT_MET: [(&str, &str); 32] = [
 
 #[test]
 fn a_run_with_everything_records_exactly_the_whole_table() {
-    let ears = heard(async |ears| {
+    let metrics_log = recorded_by(async |metrics_log| {
         let card = Card::filled(watchful()).await;
         let (budget, was) = (card.runtime.budget(), card.before.clone());
         answer(&card.model, about(1)).await;
@@ -252,7 +258,7 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         let chats: Vec<_> = (0..6).map(talk).collect();
         eventually("sequences lay in what went", async || {
             card.device.foreign_takes(Bytes::gib(1));
-            ears.now("bursar_preemptions_total{model=demo,reason=shrink}") > 0.0
+            metrics_log.now("bursar_preemptions_total{model=demo,reason=shrink}") > 0.0
         })
         .await;
         card.device.foreign_gives_back(Bytes::gib(1));
@@ -268,13 +274,15 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         let scheduler = card.model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         listen(dies).await.expect("the request is computed again");
-        let lease =
-            |name: &str| ears.all().get(&format!("bursar_lease_{name}{{device=host,model=demo,class=kv}}")).copied();
+        let lease = |name: &str| {
+            metrics_log.all().get(&format!("bursar_lease_{name}{{device=host,model=demo,class=kv}}")).copied()
+        };
         let kv = was.of_class(&Class::Kv).0 as f64;
         assert_eq!(lease("peak_bytes").expect("the cache was leased").now, kv, "the peak is the lease at READY");
         // The gauge is updated once a second.
         eventually("all of it is used", async || {
-            let (used, leased) = (lease("used_bytes").map(|heard| heard.now), lease("bytes").map(|heard| heard.now));
+            let (used, leased) =
+                (lease("used_bytes").map(|series| series.now), lease("bytes").map(|series| series.now));
             // The used bytes are fewer than at READY, because a step was refused memory.
             used == leased && used.is_some_and(|used| used > 0.0)
         })
@@ -296,15 +304,15 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         answer(&model, about(1)).await;
         first.lose("a script says so");
         assert!(ask(&model, about(1)).await.is_err(), "the model's device is lost");
-        assert_eq!(ears.now("bursar_device_losses_total{device=host}"), 1.0);
-        assert_eq!(ears.now("bursar_requests_total{model=demo,reason=device_lost}"), 1.0);
+        assert_eq!(metrics_log.now("bursar_device_losses_total{device=host}"), 1.0);
+        assert_eq!(metrics_log.now("bursar_requests_total{model=demo,reason=device_lost}"), 1.0);
         runtime.shutdown().await;
     });
-    assert_in_the_table(&ears);
+    assert_in_the_table(&metrics_log);
     let mut met = BTreeMap::<&str, f64>::new();
-    let all = ears.all();
-    for (heard, what) in &all {
-        let most = met.entry(parts(heard).0).or_insert(f64::MIN);
+    let all = metrics_log.all();
+    for (series, what) in &all {
+        let most = met.entry(parts(series).0).or_insert(f64::MIN);
         *most = most.max(what.most);
     }
     let mut wrong = Vec::new();

@@ -15,7 +15,7 @@ use crate::stage::{answer, demo, eventually, story, text};
 #[derive(Default)]
 struct Books {
     leases: BTreeMap<LeaseId, Bytes>,
-    heard: Vec<Event>,
+    events: Vec<Event>,
     numbers: u64,
 }
 
@@ -33,7 +33,7 @@ impl Books {
             }
             _ => {}
         }
-        self.heard.push(event);
+        self.events.push(event);
     }
 
     /// Reads events until `wanted` has happened.
@@ -63,7 +63,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(books.granted(), ledger.granted, "{ledger}");
         let kv_tokens = model.serving().await.expect("the model serves").kv_tokens;
-        assert_eq!(books.heard.last(), Some(&Event::Ready { model: "demo".into(), kv_tokens }));
+        assert_eq!(books.events.last(), Some(&Event::Ready { model: "demo".into(), kv_tokens }));
 
         // Another process takes memory and frees it.
         let card = Card { device, runtime, model, before: ledger };
@@ -76,7 +76,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         let is_whole = |event: &Event| matches!(event, Event::Growth { to_blocks, .. } if to_blocks * 16 == kv_tokens);
         books.until(&mut events, is_whole).await;
         assert_eq!(books.granted(), card.before.granted);
-        assert!(books.heard.iter().any(|event| matches!(event, Event::CanaryTaken { .. })), "the canary fills first");
+        assert!(books.events.iter().any(|event| matches!(event, Event::CanaryTaken { .. })), "the canary fills first");
 
         // An actor dies.
         let serving = card.model.serving().await.expect("the model serves");
@@ -88,7 +88,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
 
         // The budget dies. Its successor keeps the same number of bytes free.
         let mut canary = card.before.canary;
-        for event in &books.heard {
+        for event in &books.events {
             match event {
                 Event::CanaryTaken { bytes } => canary += *bytes,
                 Event::CanaryGiven { bytes, .. } => canary -= *bytes,
@@ -96,7 +96,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
             }
         }
         assert_eq!(canary, card.before.canary, "events add up to the size of the canary");
-        let before = books.heard.len();
+        let before = books.events.len();
         let supervised = card.runtime.supervised().await.expect("the runtime answers");
         supervised.budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("the budget lives");
         books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
@@ -106,7 +106,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         let refused = card.runtime.budget().try_lease(Class::external("index"), Bytes::mib(24)).await;
         refused.expect_err("the device has less memory");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
-        let told = books.heard[before..].iter().map(Event::name).collect::<Vec<_>>();
+        let told = books.events[before..].iter().map(Event::name).collect::<Vec<_>>();
         assert_eq!(told, ["restart", "lease_refused"]);
 
         // Everything ends.

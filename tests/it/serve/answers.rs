@@ -8,7 +8,7 @@ use bursar::{Bytes, Hint, LoadOptions, demo};
 use bursar_serve::{ModelState, ServeOptions, Server, Service};
 use serde_json::json;
 
-use super::client::{House, hello, pause, posted};
+use super::client::{Fixture, hello, pause, posted};
 use crate::stage::{answer, story};
 
 const GREETING: &str = "Hello! Show me a picture.";
@@ -16,97 +16,97 @@ const GREETING: &str = "Hello! Show me a picture.";
 #[test]
 fn a_chat_is_answered_under_each_of_its_names_and_streams_the_same() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         for name in ["demo", "other-name"] {
-            let answer = house.chat(json!({"model": name})).await.json();
+            let answer = fixture.chat(json!({"model": name})).await.json();
             assert_eq!(answer["choices"][0]["message"]["content"], GREETING);
             assert_eq!(answer["model"], name);
             assert_eq!(answer["usage"]["completion_tokens"], 7);
         }
-        let streamed = house.chat(json!({"stream": true})).await;
+        let streamed = fixture.chat(json!({"stream": true})).await;
         assert_eq!(streamed.streamed(), GREETING);
         assert!(streamed.head.contains("content-type: text/event-stream"), "{}", streamed.head);
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_model_that_is_being_loaded_says_how_far_it_is() {
     story(async {
-        let house = House::usual().await;
-        assert_eq!(house.get("/health").await.status, 200);
-        house.service.set(["late"], ModelState::Loading("loading weights: 40 %".into()));
-        let health = house.get("/health").await;
+        let fixture = Fixture::usual().await;
+        assert_eq!(fixture.get("/health").await.status, 200);
+        fixture.service.set(["late"], ModelState::Loading("loading weights: 40 %".into()));
+        let health = fixture.get("/health").await;
         assert_eq!(health.status, 503);
         assert_eq!(health.json()["models"]["late"], json!({"state": "loading", "detail": "loading weights: 40 %"}));
-        assert_eq!(house.get("/health/live").await.status, 200);
-        let answer = house.chat(json!({"model": "late"})).await;
+        assert_eq!(fixture.get("/health/live").await.status, 200);
+        let answer = fixture.chat(json!({"model": "late"})).await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (503, Some("model_loading")));
         assert!(answer.head.contains("retry-after: "), "{}", answer.head);
         // Two models are listed now, so a request must name one.
-        let unnamed = house.chat(json!({"model": null})).await;
+        let unnamed = fixture.chat(json!({"model": null})).await;
         assert_eq!((unnamed.status, unnamed.error()["param"].as_str()), (400, Some("model")));
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_model_that_failed_is_told_of_and_the_others_answer() {
     story(async {
-        let house = House::usual().await;
-        house.service.set(["broken"], ModelState::Failed("no such file".into()));
+        let fixture = Fixture::usual().await;
+        fixture.service.set(["broken"], ModelState::Failed("no such file".into()));
         let why = json!({"state": "failed", "detail": "no such file"});
         for page in ["/health", "/health/ready"] {
-            let health = house.get(page).await;
+            let health = fixture.get(page).await;
             assert_eq!((health.status, &health.json()["models"]["broken"]), (200, &why), "{page}");
         }
-        let budget = house.get("/v1/budget").await.json();
+        let budget = fixture.get("/v1/budget").await.json();
         let row = budget["models"].as_array().and_then(|models| models.iter().find(|row| row["model"] == "broken"));
         assert_eq!(row.expect("the broken model is listed")["detail"], "no such file");
-        let list = house.get("/v1/models").await.json();
+        let list = fixture.get("/v1/models").await.json();
         let ids: Vec<_> = list["data"].as_array().into_iter().flatten().map(|model| model["id"].as_str()).collect();
         assert_eq!(ids, [Some("demo"), Some("other-name")]);
         let asked = json!({"model": "broken", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3});
-        let answers = [house.post("/v1/chat/completions", &asked).await, house.get("/v1/models/broken").await];
+        let answers = [fixture.post("/v1/chat/completions", &asked).await, fixture.get("/v1/models/broken").await];
         for answer in answers {
             let error = answer.error();
             assert_eq!((answer.status, error["code"].as_str()), (404, Some("model_not_found")));
             let told = error["message"].as_str().unwrap_or_default();
             assert!(told.contains("failed to load: no such file") && told.contains("expected one of: demo"), "{told}");
         }
-        let message = house.post("/v1/messages", &asked).await;
+        let message = fixture.post("/v1/messages", &asked).await;
         assert_eq!((message.status, &message.json()["error"]["type"]), (404, &json!("not_found_error")));
         // A request without a model name goes to the only model that is served.
-        assert_eq!(house.chat(json!({"model": null})).await.json()["model"], "demo");
-        house.service.set(["demo"], ModelState::Failed("no such file either".into()));
-        assert_eq!(house.get("/health").await.status, 503);
-        house.end().await;
+        assert_eq!(fixture.chat(json!({"model": null})).await.json()["model"], "demo");
+        fixture.service.set(["demo"], ModelState::Failed("no such file either".into()));
+        assert_eq!(fixture.get("/health").await.status, 503);
+        fixture.end().await;
     });
 }
 
 #[test]
 fn pictures_in_low_detail_take_fewer_tokens() {
     story(async {
-        let house = House::with(LoadOptions::small(), ServeOptions::default()).await;
+        let fixture = Fixture::with(LoadOptions::small(), ServeOptions::default()).await;
         let encoded = base64_of(demo::pictures()[1].bytes);
         let asked = |detail: &str, kwargs: serde_json::Value| {
             let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{encoded}"), "detail": detail}});
             let content = json!([image, {"type": "text", "text": "What number is written?"}]);
             json!({"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": kwargs, "max_tokens": 8})
         };
-        let usual = house.chat(asked("auto", json!({}))).await.json();
+        let usual = fixture.chat(asked("auto", json!({}))).await.json();
         assert_eq!(usual["choices"][0]["message"]["content"], "427");
         let tokens = |answer: &serde_json::Value| answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64();
-        let coarse = house.chat(asked("auto", json!({"max_pixels": 28 * 28 * 4}))).await.json();
+        let coarse = fixture.chat(asked("auto", json!({"max_pixels": 28 * 28 * 4}))).await.json();
         assert!(tokens(&coarse) < tokens(&usual), "{coarse} {usual}");
         // The demo's pictures are already smaller than OpenAI's low detail.
-        assert_eq!(tokens(&house.chat(asked("low", json!({}))).await.json()), tokens(&usual));
+        assert_eq!(tokens(&fixture.chat(asked("low", json!({}))).await.json()), tokens(&usual));
         // Processor options that only other servers know are ignored, just as those servers ignore
         // unknown options.
-        assert_eq!(tokens(&house.chat(asked("auto", json!({"use_fast": true}))).await.json()), tokens(&usual));
-        let wrong = house.chat(asked("auto", json!({"max_pixels": "many"}))).await;
+        assert_eq!(tokens(&fixture.chat(asked("auto", json!({"use_fast": true}))).await.json()), tokens(&usual));
+        let wrong = fixture.chat(asked("auto", json!({"max_pixels": "many"}))).await;
         assert_eq!((wrong.status, wrong.error()["param"].as_str()), (400, Some("mm_processor_kwargs.max_pixels")));
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -131,14 +131,14 @@ fn files_are_read_below_the_media_root_alone() {
         std::fs::create_dir_all(inside.join("escaping")).expect("a folder");
         std::os::unix::fs::symlink(outside.join("secret.png"), inside.join("escaping/1.png")).expect("a link");
         let serve = ServeOptions { media_root: Some(inside.clone()), ..ServeOptions::default() };
-        let house = House::with(LoadOptions::small(), serve).await;
+        let fixture = Fixture::with(LoadOptions::small(), serve).await;
         let shown = |url: &str| {
             json!({"messages": [{"role": "user", "content": [
             {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What number is written?"}]}]})
         };
         let whole = format!("file://{}/number.png", inside.display());
         for url in ["file:number.png", "file:///number.png", &whole] {
-            let answer = house.chat(shown(url)).await;
+            let answer = fixture.chat(shown(url)).await;
             assert_eq!(answer.json()["choices"][0]["message"]["content"], "427", "{url}");
         }
         let secret = format!("file://{}/secret.png", outside.display());
@@ -151,16 +151,16 @@ fn files_are_read_below_the_media_root_alone() {
             "file:",
             "file:/",
         ] {
-            assert_eq!(house.chat(shown(url)).await.status, 400, "{url}");
+            assert_eq!(fixture.chat(shown(url)).await.status, 400, "{url}");
         }
         let escaping = json!({"messages": [{"role": "user", "content": [
             {"type": "video_url", "video_url": {"url": "file:escaping"}}, {"type": "text", "text": "What happens?"}]}]});
-        assert_eq!(house.chat(escaping).await.status, 400, "a frame that is a link leads out of the media root");
+        assert_eq!(fixture.chat(escaping).await.status, 400, "a frame that is a link leads out of the media root");
         let film = json!({"messages": [{"role": "user", "content": [
             {"type": "video_url", "video_url": {"url": "file:film"}}, {"type": "text", "text": "What happens?"}]}], "max_tokens": 4});
-        let answer = house.chat(film).await.json();
+        let answer = fixture.chat(film).await.json();
         assert!(answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64() > Some(0), "{answer}");
-        house.end().await;
+        fixture.end().await;
         std::fs::remove_dir_all(root).expect("the folder is removed");
     });
 }
@@ -168,7 +168,7 @@ fn files_are_read_below_the_media_root_alone() {
 #[test]
 fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let named = |name: &str| {
             posted(
                 "/v1/chat/completions",
@@ -176,50 +176,50 @@ fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
                 hello(json!({})).to_string().as_bytes(),
             )
         };
-        assert!(house.say(&named("mine-7")).await.head.contains("x-request-id: mine-7"));
-        let ugly = house.say(&named("a b\"c")).await;
+        assert!(fixture.say(&named("mine-7")).await.head.contains("x-request-id: mine-7"));
+        let ugly = fixture.say(&named("a b\"c")).await;
         assert!(ugly.head.contains("x-request-id: req_"), "{}", ugly.head);
-        let budget = house.get("/v1/budget").await.json();
+        let budget = fixture.get("/v1/budget").await.json();
         assert_eq!(budget["budget"]["total"], json!(Bytes::mib(64)));
         assert_eq!(budget["models"][0]["requests"], 0);
-        assert_eq!(house.get("/version").await.json()["server"], "bursar");
-        assert_eq!(house.get("/v1/models/other-name").await.json()["root"], "demo");
-        let missing = house.get("/v1/nothing").await;
+        assert_eq!(fixture.get("/version").await.json()["server"], "bursar");
+        assert_eq!(fixture.get("/v1/models/other-name").await.json()["root"], "demo");
+        let missing = fixture.get("/v1/nothing").await;
         assert_eq!((missing.status, missing.error()["type"].as_str()), (404, Some("not_found_error")));
-        assert_eq!(house.get("/v1/chat/completions").await.status, 405);
+        assert_eq!(fixture.get("/v1/chat/completions").await.status, 405);
         for path in ["/v1/embeddings", "/v1/conversations", "/v1/conversations/a/items", "/v1/responses/compact"] {
-            assert_eq!(house.post(path, &json!({})).await.error()["code"], "not_served", "{path}");
+            assert_eq!(fixture.post(path, &json!({})).await.error()["code"], "not_served", "{path}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn another_process_is_drilled_where_host_memory_stands_in() {
     story(async {
-        let house = House::usual().await;
-        let taken = house.post("/v1/budget/other_process", &json!({"bytes": 1 << 20, "seconds": 1})).await;
+        let fixture = Fixture::usual().await;
+        let taken = fixture.post("/v1/budget/other_process", &json!({"bytes": 1 << 20, "seconds": 1})).await;
         assert_eq!(taken.json()["bytes"], 1 << 20);
-        assert_eq!(house.stage.device.counts().foreign, Bytes::mib(1));
-        assert_eq!(house.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 1})).await.status, 429);
+        assert_eq!(fixture.stage.device.counts().foreign, Bytes::mib(1));
+        assert_eq!(fixture.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 1})).await.status, 429);
         assert_eq!(
-            house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status,
+            fixture.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status,
             429,
             "the path's former name works"
         );
-        assert_eq!(house.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
-        while house.stage.device.counts().foreign > Bytes(0) {
+        assert_eq!(fixture.post("/v1/budget/other_process", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
+        while fixture.stage.device.counts().foreign > Bytes(0) {
             pause(Duration::from_millis(10)).await;
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn several_prompts_are_summed_up_and_echoes_have_offsets() {
     story(async {
-        let house = House::usual().await;
-        let ask = async |body: serde_json::Value| house.post("/v1/completions", &body).await.json();
+        let fixture = Fixture::usual().await;
+        let ask = async |body: serde_json::Value| fixture.post("/v1/completions", &body).await.json();
         let one = ask(json!({"prompt": [11, 7, 9], "max_tokens": 2})).await;
         let other = ask(json!({"prompt": [12, 7, 9, 11], "max_tokens": 2})).await;
         let both = ask(json!({"prompt": [[11, 7, 9], [12, 7, 9, 11]], "max_tokens": 2, "n": 2})).await;
@@ -242,34 +242,34 @@ fn several_prompts_are_summed_up_and_echoes_have_offsets() {
             (&json!("Hello there"), &json!(0))
         );
         assert_eq!(scored["usage"]["total_tokens"], scored["usage"]["prompt_tokens"]);
-        let many = house.post("/v1/completions", &json!({"prompt": vec!["a"; 5000], "max_tokens": 1})).await;
+        let many = fixture.post("/v1/completions", &json!({"prompt": vec!["a"; 5000], "max_tokens": 1})).await;
         assert_eq!((many.status, many.error()["param"].as_str()), (400, Some("prompt")));
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn texts_are_tokens_and_tokens_texts() {
     story(async {
-        let house = House::usual().await;
-        let told = house.post("/tokenize", &json!({"prompt": "Hello!", "return_token_strs": true})).await.json();
+        let fixture = Fixture::usual().await;
+        let told = fixture.post("/tokenize", &json!({"prompt": "Hello!", "return_token_strs": true})).await.json();
         assert_eq!(told["count"].as_u64(), Some(told["tokens"].as_array().expect("ids").len() as u64));
-        assert_eq!(house.post("/detokenize", &json!({"tokens": told["tokens"]})).await.json()["prompt"], "Hello!");
-        let chat = house.post("/tokenize", &hello(json!({}))).await.json();
-        let answer = house.chat(json!({})).await.json();
+        assert_eq!(fixture.post("/detokenize", &json!({"tokens": told["tokens"]})).await.json()["prompt"], "Hello!");
+        let chat = fixture.post("/tokenize", &hello(json!({}))).await.json();
+        let answer = fixture.chat(json!({})).await.json();
         assert_eq!(chat["count"], answer["usage"]["prompt_tokens"]);
-        let unknown = house.post("/detokenize", &json!({"tokens": [4_000_000]})).await;
+        let unknown = fixture.post("/detokenize", &json!({"tokens": [4_000_000]})).await;
         assert_eq!(unknown.status, 400);
-        assert_eq!(house.post("/tokenize", &json!({})).await.status, 400);
-        house.end().await;
+        assert_eq!(fixture.post("/tokenize", &json!({})).await.status, 400);
+        fixture.end().await;
     });
 }
 
 #[test]
 fn the_document_lists_what_there_is_and_its_references_hold() {
     story(async {
-        let house = House::usual().await;
-        let document = house.get("/openapi.json").await.json();
+        let fixture = Fixture::usual().await;
+        let document = fixture.get("/openapi.json").await.json();
         let (mut asked, mut queries) = (0, 0);
         for (path, methods) in document["paths"].as_object().expect("paths") {
             let is_kept = path.contains("{id}");
@@ -282,8 +282,11 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                 }
                 for parameter in operation["parameters"].as_array().into_iter().flatten() {
                     let query = format!("{path}?{}=x", parameter["name"].as_str().expect("a name"));
-                    let answer =
-                        if method == "get" { house.get(&query).await } else { house.post(&query, &json!({})).await };
+                    let answer = if method == "get" {
+                        fixture.get(&query).await
+                    } else {
+                        fixture.post(&query, &json!({})).await
+                    };
                     assert!(
                         answer.status >= 400 && !answer.body.contains("unknown query parameter"),
                         "{query}: {}",
@@ -292,9 +295,9 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                     queries += 1;
                 }
                 let answer = match method.as_str() {
-                    "get" => house.get(&path).await,
+                    "get" => fixture.get(&path).await,
                     "delete" => {
-                        house
+                        fixture
                             .say(
                                 format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                                     .as_bytes(),
@@ -302,7 +305,7 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                             .await
                     }
                     _ => {
-                        house
+                        fixture
                             .post(&path, &json!({"tokens": "?", "prompt": 5, "messages": 5, "bytes": "?", "input": 5}))
                             .await
                     }
@@ -332,27 +335,27 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
             open.extend(value.as_array().into_iter().flatten());
         }
         assert!(references > 10, "only {references} references were found");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn the_page_is_there_and_takes_nothing_from_elsewhere() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         for (path, kind) in [
             ("/", "text/html"),
             ("/page.css", "text/css"),
             ("/page.js", "text/javascript"),
             ("/markdown.js", "text/javascript"),
         ] {
-            let answer = house.get(path).await;
+            let answer = fixture.get(path).await;
             assert_eq!(answer.status, 200, "{path}");
             assert!(answer.head.contains(&format!("content-type: {kind}")), "{}", answer.head);
             assert!(answer.head.contains("content-security-policy: default-src 'self'"), "{}", answer.head);
             assert!(!answer.body.contains("https://") && !answer.body.contains("innerHTML"), "{path}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -381,15 +384,15 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             {"type": "image_url", "image_url": {"url": format!("http://{host}{path}")}},
             {"type": "text", "text": "What number is written?"}]}]})
         };
-        let house = House::with(LoadOptions::small(), serve(true)).await;
+        let fixture = Fixture::with(LoadOptions::small(), serve(true)).await;
         for path in ["/number.png", "/moved", "/a number ü.png", "/a%20number%20%C3%BC.png", "/number.png "] {
-            assert_eq!(house.chat(shown(path)).await.json()["choices"][0]["message"]["content"], "427", "{path}");
+            assert_eq!(fixture.chat(shown(path)).await.json()["choices"][0]["message"]["content"], "427", "{path}");
         }
         for path in ["/away", "/round", "/large", "/gone"] {
-            assert_eq!(house.chat(shown(path)).await.status, 400, "{path}");
+            assert_eq!(fixture.chat(shown(path)).await.status, 400, "{path}");
         }
         // An embedder's own front end reads pictures by the same rules.
-        let own = Service::new(&house.stage.runtime, serve(true));
+        let own = Service::new(&fixture.stage.runtime, serve(true));
         let inline = format!("data:image/png;base64,{}", base64_of(demo::pictures()[1].bytes));
         let lines = format!(" DATA:IMAGE/PNG; base64,{}", inline[22..].replace('4', "4\n").trim_end_matches('='));
         let percent: String = demo::pictures()[1].bytes.iter().map(|byte| format!("%{byte:02x}")).collect();
@@ -400,7 +403,7 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             .expect("both kinds of URL are allowed");
         for picture in read.pictures {
             let chat = bursar::Chat::new().user("What number is written?").image(picture);
-            assert_eq!(answer(&house.stage.model, chat).await, "427");
+            assert_eq!(answer(&fixture.stage.model, chat).await, "427");
         }
         for url in [
             &format!("http://{host}/large"),
@@ -412,10 +415,10 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
             assert!(!error.is_busy() && !error.hint().is_empty(), "{error}");
         }
         // By default the same host name is refused, because it resolves to this machine.
-        let strict = Service::new(&house.stage.runtime, serve(false));
-        strict.add(["demo"], house.stage.model.clone());
+        let strict = Service::new(&fixture.stage.runtime, serve(false));
+        strict.add(["demo"], fixture.stage.model.clone());
         let server = Server::start(strict, "127.0.0.1:0", None).await.expect("a port");
-        let strict = House { service: house.service.clone(), stage: house.stage, server };
+        let strict = Fixture { service: fixture.service.clone(), stage: fixture.stage, server };
         let refused = strict.chat(shown("/number.png")).await;
         assert_eq!(refused.status, 400);
         assert!(refused.body.contains("no address that this server may reach"), "{}", refused.body);

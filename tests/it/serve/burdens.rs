@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    client::{House, hello, pause, posted, rest, until_requests},
+    client::{Fixture, hello, pause, posted, rest, until_requests},
     lines::Program,
 };
 use crate::stage::{Folder, Stage, small, story};
@@ -47,11 +47,11 @@ fn too_long(text: &str) -> Vec<(&'static str, Value)> {
 #[test]
 fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let text = pasted(2 * MB);
         for (path, body) in too_long(&text) {
             let begun = Instant::now();
-            let answer = house.post(path, &body).await;
+            let answer = fixture.post(path, &body).await;
             assert_eq!(answer.status, 400, "{path}: {}", &answer.body[..answer.body.len().min(300)]);
             let told = answer.error()["message"].as_str().expect("a message").to_owned();
             let is_named = told.contains("maximum context length is 256 tokens") || told.contains("prompt is too long");
@@ -59,11 +59,11 @@ fn a_text_that_is_much_too_long_is_refused_without_being_tokenized() {
             assert!(begun.elapsed() < Duration::from_secs(5), "{path}: {:?}", begun.elapsed());
         }
         // If a prompt is only a little too long, its tokens are counted.
-        let answer = house.chat(json!({"messages": [{"role": "user", "content": "shape ".repeat(1000)}]})).await;
+        let answer = fixture.chat(json!({"messages": [{"role": "user", "content": "shape ".repeat(1000)}]})).await;
         let told = answer.error()["message"].as_str().expect("a message").to_owned();
         assert!(told.contains("but the prompt has 1") && !told.contains("more than"), "{told}");
-        assert_eq!(house.chat(json!({"max_tokens": 1})).await.status, 200);
-        house.end().await;
+        assert_eq!(fixture.chat(json!({"max_tokens": 1})).await.status, 200);
+        fixture.end().await;
     });
 }
 
@@ -110,10 +110,10 @@ fn sixteen_clients_with_8_mb_each_take_little_memory_and_it_comes_back() {
 fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
     story(async {
         let serve = ServeOptions { connections_per_address: 20, ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let mut slow = Vec::new();
         for _ in 0..200 {
-            let mut stream = house.connect().await;
+            let mut stream = fixture.connect().await;
             drop(stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n").await);
             slow.push(stream);
         }
@@ -121,27 +121,27 @@ fn slow_connections_of_one_address_leave_health_and_other_clients_alone() {
         // to send their headers.
         let begun = Instant::now();
         loop {
-            match house.get("/health").await.status {
+            match fixture.get("/health").await.status {
                 200 => break,
                 status => assert_eq!(status, 0, "the connection is answered or closed"),
             }
             assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
             pause(Duration::from_millis(50)).await;
         }
-        let refused = house.chat(json!({})).await;
+        let refused = fixture.chat(json!({})).await;
         assert_eq!((refused.status, refused.error()["code"].as_str()), (503, Some("connections_exhausted")));
         drop(slow);
-        while house.chat(json!({"max_tokens": 1})).await.status != 200 {
+        while fixture.chat(json!({"max_tokens": 1})).await.status != 200 {
             pause(Duration::from_millis(10)).await;
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn long_names_of_a_client_are_neither_told_nor_logged_whole() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let long = "x".repeat(1_000_000);
         for fields in [
             json!({"logit_bias": {long.clone(): 1}}),
@@ -153,14 +153,14 @@ fn long_names_of_a_client_are_neither_told_nor_logged_whole() {
             json!({"reasoning_effort": long, "n": 0}),
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": long}]}]}),
         ] {
-            let answer = house.chat(fields.clone()).await;
+            let answer = fixture.chat(fields.clone()).await;
             let field = fields.as_object().expect("an object").keys().next().expect("a field").clone();
             assert!((400..500).contains(&answer.status), "{field}: {}", answer.status);
             assert!(answer.body.len() < 3000, "{field}: {} bytes", answer.body.len());
             let param = answer.error()["param"].as_str().unwrap_or_default().len();
             assert!(param < 140, "{field}: the answer quotes {param} bytes of a name");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -169,7 +169,7 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
     story(async {
         let serve = ServeOptions::default().with_keys("one\ntwo\n").expect("keys");
         let serve = serve.with_admin_keys("boss\n").expect("keys");
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let with = |method: &str, path: &str, key: &str| {
             let head =
                 format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {key}\r\n");
@@ -182,21 +182,25 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
             ("GET", "/v1/budget"),
             ("GET", "/v1/budget/events"),
         ] {
-            let refused = house.say(&with(method, path, "one")).await;
+            let refused = fixture.say(&with(method, path, "one")).await;
             assert_eq!((refused.status, refused.error()["code"].as_str()), (403, Some("admin_required")), "{path}");
             assert!(refused.error()["message"].as_str().expect("text").contains("--admin-key-file"), "{path}");
             if !path.ends_with("events") {
-                assert_ne!(house.say(&with(method, path, "boss")).await.status, 403, "{path}");
+                assert_ne!(fixture.say(&with(method, path, "boss")).await.status, 403, "{path}");
             }
         }
-        assert_eq!(house.say(&with("GET", "/v1/models", "boss")).await.status, 200, "the admin key is a client key");
-        house.end().await;
+        assert_eq!(fixture.say(&with("GET", "/v1/models", "boss")).await.status, 200, "the admin key is a client key");
+        fixture.end().await;
         // If there is one key only, its holder may see the budget.
         let serve = ServeOptions::default().with_keys("one\n").expect("a key");
-        let house = House::with(small(), serve).await;
-        assert_eq!(house.say(&with("GET", "/v1/budget", "one")).await.status, 200);
-        assert_eq!(house.say(&with("POST", "/sleep", "one")).await.status, 403, "local clients are no administrators");
-        house.end().await;
+        let fixture = Fixture::with(small(), serve).await;
+        assert_eq!(fixture.say(&with("GET", "/v1/budget", "one")).await.status, 200);
+        assert_eq!(
+            fixture.say(&with("POST", "/sleep", "one")).await.status,
+            403,
+            "local clients are no administrators"
+        );
+        fixture.end().await;
         // The server is reachable from other machines and has no key, so no client is
         // an administrator by default.
         let stage = Stage::set(small()).await;
@@ -223,15 +227,15 @@ fn a_pipe_below_the_media_root_is_refused_and_a_frame_folder_with_one_too() {
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo can be started");
         assert!(made.success());
         let serve = ServeOptions { media_root: Some(folder.path().to_owned()), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         for kind in ["image_url", "video_url"] {
             let part = json!({"type": kind, kind: {"url": "file:///picture.png"}});
-            let asked = house.chat(json!({"messages": [{"role": "user", "content": [part]}]}));
+            let asked = fixture.chat(json!({"messages": [{"role": "user", "content": [part]}]}));
             let answer = timeout(Duration::from_secs(5), asked).await.expect("the server does not wait for a writer");
             let told = answer.error()["message"].as_str().expect("text").to_owned();
             assert!(answer.status == 400 && told.contains("not a plain file"), "{kind}: {told}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -239,19 +243,19 @@ fn a_pipe_below_the_media_root_is_refused_and_a_frame_folder_with_one_too() {
 fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until_then() {
     story(async {
         let serve = ServeOptions { drain: Duration::from_millis(600), ..ServeOptions::default() };
-        let house = House::with(LoadOptions { token_interval: None, ..small() }, serve).await;
-        let address = house.server.addr();
+        let fixture = Fixture::with(LoadOptions { token_interval: None, ..small() }, serve).await;
+        let address = fixture.server.addr();
         let endless = json!({"ignore_eos": true, "max_tokens": 400, "n": 1});
         let streamed = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 400})).to_string();
         let whole = hello(endless).to_string();
         let mut streams = Vec::new();
         for body in [streamed, whole] {
-            let mut stream = house.connect().await;
+            let mut stream = fixture.connect().await;
             stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
             streams.push(stream);
         }
-        until_requests(&house.stage.model, 2).await;
-        let ending = tokio::spawn(house.server.shutdown());
+        until_requests(&fixture.stage.model, 2).await;
+        let ending = tokio::spawn(fixture.server.shutdown());
         let health = async || {
             let Ok(mut stream) = TcpStream::connect(address).await else { return String::new() };
             stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("the server reads");
@@ -275,6 +279,6 @@ fn replies_that_outlast_the_drain_end_with_an_error_and_health_is_answered_until
         if !heard[1].contains("\"finish_reason\":\"length\"") {
             assert!(heard[1].starts_with("HTTP/1.1 503") && heard[1].contains("shutting down"), "{}", heard[1]);
         }
-        house.stage.runtime.shutdown().await;
+        fixture.stage.runtime.shutdown().await;
     });
 }

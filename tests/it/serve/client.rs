@@ -17,23 +17,23 @@ use crate::stage::{Stage, small};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server with the demo model.
-pub struct House {
+pub struct Fixture {
     pub stage: Stage,
     pub service: Service,
     pub server: Server,
 }
 
-impl House {
-    pub async fn with(options: LoadOptions, serve: ServeOptions) -> House {
+impl Fixture {
+    pub async fn with(options: LoadOptions, serve: ServeOptions) -> Fixture {
         let stage = Stage::set(options).await;
         let service = Service::new(&stage.runtime, serve);
         service.add(["demo", "other-name"], stage.model.clone());
         let server = Server::start(service.clone(), "127.0.0.1:0", None).await.expect("a free port");
-        House { stage, service, server }
+        Fixture { stage, service, server }
     }
 
-    pub async fn usual() -> House {
-        House::with(small(), ServeOptions::default()).await
+    pub async fn usual() -> Fixture {
+        Fixture::with(small(), ServeOptions::default()).await
     }
 
     pub async fn connect(&self) -> TcpStream {

@@ -6,23 +6,23 @@ use bursar_serve::ServeOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{House, hello, pause, posted, rest, until_requests};
+use super::client::{Fixture, hello, pause, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 #[test]
 fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let fields = json!({"stream": true, "ignore_eos": true, "max_tokens": 60, "seed": 3});
-        let whole = house.chat(fields.clone()).await.streamed();
-        let mut stream = house.connect().await;
+        let whole = fixture.chat(fields.clone()).await.streamed();
+        let mut stream = fixture.connect().await;
         stream
             .write_all(&posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes()))
             .await
             .expect("the server reads");
         let mut heard = vec![0; 900];
         stream.read_exact(&mut heard).await.expect("the reply streams");
-        house.stage.model.serving().await.expect("the model serves").scheduler.kill();
+        fixture.stage.model.serving().await.expect("the model serves").scheduler.kill();
         heard.extend(rest(stream).await);
         let heard = String::from_utf8(heard).expect("text");
         let texts: String = heard
@@ -32,29 +32,29 @@ fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
             .collect();
         assert_eq!(texts, whole);
         assert!(heard.contains("data: [DONE]") && !heard.contains("\"error\""), "{heard}");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let body = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 100})).to_string();
-        let mut running = house.connect().await;
+        let mut running = fixture.connect().await;
         running.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
-        until_requests(&house.stage.model, 1).await;
-        let address = house.server.addr();
-        house.service.end();
-        assert_eq!(house.get("/health").await.status, 503);
-        assert_eq!(house.get("/health/live").await.status, 200);
-        let late = house.chat(json!({})).await;
+        until_requests(&fixture.stage.model, 1).await;
+        let address = fixture.server.addr();
+        fixture.service.end();
+        assert_eq!(fixture.get("/health").await.status, 503);
+        assert_eq!(fixture.get("/health/live").await.status, 200);
+        let late = fixture.chat(json!({})).await;
         assert_eq!((late.status, late.error()["type"].as_str()), (503, Some("service_unavailable_error")));
-        let (heard, ()) = tokio::join!(rest(running), house.server.shutdown());
+        let (heard, ()) = tokio::join!(rest(running), fixture.server.shutdown());
         let heard = String::from_utf8(heard).expect("text");
         assert!(heard.contains("\"finish_reason\":\"length\"") && heard.contains("[DONE]"), "{heard}");
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "the server no longer listens");
-        house.stage.runtime.shutdown().await;
+        fixture.stage.runtime.shutdown().await;
     });
 }
 
@@ -62,15 +62,15 @@ fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
 fn a_reply_that_does_not_end_in_time_is_cut_off() {
     story(async {
         let serve = ServeOptions { drain: Duration::from_millis(50), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         // This client sends only the headers of a request, so the request would never end.
-        let mut silent = house.connect().await;
+        let mut silent = fixture.connect().await;
         silent
             .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
             .await
             .expect("the server reads");
         pause(Duration::from_millis(20)).await;
-        house.end().await;
+        fixture.end().await;
         rest(silent).await;
     });
 }
@@ -78,8 +78,8 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
 #[test]
 fn those_who_watch_the_budget_do_not_hold_the_end_up() {
     story(async {
-        let house = House::usual().await;
-        let mut watching = house.connect().await;
+        let fixture = Fixture::usual().await;
+        let mut watching = fixture.connect().await;
         watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("a write");
         let mut heard = Vec::new();
         // The stream begins with events from before the connection.
@@ -93,7 +93,7 @@ fn those_who_watch_the_budget_do_not_hold_the_end_up() {
             heard.extend_from_slice(&piece[..read]);
         }
         let begun = std::time::Instant::now();
-        house.end().await;
+        fixture.end().await;
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     });
 }

@@ -17,7 +17,7 @@ use image::{Delay, Frame, ImageFormat, Rgb, RgbImage, Rgba, RgbaImage, codecs::g
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use super::client::{House, hello, pause, posted};
+use super::client::{Fixture, hello, pause, posted};
 use crate::stage::{eventually, small, story};
 
 /// A test's folder, removed at the end.
@@ -77,9 +77,9 @@ fn make(program: &Path, arguments: &[&str], input: &[u8], film: &Path) {
     fed(&mut command, input);
 }
 
-async fn house(root: &Root, ffmpeg: Option<PathBuf>, film_time: Duration) -> House {
+async fn fixture(root: &Root, ffmpeg: Option<PathBuf>, film_time: Duration) -> Fixture {
     let serve = ServeOptions { media_root: Some(root.0.clone()), ffmpeg, film_time, ..ServeOptions::default() };
-    House::with(small(), serve).await
+    Fixture::with(small(), serve).await
 }
 
 const USUAL: Duration = Duration::from_secs(30);
@@ -96,8 +96,8 @@ fn film(url: &str, fps: f64) -> Value {
 
 /// The log-probabilities of the first token's candidates, and the picture tokens. Different frames
 /// or times would give different log-probabilities.
-async fn heard(house: &House, asked: &Value) -> (Value, Value) {
-    let answer = house.post("/v1/chat/completions", asked).await;
+async fn answer_of(fixture: &Fixture, asked: &Value) -> (Value, Value) {
+    let answer = fixture.post("/v1/chat/completions", asked).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let answer = answer.json();
     (answer["choices"][0]["logprobs"].clone(), answer["usage"]["prompt_tokens_details"]["image_tokens"].clone())
@@ -141,23 +141,23 @@ fn a_film_is_seen_as_its_frames_at_even_times() {
             unmeasured.display()
         );
         fed(Command::new("/bin/sh").args(["-c", &piped]), &frames.concat());
-        let house = house(&root, Some(program), USUAL).await;
-        let before = house.stage.snapshot().await;
+        let fixture = fixture(&root, Some(program), USUAL).await;
+        let before = fixture.stage.snapshot().await;
         for (fps, picked, rate) in [(2.0, vec![0, 5, 10, 15], 2.0), (10.0, vec![0, 2, 5, 7, 10, 12, 15, 17], 4.0)] {
             let shown: Vec<String> = picked.iter().map(|&number: &usize| data("image/png", &frames[number])).collect();
-            let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": rate}))).await;
+            let expected = answer_of(&fixture, &about(json!({"type": "video", "video": shown, "fps": rate}))).await;
             let bytes = fs::read(root.0.join("a.mov")).expect("the file is there");
             for url in ["file:a.mov".to_owned(), "file:a.mkv".to_owned(), data("video/mp4", &bytes)] {
-                assert_eq!(heard(&house, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
+                assert_eq!(answer_of(&fixture, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
             }
         }
         // Twenty frames at 10 fps. The file does not contain its duration, so the server drops
         // every second frame until the rest fits into the frame limit: twenty, ten, five.
         let shown: Vec<String> = (0..5).map(|number| data("image/png", &frames[4 * number])).collect();
-        let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": 2.5}))).await;
-        assert_eq!(heard(&house, &film("file:pipe.mkv", 10.0)).await, expected);
-        house.stage.settled(&before).await;
-        house.end().await;
+        let expected = answer_of(&fixture, &about(json!({"type": "video", "video": shown, "fps": 2.5}))).await;
+        assert_eq!(answer_of(&fixture, &film("file:pipe.mkv", 10.0)).await, expected);
+        fixture.stage.settled(&before).await;
+        fixture.end().await;
     });
 }
 
@@ -201,14 +201,14 @@ fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
                 println!("skipped: this ffmpeg has no {encoder}")
             }
         }
-        let house = house(&root, Some(program), USUAL).await;
+        let fixture = fixture(&root, Some(program), USUAL).await;
         let mut tokens = Vec::new();
         for entry in fs::read_dir(&root.0).expect("a folder") {
             let name = entry.expect("a file").file_name().into_string().expect("a name of ours");
-            tokens.push(heard(&house, &film(&format!("file:{name}"), 2.0)).await.1);
+            tokens.push(answer_of(&fixture, &film(&format!("file:{name}"), 2.0)).await.1);
         }
         assert!(tokens.len() >= 6 && tokens.iter().all(|each| *each == tokens[0]), "{tokens:?}");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -230,12 +230,13 @@ fn of_a_film_of_hours_only_few_frames_are_decoded() {
                 data("image/png", &command.output().expect("the program runs").stdout)
             })
             .collect();
-        let house = house(&root, Some(program), USUAL).await;
-        let expected = heard(&house, &about(json!({"type": "video", "video": frames, "fps": 8.0 / 7200.0}))).await;
+        let fixture = fixture(&root, Some(program), USUAL).await;
+        let expected =
+            answer_of(&fixture, &about(json!({"type": "video", "video": frames, "fps": 8.0 / 7200.0}))).await;
         let started = Instant::now();
-        assert_eq!(heard(&house, &film("file:long.mkv", 2.0)).await, expected);
+        assert_eq!(answer_of(&fixture, &film("file:long.mkv", 2.0)).await, expected);
         assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -253,26 +254,26 @@ fn animations_need_no_program() {
         }
         drop(encoder);
         root.write("a.gif", &bytes);
-        let house = house(&root, None, USUAL).await;
-        let whole = heard(&house, &film("file:a.gif", 2.0)).await;
+        let fixture = fixture(&root, None, USUAL).await;
+        let whole = answer_of(&fixture, &film("file:a.gif", 2.0)).await;
         assert_eq!(whole.1, 3 * 9, "six frames make three steps");
-        assert_eq!(heard(&house, &film(&data("image/gif", &bytes), 2.0)).await, whole);
+        assert_eq!(answer_of(&fixture, &film(&data("image/gif", &bytes), 2.0)).await, whole);
         let by_kwargs = json!({"mm_processor_kwargs": {"fps": 2.0}});
         let mut asked = about(json!({"type": "video_url", "video_url": {"url": "file:a.gif"}}));
         asked.as_object_mut().expect("an object").extend(by_kwargs.as_object().cloned().unwrap_or_default());
-        assert_eq!(heard(&house, &asked).await, whole);
+        assert_eq!(answer_of(&fixture, &asked).await, whole);
         // Two videos share the frame limit of the model.
         let part = json!({"type": "video_url", "video_url": {"url": "file:a.gif"}, "fps": 4});
         let both = json!({"messages": [{"role": "user", "content": [part, part]}], "max_tokens": 1});
-        let both = house.chat(both).await;
+        let both = fixture.chat(both).await;
         assert_eq!((both.status, &both.json()["usage"]["prompt_tokens_details"]["image_tokens"]), (200, &json!(4 * 4)));
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 /// Checks that a video is refused with status 400 and with these words.
-async fn refused(house: &House, url: &str, words: &str) {
-    let answer = house.post("/v1/chat/completions", &film(url, 2.0)).await;
+async fn refused(fixture: &Fixture, url: &str, words: &str) {
+    let answer = fixture.post("/v1/chat/completions", &film(url, 2.0)).await;
     assert_eq!(answer.status, 400, "{url}: {}", answer.body);
     let error = answer.error();
     assert_eq!(error["param"], "messages[0].content[0].video_url.url", "{error}");
@@ -294,14 +295,14 @@ fn frames_of_films_count_among_the_bytes_that_are_held() {
         root.write("a.gif", &bytes);
         let media_root = Some(root.0.clone());
         let serve = ServeOptions { media_root, bodies_bytes: Bytes::kib(100), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         for _ in 0..3 {
             // Four frames of 21 KiB fit. Eight do not.
-            assert_eq!(heard(&house, &film("file:a.gif", 1.0)).await.1, 2 * 9);
-            let full = house.post("/v1/chat/completions", &film("file:a.gif", 2.0)).await;
+            assert_eq!(answer_of(&fixture, &film("file:a.gif", 1.0)).await.1, 2 * 9);
+            let full = fixture.post("/v1/chat/completions", &film("file:a.gif", 2.0)).await;
             assert_eq!(full.status, 503, "{}", full.body);
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -312,18 +313,18 @@ fn without_ffmpeg_a_film_is_refused_with_what_to_do() {
         root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
         root.write("list.mp4", b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n");
         root.write("short.gif", b"GIF89a");
-        let house = house(&root, None, USUAL).await;
-        refused(&house, "file:a.mp4", "install ffmpeg").await;
-        refused(&house, "file:list.mp4", "not a video that this server can read").await;
-        refused(&house, "file:short.gif", "the animation").await;
-        refused(&house, &data("video/mp4", b"\0\0\0\x18ftypisom"), "install ffmpeg").await;
+        let fixture = fixture(&root, None, USUAL).await;
+        refused(&fixture, "file:a.mp4", "install ffmpeg").await;
+        refused(&fixture, "file:list.mp4", "not a video that this server can read").await;
+        refused(&fixture, "file:short.gif", "the animation").await;
+        refused(&fixture, &data("video/mp4", b"\0\0\0\x18ftypisom"), "install ffmpeg").await;
         let mut bomb = b"GIF89a\x20\x4e\x20\x4e\0\0\0".to_vec();
         bomb.extend(b",\0\0\0\0\x20\x4e\x20\x4e\0\x02\x02\x44\x01\0;");
-        refused(&house, &data("image/gif", &bomb), "400000000 pixels").await;
-        let gone = self::house(&root, Some(root.0.join("none")), USUAL).await;
+        refused(&fixture, &data("image/gif", &bomb), "400000000 pixels").await;
+        let gone = self::fixture(&root, Some(root.0.join("none")), USUAL).await;
         refused(&gone, "file:a.mp4", "cannot be started").await;
         gone.end().await;
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -356,8 +357,8 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
         root.write("head.mkv", &[b"\x1a\x45\xdf\xa3", hidden.as_bytes()].concat());
         let pipe = root.0.join("pipe.mp4");
         assert!(Command::new("mkfifo").arg(&pipe).status().expect("the program runs").success());
-        let house = house(&root, Some(program), USUAL).await;
-        let before = house.stage.snapshot().await;
+        let fixture = fixture(&root, Some(program), USUAL).await;
+        let before = fixture.stage.snapshot().await;
         for (url, words) in [
             ("file:cut.mp4", "moov atom not found"),
             ("file:large.mov", "cannot be decoded: Picture size 20000x20000"),
@@ -372,15 +373,15 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
             ("file:none.mp4", "not in the media root of the server"),
             ("https://example.org/a.mp4", "not on a host"),
         ] {
-            refused(&house, url, words).await;
+            refused(&fixture, url, words).await;
         }
         for fps in [0.0, -1.0, 1e-300] {
-            let answer = house.post("/v1/chat/completions", &film("file:whole.mp4", fps)).await;
+            let answer = fixture.post("/v1/chat/completions", &film("file:whole.mp4", fps)).await;
             assert_eq!(answer.status, 400, "{fps}: {}", answer.body);
         }
-        assert_eq!(house.post("/v1/chat/completions", &film("file:whole.mp4", 1e300)).await.status, 200);
-        house.stage.settled(&before).await;
-        house.end().await;
+        assert_eq!(fixture.post("/v1/chat/completions", &film("file:whole.mp4", 1e300)).await.status, 200);
+        fixture.stage.settled(&before).await;
+        fixture.end().await;
     });
 }
 
@@ -403,11 +404,11 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
             PathBuf::from("/proc").join(pid.expect("the program runs").trim())
         };
         let gone = async |process: PathBuf| eventually("it has ended", async || !process.exists()).await;
-        let short = house(&root, Some(script.clone()), Duration::from_secs(1)).await;
+        let short = fixture(&root, Some(script.clone()), Duration::from_secs(1)).await;
         refused(&short, "file:a.mp4", "takes longer than 1 s").await;
         gone(running().await).await;
         short.end().await;
-        let patient = house(&root, Some(script), Duration::from_secs(600)).await;
+        let patient = fixture(&root, Some(script), Duration::from_secs(600)).await;
         let mut client = patient.connect().await;
         let asked = posted("/v1/chat/completions", "", film("file:a.mp4", 2.0).to_string().as_bytes());
         client.write_all(&asked).await.expect("the server reads");
@@ -431,14 +432,14 @@ fn an_ffmpeg_that_never_stops_talking_is_bounded() {
         let length = "printf 'Input\\n  Duration: 00:00:03.00, start\\n' >&2";
         let frames = "while :; do printf 'P6\\n2 2\\n255\\nabcdefghijkl'; echo noise >&2; done";
         let script = root.script(&format!("case \"$*\" in *image2pipe*) {frames};; *) {length};; esac"));
-        let house = house(&root, Some(script), Duration::from_secs(2)).await;
-        refused(&house, "file:a.mp4", "takes longer than 2 s").await;
-        house.end().await;
+        let fixture = fixture(&root, Some(script), Duration::from_secs(2)).await;
+        refused(&fixture, "file:a.mp4", "takes longer than 2 s").await;
+        fixture.end().await;
         let large =
             root.script(&format!("case \"$*\" in *image2pipe*) printf 'P6\\n9 9\\n255\\nabc';; *) {length};; esac"));
-        let house = self::house(&root, Some(large), USUAL).await;
-        refused(&house, "file:a.mp4", "the frames end early").await;
-        assert_eq!(house.service.options().body_bytes, Bytes::mib(64));
-        house.end().await;
+        let fixture = self::fixture(&root, Some(large), USUAL).await;
+        refused(&fixture, "file:a.mp4", "the frames end early").await;
+        assert_eq!(fixture.service.options().body_bytes, Bytes::mib(64));
+        fixture.end().await;
     });
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use super::{
-    client::{House, hello, posted, rest},
+    client::{Fixture, hello, posted, rest},
     lines::Program,
 };
 use crate::stage::{small, story};
@@ -22,7 +22,7 @@ fn number() -> String {
 #[test]
 fn a_picture_is_seen_in_each_form_that_clients_send() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let url = format!("data:image/png;base64,{}", number());
         let mut first = None;
         for part in [
@@ -34,7 +34,7 @@ fn a_picture_is_seen_in_each_form_that_clients_send() {
             json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": number()}}),
         ] {
             let content = json!([{"type": "text", "text": "What number is written?"}, part]);
-            let answer = house.chat(json!({"messages": [{"role": "user", "content": content}]})).await;
+            let answer = fixture.chat(json!({"messages": [{"role": "user", "content": content}]})).await;
             let mut shown = part.clone();
             shown.as_object_mut().expect("a part").values_mut().for_each(|value| {
                 if value.to_string().len() > 99 {
@@ -46,7 +46,7 @@ fn a_picture_is_seen_in_each_form_that_clients_send() {
             assert!(seen.1 > Some(0), "{shown}: {}", answer.body);
             assert_eq!(seen, *first.get_or_insert(seen), "{shown}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -54,27 +54,27 @@ fn a_picture_is_seen_in_each_form_that_clients_send() {
 fn paths_may_begin_with_the_root_path_and_need_not() {
     story(async {
         let serve = ServeOptions { root_path: "llm/7b".to_owned(), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         for path in ["/llm/7b/v1/models", "/v1/models", "/llm/7b/health?verbose=1", "/llm/7b/"] {
-            assert_eq!(house.get(path).await.status, 200, "{path}");
+            assert_eq!(fixture.get(path).await.status, 200, "{path}");
         }
-        let chat = house.post("/llm/7b/v1/chat/completions", &hello(json!({"max_tokens": 1}))).await;
+        let chat = fixture.post("/llm/7b/v1/chat/completions", &hello(json!({"max_tokens": 1}))).await;
         assert_eq!(chat.status, 200, "{}", chat.body);
-        let page = house.get("/llm/7b").await;
+        let page = fixture.get("/llm/7b").await;
         assert!(page.status == 307 && page.head.contains("location: /llm/7b/\r\n"), "{page:?}");
-        let page = house.get("/llm/7b?a=b&c").await;
+        let page = fixture.get("/llm/7b?a=b&c").await;
         assert!(page.status == 307 && page.head.contains("location: /llm/7b/?a=b&c\r\n"), "{page:?}");
         for path in ["/llm/v1/models", "/llm/7bb/v1/models", "/llm/7b/none", "/v1/models/llm/7b/"] {
-            assert_eq!(house.get(path).await.status, 404, "{path}");
+            assert_eq!(fixture.get(path).await.status, 404, "{path}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_schema_that_is_refused_names_the_place_of_the_fault() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         for (schema, place) in [
             (json!({"properties": {"a b": {"type": "zebra"}}}), "#/properties/a b"),
             (json!({"type": "array", "prefixItems": [{}, {"type": "string", "pattern": "(a"}]}), "#/prefixItems/1"),
@@ -82,20 +82,20 @@ fn a_schema_that_is_refused_names_the_place_of_the_fault() {
             (json!({"$ref": "#/$defs/q", "$defs": {"q": {"dependentRequired": {"a": ["b"]}}}}), "#/$defs/q"),
         ] {
             let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
-            let answer = house.post("/v1/chat/completions", &hello(json!({"response_format": format}))).await;
+            let answer = fixture.post("/v1/chat/completions", &hello(json!({"response_format": format}))).await;
             assert_eq!(answer.status, 400, "{}", answer.body);
             let error = &answer.json()["error"];
             assert_eq!(error["param"], "response_format", "{error}");
             assert!(error["message"].as_str().is_some_and(|told| told.contains(&format!("at {place}"))), "{error}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let schema = json!({"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]});
         let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned();
         for fields in [
@@ -103,12 +103,12 @@ fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
             json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": true}}}),
             json!({"guided_json": schema}),
         ] {
-            let answer = house.chat(fields.clone()).await.json();
+            let answer = fixture.chat(fields.clone()).await.json();
             let told: Value = serde_json::from_str(&text(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"));
             assert_eq!(told["a"], 7, "{fields}");
         }
-        assert_eq!(text(&house.chat(json!({"guided_choice": ["yes"]})).await.json()), "yes");
-        let formed = text(&house.chat(json!({"guided_regex": "ab{2}c"})).await.json());
+        assert_eq!(text(&fixture.chat(json!({"guided_choice": ["yes"]})).await.json()), "yes");
+        let formed = text(&fixture.chat(json!({"guided_regex": "ab{2}c"})).await.json());
         assert_eq!(formed, "abbc");
         for (field, value) in [
             ("allowed_token_ids", json!([1, 2])),
@@ -127,17 +127,17 @@ fn fields_that_change_a_reply_elsewhere_are_served_or_refused_by_name() {
             if field == "top_logprobs" {
                 fields["logprobs"] = true.into();
             }
-            let error = house.chat(fields).await;
+            let error = fixture.chat(fields).await;
             assert_eq!((error.status, error.error()["param"].as_str()), (400, Some(field)), "{}", error.body);
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_damaged_picture_is_named_by_its_place_in_the_conversation() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let url = |bytes: &str| format!("data:image/png;base64,{bytes}");
         let shown = |bytes: &str| json!({"type": "image_url", "image_url": {"url": url(bytes)}});
         let messages = json!([
@@ -145,25 +145,25 @@ fn a_damaged_picture_is_named_by_its_place_in_the_conversation() {
             {"role": "assistant", "content": "Yes."},
             {"role": "user", "content": [{"type": "text", "text": "And?"}, shown("AAAA")]},
         ]);
-        let refused = house.chat(json!({"messages": messages})).await;
+        let refused = fixture.chat(json!({"messages": messages})).await;
         assert_eq!(refused.error()["param"], "messages[2].content[1].image_url.url", "{}", refused.body);
         let source = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
         let asked = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": [source]}]});
-        assert_eq!(house.post("/v1/messages", &asked).await.status, 400);
+        assert_eq!(fixture.post("/v1/messages", &asked).await.status, 400);
         let asked = json!({"model": "demo", "input": [{"role": "user", "content": [
             {"type": "input_text", "text": "And?"}, {"type": "input_image", "image_url": url("AAAA")}]}]});
-        let refused = house.post("/v1/responses", &asked).await;
+        let refused = fixture.post("/v1/responses", &asked).await;
         assert_eq!(refused.error()["param"], "input[0].content[1].image_url", "{}", refused.body);
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let fields = json!({"guided_regex": "\u{1318f}!", "logprobs": true, "top_logprobs": 1});
-        let whole = house.chat(fields.clone()).await.json();
+        let whole = fixture.chat(fields.clone()).await.json();
         let choice = &whole["choices"][0];
         let tokens = choice["logprobs"]["content"].as_array().expect("tokens");
         let bytes: Vec<u8> = tokens
@@ -176,10 +176,10 @@ fn bytes_of_scored_tokens_are_their_own_and_a_cut_character_is_left_out() {
         assert_eq!(choice["message"]["content"], "\u{1318f}!");
         let mut cut = fields;
         cut["max_tokens"] = 2.into();
-        let cut = house.chat(cut).await.json();
+        let cut = fixture.chat(cut).await.json();
         assert_eq!(cut["choices"][0]["message"]["content"], "", "{cut}");
         assert_eq!(cut["choices"][0]["finish_reason"], "length");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -192,11 +192,11 @@ fn shape(block: &Value) -> (String, Value) {
 fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
     story(async {
         let limits = Limits { context_tokens: Some(1024), ..Limits::default() };
-        let house = House::with(LoadOptions { limits, ..small() }, ServeOptions::default()).await;
+        let fixture = Fixture::with(LoadOptions { limits, ..small() }, ServeOptions::default()).await;
         let parameters = json!({"type": "object", "properties": {"zone": {"enum": ["a"]}}, "required": ["zone"]});
         let function = json!({"name": "clock", "parameters": parameters});
         let format = json!({"type": "json_schema", "name": "f", "schema": {"type": "object", "properties": {"x": {"enum": [1]}}}});
-        let chat = house.chat(json!({
+        let chat = fixture.chat(json!({
             "tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 60,
             "response_format": {"type": "json_schema", "json_schema": format},
         }));
@@ -211,31 +211,31 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
             "model": "demo", "input": "Hello!", "temperature": 0, "max_output_tokens": 60, "tool_choice": "required",
             "tools": [{"type": "function", "name": "clock", "parameters": parameters}], "text": {"format": format},
         });
-        let response = house.post("/v1/responses", &asked).await.json();
+        let response = fixture.post("/v1/responses", &asked).await.json();
         assert_eq!(response["output"][0]["type"], "function_call", "{response}");
         // At any token limit, no markup of a call appears as text, streamed or not.
         for tokens in [1, 4, 8, 12, 20] {
             let cut = json!({
                 "tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": tokens,
             });
-            let whole = house.chat(cut.clone()).await.json();
+            let whole = fixture.chat(cut.clone()).await.json();
             let message = &whole["choices"][0]["message"];
             assert_eq!(whole["choices"][0]["finish_reason"], "length", "{whole}");
             assert!(message["content"].as_str().unwrap_or_default().is_empty(), "{tokens}: {whole}");
             let mut streamed = cut;
             streamed["stream"] = true.into();
-            assert_eq!(house.chat(streamed).await.streamed(), "", "{tokens}");
+            assert_eq!(fixture.chat(streamed).await.streamed(), "", "{tokens}");
         }
         for tokens in [8, 30, 40, 44] {
             let cut = json!({
                 "model": "demo", "max_tokens": tokens, "messages": [{"role": "user", "content": "Hello!"}],
                 "temperature": 0, "tools": [{"name": "clock", "input_schema": parameters}], "tool_choice": {"type": "any"},
             });
-            let whole = house.post("/v1/messages", &cut).await.json();
+            let whole = fixture.post("/v1/messages", &cut).await.json();
             let whole: Vec<_> = whole["content"].as_array().expect("blocks").iter().map(shape).collect();
             let mut streamed = cut;
             streamed["stream"] = true.into();
-            let answer = house.post("/v1/messages", &streamed).await;
+            let answer = fixture.post("/v1/messages", &streamed).await;
             let events = answer.body.lines().filter_map(|line| line.strip_prefix("data: "));
             let events: Vec<Value> = events.map(|event| serde_json::from_str(event).expect("JSON")).collect();
             let begun = events.iter().filter(|event| event["type"] == "content_block_start");
@@ -247,16 +247,16 @@ fn where_a_tool_is_forced_it_wins_over_a_format_in_every_api() {
             "model": "demo", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0,
             "tools": [{"type": "function", "function": function}], "tool_choice": {"type": "any"},
         });
-        let message = house.post("/v1/messages", &asked).await.json();
+        let message = fixture.post("/v1/messages", &asked).await.json();
         assert_eq!(message["content"][0]["type"], "tool_use", "{message}");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn agents_blocks_without_a_meaning_here_are_text() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let with = |content: Value| {
             json!({
                 "model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": content}],
@@ -267,7 +267,7 @@ fn agents_blocks_without_a_meaning_here_are_text() {
             json!([{"type": "tool_reference", "tool_name": "clock"}, {"type": "text", "text": "b"}]),
             json!([{"type": "web_search_tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "b"}]}]),
         ] {
-            let answer = house.post("/v1/messages", &with(content.clone())).await;
+            let answer = fixture.post("/v1/messages", &with(content.clone())).await;
             assert_eq!(answer.status, 200, "{content}: {}", answer.body);
         }
         let history = json!([
@@ -276,25 +276,25 @@ fn agents_blocks_without_a_meaning_here_are_text() {
             {"role": "user", "content": "b"},
         ]);
         let asked = json!({"model": "demo", "max_tokens": 1, "messages": history});
-        let counted = house.post("/v1/messages/count_tokens", &asked).await.json();
+        let counted = fixture.post("/v1/messages/count_tokens", &asked).await.json();
         assert!(counted["input_tokens"].as_u64().is_some_and(|tokens| tokens > 20), "{counted}");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_responses_tokens_are_counted_and_its_input_is_listed() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let asked = json!({"model": "demo", "instructions": "Be brief.", "input": [
             {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "So?"},
         ], "max_output_tokens": 1});
-        let counted = house.post("/v1/responses/input_tokens", &asked).await.json();
-        let response = house.post("/v1/responses", &asked).await.json();
+        let counted = fixture.post("/v1/responses/input_tokens", &asked).await.json();
+        let response = fixture.post("/v1/responses", &asked).await.json();
         assert_eq!(counted["object"], "response.input_tokens");
         assert_eq!(counted["input_tokens"], response["usage"]["input_tokens"], "{response}");
         let id = response["id"].as_str().expect("an id");
-        let list = async |query: &str| house.get(&format!("/v1/responses/{id}/input_items{query}")).await.json();
+        let list = async |query: &str| fixture.get(&format!("/v1/responses/{id}/input_items{query}")).await.json();
         let texts = |list: &Value| -> Vec<String> {
             let items = list["data"].as_array().expect("items");
             items.iter().map(|item| item["content"][0]["text"].as_str().expect("text").to_owned()).collect()
@@ -304,9 +304,9 @@ fn a_responses_tokens_are_counted_and_its_input_is_listed() {
         assert_eq!((texts(&first), &first["has_more"]), (vec!["Hello!".to_owned(), "Hi.".to_owned()], &json!(true)));
         let after = first["last_id"].as_str().expect("an id");
         assert_eq!(texts(&list(&format!("?order=asc&after={after}")).await), ["So?"]);
-        assert_eq!(house.get(&format!("/v1/responses/{id}/input_items?limit=0")).await.status, 400);
-        assert_eq!(house.get("/v1/responses/resp_none/input_items").await.status, 404);
-        house.end().await;
+        assert_eq!(fixture.get(&format!("/v1/responses/{id}/input_items?limit=0")).await.status, 400);
+        assert_eq!(fixture.get("/v1/responses/resp_none/input_items").await.status, 404);
+        fixture.end().await;
     });
 }
 
@@ -314,7 +314,7 @@ fn a_responses_tokens_are_counted_and_its_input_is_listed() {
 fn compressed_bodies_are_read_within_the_limit() {
     story(async {
         let serve = ServeOptions { body_bytes: Bytes::kib(64), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let gzip = |bytes: &[u8]| {
             let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
             packed.write_all(bytes).expect("memory");
@@ -322,18 +322,18 @@ fn compressed_bodies_are_read_within_the_limit() {
         };
         let body = hello(json!({"max_tokens": 1})).to_string();
         let sent = posted("/v1/chat/completions", "content-encoding: gzip\r\n", &gzip(body.as_bytes()));
-        assert_eq!(house.say(&sent).await.status, 200);
+        assert_eq!(fixture.say(&sent).await.status, 200);
         let bomb = hello(json!({"user": "u".repeat(10_000_000)})).to_string();
         let sent = posted("/v1/chat/completions", "content-encoding: gzip\r\n", &gzip(bomb.as_bytes()));
         assert!(sent.len() < 64 << 10);
-        assert_eq!(house.say(&sent).await.status, 413);
+        assert_eq!(fixture.say(&sent).await.status, 413);
         for (coding, bytes, status) in
             [("gzip", &b"no gzip"[..], 400), ("br", b"x", 415), ("identity", body.as_bytes(), 200)]
         {
             let sent = posted("/v1/chat/completions", &format!("content-encoding: {coding}\r\n"), bytes);
-            assert_eq!(house.say(&sent).await.status, status, "{coding}");
+            assert_eq!(fixture.say(&sent).await.status, status, "{coding}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -383,14 +383,14 @@ fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
 fn a_stranger_is_told_how_to_send_a_key_and_not_why_a_model_failed() {
     story(async {
         let serve = ServeOptions::default().with_keys("one\n").expect("a key");
-        let house = House::with(small(), serve).await;
-        let refused = house.get("/v1/models").await;
+        let fixture = Fixture::with(small(), serve).await;
+        let refused = fixture.get("/v1/models").await;
         assert!(refused.status == 401 && refused.head.contains("www-authenticate: bearer"), "{}", refused.head);
         let failed = bursar_serve::ModelState::Failed("no such folder: /secret/place".into());
-        house.service.set(["lost"], failed);
-        assert!(!house.get("/health").await.body.contains("/secret"));
+        fixture.service.set(["lost"], failed);
+        assert!(!fixture.get("/health").await.body.contains("/secret"));
         let with = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: one\r\n\r\n";
-        assert!(house.say(with).await.body.contains("/secret/place"));
-        house.end().await;
+        assert!(fixture.say(with).await.body.contains("/secret/place"));
+        fixture.end().await;
     });
 }

@@ -9,7 +9,7 @@ use proptest::{
 };
 use serde_json::{Value, json};
 
-use super::client::{House, hello, pause, posted};
+use super::client::{Fixture, hello, pause, posted};
 use crate::stage::story;
 
 /// A request with every field that the server reads.
@@ -72,14 +72,14 @@ fn wild() -> impl Strategy<Value = Value> {
 }
 
 /// The ledger after all requests have released their memory.
-async fn settled(house: &House, before: &Snapshot) -> Snapshot {
-    let mut now = house.stage.runtime.budget().snapshot().await.expect("a ledger");
+async fn settled(fixture: &Fixture, before: &Snapshot) -> Snapshot {
+    let mut now = fixture.stage.runtime.budget().snapshot().await.expect("a ledger");
     for _ in 0..500 {
         if now == *before {
             break;
         }
         pause(Duration::from_millis(10)).await;
-        now = house.stage.runtime.budget().snapshot().await.expect("a ledger");
+        now = fixture.stage.runtime.budget().snapshot().await.expect("a ledger");
     }
     now
 }
@@ -91,8 +91,8 @@ fn any_value_in_any_field_is_answered_and_never_with_500() {
     places(&body, "", &mut all);
     assert!(all.len() > 80, "only {} places are listed", all.len());
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
-    let house = threads.block_on(House::usual());
-    let before = threads.block_on(house.stage.runtime.budget().snapshot()).expect("a ledger");
+    let fixture = threads.block_on(Fixture::usual());
+    let before = threads.block_on(fixture.stage.runtime.budget().snapshot()).expect("a ledger");
     let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
     let changes = proptest::collection::vec((0..all.len(), wild()), 0..3);
     let outcome = runner.run(&(changes, any::<bool>(), 0_usize..40), |(changes, is_streamed, cut)| {
@@ -108,16 +108,16 @@ fn any_value_in_any_field_is_answered_and_never_with_500() {
         if cut > 35 {
             text.truncate(text.len().saturating_sub(cut));
         }
-        let answer = threads.block_on(house.say(&posted("/v1/chat/completions", "", &text)));
+        let answer = threads.block_on(fixture.say(&posted("/v1/chat/completions", "", &text)));
         prop_assert!(matches!(answer.status, 200 | 400 | 404), "{} {}", answer.status, answer.body);
         prop_assert!(!answer.body.contains("server_error"), "{}", answer.body);
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
     threads.block_on(async {
-        let after = settled(&house, &before).await;
+        let after = settled(&fixture, &before).await;
         assert_eq!(after, before);
-        house.end().await;
+        fixture.end().await;
     });
     threads.shutdown_background();
 }
@@ -125,11 +125,11 @@ fn any_value_in_any_field_is_answered_and_never_with_500() {
 #[test]
 fn names_and_texts_cannot_break_out_of_a_stream() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let evil = "f\n\ndata: {\"choices\":[]}\r\n\r\nHTTP/1.1 200 OK";
         let tool = json!({"type": "function", "function": {"name": evil, "parameters": {
             "type": "object", "properties": {"x": {"const": "\n\ndata: [DONE]\n\n"}}, "required": ["x"], "additionalProperties": false}}});
-        let answer = house
+        let answer = fixture
             .chat(
                 json!({"stream": true, "max_tokens": 120, "model": "demo", "tools": [tool], "tool_choice": "required"}),
             )
@@ -139,17 +139,17 @@ fn names_and_texts_cannot_break_out_of_a_stream() {
         } else {
             assert_eq!(answer.status, 400, "{}", answer.body);
         }
-        let unknown = house.chat(json!({"model": evil})).await;
+        let unknown = fixture.chat(json!({"model": evil})).await;
         assert_eq!(unknown.status, 404);
         assert!(unknown.body.lines().count() == 1, "{}", unknown.body);
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn urls_reach_nothing_that_the_server_does_not_allow() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         for url in [
             "http://127.0.0.1:1/a.png",
             "https://example.org/a.png",
@@ -163,81 +163,85 @@ fn urls_reach_nothing_that_the_server_does_not_allow() {
             "javascript:alert(1)",
             "//example.org/a",
         ] {
-            let answer = house
+            let answer = fixture
                 .chat(json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}))
                 .await;
             assert_eq!(answer.status, 400, "{url}: {}", answer.body);
             assert_eq!(answer.error()["param"], "messages[0].content[0].image_url.url", "{url}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn pages_of_others_ask_nothing_and_names_of_others_are_none() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let body = hello(json!({"max_tokens": 1})).to_string();
         let from = |headers: &str| posted("/v1/chat/completions", headers, body.as_bytes());
-        let own = format!("origin: http://{}\r\n", house.server.addr());
+        let own = format!("origin: http://{}\r\n", fixture.server.addr());
         for headers in ["origin: http://evil.net\r\n", "origin: null\r\n", "origin: http://here.evil.net\r\n"] {
-            assert_eq!(house.say(&from(headers)).await.status, 403, "{headers}");
+            assert_eq!(fixture.say(&from(headers)).await.status, 403, "{headers}");
         }
-        assert_eq!(house.say(&from("")).await.status, 200);
+        assert_eq!(fixture.say(&from("")).await.status, 200);
         let named = |host: &str, headers: &str| {
             let text = String::from_utf8(from(headers)).expect("text");
             text.replace("host: localhost", &format!("host: {host}")).into_bytes()
         };
-        assert_eq!(house.say(&named(&house.server.addr().to_string(), &own)).await.status, 200, "the server's page");
+        assert_eq!(
+            fixture.say(&named(&fixture.server.addr().to_string(), &own)).await.status,
+            200,
+            "the server's page"
+        );
         for host in ["evil.net", "localhost.evil.net", "", "a b"] {
-            let answer = house.say(&named(host, "")).await;
+            let answer = fixture.say(&named(host, "")).await;
             assert!(matches!(answer.status, 400 | 403), "{host}: {}", answer.status);
         }
         for host in ["127.0.0.1:8000", "[::1]:8000", "localhost:1", "a.localhost"] {
-            assert_eq!(house.say(&named(host, "")).await.status, 200, "{host}");
+            assert_eq!(fixture.say(&named(host, "")).await.status, 200, "{host}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn ten_thousand_calls_and_results_are_too_many_tokens_and_no_more() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let calls: Vec<_> =
             (0..5_000).map(|id| json!({"id": id.to_string(), "function": {"name": "f", "arguments": "{}"}})).collect();
         let results =
             (0..5_000).rev().map(|id| json!({"role": "tool", "tool_call_id": id.to_string(), "content": "r"}));
         let mut messages = vec![json!({"role": "assistant", "tool_calls": calls})];
         messages.extend(results);
-        let answer = house.chat(json!({"messages": messages})).await;
+        let answer = fixture.chat(json!({"messages": messages})).await;
         assert_eq!(
             (answer.status, &answer.error()["code"]),
             (400, &json!("context_length_exceeded")),
             "{}",
             answer.body
         );
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn what_is_small_in_a_body_and_large_in_memory_is_bounded() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let frames = format!("data:video/jpeg;base64,{}", ",".repeat(100_000));
         let films =
             json!({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": frames}}]}]});
-        assert_eq!(house.chat(films).await.status, 400);
+        assert_eq!(fixture.chat(films).await.status, 400);
         let pictures = vec![json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}); 2000];
-        let many = house.chat(json!({"messages": [{"role": "user", "content": pictures}]})).await;
+        let many = fixture.chat(json!({"messages": [{"role": "user", "content": pictures}]})).await;
         assert_eq!(many.status, 400, "{}", many.body);
         // All bodies together may take 1 GiB. Each of these values takes far more memory than
         // its byte of JSON.
         let mut flood = br#"{"messages": [], "metadata": ["#.to_vec();
         flood.extend(std::iter::repeat_n(&b"0,"[..], 5_000_000).flatten());
         flood.extend_from_slice(b"0]}");
-        assert_eq!(house.say(&posted("/v1/chat/completions", "", &flood)).await.status, 503);
-        house.end().await;
+        assert_eq!(fixture.say(&posted("/v1/chat/completions", "", &flood)).await.status, 503);
+        fixture.end().await;
     });
 }

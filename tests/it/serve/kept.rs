@@ -4,20 +4,20 @@ use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{Answer, House, posted, rest, until_requests};
+use super::client::{Answer, Fixture, posted, rest, until_requests};
 use crate::stage::{small, story};
 
-async fn asked(house: &House, key: &str, fields: Value) -> Answer {
+async fn asked(fixture: &Fixture, key: &str, fields: Value) -> Answer {
     let mut body = json!({"model": "demo", "input": "Hello!", "max_output_tokens": 2});
     body.as_object_mut().expect("an object").extend(fields.as_object().cloned().unwrap_or_default());
-    house.say(&posted("/v1/responses", &format!("x-api-key: {key}\r\n"), body.to_string().as_bytes())).await
+    fixture.say(&posted("/v1/responses", &format!("x-api-key: {key}\r\n"), body.to_string().as_bytes())).await
 }
 
-async fn sent(house: &House, key: &str, request: &str) -> Answer {
+async fn sent(fixture: &Fixture, key: &str, request: &str) -> Answer {
     let head = format!(
         "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {key}\r\ncontent-length: 0\r\n\r\n"
     );
-    house.say(head.as_bytes()).await
+    fixture.say(head.as_bytes()).await
 }
 
 fn id_of(answer: &Answer) -> String {
@@ -28,66 +28,66 @@ fn id_of(answer: &Answer) -> String {
 fn a_response_is_there_for_its_own_key_alone() {
     story(async {
         let serve = ServeOptions::default().with_keys("first-key\nsecond-key\n").expect("keys");
-        let house = House::with(small(), serve).await;
-        let id = id_of(&asked(&house, "first-key", json!({})).await);
+        let fixture = Fixture::with(small(), serve).await;
+        let id = id_of(&asked(&fixture, "first-key", json!({})).await);
         let others = [
             format!("GET /v1/responses/{id}"),
             format!("DELETE /v1/responses/{id}"),
             format!("POST /v1/responses/{id}/cancel"),
         ];
         for request in &others {
-            assert_eq!(sent(&house, "second-key", request).await.status, 404, "{request}");
+            assert_eq!(sent(&fixture, "second-key", request).await.status, 404, "{request}");
         }
         let next = json!({"previous_response_id": id});
-        let refused = asked(&house, "second-key", next.clone()).await;
+        let refused = asked(&fixture, "second-key", next.clone()).await;
         assert_eq!((refused.status, &refused.error()["code"]), (400, &json!("previous_response_not_found")));
-        assert_eq!(asked(&house, "first-key", next).await.status, 200);
-        assert_eq!(sent(&house, "first-key", &others[1]).await.status, 200);
-        assert_eq!(sent(&house, "first-key", &others[0]).await.status, 404);
-        house.end().await;
+        assert_eq!(asked(&fixture, "first-key", next).await.status, 200);
+        assert_eq!(sent(&fixture, "first-key", &others[1]).await.status, 200);
+        assert_eq!(sent(&fixture, "first-key", &others[0]).await.status, 404);
+        fixture.end().await;
     });
 }
 
 #[test]
 fn vllms_calls_put_models_to_sleep_and_wake_them() {
     story(async {
-        let house = House::usual().await;
-        let is_sleeping = async |query: &str| house.get(&format!("/is_sleeping{query}")).await.json();
-        let before = house.chat(json!({})).await.json()["choices"].clone();
+        let fixture = Fixture::usual().await;
+        let is_sleeping = async |query: &str| fixture.get(&format!("/is_sleeping{query}")).await.json();
+        let before = fixture.chat(json!({})).await.json()["choices"].clone();
         assert_eq!(is_sleeping("").await, json!({"is_sleeping": false, "levels": {"demo": null}}));
         for (query, level) in [("", 1), ("?level=2&model=other-name&within=5", 2)] {
-            assert_eq!(house.post(&format!("/sleep{query}"), &json!({})).await.status, 200);
+            assert_eq!(fixture.post(&format!("/sleep{query}"), &json!({})).await.status, 200);
             assert_eq!(is_sleeping("").await, json!({"is_sleeping": true, "levels": {"demo": level}}));
-            let health = house.get("/health").await;
+            let health = fixture.get("/health").await;
             assert_eq!((health.status, &health.json()["models"]["demo"]["state"]), (200, &json!("asleep")));
-            assert_eq!(house.post("/wake_up", &json!({})).await.status, 200);
+            assert_eq!(fixture.post("/wake_up", &json!({})).await.status, 200);
             assert_eq!(is_sleeping("?model=demo").await["is_sleeping"], false);
         }
-        assert_eq!(house.post("/sleep", &json!({})).await.status, 200);
-        assert_eq!(house.chat(json!({})).await.json()["choices"], before, "a request wakes the model");
+        assert_eq!(fixture.post("/sleep", &json!({})).await.status, 200);
+        assert_eq!(fixture.chat(json!({})).await.json()["choices"], before, "a request wakes the model");
         for (query, param) in [("?level=3", "level"), ("?level=x", "level"), ("?tags=weights", "tags")] {
-            let refused = house.post(&format!("/sleep{query}"), &json!({})).await;
+            let refused = fixture.post(&format!("/sleep{query}"), &json!({})).await;
             assert_eq!((refused.status, &refused.error()["param"]), (400, &json!(param)), "{query}");
         }
-        assert_eq!(house.post("/sleep?model=nobody", &json!({})).await.status, 404);
-        house.end().await;
+        assert_eq!(fixture.post("/sleep?model=nobody", &json!({})).await.status, 404);
+        fixture.end().await;
     });
 }
 
 #[test]
 fn the_oldest_response_goes_when_there_are_too_many() {
     story(async {
-        let house = House::with(small(), ServeOptions { responses: 2, ..ServeOptions::default() }).await;
+        let fixture = Fixture::with(small(), ServeOptions { responses: 2, ..ServeOptions::default() }).await;
         let mut ids = Vec::new();
         for _ in 0..3 {
-            ids.push(id_of(&asked(&house, "", json!({})).await));
+            ids.push(id_of(&asked(&fixture, "", json!({})).await));
         }
         let mut told = Vec::new();
         for id in &ids {
-            told.push(house.get(&format!("/v1/responses/{id}")).await.status);
+            told.push(fixture.get(&format!("/v1/responses/{id}")).await.status);
         }
         assert_eq!(told, [404, 200, 200]);
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -101,23 +101,23 @@ fn long() -> Value {
 #[test]
 fn a_cancelled_response_gives_its_place_back() {
     story(async {
-        let house = House::usual().await;
-        let id = id_of(&asked(&house, "", long()).await);
-        let cancelled = sent(&house, "", &format!("POST /v1/responses/{id}/cancel")).await;
+        let fixture = Fixture::usual().await;
+        let id = id_of(&asked(&fixture, "", long()).await);
+        let cancelled = sent(&fixture, "", &format!("POST /v1/responses/{id}/cancel")).await;
         assert_eq!(cancelled.json()["status"], "cancelled");
-        until_requests(&house.stage.model, 0).await;
-        assert_eq!(house.get(&format!("/v1/responses/{id}")).await.json()["status"], "cancelled");
-        house.end().await;
+        until_requests(&fixture.stage.model, 0).await;
+        assert_eq!(fixture.get(&format!("/v1/responses/{id}")).await.json()["status"], "cancelled");
+        fixture.end().await;
     });
 }
 
 #[test]
 fn who_watches_a_response_hears_that_it_was_cancelled() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let mut body = json!({"model": "demo", "input": "Hello!", "stream": true});
         body.as_object_mut().expect("an object").extend(long().as_object().cloned().unwrap_or_default());
-        let mut stream = house.connect().await;
+        let mut stream = fixture.connect().await;
         stream.write_all(&posted("/v1/responses", "", body.to_string().as_bytes())).await.expect("the server reads");
         let mut heard = String::new();
         while !heard.contains("output_text.delta") {
@@ -127,11 +127,11 @@ fn who_watches_a_response_hears_that_it_was_cancelled() {
             heard += std::str::from_utf8(&piece[..length]).expect("text");
         }
         let id = heard.split("\"id\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("an id").to_owned();
-        assert_eq!(sent(&house, "", &format!("POST /v1/responses/{id}/cancel")).await.status, 200);
+        assert_eq!(sent(&fixture, "", &format!("POST /v1/responses/{id}/cancel")).await.status, 200);
         heard += &String::from_utf8(rest(stream).await).expect("text");
         let kinds: Vec<_> = heard.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
         assert_eq!(kinds.last(), Some(&"response.cancelled"), "{heard}");
-        until_requests(&house.stage.model, 0).await;
-        house.end().await;
+        until_requests(&fixture.stage.model, 0).await;
+        fixture.end().await;
     });
 }

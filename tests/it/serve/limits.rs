@@ -7,14 +7,14 @@ use bursar_serve::ServeOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{House, hello, pause, posted, rest, until_requests};
+use super::client::{Fixture, hello, pause, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 #[test]
 fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
     story(async {
         let serve = ServeOptions::default().with_keys("# ours\nfirst-key\nsecond-key\n").expect("keys");
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let body = hello(json!({"max_tokens": 1})).to_string();
         let with = |header: &str| posted("/v1/chat/completions", header, body.as_bytes());
         for (header, status) in [
@@ -24,15 +24,15 @@ fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
             ("authorization: Bearer \r\n", 401),
             ("", 401),
         ] {
-            let answer = house.say(&with(header)).await;
+            let answer = fixture.say(&with(header)).await;
             assert_eq!(answer.status, status, "{header}");
             assert!(!answer.body.contains("first-key") && !answer.body.contains("second-key"));
         }
         for path in ["/v1/models", "/v1/budget", "/v1/budget/events", "/events", "/v1/embeddings"] {
-            assert_eq!(house.get(path).await.status, 401, "{path}");
+            assert_eq!(fixture.get(path).await.status, 401, "{path}");
         }
-        assert_eq!(house.get("/health").await.status, 200);
-        house.end().await;
+        assert_eq!(fixture.get("/health").await.status, 200);
+        fixture.end().await;
     });
 }
 
@@ -40,38 +40,38 @@ fn without_a_key_of_the_server_nothing_is_told_but_its_health() {
 fn a_full_model_answers_429_and_a_place_is_free_when_a_client_has_left() {
     story(async {
         let options = LoadOptions { requests: Some(2), ..small() };
-        let house = House::with(options, ServeOptions::default()).await;
+        let fixture = Fixture::with(options, ServeOptions::default()).await;
         let endless = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 200})).to_string();
         let mut streams = Vec::new();
         for _ in 0..2 {
-            let mut stream = house.connect().await;
+            let mut stream = fixture.connect().await;
             stream.write_all(&posted("/v1/chat/completions", "", endless.as_bytes())).await.expect("the server reads");
             streams.push(stream);
         }
-        until_requests(&house.stage.model, 2).await;
-        let refused = house.chat(json!({})).await;
+        until_requests(&fixture.stage.model, 2).await;
+        let refused = fixture.chat(json!({})).await;
         assert_eq!((refused.status, refused.error()["code"].as_str()), (429, Some("overloaded")));
         assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
         drop(streams);
-        until_requests(&house.stage.model, 0).await;
-        assert_eq!(house.chat(json!({})).await.status, 200);
+        until_requests(&fixture.stage.model, 0).await;
+        assert_eq!(fixture.chat(json!({})).await.status, 200);
         // A client of a response that is not streamed can disconnect too.
-        let mut stream = house.connect().await;
+        let mut stream = fixture.connect().await;
         let whole = hello(json!({"ignore_eos": true, "max_tokens": 200})).to_string();
         stream.write_all(&posted("/v1/chat/completions", "", whole.as_bytes())).await.expect("the server reads");
-        until_requests(&house.stage.model, 1).await;
+        until_requests(&fixture.stage.model, 1).await;
         drop(stream);
-        until_requests(&house.stage.model, 0).await;
-        house.end().await;
+        until_requests(&fixture.stage.model, 0).await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         for is_streamed in [false, true] {
-            let mut stream = house.connect().await;
+            let mut stream = fixture.connect().await;
             let asked = hello(json!({"ignore_eos": true, "max_tokens": 150, "stream": is_streamed})).to_string();
             // Leave out `connection: close`, because the half-close already says that no further
             // request follows.
@@ -83,7 +83,7 @@ fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
             let ends = if is_streamed { "[DONE]" } else { "\"completion_tokens\":150" };
             assert!(heard.starts_with("HTTP/1.1 200") && heard.contains(ends), "{heard}");
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -91,16 +91,16 @@ fn a_client_that_ends_its_side_with_its_request_gets_its_answer() {
 fn a_body_is_bounded_in_bytes_whether_it_says_so_or_not() {
     story(async {
         let serve = ServeOptions { body_bytes: Bytes::kib(4), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let large = hello(json!({"user": "u".repeat(5000)})).to_string();
-        let told = house.say(&posted("/v1/chat/completions", "", large.as_bytes())).await;
+        let told = fixture.say(&posted("/v1/chat/completions", "", large.as_bytes())).await;
         assert_eq!((told.status, told.error()["code"].as_str()), (413, Some("request_too_large")));
         let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
         let untold = [head, &format!("{:x}\r\n{large}\r\n0\r\n\r\n", large.len())].concat();
-        assert_eq!(house.say(untold.as_bytes()).await.status, 413);
+        assert_eq!(fixture.say(untold.as_bytes()).await.status, 413);
         let claimed = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 99999999999\r\n\r\n";
-        assert_eq!(house.say(claimed.as_bytes()).await.status, 413);
-        house.end().await;
+        assert_eq!(fixture.say(claimed.as_bytes()).await.status, 413);
+        fixture.end().await;
     });
 }
 
@@ -108,15 +108,15 @@ fn a_body_is_bounded_in_bytes_whether_it_says_so_or_not() {
 fn bodies_together_are_bounded_too_and_room_comes_back() {
     story(async {
         let serve = ServeOptions { bodies_bytes: Bytes::kib(8), body_bytes: Bytes::kib(6), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let asked = hello(json!({"user": "u".repeat(3000), "max_tokens": 1}));
         let slow = loop {
             // Send all but the last bytes of a 6 kB body.
-            let mut slow = house.connect().await;
+            let mut slow = fixture.connect().await;
             let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6000\r\n\r\n";
             slow.write_all(head.as_bytes()).await.expect("the server reads");
             slow.write_all(&[b' '; 5900]).await.expect("the server reads");
-            let answer = house.post("/v1/chat/completions", &asked).await;
+            let answer = fixture.post("/v1/chat/completions", &asked).await;
             match answer.status {
                 503 => break slow,
                 // Either this request was admitted before the slow request, or the server has not
@@ -125,10 +125,10 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
             }
         };
         drop(slow);
-        while house.post("/v1/chat/completions", &asked).await.status != 200 {
+        while fixture.post("/v1/chat/completions", &asked).await.status != 200 {
             pause(Duration::from_millis(5)).await;
         }
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -137,45 +137,45 @@ fn slow_heads_bodies_and_readers_are_dropped() {
     story(async {
         let patience = Duration::from_millis(300);
         let serve = ServeOptions { head_time: patience, body_time: patience, ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         for silent in ["", "GET /health HT", "GET /health HTTP/1.1\r\nhost: localhost\r\nx: "] {
-            let mut stream = house.connect().await;
+            let mut stream = fixture.connect().await;
             stream.write_all(silent.as_bytes()).await.expect("the server reads");
             let heard = rest(stream).await;
             assert!(heard.is_empty() || heard.starts_with(b"HTTP/1.1 408"), "{silent:?}");
         }
-        let mut stream = house.connect().await;
+        let mut stream = fixture.connect().await;
         let head =
             "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
         stream.write_all(head.as_bytes()).await.expect("the server reads");
         assert!(rest(stream).await.starts_with(b"HTTP/1.1 408"));
         // The reply to a reader that stops is cancelled once the system's socket buffers are full.
-        let mut stream = house.connect().await;
+        let mut stream = fixture.connect().await;
         let body = hello(
             json!({"stream": true, "ignore_eos": true, "max_tokens": 230, "logprobs": true, "top_logprobs": 20, "n": 8}),
         );
         stream.write_all(&posted("/v1/chat/completions", "", body.to_string().as_bytes())).await.expect("a write");
-        until_requests(&house.stage.model, 8).await;
-        until_requests(&house.stage.model, 0).await;
+        until_requests(&fixture.stage.model, 8).await;
+        until_requests(&fixture.stage.model, 0).await;
         let mut heard = [0; 12];
         stream.read_exact(&mut heard).await.expect("the reply has begun");
         assert_eq!(&heard, b"HTTP/1.1 200");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn heads_are_bounded() {
     story(async {
-        let house = House::usual().await;
+        let fixture = Fixture::usual().await;
         let large = format!(
             "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: {}\r\n\r\n",
             "h".repeat(100_000)
         );
-        assert_eq!(house.say(large.as_bytes()).await.status, 431);
+        assert_eq!(fixture.say(large.as_bytes()).await.status, 431);
         let many = format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "a: b\r\n".repeat(500));
-        assert_eq!(house.say(many.as_bytes()).await.status, 431);
-        house.end().await;
+        assert_eq!(fixture.say(many.as_bytes()).await.status, 431);
+        fixture.end().await;
     });
 }
 
@@ -183,13 +183,13 @@ fn heads_are_bounded() {
 fn connections_beyond_the_limit_wait_for_their_turn() {
     story(async {
         let serve = ServeOptions { connections: 2, head_time: Duration::from_millis(300), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
-        let idle = [house.connect().await, house.connect().await];
+        let fixture = Fixture::with(small(), serve).await;
+        let idle = [fixture.connect().await, fixture.connect().await];
         // The two idle connections are dropped because they stay silent. The next
         // connection is then accepted.
-        assert_eq!(house.get("/health").await.status, 200);
+        assert_eq!(fixture.get("/health").await.status, 200);
         drop(idle);
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -198,22 +198,22 @@ fn a_key_has_its_streams_and_others_theirs() {
     story(async {
         let serve =
             ServeOptions { streams_per_key: Some(1), ..ServeOptions::default().with_keys("one\ntwo").expect("keys") };
-        let house = House::with(small(), serve).await;
+        let fixture = Fixture::with(small(), serve).await;
         let endless = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 200})).to_string();
-        let mut stream = house.connect().await;
+        let mut stream = fixture.connect().await;
         stream
             .write_all(&posted("/v1/chat/completions", "x-api-key: one\r\n", endless.as_bytes()))
             .await
             .expect("the server reads");
-        until_requests(&house.stage.model, 1).await;
+        until_requests(&fixture.stage.model, 1).await;
         let asked = hello(json!({"max_tokens": 1})).to_string();
         let ask = |key: &str| posted("/v1/chat/completions", &format!("x-api-key: {key}\r\n"), asked.as_bytes());
-        assert_eq!(house.say(&ask("one")).await.error()["code"], "streams_exhausted");
-        assert_eq!(house.say(&ask("two")).await.status, 200);
+        assert_eq!(fixture.say(&ask("one")).await.error()["code"], "streams_exhausted");
+        assert_eq!(fixture.say(&ask("two")).await.status, 200);
         drop(stream);
-        while house.say(&ask("one")).await.status != 200 {
+        while fixture.say(&ask("one")).await.status != 200 {
             pause(Duration::from_millis(5)).await;
         }
-        house.end().await;
+        fixture.end().await;
     });
 }

@@ -10,7 +10,7 @@ use bursar_serve::{ServeOptions, Server, Service};
 use serde_json::{Value, json};
 
 use super::{
-    client::{House, hello},
+    client::{Fixture, hello},
     lines::Program,
 };
 use crate::stage::{Stage, small, story};
@@ -53,32 +53,32 @@ fn models_have_devices_of_their_own_and_one_server() {
         let server = Server::start(service.clone(), "127.0.0.1:0", None).await.expect("a free port");
         let [first, second] = &runtimes[..] else { panic!("expected two runtimes") };
         let device = first.device().as_host().expect("host memory");
-        let house =
-            House { stage: Stage { device, runtime: first.clone(), model: handles[0].clone() }, service, server };
-        let ask = async |model: &str| house.chat(json!({"model": model, "max_tokens": 3})).await.status;
+        let fixture =
+            Fixture { stage: Stage { device, runtime: first.clone(), model: handles[0].clone() }, service, server };
+        let ask = async |model: &str| fixture.chat(json!({"model": model, "max_tokens": 3})).await.status;
         for model in ["first", "second", "third"] {
             assert_eq!(ask(model).await, 200, "{model}");
         }
-        let budgets = [house.get("/v1/budget").await.json(), house.get("/v1/budget?device=1").await.json()];
+        let budgets = [fixture.get("/v1/budget").await.json(), fixture.get("/v1/budget?device=1").await.json()];
         assert_eq!(models_of(&budgets[0]), ["first", "third"]);
         assert_eq!(models_of(&budgets[1]), ["second"]);
         assert!(budgets.iter().all(|told| told["devices"] == json!(["host#0", "host#1"])));
-        house.post("/sleep?model=second", &json!({})).await;
-        let told = house.get("/v1/budget").await.json();
+        fixture.post("/sleep?model=second", &json!({})).await;
+        let told = fixture.get("/v1/budget").await.json();
         assert_eq!(told["models"][2]["state"], "asleep", "{told}");
         for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/other_process?gpu=0"] {
-            assert_eq!(house.get(path).await.status, 400, "{path}");
+            assert_eq!(fixture.get(path).await.status, 400, "{path}");
         }
-        let taken = house.post("/v1/budget/other_process?device=1", &json!({"bytes": 1 << 20, "seconds": 30})).await;
+        let taken = fixture.post("/v1/budget/other_process?device=1", &json!({"bytes": 1 << 20, "seconds": 30})).await;
         assert_eq!(taken.status, 200, "{}", taken.body);
         for (path, bytes) in [("/v1/budget/other_process", 0), ("/v1/budget/other_process?device=1", 1 << 20)] {
-            assert_eq!(house.get(path).await.json()["bytes"], bytes, "{path}");
+            assert_eq!(fixture.get(path).await.json()["bytes"], bytes, "{path}");
         }
-        assert_eq!(house.get("/health").await.status, 200);
+        assert_eq!(fixture.get("/health").await.status, 200);
         second.clone().shutdown().await;
-        assert_eq!(house.get("/health/live").await.status, 503, "one of the two runtimes has ended");
+        assert_eq!(fixture.get("/health/live").await.status, 503, "one of the two runtimes has ended");
         assert_eq!((ask("second").await, ask("first").await), (503, 200));
-        house.end().await;
+        fixture.end().await;
     });
 }
 

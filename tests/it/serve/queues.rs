@@ -5,7 +5,7 @@ use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{House, hello, posted, until_requests};
+use super::client::{Fixture, hello, posted, until_requests};
 use crate::stage::{small, small_envelope, story};
 
 /// Each API's path with a short request.
@@ -24,29 +24,29 @@ fn requests(more: &Value) -> [(&'static str, Value); 4] {
 
 /// A server that runs one sequence at a time, with ten long streams of this priority.
 /// The first stream runs.
-async fn busy(priority: i32) -> (House, Vec<tokio::net::TcpStream>) {
+async fn busy(priority: i32) -> (Fixture, Vec<tokio::net::TcpStream>) {
     let envelope = Some(Envelope { sequences: 1, ..small_envelope() });
-    let house = House::with(LoadOptions { envelope, ..small() }, ServeOptions::default()).await;
+    let fixture = Fixture::with(LoadOptions { envelope, ..small() }, ServeOptions::default()).await;
     let fields = json!({"stream": true, "ignore_eos": true, "max_tokens": 200, "priority": priority});
     let mut streams = Vec::new();
     for number in 1..=10 {
-        let mut stream = house.connect().await;
+        let mut stream = fixture.connect().await;
         let body = hello(fields.clone()).to_string();
         stream.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("the server reads");
-        until_requests(&house.stage.model, number).await;
+        until_requests(&fixture.stage.model, number).await;
         streams.push(stream);
     }
     // The headers are sent with the first event.
     streams[0].read_exact(&mut [0; 16]).await.expect("the request is answered");
-    (house, streams)
+    (fixture, streams)
 }
 
 #[test]
 fn a_missed_deadline_is_a_503_in_the_queue_and_later_a_504() {
     story(async {
-        let (house, streams) = busy(0).await;
+        let (fixture, streams) = busy(0).await;
         for (path, body) in requests(&json!({})) {
-            let asked = async |header: &str| house.say(&posted(path, header, body.to_string().as_bytes())).await;
+            let asked = async |header: &str| fixture.say(&posted(path, header, body.to_string().as_bytes())).await;
             let queue = asked("x-queue-deadline-ms: 15\r\n").await;
             assert_eq!((queue.status, queue.head.contains("retry-after: 1")), (503, true), "{path}: {}", queue.body);
             let first = asked("x-first-token-deadline-ms: 15\r\n").await;
@@ -65,8 +65,8 @@ fn a_missed_deadline_is_a_503_in_the_queue_and_later_a_504() {
             assert_eq!(wrong.status, 400, "{path}");
         }
         drop(streams);
-        until_requests(&house.stage.model, 0).await;
-        house.end().await;
+        until_requests(&fixture.stage.model, 0).await;
+        fixture.end().await;
     });
 }
 
@@ -74,15 +74,15 @@ fn a_missed_deadline_is_a_503_in_the_queue_and_later_a_504() {
 fn an_urgent_request_of_openais_apis_passes_those_that_stream() {
     story(async {
         for place in 0..3 {
-            let (house, streams) = busy(5).await;
+            let (fixture, streams) = busy(5).await;
             let (path, body) = requests(&json!({"priority": -1})).into_iter().nth(place).expect("a valid request");
-            let answer = house.post(path, &body).await;
+            let answer = fixture.post(path, &body).await;
             assert_eq!(answer.status, 200, "{path}: {}", answer.body);
-            assert!(house.stage.model.requests().0 >= 2, "{path}: the streams have not ended");
-            let wrong = house.post(path, &requests(&json!({"priority": "high"}))[place].1).await;
+            assert!(fixture.stage.model.requests().0 >= 2, "{path}: the streams have not ended");
+            let wrong = fixture.post(path, &requests(&json!({"priority": "high"}))[place].1).await;
             assert_eq!((wrong.status, wrong.error()["param"].as_str()), (400, Some("priority")), "{path}");
             drop(streams);
-            house.end().await;
+            fixture.end().await;
         }
     });
 }

@@ -6,7 +6,7 @@ use bursar::ModelSource;
 use bursar_serve::ServeOptions;
 use serde_json::{Value, json};
 
-use super::client::{House, hello};
+use super::client::{Fixture, hello};
 use crate::{
     stage::{Folder, story},
     tool_calls::{folder_with_template, roomy},
@@ -26,8 +26,8 @@ Write <tool_call>\n<function=NAME>\n<parameter=NAME>\nVALUE\n</parameter>\n</fun
 /// A token of the demo model that no text needs.
 const SPARE: (&str, &str) = ("<|vision_pad|>", "861");
 
-async fn house() -> (House, Folder) {
-    let house = House::with(roomy(), ServeOptions::default()).await;
+async fn fixture() -> (Fixture, Folder) {
+    let fixture = Fixture::with(roomy(), ServeOptions::default()).await;
     let folder = folder_with_template(TEMPLATE);
     // The demo model has no token for the end of reasoning, and would never spell it.
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -44,20 +44,20 @@ async fn house() -> (House, Folder) {
         fs::write(&path, json.to_string()).expect("it is written");
     }
     let source = ModelSource::folder(folder.path());
-    let model = house.stage.runtime.load_with(source, roomy(), |_| {}).await.expect("it starts");
-    house.service.add(["thinker"], model);
-    (house, folder)
+    let model = fixture.stage.runtime.load_with(source, roomy(), |_| {}).await.expect("it starts");
+    fixture.service.add(["thinker"], model);
+    (fixture, folder)
 }
 
 /// The fields of one choice, and the same fields collected from a stream.
-async fn asked(house: &House, mut fields: Value) -> [Value; 2] {
+async fn asked(fixture: &Fixture, mut fields: Value) -> [Value; 2] {
     fields["model"] = "thinker".into();
-    let whole = house.chat(fields.clone()).await;
+    let whole = fixture.chat(fields.clone()).await;
     assert_eq!(whole.status, 200, "{}", whole.body);
     let message = whole.json()["choices"][0]["message"].clone();
     fields["stream"] = true.into();
     let (mut content, mut reasoning, mut arguments) = (String::new(), String::new(), String::new());
-    for event in house.chat(fields).await.events() {
+    for event in fixture.chat(fields).await.events() {
         let delta = &event["choices"][0]["delta"];
         content += delta["content"].as_str().unwrap_or_default();
         reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
@@ -74,14 +74,14 @@ async fn asked(house: &House, mut fields: Value) -> [Value; 2] {
 #[test]
 fn a_forced_call_in_xml_arrives_as_json_and_goes_back_as_xml() {
     story(async {
-        let (house, _folder) = house().await;
+        let (fixture, _folder) = fixture().await;
         let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object",
             "properties": {"place": {"enum": ["Bern", "Zug \"Süd\""]}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
                 "exact": {"type": ["boolean", "null"]}},
             "required": ["place", "days", "exact"]}}}]);
         let call = json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300,
             "chat_template_kwargs": {"enable_thinking": false}});
-        let [whole, streamed] = asked(&house, call).await;
+        let [whole, streamed] = asked(&fixture, call).await;
         assert_eq!(whole, streamed);
         assert_eq!((&whole[0], &whole[1]), (&json!(""), &json!("")));
         let arguments: Value = serde_json::from_str(whole[2].as_str().expect("text")).expect("JSON");
@@ -93,15 +93,15 @@ fn a_forced_call_in_xml_arrives_as_json_and_goes_back_as_xml() {
                 "function": {"name": "weather", "arguments": whole[2]}}]},
             {"role": "tool", "tool_call_id": "1", "content": "dry"}]);
         let next = json!({"model": "thinker", "messages": history, "tools": tools, "max_tokens": 1});
-        assert_eq!(house.chat(next).await.status, 200);
-        house.end().await;
+        assert_eq!(fixture.chat(next).await.status, 200);
+        fixture.end().await;
     });
 }
 
 #[test]
 fn json_by_schema_begins_after_the_reasoning_that_the_template_opened() {
     story(async {
-        let (house, _folder) = house().await;
+        let (fixture, _folder) = fixture().await;
         let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});
         let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
         let of = |fields: Value| {
@@ -111,7 +111,7 @@ fn json_by_schema_begins_after_the_reasoning_that_the_template_opened() {
         };
         let is_json = |text: &Value| ["{\"n\": 1}", "{\"n\": 2}"].contains(&text.as_str().expect("text"));
         // The model never ends its reasoning by itself.
-        let [whole, streamed] = asked(&house, of(json!({"reasoning_effort": "low"}))).await;
+        let [whole, streamed] = asked(&fixture, of(json!({"reasoning_effort": "low"}))).await;
         assert!(whole[0] == "" && whole[1] != "" && whole == streamed, "{whole} {streamed}");
         // It ends its reasoning at once, or has none.
         for fields in [
@@ -119,7 +119,7 @@ fn json_by_schema_begins_after_the_reasoning_that_the_template_opened() {
             json!({"reasoning_effort": "none"}),
             json!({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": false}}),
         ] {
-            let [whole, streamed] = asked(&house, of(fields.clone())).await;
+            let [whole, streamed] = asked(&fixture, of(fields.clone())).await;
             assert!(is_json(&whole[0]) && whole[1] == "" && whole == streamed, "{fields} {whole} {streamed}");
         }
         // Variables reach the template on both routes.
@@ -130,16 +130,18 @@ fn json_by_schema_begins_after_the_reasoning_that_the_template_opened() {
             let body = hello(
                 json!({"model": "thinker", "messages": history, "max_tokens": 1, "chat_template_kwargs": kwargs}),
             );
-            house.post("/v1/chat/completions", &body).await.json()["usage"]["prompt_tokens"].as_u64().expect("a number")
+            fixture.post("/v1/chat/completions", &body).await.json()["usage"]["prompt_tokens"]
+                .as_u64()
+                .expect("a number")
         };
         assert!(tokens(true).await > tokens(false).await);
-        let refused = house.chat(json!({"model": "thinker", "reasoning_effort": "huge"})).await;
+        let refused = fixture.chat(json!({"model": "thinker", "reasoning_effort": "huge"})).await;
         assert_eq!(refused.status, 400, "{}", refused.body);
         let response = json!({"model": "thinker", "input": "Hi", "max_output_tokens": 12,
             "text": {"format": {"type": "json_schema", "name": "n", "schema": schema}},
             "chat_template_kwargs": {"enable_thinking": false}});
-        let answered = house.post("/v1/responses", &response).await.json();
+        let answered = fixture.post("/v1/responses", &response).await.json();
         assert!(is_json(&answered["output"][0]["content"][0]["text"]), "{answered}");
-        house.end().await;
+        fixture.end().await;
     });
 }

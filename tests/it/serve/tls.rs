@@ -22,7 +22,7 @@ use tokio_rustls::{
     rustls::{ClientConfig, RootCertStore, crypto::ring},
 };
 
-use super::client::{House, hello, posted, rest};
+use super::client::{Fixture, hello, posted, rest};
 use crate::stage::{Stage, small, story};
 
 fn file(name: &str) -> PathBuf {
@@ -33,24 +33,24 @@ fn files(certificates: &str, key: &str) -> TlsFiles {
     TlsFiles { certificates: file(certificates), key: file(key) }
 }
 
-async fn house(options: ServeOptions) -> House {
+async fn fixture(options: ServeOptions) -> Fixture {
     let stage = Stage::set(small()).await;
     let service = Service::new(&stage.runtime, options);
     service.add(["demo"], stage.model.clone());
     let files = files("server.pem", "server.key");
     let server = Server::start(service.clone(), "127.0.0.1:0", Some(&files)).await.expect("the TLS files are valid");
-    House { stage, service, server }
+    Fixture { stage, service, server }
 }
 
 /// Connects a client that trusts only the tests' root certificate.
-async fn greet(house: &House) -> io::Result<TlsStream<TcpStream>> {
+async fn greet(fixture: &Fixture) -> io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(file("root.pem")).expect("a certificate")).expect("a root");
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().expect("TLS versions are supported");
     let config = config.with_root_certificates(roots).with_no_client_auth();
     let name = ServerName::try_from("localhost").expect("a name");
-    TlsConnector::from(Arc::new(config)).connect(name, house.connect().await).await
+    TlsConnector::from(Arc::new(config)).connect(name, fixture.connect().await).await
 }
 
 /// Reads until the text contains `end`.
@@ -68,9 +68,9 @@ async fn until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
 #[test]
 fn a_reply_streams_over_tls_and_its_connection_is_kept() {
     story(async {
-        let house = house(ServeOptions::default()).await;
-        assert_eq!(house.server.scheme(), "https");
-        let mut client = greet(&house).await.expect("the certificate is trusted");
+        let fixture = fixture(ServeOptions::default()).await;
+        assert_eq!(fixture.server.scheme(), "https");
+        let mut client = greet(&fixture).await.expect("the certificate is trusted");
         let body = hello(json!({"stream": true})).to_string();
         let asked = posted("/v1/chat/completions", "", body.as_bytes());
         let asked = String::from_utf8(asked).expect("text").replace("connection: close\r\n", "");
@@ -87,29 +87,29 @@ fn a_reply_streams_over_tls_and_its_connection_is_kept() {
         let mut heard = String::new();
         client.read_to_string(&mut heard).await.expect("TLS is closed properly");
         assert!(heard.starts_with("HTTP/1.1 200"), "{heard}");
-        house.end().await;
+        fixture.end().await;
     });
 }
 
 #[test]
 fn a_client_without_tls_is_closed_and_others_are_served() {
     story(async {
-        let house = house(ServeOptions::default()).await;
-        let heard = house.get("/health").await;
+        let fixture = fixture(ServeOptions::default()).await;
+        let heard = fixture.get("/health").await;
         assert_eq!(heard.status, 0, "plain HTTP is not answered: {heard:?}");
         for noise in [&b"\x16\x03\x01\xff\xff"[..], &[0; 4096], &[0xff; 100_000]] {
-            let mut stream = house.connect().await;
+            let mut stream = fixture.connect().await;
             drop(stream.write_all(noise).await);
             drop(stream.shutdown().await);
             rest(stream).await;
         }
-        let mut client = greet(&house).await.expect("the certificate is trusted");
+        let mut client = greet(&fixture).await.expect("the certificate is trusted");
         client
             .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
             .expect("the server reads");
         assert!(until(&mut client, "}").await.starts_with("HTTP/1.1 200"));
-        house.end().await;
+        fixture.end().await;
     });
 }
 
@@ -117,19 +117,19 @@ fn a_client_without_tls_is_closed_and_others_are_served() {
 fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
     story(async {
         let short = ServeOptions { connections: 1, head_time: Duration::from_millis(300), ..ServeOptions::default() };
-        let house = house(short).await;
-        let silent = house.connect().await;
-        let mut slow = house.connect().await;
+        let fixture = fixture(short).await;
+        let silent = fixture.connect().await;
+        let mut slow = fixture.connect().await;
         // Send only the beginning of a 512-byte ClientHello.
         slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("the bytes are sent");
-        let mut client = greet(&house).await.expect("a connection slot is free after both");
+        let mut client = greet(&fixture).await.expect("a connection slot is free after both");
         client
             .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
             .expect("the server reads");
         assert!(until(&mut client, "}").await.starts_with("HTTP/1.1 200"));
         assert_eq!((rest(silent).await.len(), rest(slow).await.len()), (0, 0));
-        house.end().await;
+        fixture.end().await;
     });
 }
 

@@ -313,7 +313,7 @@ def beside_small_m(product):
 
 
 SHAPES = [(3584, 3584), (77, 144), (4608, 2048), (1, 16), (264, 1296), (136, 400), (192, 272)]
-SEVEN_BILLION = {"qkv": (4608, 3584), "o": (3584, 3584), "gate and up": (37888, 3584), "down": (3584, 18944)}
+SHAPES_7B = {"qkv": (4608, 3584), "o": (3584, 3584), "gate and up": (37888, 3584), "down": (3584, 18944)}
 
 
 def check(table):
@@ -368,12 +368,12 @@ def measure(table):
             if operation == "rms_norm_rounded" and columns == 18944:
                 continue
             table.row(operation, f"{kind}, {rows} x {columns}", lambda: rounding(operation, kind, rows, columns, bf16))
-    for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [1, 16, 64]):
+    for (name, (features, columns)), rows in itertools.product(SHAPES_7B.items(), [1, 16, 64]):
         for height in (None, 128):
             for cut in (1, 2, 4):
                 table.row("gemm_small_m_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, cut {cut}",
                           lambda: few(Product(rows, features, columns, bf16, height), cut, added=name in ("o", "down")))  # fmt: skip
-    for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [128, 256, 1024, 8192]):
+    for (name, (features, columns)), rows in itertools.product(SHAPES_7B.items(), [128, 256, 1024, 8192]):
         for height in (None, 128):
             kinds = ["linear_gated", "groups"] if name == "gate and up" else ["linear_add" if name in ("o", "down") else "linear"]
             for kind in kinds:
@@ -385,7 +385,7 @@ def measure(table):
                 table.row("gemm_large_m_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, {kind}", make)
     for rows, groups in [(64, 28), (256, 28), (256, 148), (8192, 28), (8192, 148)]:
         table.row("transpose_scales", f"{rows} x {groups}", lambda: turning(rows, groups, 28))
-    for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [1, 16, 32, 64, 1024]):
+    for (name, (features, columns)), rows in itertools.product(SHAPES_7B.items(), [1, 16, 32, 64, 1024]):
         for target in OLDER:
             table.row("gemm_tiled_e4m3", f"{name}, {rows} rows, blocks, {target}'s PTX on this GPU",
                       lambda: tiled(Product(rows, features, columns, torch.float16, 128), target))  # fmt: skip

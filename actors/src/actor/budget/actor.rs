@@ -143,7 +143,7 @@ impl Actor for BudgetActor {
             state.drifted = drift.unwrap_or_default();
             state.show_look(memory, drift);
         }
-        state.tell_of_canary();
+        state.report_canary();
         state.mailbox.seat(myself.clone());
         // Reads notes that were posted while there was no actor.
         drop(myself.send_message(BudgetMessage::Notes));
@@ -241,7 +241,7 @@ impl Actor for BudgetActor {
             state.lend();
             state.answer_cleared();
         }
-        state.tell_of_loss();
+        state.report_loss();
         state.show_changes();
         if state.mailbox.books().watch.waiting() > 0 && !state.polling {
             state.polling = true;
@@ -299,7 +299,7 @@ impl BudgetState {
                         watch.segment_reserved(lease, revoker)
                     }
                 }
-                Note::Obeys(lease, elastic) => self.obeyed(lease, elastic),
+                Note::AcceptsResizeOrders(lease, elastic) => self.resize_orders_accepted(lease, elastic),
                 Note::KvDemand => self.may_lend = true,
                 Note::Reclaimed(reclaim, outcome) => {
                     let lease = reclaim.lease();
@@ -358,7 +358,7 @@ impl BudgetState {
 
     /// Reports a lost device once. This actor keeps running, so that leases of the lost device can
     /// be returned. The runtime stops everything else.
-    fn tell_of_loss(&mut self) {
+    fn report_loss(&mut self) {
         if self.device.check().is_err()
             && let Some(tell) = self.on_loss.take()
         {

@@ -203,8 +203,8 @@ impl Budget {
     /// Declares that the lease can shrink and grow from now on. `elastic` receives orders for as
     /// long as the lease lives, also from restarted budget actors. An order that is already due
     /// arrives at once.
-    pub(crate) fn obey(&self, lease: &Lease, elastic: Elastic) {
-        self.mailbox.put(Note::Obeys(lease.id(), elastic));
+    pub(crate) fn accept_resize_orders(&self, lease: &Lease, elastic: Elastic) {
+        self.mailbox.put(Note::AcceptsResizeOrders(lease.id(), elastic));
     }
 
     /// Creates the record of a model's demand for KV cache memory. Each rise of the demand notifies

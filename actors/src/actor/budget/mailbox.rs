@@ -71,7 +71,7 @@ pub(super) enum Note {
     /// This lease now pays for a segment.
     Segment(LeaseId, RevokeHandle),
     /// The owner accepts resize orders from now on.
-    Obeys(LeaseId, Elastic),
+    AcceptsResizeOrders(LeaseId, Elastic),
     /// A model's demand for KV cache memory has risen.
     KvDemand,
     /// The memory of a lease was returned to the device, or returning it failed.
@@ -128,8 +128,8 @@ impl BudgetMailbox {
         self.events.close();
         // The order callbacks in `elastic` hold handles to this mailbox. Dropping
         // them breaks the cycle.
-        let obeys = std::mem::take(&mut self.books().elastic);
-        drop(obeys);
+        let accepted = std::mem::take(&mut self.books().elastic);
+        drop(accepted);
         self.read_last_notes();
     }
 
@@ -145,7 +145,7 @@ impl BudgetMailbox {
                 Note::Released(note) => drop(self.books().watch.released(note)),
                 Note::Reclaimed(reclaim, outcome) => end_reclaim(&self.books, reclaim, outcome),
                 // Threads of dead owners end on their own and then return their segments.
-                Note::Segment(..) | Note::Obeys(..) | Note::KvDemand => {}
+                Note::Segment(..) | Note::AcceptsResizeOrders(..) | Note::KvDemand => {}
             }
         }
         let mut books = self.books();
@@ -160,7 +160,7 @@ impl BudgetMailbox {
 
     /// Records an event of a lease of device memory. Leases of host memory are not recorded: each
     /// picture takes such a lease, so the events would flood listeners.
-    pub(super) fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
+    pub(super) fn report_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
         if holding.class.memory() == Memory::Device {
             self.events.tell(event(holding.into()));
         }
@@ -241,7 +241,7 @@ impl BudgetMailbox {
     pub(crate) fn forget_device(&self) {
         let lost: Vec<Holding> = self.leases.iter().map(|entry| entry.clone()).collect();
         self.leases.clear();
-        lost.iter().for_each(|holding| self.tell_of_lease(holding, Event::LeaseFreed));
+        lost.iter().for_each(|holding| self.report_lease(holding, Event::LeaseFreed));
         let mut books = self.books();
         let mut sums = std::mem::take(&mut books.sums);
         sums.recount(std::iter::empty());

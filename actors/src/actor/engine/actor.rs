@@ -24,6 +24,7 @@ use crate::{
     metric,
     profile::{AttemptProgress, Evidence, Phase, Profiled},
     scheduler::SchedulerMessage,
+    shared::carry_out::CarryOut,
     supervise::{BackgroundTask, Latest, end_of},
 };
 

@@ -52,7 +52,7 @@ impl EngineArguments {
     }
 
     /// Reports that a successor of a dead actor will start.
-    pub(crate) fn tell_of_restart(&self, actor: Role, reason: &str) {
+    pub(crate) fn report_restart(&self, actor: Role, reason: &str) {
         metric::RESTARTS_TOTAL.add(&(self.label.clone(), actor), 1);
         let (model, actor, reason) = (Some(self.label.clone()), actor.name(), reason.to_owned());
         self.budget.tell(Event::Restart { model, actor, reason });

@@ -216,7 +216,7 @@ fn taken_back<P: Parts>(
     let Verdict::Again(wait) = step.log.failed(&outcome, was_warm, step.now) else {
         return advise(error, got.plan(), None, step);
     };
-    step.effect(Effect::TellOfRestart { actor: Role::Profile, reason: said });
+    step.effect(Effect::ReportRestart { actor: Role::Profile, reason: said });
     if wait.is_zero() {
         // An attempt with a smaller target can begin at once.
         return begin(got, step);

@@ -74,7 +74,7 @@ impl MemoryState {
 
     /// Accepts the budget's orders from now on, within these bounds. `orders` receives them and
     /// must not block.
-    pub(super) fn obey(
+    pub(super) fn accept_resize_orders(
         &self,
         (floor, most, limit): (usize, usize, usize),
         orders: impl Fn(ResizeOrder) + Send + Sync + 'static,
@@ -87,7 +87,7 @@ impl MemoryState {
             step: self.device.page() * self.memory.kv.shape().layers as u64,
             orders: Arc::new(orders),
         };
-        self.budget.obey(self.memory.kv.lease(), elastic);
+        self.budget.accept_resize_orders(self.memory.kv.lease(), elastic);
     }
 
     /// Converts an order of the budget to blocks.

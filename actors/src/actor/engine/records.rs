@@ -60,10 +60,10 @@ impl Search {
         let found = if options.measures_anew { Ok(RecordLookup::Nothing) } else { place.find(&profile_key) };
         let (warm, reasons) = match found {
             Ok(RecordLookup::Nothing) => (None, Vec::new()),
-            Ok(RecordLookup::Differs(differences)) => (None, told(&differences)),
+            Ok(RecordLookup::Differs(differences)) => (None, described(&differences)),
             Ok(RecordLookup::Applies(written)) => match &*written.differences(sought.needs, sought.envelope) {
                 [] => (Some(written), Vec::new()),
-                differences => (None, told(differences)),
+                differences => (None, described(differences)),
             },
             Err(error) => (None, vec![error.to_string()]),
         };
@@ -74,6 +74,6 @@ impl Search {
     }
 }
 
-fn told(differences: &[Difference]) -> Vec<String> {
+fn described(differences: &[Difference]) -> Vec<String> {
     differences.iter().map(Difference::to_string).collect()
 }

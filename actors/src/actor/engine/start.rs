@@ -25,7 +25,7 @@ use crate::{
     budget::LeaseError,
     compute::{Executor, Models},
     profile::{MemoryRequirements, MemoryState, Notice, Phase, ProfileError, ProfileRecord},
-    sleep::Rest,
+    sleep::WakeState,
     tree,
 };
 
@@ -306,7 +306,7 @@ impl EngineArguments {
         // Measures the memory of other processes again.
         self.budget.available().await?;
         let is_loaded = self.weight_store.model().is_some();
-        let woken = self.kept.record().filter(|_| self.wakefulness.rest() == Rest::Waking);
+        let woken = self.kept.record().filter(|_| self.wakefulness.state() == WakeState::Waking);
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let (is_host, ranks) = (self.device.is_host_memory(), self.device.ranks().len().max(1));
         let (search, executor, progress) = (self.search(&ledger), executor.clone(), self.progress.clone());

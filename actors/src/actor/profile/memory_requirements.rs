@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Class, MemoryPlan, grouped};
-use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, StateShape, Target};
+use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Quantization, StateShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
     sampling::SamplingShape,
@@ -32,7 +32,7 @@ pub struct MemoryRequirements {
     /// a model without pictures.
     pub vision_workspace: Bytes,
     /// Bytes of the encoder cache, which holds embeddings in transit between
-    /// the lanes; see [`rows_on_their_way`].
+    /// the lanes; see [`picture_rows_in_flight`].
     pub vision_cache: Bytes,
     /// Rows of the encoder cache.
     pub cache_rows: usize,
@@ -125,7 +125,7 @@ const HOST_STATES_PART: u64 = 4;
 /// More rows would not increase throughput: a lane that ran further ahead would only wait longer
 /// later. More rows would only let the cache keep more pictures of ended requests, for later turns
 /// of a conversation that show the same pictures.
-pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
+pub fn picture_rows_in_flight(envelope: &Envelope, merge: MergeSize) -> usize {
     let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
     let launch = merge.tokens(envelope.launch_patches);
     request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
@@ -143,7 +143,7 @@ impl MemoryRequirements {
         // The lease covers whole pages, so the rest of the last page is filled with additional
         // rows.
         let row_bytes = model.picture_row_bytes(&target);
-        let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
+        let rows = model.config().merge().map_or(0, |merge| picture_rows_in_flight(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
         let cache_rows = (vision_cache / row_bytes) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
@@ -266,7 +266,7 @@ impl MemoryRequirements {
     /// is the size of the probe.
     pub fn memory_plan(&self) -> MemoryPlan {
         let how = self.blocks_in_words(self.probe_blocks);
-        let mut plan = self.memory_beside_kv();
+        let mut plan = self.memory_without_kv();
         plan.push(Class::Kv, "probe", self.probe(), how);
         plan
     }
@@ -275,19 +275,19 @@ impl MemoryRequirements {
     /// [`memory_plan`](Self::memory_plan).
     pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
         let how = self.blocks_in_words(blocks);
-        let mut plan = self.memory_beside_kv();
+        let mut plan = self.memory_without_kv();
         plan.push(Class::Kv, "keys and values", KvMemory::bytes(self.kv_shape, blocks, self.page), how);
         plan
     }
 
     fn blocks_in_words(&self, blocks: usize) -> String {
-        let format = if self.kv_shape.dtype.needs_scales() { ", FP8" } else { "" };
-        let blocks = grouped(blocks as u64);
-        format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers{format}", self.kv_shape.layers)
+        let how =
+            format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", grouped(blocks as u64), self.kv_shape.layers);
+        if self.kv_shape.dtype.needs_scales() { format!("{how}, {}", Quantization::NAME) } else { how }
     }
 
-    fn memory_beside_kv(&self) -> MemoryPlan {
-        let format = self.quantization.map_or_else(String::new, |name| format!(", FP8 ({name})"));
+    fn memory_without_kv(&self) -> MemoryPlan {
+        let format = self.quantization.map_or_else(String::new, |name| format!(", {} ({name})", Quantization::NAME));
         let how = format!("sum of tensors, 256-byte steps{format}");
         let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, how);
         plan.push(
@@ -365,9 +365,13 @@ mod tests {
 
     #[test]
     fn the_vision_cache_holds_running_launches_and_steps_plus_one_request() {
-        assert_eq!(rows_on_their_way(&envelope(), MERGE), 2048 + 2 * 1024 + 2 * 512);
+        assert_eq!(picture_rows_in_flight(&envelope(), MERGE), 2048 + 2 * 1024 + 2 * 512);
         let many = Envelope { largest_pictures: 100, ..envelope() };
-        assert_eq!(rows_on_their_way(&many, MERGE), 2 * 4096, "two of the largest requests, each with a full context");
+        assert_eq!(
+            picture_rows_in_flight(&many, MERGE),
+            2 * 4096,
+            "two of the largest requests, each with a full context"
+        );
         let least = Envelope {
             largest_pictures: 1,
             picture_patches: 4,
@@ -376,7 +380,7 @@ mod tests {
             sequences: 1,
             ..many
         };
-        assert_eq!(rows_on_their_way(&least, MERGE), 1 + 2 + 2);
+        assert_eq!(picture_rows_in_flight(&least, MERGE), 1 + 2 + 2);
     }
 
     #[test]
@@ -505,7 +509,7 @@ mod tests {
         let rest =
             needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("the cache rows have separate pages");
         assert!(
-            rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE),
+            rest < row && needs.cache_rows >= picture_rows_in_flight(&envelope, MERGE),
             "the cache holds all rows in flight: {needs:?}"
         );
         assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences with a full context");

@@ -35,7 +35,7 @@ pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use fault_plan::{FaultPlan, FaultPlanError};
 pub(crate) use lanes::{Lanes, LanesPlace};
-pub use memory_requirements::{MemoryRequirements, rows_on_their_way};
+pub use memory_requirements::{MemoryRequirements, picture_rows_in_flight};
 pub use memory_state::{MemoryState, OVERHEAD_AT_READY, default_canary};
 pub use notice::Notice;
 pub use profile_key::{Difference, ProfileKey, ProfileKeySources};

@@ -33,7 +33,8 @@ use crate::{
     engine::{EngineArguments, Status},
     metric::{self, Architecture, Dtype, KvCacheDtype, Quantization},
     pace::GpuLoad,
-    sleep::{Rest, SleepOrder},
+    shared::carry_out::CarryOut,
+    sleep::{SleepOrder, WakeState},
     supervise::{Intensity, end_of},
 };
 
@@ -276,7 +277,7 @@ impl RuntimeState {
     fn health(&self) -> Health {
         let health = |name: &str, engine: &Engine| match &*engine.arguments.status.look() {
             _ if self.core.is_forgotten(name) => ModelHealth::Leaving,
-            _ if matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_)) => ModelHealth::Asleep,
+            _ if matches!(engine.arguments.wakefulness.state(), WakeState::Asleep(_)) => ModelHealth::Asleep,
             Status::Starting | Status::NotWoken(_) => ModelHealth::Starting,
             Status::Ready(_) => ModelHealth::Ready,
             Status::Failed(_) | Status::Stopped { .. } => ModelHealth::Stopped,

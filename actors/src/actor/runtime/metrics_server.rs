@@ -287,9 +287,9 @@ mod tests {
     }
 
     async fn rest(mut stream: TcpStream) -> String {
-        let mut heard = String::new();
-        stream.read_to_string(&mut heard).await.expect("the connection ends");
-        heard
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.expect("the connection ends");
+        response
     }
 
     #[tokio::test(start_paused = true)]
@@ -302,8 +302,8 @@ mod tests {
             slow.push(client(&server, "GET /events HTTP/1.1\r\nhost: here\r\n\r\n").await);
         }
         let begun = Instant::now();
-        let heard = rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
-        assert!(heard.starts_with("HTTP/1.1 200 OK") && heard.contains("bursar_here 7"), "{heard}");
+        let response = rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
+        assert!(response.starts_with("HTTP/1.1 200 OK") && response.contains("bursar_here 7"), "{response}");
         assert!(begun.elapsed() <= Duration::from_secs(1), "{:?}", begun.elapsed());
         drop(slow);
         server.shutdown().await;
@@ -326,10 +326,10 @@ mod tests {
         ] {
             let said = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
             // The connection is closed although the client did not request `connection: close`.
-            let heard = rest(client(&server, &said).await).await;
-            assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {heard}");
+            let response = rest(client(&server, &said).await).await;
+            assert!(response.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {response}");
             if asks.contains("health") && status != "404" {
-                let (_, body) = heard.split_once("\r\n\r\n").expect("a head and a body");
+                let (_, body) = response.split_once("\r\n\r\n").expect("a head and a body");
                 let told: Value = serde_json::from_str(body).expect("JSON");
                 let models = json!({ "a": "ready", "b": "starting" });
                 assert_eq!(told, json!({ "live": true, "ready": false, "models": models }));

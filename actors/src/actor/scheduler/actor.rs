@@ -286,13 +286,13 @@ impl SchedulerState {
             metric::STATE_SNAPSHOTS.set(model, snapshots);
             metric::STATE_SNAPSHOTS_SWAPPED.set(model, on_host);
         }
-        self.tell_need();
+        self.report_need();
         self.count();
     }
 
     /// Publishes the model's demand for blocks. The demand stays at `WaitingForBlocks` for a while,
     /// so that the budget is not notified at each step.
-    fn tell_need(&mut self) {
+    fn report_need(&mut self) {
         let Some(demand) = &self.arguments.demand else { return };
         let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
         if self.core.lacks_blocks() || preempted > self.counted.preempted.for_blocks {
@@ -377,10 +377,10 @@ impl SchedulerState {
                 };
                 self.deliver(sequence, end);
             }
-            Effect::ComeAgain(sequence) => {
+            Effect::Readmit(sequence) => {
                 self.trace(sequence, || debug!(target: TARGET, "preempted; its pictures are requested again"));
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
-                self.deliver(sequence, Delivery::ComeAgain);
+                self.deliver(sequence, Delivery::Readmit);
             }
             Effect::Late(sequence, deadline) => {
                 self.trace(sequence, || debug!(target: TARGET, deadline = deadline.name(), "cannot meet its deadline"));

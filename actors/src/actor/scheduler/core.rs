@@ -497,7 +497,7 @@ impl SchedulerCore {
             self.wait(sequence);
         } else {
             self.remember(&sequence);
-            effects.push(Effect::ComeAgain(sequence.id()));
+            effects.push(Effect::Readmit(sequence.id()));
         }
     }
 

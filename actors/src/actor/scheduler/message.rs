@@ -89,7 +89,7 @@ pub enum Delivery {
     /// The sequence has lost its blocks and its pictures, or the cached blocks that should replace
     /// pictures without rows are gone. The driver must admit the sequence again, with all tokens
     /// that it has produced. This is the last delivery of this admission.
-    ComeAgain,
+    Readmit,
     /// The sequence missed this deadline while it waited, or could no longer meet it.
     /// The sequence has ended.
     Late(Deadline),
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Delivery {
             Delivery::Scores { first, scores } => write!(formatter, "Scores({} from {first})", scores.len()),
             Delivery::Token(token, _) => write!(formatter, "Token(at {})", token.position),
             Delivery::Finished(finish) => write!(formatter, "Finished({finish:?})"),
-            Delivery::ComeAgain => write!(formatter, "ComeAgain"),
+            Delivery::Readmit => write!(formatter, "Readmit"),
             Delivery::Late(deadline) => write!(formatter, "Late({deadline:?})"),
             Delivery::Broken(error) => write!(formatter, "Broken({error})"),
         }

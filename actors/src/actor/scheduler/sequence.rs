@@ -20,7 +20,7 @@ use crate::{
 #[derive(Clone)]
 pub struct NewSequence {
     /// The sequence's id. Ids are unique, except that a sequence keeps its id when it is admitted
-    /// again after a [`ComeAgain`](super::Delivery::ComeAgain).
+    /// again after a [`Readmit`](super::Delivery::Readmit).
     pub id: SequenceId,
     /// The prompt, followed by the tokens produced before this admission. At least one token.
     pub tokens: Vec<u32>,
@@ -85,7 +85,7 @@ pub struct Placeholder {
     pub content: ContentSpan,
     /// The row of the vision cache for each of these tokens. Empty if
     /// cached blocks are expected to hold the tokens. If these blocks are
-    /// gone, the driver receives [`ComeAgain`](super::Delivery::ComeAgain).
+    /// gone, the driver receives [`Readmit`](super::Delivery::Readmit).
     pub cache_rows: Arc<[u32]>,
 }
 

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Hint;
 use bursar_model::{
-    error::{GrammarError, ImageError, MediaError, SamplingError, SchemaPlace, TextError, VideoError},
-    flow::{FileName, LayoutError},
+    error::{GrammarError, MediaError, SamplingError, SchemaPlace, TextError},
+    flow::LayoutError,
 };
 use thiserror::Error;
 
@@ -23,42 +23,9 @@ pub enum ChatError {
     /// The limit of requests that run or wait has been reached.
     #[error("{limit} requests are already running or waiting")]
     Overloaded { limit: usize },
-    /// A picture is damaged or outside the limits.
-    #[error("picture {index}{file}: {source}")]
-    Picture {
-        /// The picture's index in the chat, from 0.
-        index: usize,
-        file: FileName,
-        source: Arc<ImageError>,
-    },
-    /// A picture is so thin that it exceeds the envelope even after resizing.
-    #[error("picture {index}{file} takes {patches} patches after resizing; the limit is {limit}")]
-    PictureTooLarge {
-        /// The picture's index in the chat, from 0.
-        index: usize,
-        file: FileName,
-        patches: usize,
-        limit: usize,
-    },
-    /// A video is damaged or outside the limits.
-    #[error("video {index}: {source}")]
-    Video {
-        /// The video's index in the chat, from 0.
-        index: usize,
-        source: Arc<VideoError>,
-    },
-    /// The chat has more pictures than the envelope allows.
-    #[error("the chat has {pictures} pictures; the limit is {limit}")]
-    TooManyPictures { pictures: usize, limit: usize },
-    /// The pictures of the chat need more of the encoder cache than one request may use.
-    #[error("the pictures have {tokens} tokens together; the limit is {limit}")]
-    PicturesTooLarge {
-        /// Tokens of all pictures of the request.
-        tokens: usize,
-        /// Tokens of [`Envelope::largest_pictures`](bursar_model::Envelope::largest_pictures)
-        /// pictures of the largest size.
-        limit: usize,
-    },
+    /// A picture or a video is damaged or outside the limits.
+    #[error(transparent)]
+    Media(#[from] MediaError),
     /// The prompt leaves no room for a reply.
     #[error(
         "the prompt has {}{tokens} tokens, but prompt and reply together may have at most {limit}",
@@ -115,7 +82,7 @@ pub enum ChatError {
     /// A sampling parameter is out of its range.
     #[error(transparent)]
     Sampling(Arc<SamplingError>),
-    /// The pictures could not be encoded into the vision cache.
+    /// The pictures are intact, but did not get into the vision cache.
     #[error(transparent)]
     Vision(Arc<VisionError>),
     /// The thread that prepared the prompt panicked.
@@ -194,16 +161,7 @@ impl Hint for ChatError {
             ChatError::Empty => "add a user turn".to_owned(),
             ChatError::TokensAndTurns => "give all of the prompt as tokens, or all of it as turns".to_owned(),
             ChatError::Overloaded { .. } => "ask again when a reply has ended, or raise `requests`".to_owned(),
-            ChatError::Picture { source, .. } => source.hint(),
-            ChatError::Video { source, .. } => source.hint(),
-            ChatError::PictureTooLarge { .. } => {
-                "crop the picture so that it is less wide or tall, or raise `picture_patches`".to_owned()
-            }
-            ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
-            ChatError::PicturesTooLarge { .. } => {
-                "send fewer or smaller pictures, or set `pictures` to how many of the largest size a request needs"
-                    .to_owned()
-            }
+            ChatError::Media(error) => error.hint(),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
@@ -273,11 +231,7 @@ impl ChatError {
         match self {
             ChatError::Empty
             | ChatError::TokensAndTurns
-            | ChatError::Picture { .. }
-            | ChatError::PictureTooLarge { .. }
-            | ChatError::Video { .. }
-            | ChatError::TooManyPictures { .. }
-            | ChatError::PicturesTooLarge { .. }
+            | ChatError::Media(_)
             | ChatError::TooLong { .. }
             | ChatError::NoTokens
             | ChatError::MinTokens { .. }
@@ -398,16 +352,11 @@ impl From<TextError> for ChatError {
     }
 }
 
-impl From<MediaError> for ChatError {
-    fn from(error: MediaError) -> Self {
+impl From<VisionError> for ChatError {
+    fn from(error: VisionError) -> Self {
         match error {
-            MediaError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
-            MediaError::PicturesTooLarge { tokens, limit } => ChatError::PicturesTooLarge { tokens, limit },
-            MediaError::Picture { index, file, source } => ChatError::Picture { index, file, source: Arc::new(source) },
-            MediaError::PictureTooLarge { index, file, patches, limit } => {
-                ChatError::PictureTooLarge { index, file, patches, limit }
-            }
-            MediaError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
+            VisionError::Media(error) => ChatError::Media(error),
+            error => ChatError::Vision(Arc::new(error)),
         }
     }
 }

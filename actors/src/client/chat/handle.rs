@@ -23,7 +23,7 @@ use crate::{
     losses::Losses,
     metric::WakeReason,
     responder::Responder,
-    sleep::{Inside, Rest, SendSleepOrder, SleepError, SleepLevel, SleepOrder, Wakefulness},
+    sleep::{Inside, SendSleepOrder, SleepError, SleepLevel, SleepOrder, WakeState, Wakefulness},
     tree,
 };
 
@@ -143,9 +143,9 @@ impl ModelHandle {
     /// Returns the sleep level of a sleeping model. `None` while the model is awake, is still
     /// ending its requests, or wakes up.
     pub fn is_asleep(&self) -> Option<SleepLevel> {
-        match self.sleep.wakefulness.rest() {
-            Rest::Asleep(level) => Some(level),
-            Rest::Awake | Rest::Draining | Rest::Waking => None,
+        match self.sleep.wakefulness.state() {
+            WakeState::Asleep(level) => Some(level),
+            WakeState::Awake | WakeState::Draining | WakeState::Waking => None,
         }
     }
 

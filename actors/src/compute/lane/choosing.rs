@@ -16,7 +16,7 @@ use super::job::Choice;
 /// How a step's rows choose their tokens.
 pub(super) enum TokenChoice {
     /// Every row takes its likeliest token and reports nothing else, so that argmax is enough.
-    Likeliest { rows: usize },
+    Greedy { rows: usize },
     /// At least one row needs sampling parameters or a report.
     Asked(Box<Asked>),
 }
@@ -38,7 +38,7 @@ impl TokenChoice {
     /// Encodes `choices`, for a model with `vocabulary` logits.
     pub(super) fn of(choices: &[Choice], vocabulary: usize) -> Self {
         if logits_of(choices) == LogitsOf::OwnRank {
-            return TokenChoice::Likeliest { rows: choices.len() };
+            return TokenChoice::Greedy { rows: choices.len() };
         }
         let (mut batch, mut refused) = (SampleBatch::new(vocabulary), Vec::new());
         for (row, choice) in choices.iter().enumerate() {
@@ -57,7 +57,7 @@ impl TokenChoice {
         rows: usize,
     ) -> Result<Choosing, KernelError> {
         let asked = match self {
-            TokenChoice::Likeliest { rows } => {
+            TokenChoice::Greedy { rows } => {
                 let results = scope.download_later(&buffers.chosen().row_range(0..rows))?;
                 return Ok(Choosing { results, report: None });
             }

@@ -32,10 +32,10 @@ impl<B: Backend> ModelRunner<B> {
         self.autotune(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
         let mut capture =
             |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, &mut buffers, Some(tokens)));
-        let Some(likeliest) = capture(Tokens::Likeliest)? else { return Ok(None) };
+        let Some(greedy) = capture(Tokens::Greedy)? else { return Ok(None) };
         let Some(asked) = capture(Tokens::Asked)? else { return Ok(None) };
-        let bytes = likeliest.bytes() + asked.bytes();
-        self.graphs.by_rows.borrow_mut().insert(rows, Captured { likeliest, asked });
+        let bytes = greedy.bytes() + asked.bytes();
+        self.graphs.by_rows.borrow_mut().insert(rows, Captured { greedy, asked });
         Ok(Some(bytes))
     }
 
@@ -64,7 +64,7 @@ impl<B: Backend> ModelRunner<B> {
             let mut buffers = self.memory.sampling.buffers(self.rank());
             let wanted = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             let tokens = match &wanted {
-                TokenChoice::Likeliest { .. } => Tokens::Likeliest,
+                TokenChoice::Greedy { .. } => Tokens::Greedy,
                 TokenChoice::Asked(asked) => {
                     self.ask(scope, &mut buffers, &asked.batch, layout.logit_rows)?;
                     Tokens::Asked
@@ -108,7 +108,7 @@ impl<B: Backend> ModelRunner<B> {
         let step_arrays = inputs.tensor(layout, self.rank());
         let logits: Tensor<'_> = self.model.step_over(&scope, &step_arrays, layout, &caches, of)?;
         match tokens {
-            Some(Tokens::Likeliest) => buffers.take_likeliest(&scope, &logits),
+            Some(Tokens::Greedy) => buffers.take_argmax(&scope, &logits),
             Some(Tokens::Asked) => buffers.choose(&scope, &logits),
             None => scope.argmax(&logits).map(drop),
         }

@@ -20,7 +20,7 @@ pub(super) struct Graphs {
 /// The graphs of one size. The argmax of the logits has a separate graph, which reads the logits
 /// once, reads no parameters, and gathers no logits from other ranks.
 pub(super) struct Captured {
-    pub(super) likeliest: Box<dyn Graph>,
+    pub(super) greedy: Box<dyn Graph>,
     pub(super) asked: Box<dyn Graph>,
 }
 
@@ -34,7 +34,7 @@ impl Graphs {
 impl Captured {
     pub(super) fn of(&self, tokens: Tokens) -> &dyn Graph {
         match tokens {
-            Tokens::Likeliest => &*self.likeliest,
+            Tokens::Greedy => &*self.greedy,
             Tokens::Asked => &*self.asked,
         }
     }
@@ -43,7 +43,7 @@ impl Captured {
 /// How a pass chooses the tokens that it writes to the sampling buffers.
 #[derive(Clone, Copy)]
 pub(super) enum Tokens {
-    Likeliest,
+    Greedy,
     /// Samples with the parameters that are in the sampling buffers when the pass runs.
     Asked,
 }
@@ -51,7 +51,7 @@ pub(super) enum Tokens {
 impl Tokens {
     pub(super) fn logits_of(self) -> LogitsOf {
         match self {
-            Tokens::Likeliest => LogitsOf::OwnRank,
+            Tokens::Greedy => LogitsOf::OwnRank,
             Tokens::Asked => LogitsOf::AllRanks,
         }
     }

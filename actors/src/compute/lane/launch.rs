@@ -84,7 +84,7 @@ impl<B: Backend> ModelRunner<B> {
             // while the host builds masks.
             let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             match &choices {
-                TokenChoice::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
+                TokenChoice::Greedy { .. } => buffers.take_argmax(scope, &logits)?,
                 TokenChoice::Asked(asked) => {
                     self.ask(scope, &mut buffers, &asked.batch, rows)?;
                     buffers.choose(scope, &logits)?;

@@ -61,16 +61,16 @@ impl Panel {
     }
 }
 
-/// Divides `rows` among panels. Each wish is the index of a panel and the number of rows that this
-/// panel should have before later wishes get any. A panel that would get only its title gets
+/// Divides `rows` among panels. Each request is the index of a panel and the number of rows that
+/// this panel should have before later requests get any. A panel that would get only its title gets
 /// nothing.
-pub fn share(panels: &[Panel], wishes: &[(usize, u16)], rows: u16) -> Vec<u16> {
+pub fn share(panels: &[Panel], requests: &[(usize, u16)], rows: u16) -> Vec<u16> {
     let mut given = vec![0; panels.len()];
     let mut left = rows;
-    for &(place, wish) in wishes {
+    for &(place, request) in requests {
         let Some(panel) = panels.get(place) else { continue };
-        let wish = wish.min(u16::try_from(panel.lines.len()).unwrap_or(u16::MAX));
-        let more = wish.saturating_sub(given[place]).min(left);
+        let request = request.min(u16::try_from(panel.lines.len()).unwrap_or(u16::MAX));
+        let more = request.saturating_sub(given[place]).min(left);
         if given[place] + more > 1 {
             given[place] += more;
             left -= more;
@@ -129,8 +129,8 @@ mod tests {
     #[test]
     fn rows_go_to_panels_in_wish_order_never_a_title_alone() {
         let panels = [panel(5), panel(3), panel(0)];
-        let wishes = [(0, 2), (1, 2), (0, 9), (1, 9), (2, 9), (7, 1)];
-        let shared = |rows| share(&panels, &wishes, rows);
+        let requests = [(0, 2), (1, 2), (0, 9), (1, 9), (2, 9), (7, 1)];
+        let shared = |rows| share(&panels, &requests, rows);
         assert_eq!(shared(0), [0, 0, 0]);
         assert_eq!(shared(1), [0, 0, 0]);
         assert_eq!(shared(3), [3, 0, 0], "one row is too few for the second panel");

@@ -23,7 +23,7 @@ enum List : uint32_t {
     PRODUCED = contract::sampling::LIST_PRODUCED,
 };
 
-struct Wishes {
+struct RowLists {
     const uint32_t* words;    // the whole request buffer (`asked`), with all lists and masks
     const uint32_t* starts;   // [kinds, starts_pitch] first word of each row's list, then the last list's end
     uint32_t starts_pitch;    // elements from one kind to the next
@@ -48,11 +48,11 @@ struct Bench {
     uint32_t tally[SLICE];
 };
 
-__device__ __forceinline__ bool changes(const SampleRow& wanted, const Wishes& wishes, uint32_t row) {
+__device__ __forceinline__ bool changes(const SampleRow& wanted, const RowLists& row_lists, uint32_t row) {
     if (is_given(wanted)) {
         return false;
     }
-    const auto any_of = [&](List list) { return wishes.count(list, row) > 0; };
+    const auto any_of = [&](List list) { return row_lists.count(list, row) > 0; };
     const bool penalised = wanted.repetition != 1.0f ? any_of(PROMPT) || any_of(PRODUCED)
                                                      : penalises(wanted) && any_of(PRODUCED);
     return penalised || wanted.allowed != NONE || any_of(FORBIDDEN) || any_of(BIASED);
@@ -77,10 +77,10 @@ __device__ __forceinline__ float penalised(float logit, uint32_t tally, const Sa
 // the slice. Other blocks process the other slices, and no block processes ids beyond the
 // vocabulary. `read` converts a list entry to a token.
 template <typename Visit, typename Read>
-__device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list, uint32_t row, uint32_t first,
+__device__ __forceinline__ void for_each_listed(const RowLists& row_lists, List list, uint32_t row, uint32_t first,
                                                 uint32_t length, Visit visit, Read read) {
-    const uint32_t count = wishes.count(list, row);
-    const uint32_t* tokens = wishes.words + wishes.start(list, row);
+    const uint32_t count = row_lists.count(list, row);
+    const uint32_t* tokens = row_lists.words + row_lists.start(list, row);
     const auto look = [&](uint32_t listed, uint32_t at) {
         const uint32_t token = read(listed);
         if (token - first < length) {
@@ -106,13 +106,13 @@ __device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list,
 }
 
 template <typename Visit>
-__device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list, uint32_t row, uint32_t first,
+__device__ __forceinline__ void for_each_listed(const RowLists& row_lists, List list, uint32_t row, uint32_t first,
                                                 uint32_t length, Visit visit) {
-    for_each_listed(wishes, list, row, first, length, visit, [](uint32_t token) { return token; });
+    for_each_listed(row_lists, list, row, first, length, visit, [](uint32_t token) { return token; });
 }
 
 // All threads of the block must call this function.
-__device__ __forceinline__ void change_slice(Held& held, Bench& bench, const SampleRow& wanted, const Wishes& wishes,
+__device__ __forceinline__ void change_slice(Held& held, Bench& bench, const SampleRow& wanted, const RowLists& row_lists,
                                              uint32_t row, uint32_t slice, uint32_t vocabulary) {
     const uint32_t first = slice * SLICE;
     const uint32_t length = min(SLICE, vocabulary - first);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
         const uint32_t place = place_of(load);
         uint32_t allowed = 0xfu;
         if (wanted.allowed != NONE && place < length) {
-            allowed = wishes.words[wanted.allowed + (first + place) / 32] >> place % 32;
+            allowed = row_lists.words[wanted.allowed + (first + place) / 32] >> place % 32;
         }
 #pragma unroll
         for (uint32_t one = 0; one < AT_ONCE; ++one) {
@@ -131,25 +131,25 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
         }
     }
     __syncthreads();
-    for_each_listed(wishes, FORBIDDEN, row, first, length,
+    for_each_listed(row_lists, FORBIDDEN, row, first, length,
                     [&](uint32_t place, uint32_t) { bench.logits[place] = -INFINITY; });
     if (counted) {
         if (wanted.repetition != 1.0f) {
-            for_each_listed(wishes, PROMPT, row, first, length,
+            for_each_listed(row_lists, PROMPT, row, first, length,
                             [&](uint32_t place, uint32_t) { atomicOr(&bench.tally[place], IN_PROMPT); });
         }
         const auto read = [&](uint32_t token) {
             const uint32_t place = token & ~PREVIOUS;
             return !(token & PREVIOUS)            ? token
-                   : place < wishes.previous_count ? wishes.previous[place]
+                   : place < row_lists.previous_count ? row_lists.previous[place]
                                                    : NONE;
         };
         const auto count = [&](uint32_t place, uint32_t) { atomicAdd(&bench.tally[place], 1u); };
-        for_each_listed(wishes, PRODUCED, row, first, length, count, read);
+        for_each_listed(row_lists, PRODUCED, row, first, length, count, read);
     }
     __syncthreads();
-    const uint32_t* biases = wishes.words + wishes.start(BIASES, row);
-    for_each_listed(wishes, BIASED, row, first, length, [&](uint32_t place, uint32_t at) {
+    const uint32_t* biases = row_lists.words + row_lists.start(BIASES, row);
+    for_each_listed(row_lists, BIASED, row, first, length, [&](uint32_t place, uint32_t at) {
         bench.logits[place] = bounded(__fadd_rn(bench.logits[place], __uint_as_float(biases[at])));
     });
     __syncthreads();

@@ -20,9 +20,9 @@ use super::{
     large_m::Output,
     launch,
     linear::linear,
-    met::{LayerWeight, MetGemms},
     plan::{GemmBackend, GemmPlan, library_supports},
     problem::{GemmOperands, GemmProblem, MEMORY_BOUND_ROWS},
+    recorded::{LayerWeight, RecordedGemms},
     scale_scratch,
     table::Kernel,
     tiles::Cut,
@@ -85,19 +85,19 @@ pub(in super::super) fn measure(cuda: &Cuda, call: calls::Measure<'_>) -> Result
         return Ok(());
     }
     cuda.enter()?;
-    let MetGemms { met } = mem::take(&mut *cuda.gemm.met.borrow_mut());
+    let RecordedGemms { by_shape } = mem::take(&mut *cuda.gemm.recorded.borrow_mut());
     // A gated GEMM is compared with the ungated GEMM followed by the gate, so ungated
     // GEMMs are measured first.
     for gates in [false, true] {
-        for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
-            let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
+        for (alike, recorded) in by_shape.iter().filter(|(alike, _)| alike.gates == gates) {
+            let measured = if recorded.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
             for &rows in measured {
                 let problem = GemmProblem { rows, ..*alike };
                 if cuda.kernels.tuned.measured().contains_key(&problem) {
                     continue;
                 }
                 // A GEMM that does not fit in this memory does not fit in a pass either.
-                let Some(trial) = Trial::within(cuda, problem, &met.weights, &call.memory) else { break };
+                let Some(trial) = Trial::within(cuda, problem, &recorded.weights, &call.memory) else { break };
                 if let Some(fastest) = trial.fastest()? {
                     let agreed = cuda.kernels.tuned.found(problem, fastest);
                     if agreed != fastest {

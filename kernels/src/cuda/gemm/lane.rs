@@ -15,8 +15,8 @@ use super::{
     },
     blas::LaneGemms,
     counters::Counters,
-    met::MetGemms,
     plan::GemmBackend,
+    recorded::RecordedGemms,
     table::Gpu,
 };
 
@@ -30,7 +30,7 @@ pub(in super::super) struct GemmLane {
     /// `true` while autotuning is on. The results of passes are then discarded, so GEMMs may be
     /// measured.
     pub(super) autotunes: Cell<bool>,
-    pub(super) met: RefCell<MetGemms>,
+    pub(super) recorded: RefCell<RecordedGemms>,
     pub(super) clock: Clock,
 }
 
@@ -51,7 +51,7 @@ impl GemmLane {
             backend: GemmBackend::default(),
             library: RefCell::new(LaneGemms::new(&kernels.device)?),
             autotunes: Cell::new(false),
-            met: RefCell::default(),
+            recorded: RefCell::default(),
             clock: Clock::new(&kernels.device)?,
         })
     }
@@ -61,7 +61,7 @@ impl GemmLane {
         self.autotunes.set(on);
         self.library.borrow_mut().forget_refusals();
         // The recorded weight addresses are valid only while autotuning is on.
-        self.met.take();
+        self.recorded.take();
     }
 
     /// Returns the number of GEMMs outside autotuning whose algorithm was not measured.

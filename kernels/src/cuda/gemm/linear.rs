@@ -79,7 +79,7 @@ fn compute(
         return Ok(());
     }
     if cuda.gemm.autotunes.get() {
-        cuda.gemm.met.borrow_mut().meet(problem, operands);
+        cuda.gemm.recorded.borrow_mut().record(problem, operands);
         compare_large_m(cuda, problem, operands, output, unfused)?;
     }
     match planning::plan(cuda, problem, operands)? {

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | description of a GEMM | `problem`, `operands` |
 //! | choice of a kernel | `table`, `plan`, `tiles`, `scale_scratch`, all pure; `planning` |
-//! | autotuning and its results | `algorithm`, `tuned`, `tuning`, `met`, `autotune`, `compare` |
+//! | autotuning and its results | `algorithm`, `tuned`, `tuning`, `recorded`, `autotune`, `compare` |
 //! | launches | `linear`, `launch`, `small_m`, `medium_m`, `large_m`, `tiled`, `transposed_scales`, `blas` |
 
 mod algorithm;
@@ -19,11 +19,11 @@ mod large_m;
 mod launch;
 mod linear;
 mod medium_m;
-mod met;
 mod operands;
 mod plan;
 mod planning;
 mod problem;
+mod recorded;
 mod scale_arguments;
 mod scale_scratch;
 mod small_m;

@@ -55,7 +55,7 @@ impl BudgetState {
             }
         }
         self.leased(lease_sums::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
-        self.mailbox.tell_of_lease(&holding, Event::LeaseGranted);
+        self.mailbox.report_lease(&holding, Event::LeaseGranted);
         self.mailbox.leases().insert(lease.id(), holding);
     }
 
@@ -78,7 +78,7 @@ impl BudgetState {
         });
         let Some(holding) = held else { return };
         self.leased(lease_sums::line(&holding.model, &holding.class), from, to);
-        self.mailbox.tell_of_lease(&holding, |Leased { lease, model, class, .. }| Event::LeaseResized {
+        self.mailbox.report_lease(&holding, |Leased { lease, model, class, .. }| Event::LeaseResized {
             lease,
             model,
             class,
@@ -105,7 +105,7 @@ impl BudgetState {
 
     fn revoking(&mut self, lease: LeaseId) {
         let held = self.mailbox.leases().get(&lease).map(|entry| entry.clone());
-        held.iter().for_each(|holding| self.mailbox.tell_of_lease(holding, Event::LeaseRevoked));
+        held.iter().for_each(|holding| self.mailbox.report_lease(holding, Event::LeaseRevoked));
         let mut books = self.mailbox.books();
         books.ending.insert(lease);
         books.watch.revoke(lease, self.device.fence_here());
@@ -114,7 +114,7 @@ impl BudgetState {
     fn forget(&mut self, lease: LeaseId) {
         if let Some((_, holding)) = self.mailbox.leases().remove(&lease) {
             self.leased(lease_sums::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
-            self.mailbox.tell_of_lease(&holding, Event::LeaseFreed);
+            self.mailbox.report_lease(&holding, Event::LeaseFreed);
             if holding.class == Class::Graphs {
                 self.keep(holding.bytes);
             }

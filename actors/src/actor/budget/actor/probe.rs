@@ -197,7 +197,7 @@ impl BudgetState {
     }
 
     /// Records that the owner of this lease accepts resize orders from now on.
-    pub(super) fn obeyed(&mut self, lease: LeaseId, elastic: Elastic) {
+    pub(super) fn resize_orders_accepted(&mut self, lease: LeaseId, elastic: Elastic) {
         // The lease may have been revoked before this note was read.
         if self.ledger.holding(lease).is_some() {
             self.step(Input::Floor { lease, to: elastic.floor });

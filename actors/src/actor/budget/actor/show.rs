@@ -31,7 +31,7 @@ impl BudgetState {
 
     /// Reports how much of the canary was given up or taken back since the last report, by this
     /// actor or a predecessor.
-    pub(super) fn tell_of_canary(&self) {
+    pub(super) fn report_canary(&self) {
         let canary = self.ledger.account(Memory::Device).canary;
         let before = std::mem::replace(&mut self.mailbox.books().canary_told, canary);
         match canary.cmp(&before) {
@@ -47,7 +47,7 @@ impl BudgetState {
 
     /// Sets the gauges that have changed.
     pub(super) fn show_changes(&mut self) {
-        self.tell_of_canary();
+        self.report_canary();
         let shown = self.to_show();
         if self.shown.replace(shown) != Some(shown) {
             self.show_ledger(shown);

@@ -1,6 +1,6 @@
 //! Execution of the effects of the engine state machine.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use bursar_budgets::Gate;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -21,28 +21,20 @@ use crate::{
     },
     responder::Responder,
     scheduler::SchedulerMessage,
-    sleep::Rest,
+    shared::carry_out::CarryOut,
+    sleep::WakeState,
     supervise::BackgroundTask,
 };
 
-impl EngineState {
-    /// Processes an input, and then the inputs that follow from its effects, in order.
-    pub(super) async fn step(
-        &mut self,
-        myself: &ActorRef<EngineMessage>,
-        input: Input<ActorParts>,
-    ) -> Result<(), ActorProcessingErr> {
-        let mut inputs = VecDeque::from([input]);
-        while let Some(input) = inputs.pop_front() {
-            for effect in self.core.step(input, self.born.elapsed()) {
-                inputs.extend(self.carry_out(myself, effect).await?);
-            }
-        }
-        Ok(())
+impl CarryOut for EngineState {
+    type Message = EngineMessage;
+    type Input = Input<ActorParts>;
+    type Effect = Effect<ActorParts>;
+
+    fn decide(&mut self, input: Input<ActorParts>) -> Vec<Effect<ActorParts>> {
+        self.core.step(input, self.born.elapsed())
     }
 
-    /// Carries out one effect. Returns the input that must be processed next, if the effect
-    /// produces one. An effect that produces an input is the last effect of its step.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -59,16 +51,16 @@ impl EngineState {
             Effect::EndProfile => self.profile.take().into_iter().for_each(|profile| profile.stop(None)),
             Effect::CheckDevice => self.check_device()?,
             Effect::TakeBack { attempt, error } => return self.take_back(attempt, error).await.map(Some),
-            Effect::Report(report) => self.tell_of_attempt(report),
-            Effect::TellOfRestart { actor, reason } => self.arguments.tell_of_restart(actor, &reason),
+            Effect::Report(report) => self.report_attempt(report),
+            Effect::ReportRestart { actor, reason } => self.arguments.report_restart(actor, &reason),
             Effect::AttemptAfter { attempt, wait } => {
                 myself.send_after(wait, move || EngineMessage::Attempt { attempt });
             }
             Effect::Advise(question) => self.advise(myself, question),
             Effect::Fail(error) => {
                 let error = Arc::new(error);
-                self.arguments.show(match self.arguments.wakefulness.rest() {
-                    Rest::Waking => Status::NotWoken(error),
+                self.arguments.show(match self.arguments.wakefulness.state() {
+                    WakeState::Waking => Status::NotWoken(error),
                     _ => Status::Failed(error),
                 });
                 myself.stop(None);
@@ -77,18 +69,18 @@ impl EngineState {
                 self.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
-            Effect::Obey { sized, floor, most, limit } => {
+            Effect::AcceptResizeOrders { sized, floor, most, limit } => {
                 let engine = myself.clone();
                 // If the engine has ended, its lease has ended too.
                 let orders = move |order| drop(engine.send_message(EngineMessage::Ordered(order)));
-                self.place(sized).obey((floor, most, limit), orders);
+                self.place(sized).accept_resize_orders((floor, most, limit), orders);
             }
             Effect::Freeze => {
                 self.arguments.budget.move_gate(self.arguments.label.clone(), Gate::Frozen).await??;
             }
             Effect::Start(start) => return self.start_children(myself, start).await.map(Some),
-            Effect::TellOfReady => (self.arguments.progress)(Progress::Ready),
-            Effect::LetIn(serving) => {
+            Effect::ReportReady => (self.arguments.progress)(Progress::Ready),
+            Effect::AdmitWaiting(serving) => {
                 // Waiting requests continue as soon as `Ready` is published, so everything else is
                 // published first.
                 self.show();
@@ -106,7 +98,7 @@ impl EngineState {
             Effect::RestartAfter { restart, wait } => {
                 myself.send_after(wait, move || EngineMessage::Restart { restart });
             }
-            Effect::TellOfResize { from, to } => self.tell_of_resize(from, to),
+            Effect::ReportResize { from, to } => self.report_resize(from, to),
             Effect::Change { sized, change } => {
                 let resize = self.place(sized).resize(change, self.scheduler().cloned());
                 self.change = Some(BackgroundTask::begin(myself, resize, EngineMessage::PoolChanged));
@@ -121,7 +113,9 @@ impl EngineState {
         }
         Ok(None)
     }
+}
 
+impl EngineState {
     fn load(&mut self, myself: &ActorRef<EngineMessage>, attempt: u32) {
         self.attempt_progress = AttemptProgress::default();
         let load = self.arguments.clone().plan_and_load(attempt);
@@ -183,7 +177,7 @@ impl EngineState {
         Ok(Input::TakenBack { error, passed: self.attempt_progress.passed() })
     }
 
-    fn tell_of_attempt(&self, report: AttemptReport) {
+    fn report_attempt(&self, report: AttemptReport) {
         let model = self.arguments.label.clone();
         let end = match &report.outcome {
             Outcome::Ready => AttemptEnd::Ready,
@@ -204,7 +198,7 @@ impl EngineState {
         (self.arguments.progress)(Progress::Attempt(report));
     }
 
-    fn tell_of_resize(&self, from_blocks: usize, to_blocks: usize) {
+    fn report_resize(&self, from_blocks: usize, to_blocks: usize) {
         let model = self.arguments.label.clone();
         let event = if to_blocks < from_blocks {
             metric::KV_SHRINKS_TOTAL.add(&model, 1);

@@ -40,7 +40,7 @@ pub enum Effect<P: Parts> {
     /// Report the end of an attempt.
     Report(AttemptReport),
     /// Report that a successor of a dead actor will start.
-    TellOfRestart { actor: Role, reason: String },
+    ReportRestart { actor: Role, reason: String },
     /// Send [`Attempt`](super::Input::Attempt) after the wait.
     AttemptAfter { attempt: u32, wait: Duration },
     /// Find the knobs that would have helped. They are reported as
@@ -51,7 +51,7 @@ pub enum Effect<P: Parts> {
     /// End the engine: the serving actors are in a crash loop.
     GiveUp { reason: String },
     /// Accept the budget's orders to resize the KV cache from now on, within these bounds.
-    Obey {
+    AcceptResizeOrders {
         sized: SizedBy<P>,
         /// The smallest number of blocks.
         floor: usize,
@@ -65,9 +65,9 @@ pub enum Effect<P: Parts> {
     /// Start serving actors. [`Started`](super::Input::Started) follows.
     Start(Start<P>),
     /// Report READY to the progress sink of the start.
-    TellOfReady,
+    ReportReady,
     /// Publish READY to waiting requests, which continue from here.
-    LetIn(P::Serving),
+    AdmitWaiting(P::Serving),
     /// Publish that the model is starting, so that requests wait.
     ShowStarting,
     /// Stop these actors, in this order, and wait for the end of each.
@@ -78,7 +78,7 @@ pub enum Effect<P: Parts> {
     /// Send [`Restart`](super::Input::Restart) after the wait.
     RestartAfter { restart: u64, wait: Duration },
     /// Report that the KV cache has shrunk or grown. Both sizes are in blocks.
-    TellOfResize { from: usize, to: usize },
+    ReportResize { from: usize, to: usize },
     /// Resize the KV cache. The end is reported as [`Pool`](super::Input::Pool).
     Change { sized: SizedBy<P>, change: Change },
     /// Let the scheduler, if one runs, use this many blocks.

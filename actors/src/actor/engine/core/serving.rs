@@ -96,7 +96,7 @@ impl<P: Parts> Serving<P> {
         };
         // Send the bounds before freezing the gate. The reply to the freeze then also covers the
         // bounds, and READY needs no second reply.
-        serving.obey(step);
+        serving.accept_resize_orders(step);
         step.effect(Effect::Freeze);
         serving.start(0, P::Children::default(), Cause::Attempt, step);
         serving
@@ -182,9 +182,9 @@ impl<P: Parts> Serving<P> {
         if cause == Cause::Attempt {
             self.passed.phase = Some(profile::Phase::Serve);
             step.report(&self.passed, Outcome::Ready);
-            step.effect(Effect::TellOfReady);
+            step.effect(Effect::ReportReady);
         }
-        step.effect(Effect::LetIn(serving));
+        step.effect(Effect::AdmitWaiting(serving));
         self.change_pool(PoolInput::Serving(true), step);
     }
 
@@ -202,7 +202,7 @@ impl<P: Parts> Serving<P> {
         step.effect(Effect::ShowStarting);
         match self.restarts.died(first, step.now) {
             Decision::Restart { children, after: wait } => {
-                step.effect(Effect::TellOfRestart { actor, reason: reason.to_owned() });
+                step.effect(Effect::ReportRestart { actor, reason: reason.to_owned() });
                 step.effect(Effect::Stop(kept.take_from(children.start)));
                 self.change_pool(PoolInput::Serving(false), step);
                 self.deaths += 1;
@@ -285,7 +285,7 @@ impl<P: Parts> Serving<P> {
             return;
         }
         // Declare the lower maximum to the budget, so that the budget offers no growth above it.
-        self.obey(step);
+        self.accept_resize_orders(step);
         (self.passed.measured, self.passed.target) = (None, Some(self.pool.most()));
         self.start(0, P::Children::default(), Cause::Attempt, step);
     }
@@ -303,7 +303,7 @@ impl<P: Parts> Serving<P> {
         let change = self.pool.step(input);
         let to = self.pool.blocks();
         if from != to {
-            step.effect(Effect::TellOfResize { from, to });
+            step.effect(Effect::ReportResize { from, to });
         }
         if let Some(change) = change {
             step.effect(Effect::Change { sized: self.sized(), change });
@@ -313,8 +313,8 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    fn obey(&self, step: &mut Step<'_, P>) {
+    fn accept_resize_orders(&self, step: &mut Step<'_, P>) {
         let (floor, most, limit) = (self.pool.floor(), self.pool.most(), self.pool.limit());
-        step.effect(Effect::Obey { sized: self.sized(), floor, most, limit });
+        step.effect(Effect::AcceptResizeOrders { sized: self.sized(), floor, most, limit });
     }
 }

@@ -51,7 +51,7 @@ struct Bed {
     passed: AttemptState,
     /// Whether the KV cache is being resized.
     is_changing: bool,
-    heard: Vec<String>,
+    recorded: Vec<String>,
 }
 
 fn rules() -> Rules {
@@ -83,21 +83,21 @@ impl Bed {
             now: Duration::ZERO,
             passed: AttemptState::default(),
             is_changing: false,
-            heard: Vec::new(),
+            recorded: Vec::new(),
         }
     }
 
     /// Creates an engine whose weights are loaded and whose first attempt runs.
     fn sizing(rules: Rules, is_warm: bool) -> Self {
         let mut bed = Bed::new(rules);
-        bed.give(Input::Attempt { attempt: 0 }).loaded(is_warm).hear();
+        bed.give(Input::Attempt { attempt: 0 }).loaded(is_warm).recorded();
         bed
     }
 
     /// Creates an engine that serves with 100 blocks and never shrinks below 16 blocks.
     fn serving(rules: Rules) -> Self {
         let mut bed = Bed::sizing(rules, false);
-        bed.sized(0).hear();
+        bed.sized(0).recorded();
         bed
     }
 
@@ -106,7 +106,7 @@ impl Bed {
         while let Some(input) = next.take() {
             for effect in self.core.step(input, self.now) {
                 assert!(next.is_none(), "only the last effect of a step is followed by an input");
-                self.heard.extend(told(&effect));
+                self.recorded.extend(described(&effect));
                 next = self.answer(effect);
             }
         }
@@ -143,8 +143,8 @@ impl Bed {
     }
 
     /// Removes and returns the effects since the last call, as text.
-    fn hear(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.heard)
+    fn recorded(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.recorded)
     }
 
     fn loaded(&mut self, is_warm: bool) -> &mut Self {
@@ -183,7 +183,7 @@ impl Bed {
 }
 
 /// Formats an effect as text, `None` if the effect has no text.
-fn told(effect: &Effect<Names>) -> Option<String> {
+fn described(effect: &Effect<Names>) -> Option<String> {
     Some(match effect {
         Effect::Load { attempt } => format!("load for {attempt}"),
         Effect::DropWarm { plan, reason } => format!("{plan} is not warm: {reason}"),
@@ -203,28 +203,28 @@ fn told(effect: &Effect<Names>) -> Option<String> {
             };
             format!("attempt {} {outcome} in {} of {}", report.attempt, report.phase, report.target_tokens)
         }
-        Effect::TellOfRestart { actor, .. } => format!("{} restarts", actor.name()),
+        Effect::ReportRestart { actor, .. } => format!("{} restarts", actor.name()),
         Effect::AttemptAfter { attempt, wait } => format!("attempt {attempt} after {wait:?}"),
         Effect::Advise(Advise { plan, target_tokens, missing }) => {
             format!("advise on {plan}: {missing} missing for {target_tokens}")
         }
         Effect::Fail(error) => format!("fail: {error}"),
         Effect::GiveUp { reason } => format!("give up: {reason}"),
-        Effect::Obey { floor, most, .. } => format!("obey from {floor} to {most}"),
+        Effect::AcceptResizeOrders { floor, most, .. } => format!("accept resize orders from {floor} to {most}"),
         Effect::Freeze => "freeze".to_owned(),
         Effect::Start(Start { first, generation, sized, blocks, most, refuses_a_step, .. }) => {
             let drill = if *refuses_a_step { ", refusing a step" } else { "" };
             let (from, of) = (ROLES[*first], sized.attempt);
             format!("start {generation} from {from} with {blocks} of {most}, owned by {of}{drill}")
         }
-        Effect::TellOfReady => "ready".to_owned(),
-        Effect::LetIn(generation) => format!("let in to {generation}"),
+        Effect::ReportReady => "ready".to_owned(),
+        Effect::AdmitWaiting(generation) => format!("admit requests to {generation}"),
         Effect::ShowStarting => "starting".to_owned(),
         Effect::Stop(children) => format!("stop {}", children.join(", ")),
         // `Assess` has no text, because the input that follows shows it.
         Effect::Assess { .. } => return None,
         Effect::RestartAfter { restart, wait } => format!("restart {restart} after {wait:?}"),
-        Effect::TellOfResize { from, to } => format!("from {from} to {to}"),
+        Effect::ReportResize { from, to } => format!("from {from} to {to}"),
         Effect::Change { change, .. } => format!("{change:?}"),
         Effect::Enlarge { blocks } => format!("scheduler may use {blocks}"),
     })
@@ -233,27 +233,27 @@ fn told(effect: &Effect<Names>) -> Option<String> {
 #[test]
 fn a_start_loads_sizes_and_serves() {
     let mut bed = Bed::new(rules());
-    assert_eq!(bed.give(Input::Attempt { attempt: 0 }).hear(), ["load for 0"]);
-    assert_eq!(bed.loaded(false).hear(), ["size 0, 0 smaller than None"]);
+    assert_eq!(bed.give(Input::Attempt { attempt: 0 }).recorded(), ["load for 0"]);
+    assert_eq!(bed.loaded(false).recorded(), ["size 0, 0 smaller than None"]);
     assert!(bed.core.serving().is_none());
     bed.now = MS * 7;
-    let told = [
+    let described = [
         "end profile",
-        "obey from 16 to 100",
+        "accept resize orders from 16 to 100",
         "freeze",
         "start 1 from vision with 100 of 100, owned by 0",
         "attempt 1 ready in serve of 1600",
         "ready",
-        "let in to 1",
+        "admit requests to 1",
     ];
-    assert_eq!(bed.sized(0).hear(), told);
+    assert_eq!(bed.sized(0).recorded(), described);
     assert_eq!(bed.core.serving().expect("the engine serves").sized_within(), MS * 7);
 }
 
 #[test]
 fn a_refused_attempt_is_taken_back_before_a_smaller_one() {
     let mut bed = Bed::sizing(rules(), false);
-    let told = [
+    let described = [
         "end profile",
         "check device",
         "take back 0",
@@ -261,31 +261,31 @@ fn a_refused_attempt_is_taken_back_before_a_smaller_one() {
         "profile restarts",
         "size 1, 1 smaller than None",
     ];
-    assert_eq!(bed.refuse(0).hear(), told);
-    assert_eq!(bed.refuse(1).hear()[2..4], ["take back 1", "attempt 2 refused in back of 1520"]);
+    assert_eq!(bed.refuse(0).recorded(), described);
+    assert_eq!(bed.refuse(1).recorded()[2..4], ["take back 1", "attempt 2 refused in back of 1520"]);
 }
 
 #[test]
 fn a_dead_attempt_is_tried_again_after_a_wait_and_its_late_report_ignored() {
     let mut bed = Bed::sizing(rules(), false);
-    let told =
+    let described =
         ["check device", "take back 0", "attempt 1 died in load of 1600", "profile restarts", "attempt 1 after 10ms"];
-    assert_eq!(bed.give(Input::ProfileDied { reason: "a bug".to_owned() }).hear(), told);
+    assert_eq!(bed.give(Input::ProfileDied { reason: "a bug".to_owned() }).recorded(), described);
     assert_eq!(
-        bed.sized(0).give(Input::Attempt { attempt: 0 }).hear(),
+        bed.sized(0).give(Input::Attempt { attempt: 0 }).recorded(),
         [""; 0],
         "an input of a previous attempt is ignored"
     );
-    assert_eq!(bed.give(Input::Attempt { attempt: 1 }).hear(), ["size 1, 0 smaller than None"]);
-    assert_eq!(bed.sized(0).refuse(0).hear(), [""; 0], "a report of a previous attempt is ignored");
-    assert_eq!(bed.sized(1).hear().last().expect("the last effect exists"), "let in to 1");
+    assert_eq!(bed.give(Input::Attempt { attempt: 1 }).recorded(), ["size 1, 0 smaller than None"]);
+    assert_eq!(bed.sized(0).refuse(0).recorded(), [""; 0], "a report of a previous attempt is ignored");
+    assert_eq!(bed.sized(1).recorded().last().expect("the last effect exists"), "admit requests to 1");
 }
 
 #[test]
 fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
     let mut bed = Bed::sizing(rules(), true);
     let error = "the cache would hold 1 tokens, but one sequence may have 2";
-    let told = [
+    let described = [
         "end profile".to_owned(),
         "check device".to_owned(),
         "take back 0".to_owned(),
@@ -294,9 +294,9 @@ fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
         "profile restarts".to_owned(),
         "size 1, 0 smaller than None".to_owned(),
     ];
-    assert_eq!(bed.break_plan(0).hear(), told, "every error is handled in the same way");
+    assert_eq!(bed.break_plan(0).recorded(), described, "every error is handled in the same way");
     assert_eq!(
-        bed.break_plan(1).hear().last().expect("the engine reports an effect"),
+        bed.break_plan(1).recorded().last().expect("the engine reports an effect"),
         &format!("fail: attempt 2 failed and was the last: {error}")
     );
 }
@@ -304,20 +304,20 @@ fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
 #[test]
 fn a_profile_found_after_a_refusal_is_not_relied_on() {
     let mut bed = Bed::new(rules());
-    bed.give(Input::Attempt { attempt: 0 }).hear();
+    bed.give(Input::Attempt { attempt: 0 }).recorded();
     bed.passed = AttemptState { phase: Some(At::Load), evidence: Some(evidence(At::Load)), ..AttemptState::default() };
-    let told = ["check device", "take back 0", "attempt 1 refused in load of 0", "profile restarts", "load for 1"];
-    assert_eq!(bed.give(Input::LoadRefused { plan: None, error: short() }).hear(), told);
+    let described = ["check device", "take back 0", "attempt 1 refused in load of 0", "profile restarts", "load for 1"];
+    assert_eq!(bed.give(Input::LoadRefused { plan: None, error: short() }).recorded(), described);
     let reason = "plan is not warm: memory was refused to an earlier attempt of this start";
-    assert_eq!(bed.loaded(true).hear(), [reason, "size 1, 1 smaller than None"]);
+    assert_eq!(bed.loaded(true).recorded(), [reason, "size 1, 1 smaller than None"]);
 }
 
 #[test]
 fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
     let mut bed = Bed::sizing(rules(), false);
-    bed.refuse(0).refuse(1).refuse(2).hear();
+    bed.refuse(0).refuse(1).refuse(2).recorded();
     assert_eq!(
-        bed.refuse(3).hear().last().expect("the engine reports an effect"),
+        bed.refuse(3).recorded().last().expect("the engine reports an effect"),
         "advise on plan: 60 B missing for 1360"
     );
     let failed = bed.core.step(Input::Advised(Vec::new()), bed.now);
@@ -327,7 +327,7 @@ fn the_fourth_refusal_gives_the_reason_once_with_what_would_help() {
     let targets: Vec<_> = attempts.iter().map(|report| (report.attempt, report.target_tokens)).collect();
     assert_eq!(targets, [(1, 1600), (2, 1520), (3, 1440), (4, 1360)]);
     bed.give(Input::Advised(Vec::new())).refuse(4).loaded(false);
-    assert_eq!(bed.hear(), [""; 0]);
+    assert_eq!(bed.recorded(), [""; 0]);
 }
 
 #[test]
@@ -337,11 +337,11 @@ fn refused_weights_ask_for_advice_by_the_latest_plan() {
     for name in [Some("first plan"), Some("second plan"), None, None] {
         bed.passed.evidence = Some(evidence(At::Load));
         let plan = name.map(|plan| Planned { plan, blocks: 100, is_warm: false });
-        bed.hear();
+        bed.recorded();
         bed.give(Input::LoadRefused { plan, error: short() });
     }
     assert_eq!(
-        bed.hear().last().expect("the engine reports an effect"),
+        bed.recorded().last().expect("the engine reports an effect"),
         "advise on second plan: 60 B missing for 1360"
     );
 }
@@ -349,10 +349,10 @@ fn refused_weights_ask_for_advice_by_the_latest_plan() {
 #[test]
 fn a_failed_load_ends_the_start_unless_the_device_is_lost() {
     let mut bed = Bed::new(rules());
-    bed.give(Input::Attempt { attempt: 0 }).hear();
+    bed.give(Input::Attempt { attempt: 0 }).recorded();
     let error = StartError::Died("a bug".to_owned());
-    assert_eq!(bed.give(Input::LoadFailed(error)).hear(), ["check device", "fail: the model's loader died: a bug"]);
-    assert_eq!(bed.loaded(false).hear(), [""; 0]);
+    assert_eq!(bed.give(Input::LoadFailed(error)).recorded(), ["check device", "fail: the model's loader died: a bug"]);
+    assert_eq!(bed.loaded(false).recorded(), [""; 0]);
 }
 
 proptest! {
@@ -361,7 +361,7 @@ proptest! {
         inputs in proptest::collection::vec((0u8..14, 0u64..4), 1..80),
     ) {
         let mut bed = Bed::new(Rules { is_pinned: inputs.len() % 2 == 0, ..rules() });
-        let is_end = |told: &String| told.starts_with("fail") || told.starts_with("give up");
+        let is_end = |described: &String| described.starts_with("fail") || described.starts_with("give up");
         for (kind, number) in inputs {
             // This is the current attempt, or in some cases the attempt before it.
             let attempt = bed.core.log.number().saturating_sub(u32::from(number == 0));
@@ -382,9 +382,9 @@ proptest! {
                 _ => bed.give(Input::Advised(Vec::new())),
             };
             bed.now += MS;
-            let ends = bed.heard.iter().filter(|told| is_end(told)).count();
-            prop_assert!(ends <= 1, "{:?}", bed.heard);
-            prop_assert!(ends == 0 || is_end(bed.heard.last().expect("the last effect exists")), "{:?}", bed.heard);
+            let ends = bed.recorded.iter().filter(|described| is_end(described)).count();
+            prop_assert!(ends <= 1, "{:?}", bed.recorded);
+            prop_assert!(ends == 0 || is_end(bed.recorded.last().expect("the last effect exists")), "{:?}", bed.recorded);
         }
     }
 }

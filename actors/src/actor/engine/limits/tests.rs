@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::knobs::Knobs;
 
-fn seven() -> Checkpoint {
+fn released_shape() -> Checkpoint {
     let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
     Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens")
 }
@@ -32,9 +32,9 @@ fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<EffectiveLimits,
 
 #[test]
 fn launches_follow_the_largest_picture_unless_set() {
-    let seven = seven();
+    let released = released_shape();
     let sizes = |settings| {
-        let envelope = on_a_gpu(&seven, settings).expect("the limits are consistent").envelope;
+        let envelope = on_a_gpu(&released, settings).expect("the limits are consistent").envelope;
         (envelope.picture_patches, envelope.launch_patches)
     };
     assert_eq!(sizes(json!({ "max_pixels": 2_073_600 })), (10_579, 10_579));
@@ -47,29 +47,29 @@ fn launches_follow_the_largest_picture_unless_set() {
         "explicit settings are kept"
     );
     let given = LoadOptions::small();
-    let envelope = lowered(&seven, &given, false).expect("the limits are consistent").envelope;
+    let envelope = lowered(&released, &given, false).expect("the limits are consistent").envelope;
     assert_eq!(Some(envelope), given.envelope, "a given envelope is used unchanged");
 }
 
 #[test]
 fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
-    let seven = seven();
+    let released = released_shape();
     for (settings, patches) in [(json!({}), 24_576), (json!({ "max_model_len": 4096 }), 12_288)] {
         let EffectiveLimits { envelope, own_pixels, .. } =
-            on_a_gpu(&seven, settings).expect("the limits are consistent");
+            on_a_gpu(&released, settings).expect("the limits are consistent");
         assert_eq!((envelope.picture_patches, envelope.launch_patches), (patches, patches));
         assert!(
             own_pixels.is_some_and(|own| own > patches as u64 * 196),
             "the limit on own pixels is reported: {own_pixels:?}"
         );
     }
-    let said = on_a_gpu(&seven, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");
+    let said = on_a_gpu(&released, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");
     assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "explicit settings are kept");
 }
 
 #[test]
 fn pictures_that_round_up_past_the_processors_maximum_have_room() {
-    let mut fixed = seven();
+    let mut fixed = released_shape();
     let own = fixed.image_processor.as_ref().expect("the checkpoint takes pictures").config().clone();
     let pixel_bounds = PixelBounds { min: 1_003_520, max: 1_003_520 };
     let config = ImageProcessorConfig { pixel_bounds, ..own };
@@ -132,7 +132,7 @@ fn more_sequences_than_step_tokens_raise_an_unset_step() {
 
 #[test]
 fn impossible_limits_are_blamed_on_the_users_setting() {
-    let seven = seven();
+    let released = released_shape();
     for (settings, said, blamed) in [
         (json!({ "min_pixels": 2_000_000, "max_pixels": 1_000_000 }), "`min_pixels` is 2000000", "max_pixels"),
         (json!({ "picture_pixels_min": 9_000_000 }), "`picture_pixels_min` is 9000000", "at most 4816896"),
@@ -151,12 +151,12 @@ fn impossible_limits_are_blamed_on_the_users_setting() {
         (json!({ "max_total_tokens": 1_u64 << 40 }), "`max_total_tokens` is", "at most"),
         (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "`kv_cache_memory_bytes` is", "at most"),
     ] {
-        let error = on_a_gpu(&seven, settings.clone()).map(drop).expect_err("the setting is refused");
+        let error = on_a_gpu(&released, settings.clone()).map(drop).expect_err("the setting is refused");
         let told = format!("{error}; {}", error.hint());
         assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
         assert!(!told.contains("preprocessor_config"), "the hint does not blame a file: {told}");
     }
     // A maximum below the model's own minimum lowers that minimum, because the user did not set a
     // minimum.
-    on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("the setting is accepted");
+    on_a_gpu(&released, json!({ "max_pixels": 1600 })).expect("the setting is accepted");
 }

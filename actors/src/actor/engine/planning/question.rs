@@ -45,7 +45,7 @@ impl<'q> Question<'q> {
         let mut inputs = self.options.lowered(&self.own())?;
         let plan = |envelope: &Envelope| MemoryRequirements::plan(self.model, self.target, envelope, self.place.page);
         let mut needs = plan(&inputs.envelope)?;
-        if let Some(sequences) = self.sequences_beside_kv(&inputs.envelope, &needs, kv) {
+        if let Some(sequences) = self.sequences_that_leave_kv(&inputs.envelope, &needs, kv) {
             inputs.envelope.sequences = sequences;
             needs = plan(&inputs.envelope)?;
         }
@@ -53,10 +53,10 @@ impl<'q> Question<'q> {
     }
 
     /// A lower number of sequences, for a model with recurrent states whose default number would
-    /// leave too little memory for keys and values. Each sequence then has memory for its state and,
-    /// unless `kv` fixes the size of the KV cache, for [`EXPECTED_TOKENS`] tokens. `None` if the
-    /// default fits, or if the user set the number.
-    fn sequences_beside_kv(&self, envelope: &Envelope, needs: &MemoryRequirements, kv: &KvChoice) -> Option<usize> {
+    /// leave too little memory for keys and values. Each sequence then has memory for its state
+    /// and, unless `kv` fixes the size of the KV cache, for [`EXPECTED_TOKENS`] tokens. `None` if
+    /// the default fits, or if the user set the number.
+    fn sequences_that_leave_kv(&self, envelope: &Envelope, needs: &MemoryRequirements, kv: &KvChoice) -> Option<usize> {
         let is_set = self.options.limits.sequences.is_some() || self.options.envelope.is_some();
         let states = needs.states.filter(|_| !is_set)?;
         let of_state = states.shape.sequence_bytes();

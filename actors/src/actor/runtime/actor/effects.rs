@@ -1,6 +1,6 @@
 //! Execution of the effects that the core of a runtime returns.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Gate;
 use ractor::{ActorProcessingErr, ActorRef};
@@ -19,26 +19,19 @@ use crate::{
         core::{Effect, Input},
         message::ActorParts,
     },
+    shared::carry_out::CarryOut,
     tree::Role,
 };
 
-impl RuntimeState {
-    /// Passes an input to the core, and then the inputs that follow from its effects, in order.
-    pub(super) async fn step(
-        &mut self,
-        myself: &ActorRef<RuntimeMessage>,
-        input: Input<ActorParts>,
-    ) -> Result<(), ActorProcessingErr> {
-        let mut inputs = VecDeque::from([input]);
-        while let Some(input) = inputs.pop_front() {
-            for effect in self.core.step(input, self.born.elapsed()) {
-                inputs.extend(self.carry_out(myself, effect).await?);
-            }
-        }
-        Ok(())
+impl CarryOut for RuntimeState {
+    type Message = RuntimeMessage;
+    type Input = Input<ActorParts>;
+    type Effect = Effect<ActorParts>;
+
+    fn decide(&mut self, input: Input<ActorParts>) -> Vec<Effect<ActorParts>> {
+        self.core.step(input, self.born.elapsed())
     }
 
-    /// Executes one effect. Returns the input that follows from it, if there is one.
     async fn carry_out(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
@@ -53,7 +46,7 @@ impl RuntimeState {
             Effect::RespawnAfter { name, load, death, wait, reason } => {
                 let arguments = self.engines[&name].arguments.clone();
                 arguments.show(Status::Starting);
-                arguments.tell_of_restart(Role::Engine, &reason);
+                arguments.report_restart(Role::Engine, &reason);
                 let myself = myself.clone();
                 tokio::spawn(async move {
                     release_memory(&arguments).await;
@@ -104,7 +97,7 @@ impl RuntimeState {
             Effect::ShowWaking { name } => self.show_waking(&name),
             Effect::Wake { name, load, generation } => self.wake(myself, name, load, generation).await?,
             Effect::ShowAwake { name, reason, took } => self.show_awake(&name, reason, took),
-            Effect::TellNotWoken { name } => self.tell_not_woken(&name),
+            Effect::ReportNotWoken { name } => self.report_not_woken(&name),
             Effect::FailStart { name } => self.fail_start(&name),
             Effect::ReportIdle => return Ok(Some(Input::IdleReports(self.seen()))),
             Effect::ReportIdleLater { busy, within } => self.look_later(myself, &busy, within),
@@ -112,7 +105,9 @@ impl RuntimeState {
         }
         Ok(None)
     }
+}
 
+impl RuntimeState {
     fn close(&self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, within: Duration) {
         let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
         requests.close();

@@ -12,7 +12,7 @@ use crate::{
     losses::Losses,
     metric::{self, DeviceLabel},
     runtime::{RuntimeMessage, core::Input},
-    sleep::{Rest, SleepLevel},
+    sleep::{SleepLevel, WakeState},
 };
 
 impl RuntimeState {
@@ -39,7 +39,8 @@ impl RuntimeState {
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
         // Sleeping models stay asleep.
-        let awake = engines.iter().filter(|(_, arguments)| !matches!(arguments.wakefulness.rest(), Rest::Asleep(_)));
+        let awake =
+            engines.iter().filter(|(_, arguments)| !matches!(arguments.wakefulness.state(), WakeState::Asleep(_)));
         awake.for_each(|(_, arguments)| arguments.show(Status::Starting));
         let (myself, again) = (myself.clone(), self.again.clone().filter(|_| replace));
         tokio::spawn(async move {
@@ -72,8 +73,8 @@ impl RuntimeState {
         for engine in self.engines.values_mut() {
             let (device, weight_store, kept) = (device.clone(), WeightStore::default(), RetainedState::default());
             engine.arguments = EngineArguments { device, weight_store, kept, ..engine.arguments.clone() };
-            if let Rest::Asleep(_) = engine.arguments.wakefulness.rest() {
-                engine.arguments.wakefulness.set(Rest::Asleep(SleepLevel::Level2));
+            if let WakeState::Asleep(_) = engine.arguments.wakefulness.state() {
+                engine.arguments.wakefulness.set(WakeState::Asleep(SleepLevel::Level2));
             }
         }
         self.budget = self.settings.spawn(myself, &device).await?;

@@ -4,7 +4,7 @@ use super::{Engine, Known, RuntimeState};
 use crate::{
     engine::Status,
     metric::{self, Architecture, DeviceLabel, Dtype, KvCacheDtype, Quantization},
-    sleep::Rest,
+    sleep::WakeState,
     supervise::runs,
 };
 
@@ -41,7 +41,7 @@ impl RuntimeState {
             engine.publish_known();
             engine.known.iter().for_each(|known| known.show(true));
             engine.requests.show();
-            let is_asleep = matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_));
+            let is_asleep = matches!(engine.arguments.wakefulness.state(), WakeState::Asleep(_));
             metric::ASLEEP.set(&engine.arguments.label, is_asleep);
         }
         self.dead_models.values().for_each(Known::show_dead);

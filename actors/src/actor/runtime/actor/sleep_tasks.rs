@@ -20,7 +20,7 @@ use crate::{
         RuntimeMessage,
         core::{IdleReport, Input},
     },
-    sleep::{NotWoken, Rest, SleepError, SleepLevel},
+    sleep::{NotWoken, SleepError, SleepLevel, WakeState},
     tree,
 };
 
@@ -46,7 +46,7 @@ impl RuntimeState {
         within: Duration,
     ) {
         let (myself, arguments) = (myself.clone(), self.arguments(&name));
-        arguments.wakefulness.set(Rest::Draining);
+        arguments.wakefulness.set(WakeState::Draining);
         tokio::spawn(async move {
             let drained = drain(&arguments, level, within).await;
             drop(myself.send_message(RuntimeMessage::Input(Input::Drained { name, load, drained })));
@@ -80,7 +80,7 @@ impl RuntimeState {
     pub(super) fn stay_awake(&self, name: &str) {
         let EngineArguments { weight_store, wakefulness, .. } = &self.engines[name].arguments;
         weight_store.give_copy_back();
-        wakefulness.set(Rest::Awake);
+        wakefulness.set(WakeState::Awake);
     }
 
     pub(super) fn show_asleep(&self, name: &str, level: SleepLevel, reason: Option<SleepReason>) {
@@ -90,11 +90,11 @@ impl RuntimeState {
             budget.tell(Event::Asleep { model: label.clone(), level: level.into() });
         }
         status.show_last();
-        wakefulness.set(Rest::Asleep(level));
+        wakefulness.set(WakeState::Asleep(level));
     }
 
     pub(super) fn show_waking(&self, name: &str) {
-        self.engines[name].arguments.wakefulness.set(Rest::Waking);
+        self.engines[name].arguments.wakefulness.set(WakeState::Waking);
     }
 
     pub(super) async fn wake(
@@ -107,7 +107,7 @@ impl RuntimeState {
         let engine = self.engines.get_mut(&name).expect("the core names a known model");
         engine.arguments.generation = generation;
         engine.arguments.show(Status::Starting);
-        engine.arguments.wakefulness.set(Rest::Waking);
+        engine.arguments.wakefulness.set(WakeState::Waking);
         engine.cell = spawn_engine(myself, &engine.arguments).await?;
         tokio::spawn(await_ready(myself.clone(), name, load, &engine.arguments));
         Ok(())
@@ -121,7 +121,7 @@ impl RuntimeState {
             metric::WAKE_SECONDS.record(label, took);
             budget.tell(Event::Awake { model: label.clone() });
         }
-        wakefulness.set(Rest::Awake);
+        wakefulness.set(WakeState::Awake);
     }
 
     /// If the model's engine did not start, returns the engine's error.
@@ -132,7 +132,7 @@ impl RuntimeState {
         }
     }
 
-    pub(super) fn tell_not_woken(&self, name: &str) {
+    pub(super) fn report_not_woken(&self, name: &str) {
         let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
         let failure = match self.not_started(name) {
             Some(error) => NotWoken {

@@ -14,7 +14,7 @@ use crate::{
     metric,
     responder::Responder,
     runtime::{LoadRequest, OnReleased, RuntimeMessage, core::Input},
-    sleep::{Rest, SendSleepOrder, Wakefulness},
+    sleep::{SendSleepOrder, WakeState, Wakefulness},
 };
 
 impl RuntimeState {
@@ -30,7 +30,7 @@ impl RuntimeState {
         let (status, watched) = StatusBoard::new();
         let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
         metric::expect_model(&label);
-        let wakefulness = Wakefulness::new(Rest::Waking);
+        let wakefulness = Wakefulness::new(WakeState::Waking);
         let sleep = SleepHandle {
             wakefulness: wakefulness.clone(),
             within: options.wake_within,

@@ -118,7 +118,7 @@ pub enum Effect<P: Parts> {
         took: Duration,
     },
     /// Report to callers that wait for a model why it did not wake up.
-    TellNotWoken { name: String },
+    ReportNotWoken { name: String },
     /// Report to the loader of a model why it did not start.
     FailStart { name: String },
     /// Collect idle reports of all models. [`IdleReports`](super::Input::IdleReports) follows,

@@ -238,7 +238,7 @@ impl<P: Parts> RuntimeCore<P> {
                 return self.fail_start(name);
             }
             (false, waiting) => {
-                self.effects.push(Effect::TellNotWoken { name: name.clone() });
+                self.effects.push(Effect::ReportNotWoken { name: name.clone() });
                 (waiting.again, Next::StayAsleep)
             }
         };

@@ -53,7 +53,7 @@ fn text(text: &str) -> String {
 
 impl Bed {
     fn give(&mut self, input: Input<Names>) -> Vec<String> {
-        self.core.step(input, self.now).iter().map(told).collect()
+        self.core.step(input, self.now).iter().map(described).collect()
     }
 
     fn load(&mut self, name: &'static str) -> Vec<String> {
@@ -90,7 +90,7 @@ impl Bed {
     }
 }
 
-fn told(effect: &Effect<Names>) -> String {
+fn described(effect: &Effect<Names>) -> String {
     match effect {
         Effect::Refuse(order) => format!("refuse {order}"),
         Effect::ForgetDead { name } => format!("forget fallen {name}"),
@@ -112,7 +112,7 @@ fn told(effect: &Effect<Names>) -> String {
         Effect::TakeDevice(device) => format!("take {device}"),
         Effect::Fail { reason } => format!("fail: {reason}"),
         Effect::Stop => text("stop"),
-        effect => sleep::told(effect),
+        effect => sleep::described(effect),
     }
 }
 
@@ -168,12 +168,12 @@ fn what_is_not_there_is_answered_at_once() {
 fn a_model_that_did_not_start_ends_at_once_and_leaves_nothing() {
     let mut bed = serving();
     bed.give(Input::EngineGaveUp { name: text("demo"), reason: text("no memory") });
-    let told = bed.give(Input::Forget { name: text("demo"), load: 0, waiter: Some("loader") });
-    assert!(told.is_empty(), "the model is ending already: {told:?}");
+    let described = bed.give(Input::Forget { name: text("demo"), load: 0, waiter: Some("loader") });
+    assert!(described.is_empty(), "the model is ending already: {described:?}");
     assert_eq!(bed.ended("demo", 0, 0), ["demo is gone", "answer loader: 0"]);
     bed.load("demo");
-    let told = bed.give(Input::Forget { name: text("demo"), load: 1, waiter: None });
-    assert_eq!(told, ["end demo of 1: it did not start"]);
+    let described = bed.give(Input::Forget { name: text("demo"), load: 1, waiter: None });
+    assert_eq!(described, ["end demo of 1: it did not start"]);
     assert_eq!(bed.ended("demo", 1, 0), ["demo is gone"]);
 }
 
@@ -213,14 +213,14 @@ fn models_begin_again_on_the_successor_of_a_lost_device() {
     bed.unload("leaving", "user");
     bed.unload("ending", "user");
     bed.due("ending", 2);
-    let told = bed.give(Input::DeviceLost(lost()));
-    assert_eq!(told, [r#"lose the device under ["demo", "leaving"], replace: true"#]);
+    let described = bed.give(Input::DeviceLost(lost()));
+    assert_eq!(described, [r#"lose the device under ["demo", "leaving"], replace: true"#]);
     assert!(bed.give(Input::DeviceLost(lost())).is_empty(), "a repeated input has no effect");
     assert!(bed.engine_died("demo").is_empty(), "the death of the engine is expected after the loss of its device");
     assert!(bed.load("late").is_empty(), "the load waits for the device");
-    let told = bed.give(Input::DeviceMade(Ok("another")));
+    let described = bed.give(Input::DeviceMade(Ok("another")));
     let begun = ["respawn demo as 3", "respawn leaving as 4", "forget fallen late", "begin late as 5 for late"];
-    assert_eq!(told, [&["take another"], &begun[..]].concat());
+    assert_eq!(described, [&["take another"], &begun[..]].concat());
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn a_shutdown_ends_every_model_and_counts_what_it_cuts_off() {
 #[test]
 fn a_runtime_without_models_stops_at_once() {
     let mut bed = bed(rules());
-    assert!(bed.give(Input::BudgetDied { reason: text("a bug") }).iter().all(|told| told != "stop"));
+    assert!(bed.give(Input::BudgetDied { reason: text("a bug") }).iter().all(|effect| effect != "stop"));
     assert_eq!(bed.shut_down("owner"), ["stop"]);
 }
 

@@ -189,23 +189,23 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     let long = |id| NewSequence { tokens_max: 40, ..sequence(id) };
     let mut older = bed.admit(long(2));
     let mut younger = bed.admit(long(3));
-    let come_again = async {
-        let mut heard = Vec::new();
+    let readmit = async {
+        let mut recorded = Vec::new();
         while let Some(delivery) = younger.recv().await {
-            heard.push(delivery);
+            recorded.push(delivery);
         }
-        heard
+        recorded
     };
-    tokio::pin!(come_again);
-    let heard = loop {
+    tokio::pin!(readmit);
+    let recorded = loop {
         tokio::select! {
             biased;
-            heard = &mut come_again => break heard,
+            recorded = &mut readmit => break recorded,
             step = next_step(&bed.jobs) => end(step),
         }
     };
-    assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last delivery asks the driver to come again");
-    let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
+    assert_eq!(recorded.last(), Some(&Delivery::Readmit), "the last delivery asks the driver to come again");
+    let tokens = recorded.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
     assert!(tokens > 0, "the sequence had released its picture");
     // The driver admits the sequence again once the picture is back in the cache.
     let mut again = long(3);

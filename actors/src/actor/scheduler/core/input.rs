@@ -52,7 +52,7 @@ pub enum Effect {
     Finished(SequenceId, Finish),
     /// A sequence has lost its blocks, after it had released its pictures. The scheduler forgets
     /// the sequence. The driver admits it again, under the same id, when it has the pictures again.
-    ComeAgain(SequenceId),
+    Readmit(SequenceId),
     /// A sequence without blocks has missed this deadline, or could no longer meet it. The
     /// scheduler forgets the sequence.
     Late(SequenceId, Deadline),

@@ -56,7 +56,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 /// The scheduler, its blocks, and all effects that it reported.
 struct Bed {
     scheduler: SchedulerCore,
-    heard: Vec<Effect>,
+    recorded: Vec<Effect>,
     /// The running steps, the oldest first.
     running: VecDeque<StepPlan>,
     /// How many steps may run at once.
@@ -87,7 +87,7 @@ impl Bed {
     fn of(scheduler: SchedulerCore, running_max: usize) -> Bed {
         Bed {
             scheduler,
-            heard: Vec::new(),
+            recorded: Vec::new(),
             running: VecDeque::new(),
             running_max,
             is_hasty: true,
@@ -104,10 +104,10 @@ impl Bed {
         let effects = self.scheduler.step(input);
         assert!(self.scheduler.kv.blocks() >= blocks || is_idle, "a step may still name a removed block");
         self.shrinks += usize::from(self.scheduler.kv.blocks() < blocks);
-        self.hear(effects)
+        self.record(effects)
     }
 
-    fn hear(&mut self, effects: Vec<Effect>) -> &mut Bed {
+    fn record(&mut self, effects: Vec<Effect>) -> &mut Bed {
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             match effect {
@@ -119,17 +119,17 @@ impl Bed {
                 Effect::Released(sequences) => {
                     let is_used = |id| self.running.iter().any(|plan| plan.parts.contains(id));
                     assert!(!sequences.iter().any(is_used), "a released block is still used by a running step");
-                    self.heard.push(Effect::Released(sequences));
+                    self.recorded.push(Effect::Released(sequences));
                 }
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
                 Effect::Copy(copies) => {
                     self.copies.push_back((self.launched, (*copies).clone()));
-                    self.heard.push(Effect::Copy(copies));
+                    self.recorded.push(Effect::Copy(copies));
                 }
                 // Sequences without cached tokens, and waits for blocks, are not recorded.
                 Effect::Found(_, 0) if !self.hears_all => {}
                 Effect::Short(..) => {}
-                effect => self.heard.push(effect),
+                effect => self.recorded.push(effect),
             }
         }
         self
@@ -165,8 +165,8 @@ impl Bed {
         self.running.front().expect("a step is under way").rows.iter().map(|row| row.sequence.0).collect()
     }
 
-    fn heard(&mut self) -> Vec<Effect> {
-        std::mem::take(&mut self.heard)
+    fn recorded(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.recorded)
     }
 
     fn assert_all_home(&self) {
@@ -208,7 +208,7 @@ fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
     assert_eq!((bed.parts(), bed.wanted()), (vec![1], vec![1]), "the sequence decodes after its prompt");
     assert_eq!(bed.running.front().expect("a step").batch.positions, [25, 25, 25]);
     bed.stepped(6);
-    assert_eq!(bed.heard(), [token(1, 5), token(1, 6), finished(1, Finish::Length), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 5), token(1, 6), finished(1, Finish::Length), released(&[1])]);
     bed.assert_all_home();
 }
 
@@ -219,7 +219,7 @@ fn a_prompt_ending_with_a_step_samples_in_it() {
     bed.stepped(5);
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![1]));
     bed.stepped(9);
-    assert_eq!(bed.heard(), [token(1, 9), finished(1, Finish::Length), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 9), finished(1, Finish::Length), released(&[1])]);
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn answers_are_expected_to_be_short_until_over_half_the_pool_is_held() {
 fn a_stop_token_ends_a_sequence_without_being_sent() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).stepped(7).stepped(STOP);
-    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop(STOP)), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 7), finished(1, Finish::Stop(STOP)), released(&[1])]);
     bed.assert_all_home();
 }
 
@@ -283,9 +283,9 @@ fn a_stop_token_ends_a_sequence_without_being_sent() {
 fn a_row_of_nans_ends_only_its_own_sequence() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 1)).admit(sequence(2, 3, 9)).stepped(7);
-    bed.heard();
+    bed.recorded();
     bed.broke();
-    assert_eq!(bed.heard(), [finished(2, Finish::Broken), released(&[2])]);
+    assert_eq!(bed.recorded(), [finished(2, Finish::Broken), released(&[2])]);
     bed.assert_all_home();
 }
 
@@ -294,7 +294,7 @@ fn a_waiting_sequence_is_cancelled_silently() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(sequence(1, 3, 2)).admit(sequence(2, 3, 2)).cancel(2);
     bed.stepped(5).stepped(5);
-    assert_eq!(bed.heard().last(), Some(&released(&[1])));
+    assert_eq!(bed.recorded().last(), Some(&released(&[1])));
     bed.assert_all_home();
 }
 
@@ -302,12 +302,12 @@ fn a_waiting_sequence_is_cancelled_silently() {
 fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 1)).stepped(5);
-    bed.heard();
+    bed.recorded();
     bed.cancel(1);
-    assert_eq!(bed.heard(), [], "the blocks of the sequence are still being written");
+    assert_eq!(bed.recorded(), [], "the blocks of the sequence are still being written");
     bed.stepped(6);
-    let heard = bed.heard();
-    assert_eq!(heard, [token(2, 6), finished(2, Finish::Length), released(&[1, 2])]);
+    let recorded = bed.recorded();
+    assert_eq!(recorded, [token(2, 6), finished(2, Finish::Length), released(&[1, 2])]);
     bed.assert_all_home();
 }
 
@@ -319,7 +319,7 @@ fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     // canceled while it runs.
     bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
     bed.stepped(5);
-    assert_eq!(bed.heard(), [released(&[1, 2])]);
+    assert_eq!(bed.recorded(), [released(&[1, 2])]);
     assert_eq!(bed.scheduler.counts(), (0, 1), "the third sequence runs again");
 }
 
@@ -340,7 +340,7 @@ fn a_caller_leaving_during_its_token_is_harmless() {
 fn cancelling_a_stranger_or_twice_is_harmless() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.cancel(9).admit(sequence(1, 3, 2)).cancel(1).cancel(1).stepped(5).cancel(1);
-    assert_eq!(bed.heard(), [released(&[1])]);
+    assert_eq!(bed.recorded(), [released(&[1])]);
     bed.assert_all_home();
 }
 
@@ -349,7 +349,7 @@ fn two_that_outgrow_the_pool() -> Bed {
     let mut bed = Bed::new(limits(4, 64, 4));
     // Replies have been short so far.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
-    bed.heard();
+    bed.recorded();
     bed.admit(sequence(2, 15, 40)).admit(sequence(3, 15, 40)).stepped(5);
     bed
 }
@@ -359,7 +359,7 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
     let mut bed = two_that_outgrow_the_pool();
     while bed.scheduler.counts().1 == 2 || bed.scheduler.counts().0 == 0 {
         bed.admit(sequence(4, 5, 3));
-        if bed.scheduler.counts().0 > 0 && bed.heard.contains(&released(&[3])) {
+        if bed.scheduler.counts().0 > 0 && bed.recorded.contains(&released(&[3])) {
             break;
         }
         bed.cancel(4).stepped(6);
@@ -375,11 +375,11 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
-    let heard = bed.heard();
+    let recorded = bed.recorded();
     for id in [2, 3] {
-        let tokens = heard.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
+        let tokens = recorded.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
         assert_eq!(tokens, 40, "every token of sequence {id} is reported once");
-        assert_eq!(heard.iter().filter(|effect| **effect == finished(id, Finish::Length)).count(), 1);
+        assert_eq!(recorded.iter().filter(|effect| **effect == finished(id, Finish::Length)).count(), 1);
     }
     bed.assert_all_home();
 }
@@ -393,8 +393,8 @@ fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     (1..=2).for_each(|id| bed.scheduler.wait(Sequence::new(sample(id))));
     let effects = bed.scheduler.step(Input::Admit(Box::new(sample(3))));
     assert!(effects.contains(&Effect::Short(vec![SequenceId(3)], 1)), "{effects:?}");
-    bed.hear(effects);
-    assert_eq!(bed.heard(), [released(&[3])]);
+    bed.record(effects);
+    assert_eq!(bed.recorded(), [released(&[3])]);
     assert_eq!(bed.parts(), [40, 40], "the preempted sequence fits by prediction but is not admitted at once");
     assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((1, 2), 1));
     bed.stepped(5);
@@ -407,9 +407,9 @@ fn no_sequence_is_preempted_for_blocks_that_a_cancelled_one_returns() {
     while bed.running[0].batch.context_lengths != [32, 31] {
         bed.stepped(6);
     }
-    bed.heard();
+    bed.recorded();
     bed.cancel(2).stepped(6);
-    assert_eq!(bed.heard(), [token(3, 6), released(&[2])]);
+    assert_eq!(bed.recorded(), [token(3, 6), released(&[2])]);
     assert_eq!((bed.scheduler.counts(), bed.wanted()), ((0, 1), vec![3]), "the third sequence is not preempted");
     assert_eq!(bed.scheduler.preemptions(), Preemptions::default());
 }
@@ -420,10 +420,10 @@ fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
     let mut bed = Bed::new(limits(4, 8, 64));
     bed.admit(sequence(1, 2, 50)).stepped(5);
     bed.admit(sequence(2, 200, 5));
-    bed.heard();
+    bed.recorded();
     for _ in 0..20 {
         bed.stepped(5);
-        assert!(bed.heard().contains(&token(1, 5)), "every step delivers a token");
+        assert!(bed.recorded().contains(&token(1, 5)), "every step delivers a token");
     }
 }
 
@@ -460,7 +460,7 @@ fn a_returning_sequence_continues_where_it_was() {
     bed.admit(again).stepped(5);
     assert_eq!(bed.scheduler.sequence(SequenceId(1)).expect("the sequence runs").produced, 4);
     bed.stepped(5);
-    assert_eq!(bed.heard(), [token(1, 5), token(1, 5), finished(1, Finish::Length), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 5), token(1, 5), finished(1, Finish::Length), released(&[1])]);
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
         (InputToken::Known(7032), 40, vec![0, 1])
     );
     bed.stepped(5).stepped(5);
-    assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
+    assert!(bed.recorded().contains(&Effect::Found(SequenceId(2), 32)));
     bed.admit(alike(3, 40, 1));
     assert_eq!(bed.parts(), [8], "the prefix is still cached after both sequences ended");
     bed.stepped(5);
@@ -550,18 +550,18 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
     }
     let scored = NewSequence { score_prompt: Some(3), ..sequence(2, 33, 3) };
     bed.admit(scored.clone());
-    let mut heard: Vec<(usize, u32)> = Vec::new();
+    let mut recorded: Vec<(usize, u32)> = Vec::new();
     for _ in 0..200 {
         let Some(plan) = bed.running.front() else { break };
         assert_eq!(plan.batch.score_rows.len(), plan.scored.iter().map(|scored| scored.tokens.len()).sum::<usize>());
         for scored in &plan.scored {
             assert_eq!((scored.sequence, scored.top), (SequenceId(2), 3));
-            heard.extend((scored.first..).zip(scored.tokens.iter().copied()));
+            recorded.extend((scored.first..).zip(scored.tokens.iter().copied()));
         }
         bed.stepped(5);
     }
     let expected: Vec<_> = (1..33).zip(scored.tokens[1..].iter().copied()).collect();
-    assert_eq!(heard, expected, "each token except the first is scored once, in order");
+    assert_eq!(recorded, expected, "each token except the first is scored once, in order");
     bed.assert_all_home();
 }
 
@@ -572,7 +572,7 @@ fn a_prefix_without_a_valid_next_token_is_never_reused() {
     // values are not numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
     bed.broke();
-    assert!(bed.heard().contains(&finished(1, Finish::Broken)));
+    assert!(bed.recorded().contains(&finished(1, Finish::Broken)));
     bed.admit(alike(2, 60, 4));
     assert_eq!(bed.parts(), [32]);
     bed.stepped(5).stepped(5);

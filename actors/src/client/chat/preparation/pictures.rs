@@ -36,7 +36,7 @@ impl RequestPictures {
     /// if an actor died.
     ///
     /// # Errors
-    /// [`ChatError::Vision`] for a picture that cannot be read.
+    /// [`ChatError::Media`] for a picture that cannot be read.
     pub(crate) async fn get(
         serving: &Serving,
         files: &[MediaPlan],
@@ -58,7 +58,7 @@ impl RequestPictures {
         let embed = |reply| VisionMessage::Embed { pictures: others, rank, reply };
         match tree::EMBED_PICTURES.ask(vision, embed).await {
             Ok(Ok(pins)) => Ok(Some(RequestPictures { computed, pins: Some(Arc::new(pins)) })),
-            Ok(Err(error)) => Err(ChatError::Vision(Arc::new(error))),
+            Ok(Err(error)) => Err(error.into()),
             Err(AskError::Gone { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }

@@ -9,7 +9,7 @@ use bursar_model::{
     Envelope, Model,
     checkpoint::Checkpoint,
     demo,
-    error::VideoError,
+    error::{MediaError, VideoError},
     sampling::OutputFormat,
     text::{ReplyFormat, ReplyPart, ToolFormat},
     worst_cases::Pass,
@@ -173,7 +173,7 @@ fn without_settings_for_videos_pictures_are_taken_and_a_video_is_told_which_file
     assert_eq!(prepared[0].pictures.len(), 1);
     let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
     let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the model takes no videos") };
-    assert!(matches!(&refused, ChatError::Video { index: 0, source } if **source == VideoError::NoProcessor));
+    assert!(matches!(refused, ChatError::Media(MediaError::Video { index: 0, source: VideoError::NoProcessor })));
     for said in [refused.to_string(), refused.hint()] {
         assert!(said.contains("video_preprocessor_config.json"), "{said}");
     }

@@ -74,7 +74,7 @@ enum Ended {
     /// The life of the request has ended too.
     Over(Life),
     /// The sequence must be admitted again, with its pictures.
-    ComeAgain {
+    Readmit {
         /// Whether the sequence had begun, and then lost its blocks to other sequences.
         had_begun: bool,
     },
@@ -240,7 +240,7 @@ impl Driver {
             let id = *id.get_or_insert_with(|| model.next_sequence());
             match self.run_sequence(serving, id, pictures).await? {
                 Ended::Over(life) => return Ok(life),
-                Ended::ComeAgain { had_begun } => may_be_computed = had_begun,
+                Ended::Readmit { had_begun } => may_be_computed = had_begun,
             }
         }
     }
@@ -254,7 +254,7 @@ impl Driver {
     ) -> Result<Ended, ChatError> {
         let sequence = self.sequence(id, &pictures);
         // The scheduler never waits for a caller, so the channel has room for every token, the
-        // number of cached tokens, scores sent one by one, and the end or [`Delivery::ComeAgain`].
+        // number of cached tokens, scores sent one by one, and the end or [`Delivery::Readmit`].
         let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
@@ -333,7 +333,7 @@ impl Driver {
             };
             let over = match delivery {
                 None => return Ok(Ended::Over(Life::Lost)),
-                Some(Delivery::ComeAgain) => return Ok(Ended::ComeAgain { had_begun }),
+                Some(Delivery::Readmit) => return Ok(Ended::Readmit { had_begun }),
                 Some(Delivery::Late(deadline)) => return Err(self.stopwatch.patience().error(deadline)),
                 Some(Delivery::Found(tokens)) => {
                     had_begun = true;
@@ -367,7 +367,7 @@ impl Driver {
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
-                        Delivery::Found(_) | Delivery::Scores { .. } | Delivery::ComeAgain | Delivery::Late(_) => {
+                        Delivery::Found(_) | Delivery::Scores { .. } | Delivery::Readmit | Delivery::Late(_) => {
                             unreachable!("these deliveries were handled above")
                         }
                     }

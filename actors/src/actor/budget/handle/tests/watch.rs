@@ -14,7 +14,7 @@ struct Filled {
     bed: Bed,
     lease: Arc<Lease>,
     segment: Segment,
-    heard: Arc<Mutex<Vec<ResizeOrder>>>,
+    recorded: Arc<Mutex<Vec<ResizeOrder>>>,
 }
 
 const MIB: fn(u64) -> Bytes = Bytes::mib;
@@ -30,11 +30,12 @@ impl Filled {
             .await
             .expect("the budget answers")
             .expect("the gate freezes");
-        let heard = Arc::<Mutex<Vec<ResizeOrder>>>::default();
-        let listener = heard.clone();
+        let recorded = Arc::<Mutex<Vec<ResizeOrder>>>::default();
+        let listener = recorded.clone();
         let orders = Arc::new(move |order| listener.lock().expect("the lock is not poisoned").push(order));
-        bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), lends: None, orders });
-        Filled { bed, lease, segment, heard }
+        bed.budget
+            .accept_resize_orders(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), lends: None, orders });
+        Filled { bed, lease, segment, recorded }
     }
 
     /// Advances time by this many seconds. Returns the orders received during that time, without
@@ -43,9 +44,9 @@ impl Filled {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
         }
-        let mut heard = self.hear();
-        heard.dedup();
-        heard
+        let mut recorded = self.recorded();
+        recorded.dedup();
+        recorded
     }
 
     async fn pass_for(&self, time: Duration) {
@@ -58,8 +59,8 @@ impl Filled {
         self.bed.snapshot().await;
     }
 
-    fn hear(&self) -> Vec<ResizeOrder> {
-        std::mem::take(&mut self.heard.lock().expect("the lock is not poisoned"))
+    fn recorded(&self) -> Vec<ResizeOrder> {
+        std::mem::take(&mut self.recorded.lock().expect("the lock is not poisoned"))
     }
 
     async fn resize(&self, to: Bytes) {
@@ -101,7 +102,7 @@ async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
         assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
         filled.pass_for(sixteenth).await;
         filled.pass_for(sixteenth).await;
-        let order = filled.hear().pop().expect("the device was looked at within an eighth of a second");
+        let order = filled.recorded().pop().expect("the device was looked at within an eighth of a second");
         assert_eq!(
             order,
             ResizeOrder::GiveUp { to: MIB(size - 6) },
@@ -114,7 +115,7 @@ async fn another_growing_process_is_looked_at_sixteen_times_as_often() {
     filled.pass_for(Duration::from_millis(60)).await;
     let give = ResizeOrder::GiveUp { to: MIB(33) };
     assert_eq!(
-        filled.hear(),
+        filled.recorded(),
         [give],
         "a quick probe saw the growth, and after a quiet second no bytes are freed ahead"
     );

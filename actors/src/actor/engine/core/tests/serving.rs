@@ -5,25 +5,25 @@ use super::*;
 #[test]
 fn a_schedulers_death_spares_vision() {
     let mut bed = Bed::serving(rules());
-    let told = ["check device", "starting", "scheduler restarts", "stop scheduler", "restart 1 after 1ms"];
-    assert_eq!(bed.die(1).hear(), told);
+    let described = ["check device", "starting", "scheduler restarts", "stop scheduler", "restart 1 after 1ms"];
+    assert_eq!(bed.die(1).recorded(), described);
     let kept =
         bed.core.serving().expect("the serving state is kept").children().expect("the vision role keeps running");
     assert_eq!(kept.0, ["vision"]);
-    let told = ["start 2 from scheduler with 100 of 100, owned by 0", "let in to 2"];
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), told, "READY is not announced again");
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0], "the restart was handled already");
+    let described = ["start 2 from scheduler with 100 of 100, owned by 0", "admit requests to 2"];
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).recorded(), described, "READY is not announced again");
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).recorded(), [""; 0], "the restart was handled already");
 }
 
 #[test]
 fn a_restart_made_stale_by_another_death_is_ignored() {
     let mut bed = Bed::serving(rules());
-    bed.die(1).hear();
-    let told = ["check device", "starting", "vision restarts", "stop vision", "restart 2 after 2ms"];
-    assert_eq!(bed.die(0).hear(), told);
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0]);
-    let told = ["start 2 from vision with 100 of 100, owned by 0", "let in to 2"];
-    assert_eq!(bed.give(Input::Restart { restart: 2 }).hear(), told);
+    bed.die(1).recorded();
+    let described = ["check device", "starting", "vision restarts", "stop vision", "restart 2 after 2ms"];
+    assert_eq!(bed.die(0).recorded(), described);
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).recorded(), [""; 0]);
+    let described = ["start 2 from vision with 100 of 100, owned by 0", "admit requests to 2"];
+    assert_eq!(bed.give(Input::Restart { restart: 2 }).recorded(), described);
 }
 
 #[test]
@@ -32,16 +32,16 @@ fn a_crash_loop_ends_the_engine_with_its_reason() {
     for restart in 1..=3 {
         bed.die(1).give(Input::Restart { restart });
     }
-    bed.hear();
-    let told = ["check device", "starting", "give up: 3 restarts within 60 s; the last failure: a bug"];
-    assert_eq!(bed.die(1).hear(), told);
-    assert_eq!(bed.die(0).give(Input::Restart { restart: 3 }).hear(), [""; 0]);
+    bed.recorded();
+    let described = ["check device", "starting", "give up: 3 restarts within 60 s; the last failure: a bug"];
+    assert_eq!(bed.die(1).recorded(), described);
+    assert_eq!(bed.die(0).give(Input::Restart { restart: 3 }).recorded(), [""; 0]);
 }
 
 #[test]
 fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
     let mut bed = Bed::serving(rules());
-    let told = [
+    let described = [
         "check device",
         "starting",
         "stop scheduler, vision",
@@ -49,16 +49,16 @@ fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
         "from 100 to 95",
         "Shrink { to: 95 }",
     ];
-    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), told);
-    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(100))).hear(), [""; 0], "the pool is shrinking");
-    let told = [
-        "obey from 16 to 95",
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).recorded(), described);
+    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(100))).recorded(), [""; 0], "the pool is shrinking");
+    let described = [
+        "accept resize orders from 16 to 95",
         "start 2 from vision with 95 of 95, owned by 0",
         "attempt 2 ready in serve of 1520",
         "ready",
-        "let in to 2",
+        "admit requests to 2",
     ];
-    assert_eq!(bed.changed().hear(), told);
+    assert_eq!(bed.changed().recorded(), described);
     let reports: Vec<_> = bed.core.log.reports().iter().map(|report| &report.outcome).collect();
     assert!(
         matches!(reports[..], [Outcome::Refused { .. }, Outcome::Ready]),
@@ -69,30 +69,33 @@ fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
 #[test]
 fn a_fixed_size_serves_again_at_once_without_shrinking() {
     let mut bed = Bed::serving(Rules { is_pinned: true, ..rules() });
-    let told = bed.refuse_serving(WhichLane::Vision, 1).hear();
-    assert_eq!(told[4..6], ["obey from 16 to 100", "start 2 from vision with 100 of 100, owned by 0"]);
+    let described = bed.refuse_serving(WhichLane::Vision, 1).recorded();
+    assert_eq!(
+        described[4..6],
+        ["accept resize orders from 16 to 100", "start 2 from vision with 100 of 100, owned by 0"]
+    );
 }
 
 #[test]
 fn a_refusal_counts_only_from_actors_that_serve_now() {
     let mut bed = Bed::serving(rules());
-    bed.die(1).hear();
-    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "the actor has stopped");
-    bed.give(Input::Restart { restart: 1 }).hear();
-    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "a successor serves already");
+    bed.die(1).recorded();
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).recorded(), [""; 0], "the actor has stopped");
+    bed.give(Input::Restart { restart: 1 }).recorded();
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).recorded(), [""; 0], "a successor serves already");
     // The vision actor outlived the restart, so it still belongs to the first start.
-    assert_eq!(bed.refuse_serving(WhichLane::Vision, 2).hear(), [""; 0]);
-    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear()[2], "stop scheduler, vision");
-    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear(), [""; 0], "the refusal is being handled already");
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 2).recorded(), [""; 0]);
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).recorded()[2], "stop scheduler, vision");
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).recorded(), [""; 0], "the refusal is being handled already");
 }
 
 #[test]
 fn a_pending_restart_becomes_part_of_a_redone_serving() {
     let mut bed = Bed::serving(rules());
-    bed.die(1).hear();
-    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear()[2], "stop vision");
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0]);
-    assert_eq!(bed.changed().hear()[1], "start 2 from vision with 95 of 95, owned by 0");
+    bed.die(1).recorded();
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).recorded()[2], "stop vision");
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).recorded(), [""; 0]);
+    assert_eq!(bed.changed().recorded()[1], "start 2 from vision with 95 of 95, owned by 0");
 }
 
 #[test]
@@ -101,13 +104,13 @@ fn the_last_refusal_while_serving_asks_what_would_help_and_ends() {
     for generation in 1..=3 {
         bed.refuse_serving(WhichLane::Step, generation).changed();
     }
-    bed.hear();
-    let told = bed.refuse_serving(WhichLane::Step, 4).hear();
-    assert_eq!(told[3..], ["attempt 4 refused in serve of 1360", "advise on plan: 60 B missing for 1360"]);
+    bed.recorded();
+    let described = bed.refuse_serving(WhichLane::Step, 4).recorded();
+    assert_eq!(described[3..], ["attempt 4 refused in serve of 1360", "advise on plan: 60 B missing for 1360"]);
     let serving = bed.core.serving().expect("leases are kept until the engine ends");
     assert!(serving.children().is_none() && *serving.profiled() == "sized");
-    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).hear(), [""; 0], "no scheduler is serving");
-    assert_eq!(bed.give(Input::Advised(Vec::new())).hear().len(), 1);
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).recorded(), [""; 0], "no scheduler is serving");
+    assert_eq!(bed.give(Input::Advised(Vec::new())).recorded().len(), 1);
     assert!(bed.core.serving().is_none());
 }
 
@@ -115,33 +118,40 @@ fn the_last_refusal_while_serving_asks_what_would_help_and_ends() {
 fn a_fault_plan_refuses_one_step_of_each_attempt() {
     let faults = FaultPlan::none().refuse(At::Serve, 2);
     let mut bed = Bed::sizing(Rules { faults, ..rules() }, false);
-    let drills = |told: Vec<String>| told.iter().filter(|told| told.ends_with("refusing a step")).count();
-    assert_eq!(drills(bed.sized(0).hear()), 1);
+    let drills = |described: Vec<String>| described.iter().filter(|effect| effect.ends_with("refusing a step")).count();
+    assert_eq!(drills(bed.sized(0).recorded()), 1);
     assert_eq!(
-        drills(bed.die(1).give(Input::Restart { restart: 1 }).hear()),
+        drills(bed.die(1).give(Input::Restart { restart: 1 }).recorded()),
         0,
         "the plan refuses one step per attempt"
     );
-    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 2).changed().hear()), 1);
-    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 3).changed().hear()), 0, "the plan names only two attempts");
+    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 2).changed().recorded()), 1);
+    assert_eq!(
+        drills(bed.refuse_serving(WhichLane::Step, 3).changed().recorded()),
+        0,
+        "the plan names only two attempts"
+    );
 }
 
 #[test]
 fn an_order_to_shrink_is_carried_out_and_growth_told_to_the_scheduler() {
     let mut bed = Bed::serving(rules());
-    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).hear(), ["from 100 to 60", "Shrink { to: 60 }"]);
-    assert_eq!(bed.changed().hear(), [""; 0]);
-    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(80))).hear(), ["Grow { from: 60, to: 80 }"]);
-    assert_eq!(bed.changed().hear(), ["from 60 to 80", "scheduler may use 80"]);
-    bed.die(1).hear();
-    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear()[0], "start 2 from scheduler with 80 of 100, owned by 0");
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).recorded(), ["from 100 to 60", "Shrink { to: 60 }"]);
+    assert_eq!(bed.changed().recorded(), [""; 0]);
+    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(80))).recorded(), ["Grow { from: 60, to: 80 }"]);
+    assert_eq!(bed.changed().recorded(), ["from 60 to 80", "scheduler may use 80"]);
+    bed.die(1).recorded();
+    assert_eq!(
+        bed.give(Input::Restart { restart: 1 }).recorded()[0],
+        "start 2 from scheduler with 80 of 100, owned by 0"
+    );
 }
 
 #[test]
 fn an_order_that_finds_no_scheduler_waits_for_one() {
     let mut bed = Bed::serving(rules());
-    bed.die(1).hear();
-    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).hear(), [""; 0]);
-    let told = bed.give(Input::Restart { restart: 1 }).hear();
-    assert_eq!(told[1..], ["let in to 2", "from 100 to 60", "Shrink { to: 60 }"]);
+    bed.die(1).recorded();
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).recorded(), [""; 0]);
+    let described = bed.give(Input::Restart { restart: 1 }).recorded();
+    assert_eq!(described[1..], ["admit requests to 2", "from 100 to 60", "Shrink { to: 60 }"]);
 }

@@ -36,7 +36,7 @@ impl Subject {
         Subject::of(demo::checkpoint(), Target::Cpu { threads: 2 })
     }
 
-    fn seven() -> Self {
+    fn released_shape() -> Self {
         let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
         let gpu = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
         Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
@@ -185,7 +185,7 @@ fn a_lack_that_no_knob_can_fix_is_named_so() {
 
 #[test]
 fn a_7b_model_on_a_small_card_gets_working_suggestions() {
-    let (subject, options) = (Subject::seven(), LoadOptions::default());
+    let (subject, options) = (Subject::released_shape(), LoadOptions::default());
     let helpful = checked(&subject.question(&options, card_of(Bytes::mib(19_200))));
     for knob in [TOTAL, "step_tokens", "picture_pixels", "launch_patches"] {
         assert!(helpful.contains(&knob), "{knob} should be among the suggestions {helpful:?}");

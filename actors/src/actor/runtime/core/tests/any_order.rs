@@ -249,7 +249,7 @@ impl World {
             }
             Effect::AnswerSleeper { sleeper, .. } => self.answered(sleeper),
             Effect::ReportIdle => unreachable!("this effect was handled above"),
-            Effect::StayAwake { name } | Effect::ShowAwake { name, .. } | Effect::TellNotWoken { name } => {
+            Effect::StayAwake { name } | Effect::ShowAwake { name, .. } | Effect::ReportNotWoken { name } => {
                 self.wanted.remove(&name);
             }
             Effect::ShowAsleep { .. } | Effect::ShowWaking { .. } | Effect::FailStart { .. } => {}

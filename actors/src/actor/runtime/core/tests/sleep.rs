@@ -6,7 +6,7 @@ use crate::{
     sleep::{SleepError, SleepLevel},
 };
 
-pub(super) fn told(effect: &Effect<Names>) -> String {
+pub(super) fn described(effect: &Effect<Names>) -> String {
     match effect {
         Effect::BeginSleep { name, within, stayed_busy: 0, .. } => format!("{name} falls asleep within {within:?}"),
         Effect::BeginSleep { name, stayed_busy, .. } => format!("{name} falls asleep after {stayed_busy} times"),
@@ -16,7 +16,7 @@ pub(super) fn told(effect: &Effect<Names>) -> String {
         Effect::ShowWaking { name } => format!("{name} is waking"),
         Effect::Wake { name, generation, .. } => format!("waken {name} as {generation}"),
         Effect::ShowAwake { name, reason, took } => format!("{name} is awake for {reason:?} after {took:?}"),
-        Effect::TellNotWoken { name } => format!("{name} did not wake up"),
+        Effect::ReportNotWoken { name } => format!("{name} did not wake up"),
         Effect::FailStart { name } => format!("{name} did not start"),
         Effect::ReportIdle => text("look"),
         Effect::ReportIdleLater { busy, within } => format!("look when any of {busy:?} is idle, or after {within:?}"),

@@ -26,7 +26,7 @@ impl Losses {
 /// Runs steps until sequence `id` has its first token. Returns how many steps that took.
 fn until_first_token(bed: &mut Bed, id: u64, mut between: impl FnMut(&mut Bed, u64)) -> u64 {
     for steps in 0..10_000 {
-        if bed.heard().contains(&token(id, 5)) {
+        if bed.recorded().contains(&token(id, 5)) {
             return steps;
         }
         between(bed, steps);
@@ -70,7 +70,7 @@ fn none_overtakes_a_sequence_that_lost_its_blocks() {
     let mut bed = Bed::new(limits(4, 64, 4));
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 15, 40)).admit(sequence(3, 15, 40)).stepped(5);
-    while !bed.heard().contains(&released(&[3])) {
+    while !bed.recorded().contains(&released(&[3])) {
         bed.stepped(5);
     }
     bed.admit(sequence(4, 1, 1));
@@ -136,10 +136,10 @@ proptest! {
         while !bed.running.is_empty() {
             bed.stepped(STOP);
         }
-        bed.heard();
+        bed.recorded();
         let mut lost = Losses::default();
         let count = |bed: &mut Bed, lost: &mut Losses| {
-            for effect in bed.heard() {
+            for effect in bed.recorded() {
                 let Effect::Released(ids) = effect else { continue };
                 lost.note(bed, &ids);
             }

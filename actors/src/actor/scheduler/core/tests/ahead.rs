@@ -65,7 +65,7 @@ fn the_next_step_is_planned_with_a_token_still_unchosen() {
     );
     assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1, unseen: Some(UnseenToken { row: 0 }) }]);
     bed.stepped(5);
-    assert_eq!(bed.heard(), [token(1, 5)]);
+    assert_eq!(bed.recorded(), [token(1, 5)]);
     let third = bed.plan(1);
     assert_eq!((third.batch.tokens[0], third.batch.positions[0], third.rows[0].position), (unseen(0), 21, 2));
 }
@@ -75,13 +75,13 @@ fn a_bursts_second_step_waits_briefly_for_the_other_arrivals() {
     let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(4, 64, 32)) };
     bed.admit(sequence(1, 20, 9)).admit(sequence(2, 10, 9)).admit(sequence(3, 10, 9));
     assert_eq!(bed.running.len(), 1, "the first request does not wait for another request");
-    assert_eq!(bed.heard(), [Effect::Gather]);
+    assert_eq!(bed.recorded(), [Effect::Gather]);
     bed.give(Input::Gathered);
     assert_eq!(bed.wanted_at(1), [1, 2, 3], "one step for all sequences, without a separate step for the single token");
     // The wait happens once per burst: later arrivals join the step after the next, as usual.
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(1)), (2, vec![1, 2, 3]));
-    assert!(!bed.admit(sequence(4, 20, 9)).stepped(5).heard().contains(&Effect::Gather));
+    assert!(!bed.admit(sequence(4, 20, 9)).stepped(5).recorded().contains(&Effect::Gather));
     assert_eq!(bed.wanted_at(1), [1, 2, 3, 4]);
 }
 
@@ -92,7 +92,7 @@ fn a_step_that_ends_early_ends_the_burst_wait() {
     assert_eq!(bed.running.len(), 2, "the joined step and one step ahead are running");
     bed.give(Input::Gathered);
     assert_eq!(bed.running.len(), 2);
-    assert_eq!(bed.heard(), [Effect::Gather, token(1, 5)]);
+    assert_eq!(bed.recorded(), [Effect::Gather, token(1, 5)]);
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
 fn an_ending_token_wastes_its_share_of_the_running_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
-    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop(STOP))], "the end is reported at once");
+    assert_eq!(bed.recorded(), [token(1, 7), finished(1, Finish::Stop(STOP))], "the end is reported at once");
     assert_eq!(bed.wanted_at(0), [1], "the running step still writes the blocks");
     assert_eq!(bed.running.len(), 1, "no further step is planned for the sequence");
     bed.stepped(8);
-    assert_eq!(bed.heard(), [released(&[1])], "the token chosen after the end is dropped");
+    assert_eq!(bed.recorded(), [released(&[1])], "the token chosen after the end is dropped");
     bed.assert_all_home();
 }
 
@@ -132,9 +132,9 @@ fn an_end_known_in_advance_wastes_no_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 2));
     bed.stepped(7);
-    assert_eq!((bed.running.len(), bed.heard()), (1, vec![token(1, 7)]), "the last token is in the running step");
+    assert_eq!((bed.running.len(), bed.recorded()), (1, vec![token(1, 7)]), "the last token is in the running step");
     bed.stepped(8);
-    assert_eq!(bed.heard(), [token(1, 8), finished(1, Finish::Length), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 8), finished(1, Finish::Length), released(&[1])]);
     bed.assert_all_home();
 }
 
@@ -143,9 +143,9 @@ fn a_sequence_that_ends_outside_the_running_step_is_released_at_once() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 3)).admit(sequence(2, 3, 9)).stepped(5).stepped(6);
     assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1, 2], vec![2]));
-    bed.heard();
+    bed.recorded();
     bed.stepped(7);
-    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Length), token(2, 7), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 7), finished(1, Finish::Length), token(2, 7), released(&[1])]);
     assert_eq!(bed.wanted_at(0), [2], "the running step does not use the released blocks");
 }
 
@@ -215,13 +215,13 @@ fn few_host_seen_sequences_run_every_other_step_and_delay_none() {
 fn a_cancelled_sequence_is_released_after_its_last_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 9)).stepped(5);
-    bed.heard();
+    bed.recorded();
     assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1], vec![1, 2]));
     bed.cancel(1).stepped(6);
-    assert_eq!(bed.heard(), [], "a canceled sequence reports no token while its blocks are written");
+    assert_eq!(bed.recorded(), [], "a canceled sequence reports no token while its blocks are written");
     assert_eq!(bed.wanted_at(1), [2]);
     bed.stepped(6);
-    assert_eq!(bed.heard(), [token(2, 6), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(2, 6), released(&[1])]);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_cancelled_sequence_is_given_no_more_work() {
         "no further tokens of the canceled prompt are computed"
     );
     bed.stepped(5);
-    assert!(bed.heard().contains(&released(&[1])));
+    assert!(bed.recorded().contains(&released(&[1])));
     bed.cancel(2).stepped(5).stepped(5);
     bed.assert_all_home();
 }
@@ -245,9 +245,9 @@ fn a_cancelled_sequence_is_given_no_more_work() {
 fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(alike(1, 32, 9)).broke();
-    assert_eq!(bed.heard(), [finished(1, Finish::Broken)]);
+    assert_eq!(bed.recorded(), [finished(1, Finish::Broken)]);
     bed.stepped(7);
-    assert_eq!(bed.heard(), [released(&[1])]);
+    assert_eq!(bed.recorded(), [released(&[1])]);
     bed.assert_all_home();
     bed.admit(alike(2, 32, 1));
     assert_eq!(bed.parts(), [32], "the blocks of the broken sequence are not cached");
@@ -294,18 +294,18 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     }
     assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((0, 2), 0));
     assert!(
-        !bed.heard.contains(&released(&[3])),
+        !bed.recorded.contains(&released(&[3])),
         "the next step is planned only after the ends of the running step are known"
     );
     bed.stepped(5);
-    assert!(bed.heard.contains(&released(&[3])));
+    assert!(bed.recorded.contains(&released(&[3])));
     assert_eq!(bed.scheduler.preemptions().for_blocks, 1);
     while !bed.running.is_empty() {
         bed.stepped(5);
     }
-    let heard = bed.heard();
+    let recorded = bed.recorded();
     for id in [2, 3] {
-        let tokens = heard.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
+        let tokens = recorded.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
         assert_eq!(tokens, 30, "every token of sequence {id} is reported once");
     }
     bed.assert_all_home();
@@ -373,7 +373,7 @@ struct Script {
 /// of steps planned ahead.
 #[derive(Debug, Default)]
 struct Played {
-    heard: BTreeMap<u64, Vec<Effect>>,
+    recorded: BTreeMap<u64, Vec<Effect>>,
     scored: BTreeMap<u64, Vec<u32>>,
     cancelled: Vec<u64>,
     planned_ahead: usize,
@@ -424,9 +424,9 @@ impl Script {
             }
         }
         bed.assert_all_home();
-        for effect in bed.heard() {
+        for effect in bed.recorded() {
             if let Effect::Token(id, _) | Effect::Finished(id, _) = effect {
-                played.heard.entry(id.0).or_default().push(effect);
+                played.recorded.entry(id.0).or_default().push(effect);
             }
         }
         played
@@ -496,13 +496,13 @@ proptest! {
         prop_assert_eq!(without.planned_ahead, 0);
         for (id, role) in (0..).zip(&script.roles) {
             let told = role.told(id);
-            let heard = |played: &Played| played.heard.get(&id).cloned().unwrap_or_default();
+            let recorded = |played: &Played| played.recorded.get(&id).cloned().unwrap_or_default();
             if !with.cancelled.contains(&id) && !without.cancelled.contains(&id) {
-                prop_assert_eq!(&heard(&with), &heard(&without), "sequence {}", id);
-                prop_assert_eq!(heard(&with), told, "sequence {}", id);
+                prop_assert_eq!(&recorded(&with), &recorded(&without), "sequence {}", id);
+                prop_assert_eq!(recorded(&with), told, "sequence {}", id);
                 prop_assert_eq!(with.scored.get(&id), without.scored.get(&id));
             } else {
-                prop_assert!(told.starts_with(&heard(&with)) && told.starts_with(&heard(&without)), "sequence {}", id);
+                prop_assert!(told.starts_with(&recorded(&with)) && told.starts_with(&recorded(&without)), "sequence {}", id);
             }
         }
     }

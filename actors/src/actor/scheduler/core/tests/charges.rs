@@ -48,7 +48,7 @@ fn a_sequence_that_leaves_before_its_first_step_is_charged_for_nothing() {
     bed.cancel(2).stepped(5);
     assert_eq!(charged(&bed, "a"), 30);
     bed.give(Input::Now(Duration::from_millis(6))).give(Input::Gathered);
-    assert!(bed.heard().contains(&Effect::Late(SequenceId(3), Deadline::Queue)));
+    assert!(bed.recorded().contains(&Effect::Late(SequenceId(3), Deadline::Queue)));
     assert_eq!(charged(&bed, "a"), 0);
     bed.stepped(5).stepped(5);
     assert_eq!(charged(&bed, "b"), 60 + 2);
@@ -129,7 +129,7 @@ struct Account {
     computed: BTreeMap<u64, usize>,
     /// The amounts by which the counters rose when requests arrived again.
     lifted: [u64; 2],
-    come_again: usize,
+    readmit: usize,
 }
 
 impl Account {
@@ -137,13 +137,13 @@ impl Account {
     fn settle(&mut self, bed: &mut Bed) {
         loop {
             let mut returning = Vec::new();
-            for effect in bed.heard() {
+            for effect in bed.recorded() {
                 match effect {
                     Effect::Found(id, found) => {
                         _ = self.computed.entry(id.0).or_insert_with(|| self.requests[&id.0].prompt - found)
                     }
                     Effect::Token(id, _) => *self.produced.entry(id.0).or_default() += 1,
-                    Effect::ComeAgain(id) => returning.push(id.0),
+                    Effect::Readmit(id) => returning.push(id.0),
                     _ => {}
                 }
             }
@@ -152,7 +152,7 @@ impl Account {
                 return;
             }
             for id in returning {
-                self.come_again += 1;
+                self.readmit += 1;
                 let tenant = self.requests[&id].tenant;
                 let counter = |bed: &Bed| bed.scheduler.waiting.tenants.counter(&Tenant::new(TENANTS[tenant]));
                 let before = counter(bed);
@@ -206,7 +206,7 @@ proptest! {
             produced: BTreeMap::new(),
             computed: BTreeMap::new(),
             lifted: [0; 2],
-            come_again: 0,
+            readmit: 0,
         };
         bed.give(Input::Gathered);
         account.settle(&mut bed);

@@ -26,7 +26,7 @@ impl Bed {
 
 /// The number of blocks copied to the host and back.
 fn copied(bed: &mut Bed) -> (usize, usize) {
-    let copies = bed.heard().into_iter().filter_map(|effect| match effect {
+    let copies = bed.recorded().into_iter().filter_map(|effect| match effect {
         Effect::Copy(copies) => Some((copies.blocks.to_host.len(), copies.blocks.to_device.len())),
         _ => None,
     });
@@ -41,7 +41,7 @@ fn pushed_out(blocks: usize) -> Bed {
     bed.admit(sequence(2, blocks * BLOCK_TOKENS - 4, 1));
     assert_eq!(copied(&mut bed), (2, 0), "the blocks are copied before a step overwrites them");
     bed.give(Input::Copied(10)).stepped(5);
-    bed.heard();
+    bed.recorded();
     bed
 }
 
@@ -58,7 +58,7 @@ fn a_prefix_that_was_pushed_out_is_fetched_and_not_computed() {
     assert!(bed.running.is_empty(), "the sequence waits until its blocks are copied back");
     assert_eq!(copied(&mut bed).1, 2);
     bed.give(Input::Copied(10));
-    assert!(bed.heard().contains(&Effect::Found(SequenceId(3), 32)));
+    assert!(bed.recorded().contains(&Effect::Found(SequenceId(3), 32)));
     assert_eq!(bed.parts(), [12]);
     bed.stepped(5).stepped(5);
     bed.assert_all_home();
@@ -74,7 +74,7 @@ fn others_run_while_a_sequence_is_fetched_and_it_joins_them() {
     }
     bed.all_copied();
     bed.admit(sequence(4, 4, 30));
-    bed.heard();
+    bed.recorded();
     bed.admit(again(3));
     assert_eq!(copied(&mut bed).1, 2, "the blocks are copied back while steps run");
     bed.stepped(5).stepped(5);
@@ -90,7 +90,7 @@ fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
     bed.admit(again(3)).admit(NewSequence { tokens_max: 1, ..again(4) });
     assert_eq!(copied(&mut bed).1, 2, "both sequences share one copy");
     bed.give(Input::Copied(10));
-    let found = bed.heard().into_iter().filter(|effect| matches!(effect, Effect::Found(_, 32))).count();
+    let found = bed.recorded().into_iter().filter(|effect| matches!(effect, Effect::Found(_, 32))).count();
     assert_eq!(found, 2);
 }
 
@@ -99,15 +99,15 @@ fn a_cancelled_sequence_keeps_its_blocks_until_the_copy_has_ended() {
     let mut bed = pushed_out(4);
     bed.admit(again(3)).cancel(3);
     assert!(
-        bed.heard().iter().all(|effect| matches!(effect, Effect::Copy(_))),
+        bed.recorded().iter().all(|effect| matches!(effect, Effect::Copy(_))),
         "the blocks are not released while a copy fills them"
     );
     assert!(bed.scheduler.is_known(SequenceId(3)));
     bed.give(Input::Copied(10));
-    assert_eq!(bed.heard(), [released(&[3])]);
+    assert_eq!(bed.recorded(), [released(&[3])]);
     bed.assert_all_home();
     bed.admit(again(5));
-    assert!(bed.heard().contains(&Effect::Found(SequenceId(5), 32)), "the next sequence uses the fetched blocks");
+    assert!(bed.recorded().contains(&Effect::Found(SequenceId(5), 32)), "the next sequence uses the fetched blocks");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn nothing_is_fetched_for_a_cancelled_sequence() {
     bed.all_copied();
     bed.admit(sequence(7, 4, 30));
     bed.all_copied();
-    bed.heard();
+    bed.recorded();
     (1..=5).for_each(|id| _ = bed.admit(NewSequence { id: SequenceId(10 + id), ..sequence(id, 44, 2) }));
     bed.stepped(5);
     let fetched = copied(&mut bed).1 / 2;
@@ -137,24 +137,24 @@ fn nothing_is_fetched_for_a_cancelled_sequence() {
 fn a_pool_shrinks_only_after_the_copies_under_way() {
     let mut bed = pushed_out(4);
     bed.admit(again(3));
-    bed.heard();
+    bed.recorded();
     bed.give(Input::Resize(3));
-    assert_eq!(bed.heard(), [], "the resize waits for the copy");
+    assert_eq!(bed.recorded(), [], "the resize waits for the copy");
     bed.all_copied();
-    assert!(bed.heard().contains(&Effect::Resized));
+    assert!(bed.recorded().contains(&Effect::Resized));
 }
 
 #[test]
 fn what_a_shrinking_pool_gives_up_goes_to_the_host_first() {
     let mut bed = bed(limits(4, 64, 8));
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
-    bed.heard();
+    bed.recorded();
     bed.give(Input::Resize(4)).stepped(6);
     assert_eq!(copied(&mut bed), (1, 0), "one whole block of the second sequence is in the removed tail");
     assert!(bed.running.is_empty(), "no step is planned during the copy");
     bed.give(Input::Copied(10));
-    let heard = bed.heard();
-    assert!(heard.contains(&Effect::Resized) && bed.scheduler.kv.blocks() == 4, "{heard:?}");
+    let recorded = bed.recorded();
+    assert!(recorded.contains(&Effect::Resized) && bed.scheduler.kv.blocks() == 4, "{recorded:?}");
     while !bed.running.is_empty() || bed.scheduler.is_copying() {
         bed.stepped_if_running(6);
         bed.all_copied();
@@ -168,7 +168,7 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
     let mut bed = bed(limits(4, 64, 6));
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 17, 70)).admit(sequence(3, 17, 70)).stepped(5).stepped(5);
-    bed.heard();
+    bed.recorded();
     // The third sequence loses its blocks to the second sequence, which then needs all blocks.
     let mut copies = Vec::new();
     let mut longest = 0;
@@ -179,7 +179,7 @@ fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
             bed.stepped(5);
         }
         bed.all_copied();
-        for effect in bed.heard() {
+        for effect in bed.recorded() {
             if let Effect::Copy(more) = effect {
                 copies.extend(more.blocks.to_device);
             }
@@ -203,7 +203,7 @@ fn a_prefix_is_computed_where_copies_take_longer() {
     let mut bed = Bed::of(SchedulerCore::new(limits(4, 64, 4)).without_look_ahead().with_host(64, costs), 1);
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.admit(sequence(2, 60, 1)).give(Input::Copied(1_000_000)).stepped(5);
-    bed.heard();
+    bed.recorded();
     bed.admit(again(3));
     assert_eq!((copied(&mut bed).1, bed.parts()), (0, vec![44]), "a copy that takes a second is slower than computing");
 }

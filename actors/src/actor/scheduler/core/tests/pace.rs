@@ -97,7 +97,7 @@ fn a_prompt_beside_a_reply_takes_what_the_interval_allows() {
         let micros = LARGE.micros(&work_of(&bed.running[0]));
         assert!(micros <= 18_000, "{micros}");
         bed.stepped(5);
-        assert!(bed.heard().contains(&token(1, 5)), "every step delivers a token");
+        assert!(bed.recorded().contains(&token(1, 5)), "every step delivers a token");
         if chunks.iter().sum::<usize>() >= 3900 {
             break;
         }

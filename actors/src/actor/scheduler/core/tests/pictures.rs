@@ -60,7 +60,7 @@ fn a_sequence_with_computed_pictures_reads_none_and_releases_them() {
     let mut again = shown(1, 40, 2, 2..30);
     again.id = SequenceId(2);
     bed.admit(again);
-    assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
+    assert!(bed.recorded().contains(&Effect::Found(SequenceId(2), 32)));
     assert_eq!(read_and_past(&bed), (vec![], vec![2]));
 }
 
@@ -76,7 +76,7 @@ fn a_picture_that_blocks_hold_needs_no_rows() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     bed.admit(computed(2, 40, 9, 2..30));
-    assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
+    assert!(bed.recorded().contains(&Effect::Found(SequenceId(2), 32)));
     assert!(bed.running.back().expect("a step").batch.picture_rows.is_empty());
     bed.stepped(5);
     bed.scheduler.step(Input::Resize(1));
@@ -84,9 +84,9 @@ fn a_picture_that_blocks_hold_needs_no_rows() {
     assert!(effects.is_empty(), "the step uses the blocks");
     bed.stepped(5);
     assert!(
-        bed.heard.contains(&Effect::ComeAgain(SequenceId(2))),
+        bed.recorded.contains(&Effect::Readmit(SequenceId(2))),
         "a sequence without its blocks needs the rows again: {:?}",
-        bed.heard
+        bed.recorded
     );
 }
 
@@ -99,9 +99,10 @@ fn a_sequence_without_rows_whose_blocks_have_gone_comes_again_before_any_step() 
     while !bed.running.is_empty() {
         bed.stepped(5);
     }
-    let heard: Vec<_> = bed.heard.iter().filter(|e| matches!(e, Effect::ComeAgain(_) | Effect::Found(..))).collect();
-    assert_eq!(heard.last(), Some(&&Effect::ComeAgain(SequenceId(4))), "{heard:?}");
-    assert!(!bed.heard.contains(&Effect::Found(SequenceId(4), 0)) && !bed.scheduler.is_known(SequenceId(4)));
+    let recorded: Vec<_> =
+        bed.recorded.iter().filter(|e| matches!(e, Effect::Readmit(_) | Effect::Found(..))).collect();
+    assert_eq!(recorded.last(), Some(&&Effect::Readmit(SequenceId(4))), "{recorded:?}");
+    assert!(!bed.recorded.contains(&Effect::Found(SequenceId(4), 0)) && !bed.scheduler.is_known(SequenceId(4)));
     bed.assert_all_home();
 }
 
@@ -112,18 +113,18 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     // them to their ends.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 15, 40)).admit(shown(3, 15, 40, 3..9));
-    let is_told = |bed: &Bed| bed.heard.contains(&Effect::ComeAgain(SequenceId(3)));
+    let is_told = |bed: &Bed| bed.recorded.contains(&Effect::Readmit(SequenceId(3)));
     while !is_told(&bed) {
         bed.stepped(6);
     }
     assert!(!bed.scheduler.is_known(SequenceId(3)), "the sequence was handed back to its driver");
     let behind = bed
-        .heard
+        .recorded
         .iter()
-        .position(|effect| *effect == Effect::ComeAgain(SequenceId(3)))
+        .position(|effect| *effect == Effect::Readmit(SequenceId(3)))
         .expect("the effect was just reported");
-    assert_eq!(bed.heard[behind + 1], released(&[3]), "the driver is notified before the sequence is released");
-    let of_third = |bed: &Bed| bed.heard.iter().filter(|e| matches!(e, Effect::Token(SequenceId(3), _))).count();
+    assert_eq!(bed.recorded[behind + 1], released(&[3]), "the driver is notified before the sequence is released");
+    let of_third = |bed: &Bed| bed.recorded.iter().filter(|e| matches!(e, Effect::Token(SequenceId(3), _))).count();
     let produced = of_third(&bed);
     assert!(produced > 0);
     bed.admit(sequence(4, 5, 3));

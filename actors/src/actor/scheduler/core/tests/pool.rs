@@ -9,7 +9,7 @@ fn resize(bed: &mut Bed, blocks: usize) {
 /// Two sequences of three blocks each, with a running step of both.
 fn two_of_three_blocks(mut bed: Bed) -> Bed {
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
-    bed.heard();
+    bed.recorded();
     bed
 }
 
@@ -17,16 +17,16 @@ fn two_of_three_blocks(mut bed: Bed) -> Bed {
 fn only_holders_of_the_tail_are_recomputed() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
-    assert_eq!(bed.heard(), [], "the resize waits for the running step");
+    assert_eq!(bed.recorded(), [], "the resize waits for the running step");
     bed.stepped(6);
-    assert_eq!(bed.heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
+    assert_eq!(bed.recorded(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv_tokens(), bed.scheduler.counts()), (4, 64, (1, 1)));
     assert_eq!(bed.scheduler.preemptions(), Preemptions { by_shrinks: 1, ..Preemptions::default() });
     assert_eq!(bed.wanted(), [1], "the next step is planned at once");
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
-    let of_second = bed.heard.iter().filter(|effect| matches!(effect, Effect::Token(SequenceId(2), _))).count();
+    let of_second = bed.recorded.iter().filter(|effect| matches!(effect, Effect::Token(SequenceId(2), _))).count();
     assert_eq!(of_second, 8, "every token of the second sequence is delivered once");
     bed.assert_all_home();
 }
@@ -40,9 +40,9 @@ fn a_pending_pool_shrink_stops_planning() {
     assert_eq!(bed.running.len(), 1, "running steps end and no step is added");
     bed.admit(sequence(3, 4, 2));
     assert_eq!(bed.scheduler.counts(), (1, 2), "no sequence is admitted during a resize");
-    bed.heard();
+    bed.recorded();
     bed.stepped(6);
-    assert_eq!(bed.heard(), [token(1, 6), token(2, 6), Effect::Resized], "no sequence held a removed block");
+    assert_eq!(bed.recorded(), [token(1, 6), token(2, 6), Effect::Resized], "no sequence held a removed block");
     assert_eq!(bed.running.len(), 2, "planning continues, with look-ahead");
     while !bed.running.is_empty() {
         bed.stepped(6);
@@ -54,13 +54,13 @@ fn a_pending_pool_shrink_stops_planning() {
 fn an_idle_pool_shrinks_at_once_and_forgets_unheld_blocks() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 40, 1)).stepped(5);
-    bed.heard();
+    bed.recorded();
     assert_eq!(bed.scheduler.kv.usage().cached, 2);
     resize(&mut bed, 1);
-    assert_eq!(bed.heard(), [Effect::Resized]);
+    assert_eq!(bed.recorded(), [Effect::Resized]);
     assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv.usage().cached), (1, 1));
     resize(&mut bed, 1);
-    assert_eq!(bed.heard(), [Effect::Resized], "a resize to the current size is answered");
+    assert_eq!(bed.recorded(), [Effect::Resized], "a resize to the current size is answered");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_larger_pool_admits_sequences_waiting_for_blocks() {
     bed.admit(sequence(1, 40, 5)).admit(sequence(2, 40, 5));
     assert_eq!(bed.scheduler.counts(), (1, 1));
     resize(&mut bed, 8);
-    assert_eq!(bed.heard(), [Effect::Resized]);
+    assert_eq!(bed.recorded(), [Effect::Resized]);
     bed.stepped(6);
     assert_eq!((bed.scheduler.counts(), bed.parts()), ((0, 2), vec![1, 40]));
 }
@@ -98,7 +98,7 @@ fn a_cancelled_holder_of_the_tail_is_dropped() {
     bed.cancel(2);
     resize(&mut bed, 4);
     bed.stepped(6);
-    assert_eq!(bed.heard(), [token(1, 6), released(&[2]), Effect::Resized]);
+    assert_eq!(bed.recorded(), [token(1, 6), released(&[2]), Effect::Resized]);
     assert!(!bed.scheduler.is_known(SequenceId(2)));
 }
 
@@ -109,7 +109,7 @@ fn a_withdrawn_pool_shrink_is_answered_and_steps_continue() {
     bed.stepped(6);
     resize(&mut bed, 8);
     assert_eq!(bed.running.len(), 2);
-    assert!(bed.heard().contains(&Effect::Resized));
+    assert!(bed.recorded().contains(&Effect::Resized));
     assert_eq!(bed.scheduler.kv.blocks(), 8);
 }
 
@@ -119,11 +119,11 @@ fn a_sequence_losing_its_tail_after_its_pictures_returns() {
     let place =
         Placeholder { cache_rows: [0, 1, 2].into(), content: ContentSpan { tokens: 1..4, hash: PictureHash([1; 32]) } };
     bed.admit(NewSequence { pictures: vec![place], ..sequence(1, 40, 9) }).stepped(5);
-    bed.heard();
+    bed.recorded();
     resize(&mut bed, 2);
     bed.stepped(5);
-    let come_again = Effect::ComeAgain(SequenceId(1));
-    assert_eq!(bed.heard(), [token(1, 5), come_again, released(&[1]), Effect::Resized]);
+    let readmit = Effect::Readmit(SequenceId(1));
+    assert_eq!(bed.recorded(), [token(1, 5), readmit, released(&[1]), Effect::Resized]);
     assert!(!bed.scheduler.is_known(SequenceId(1)), "the sequence was handed back to its driver");
 }
 
@@ -135,7 +135,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     // While the actor handles these effects, it delivers a token to a disconnected caller.
     let effects = bed.scheduler.step(Input::Stepped(vec![Some(6); plan.rows.len()]));
     assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "the waiting sequence holds no blocks");
-    assert_eq!(bed.hear(effects).heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
+    assert_eq!(bed.record(effects).recorded(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!(bed.scheduler.counts(), (0, 1));
     while !bed.running.is_empty() {
         bed.stepped(6);
@@ -174,12 +174,12 @@ fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
     }
     bed.stepped(5);
     bed.scheduler.running.get_mut(&SequenceId(3)).expect("the sequence runs").history.preemptions = 2;
-    bed.heard();
+    bed.recorded();
     resize(&mut bed, 3);
     bed.stepped(5);
-    let heard = bed.heard();
+    let recorded = bed.recorded();
     assert!(
-        heard.contains(&released(&[2, 4, 3])),
-        "the blocks of the sequence released last stay cached longest: {heard:?}"
+        recorded.contains(&released(&[2, 4, 3])),
+        "the blocks of the sequence released last stay cached longest: {recorded:?}"
     );
 }

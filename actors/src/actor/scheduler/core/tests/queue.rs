@@ -27,11 +27,11 @@ impl Bed {
 
     /// Ends steps until no step is left. Returns the sequences in the order in which they ended.
     fn ends(&mut self) -> Vec<u64> {
-        self.heard();
+        self.recorded();
         while !self.running.is_empty() {
             self.stepped(5);
         }
-        let ended = self.heard().into_iter().filter_map(|effect| match effect {
+        let ended = self.recorded().into_iter().filter_map(|effect| match effect {
             Effect::Finished(id, _) => Some(id.0),
             _ => None,
         });
@@ -70,8 +70,8 @@ fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
     bed.admit(urgent(1, 3, 3, 9)).admit(urgent(2, 0, 3, 9)).stepped(5);
     bed.admit(urgent(3, 0, 3, 2)).stepped(5);
     assert_eq!((bed.ids(), bed.scheduler.preemptions().for_priority), ([vec![1], vec![2, 3]], 1));
-    let heard = bed.heard();
-    assert!(heard.contains(&released(&[1])), "{heard:?}");
+    let recorded = bed.recorded();
+    assert!(recorded.contains(&released(&[1])), "{recorded:?}");
     let ended = bed.ends();
     assert_eq!(ended, [3, 2, 1], "the first sequence continued when a slot was free");
     bed.assert_all_home();
@@ -156,12 +156,12 @@ fn a_sequence_that_waited_too_long_goes_before_it_takes_a_block() {
     let mut bed = Bed::new(limits(1, 64, 8));
     let queue = |left| Deadlines { queue: milliseconds(left), ..Deadlines::default() };
     bed.at(1000).admit(sequence(1, 3, 2)).admit(until(2, 3, queue(50))).admit(until(3, 3, queue(51)));
-    bed.heard();
+    bed.recorded();
     bed.at(1050).stepped(5);
-    assert_eq!(bed.heard(), [token(1, 5)], "a sequence exactly at its deadline is in time");
+    assert_eq!(bed.recorded(), [token(1, 5)], "a sequence exactly at its deadline is in time");
     bed.at(1051).stepped(5);
-    let heard = bed.heard();
-    assert!(heard.contains(&late(2, Deadline::Queue)), "{heard:?}");
+    let recorded = bed.recorded();
+    assert!(recorded.contains(&late(2, Deadline::Queue)), "{recorded:?}");
     assert!(!bed.scheduler.is_known(SequenceId(2)) && bed.running[0].parts == [SequenceId(3)]);
     bed.at(9999);
     assert_eq!(bed.ends(), [3], "the third sequence began before its deadline");
@@ -207,8 +207,8 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
     // All blocks of this prompt except the last are shared with sequence 2.
     let begins_alike = NewSequence { id: SequenceId(4), ..until(2, 200, first(100)) };
     bed.admit(begins_alike).stepped(5);
-    let heard = bed.heard();
-    let is_late = |id| heard.iter().find(|effect| matches!(effect, Effect::Late(of, _) if of.0 == id));
+    let recorded = bed.recorded();
+    let is_late = |id| recorded.iter().find(|effect| matches!(effect, Effect::Late(of, _) if of.0 == id));
     assert_eq!(is_late(1), Some(&late(1, Deadline::FirstToken)));
     assert_eq!((is_late(2), is_late(3)), (None, Some(&late(3, Deadline::Reply))));
     assert_eq!(is_late(4), None, "most of the prompt is cached");
@@ -345,7 +345,7 @@ impl Watch {
             (_, oldest) => oldest.map(|oldest| (oldest, 0)),
         };
         assert!(self.oldest.is_none_or(|(_, passed)| passed <= 7 + 32), "{:?} was passed too often", self.oldest);
-        for effect in bed.heard() {
+        for effect in bed.recorded() {
             match effect {
                 Effect::Released(ids) => {
                     self.lost.note(bed, &ids);
@@ -368,7 +368,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
     while !bed.running.is_empty() {
         bed.stepped(STOP);
     }
-    bed.heard();
+    bed.recorded();
     let mut watch = Watch::default();
     let mut leaves: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     let mut now = 0;

@@ -52,6 +52,6 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
 fn a_sequence_that_may_produce_nothing_more_ends_with_its_next_token() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(NewSequence { produced: 2, ..sequence(1, 5, 2) }).stepped(6);
-    assert_eq!(bed.heard(), [token(1, 6), finished(1, Finish::Length), released(&[1])]);
+    assert_eq!(bed.recorded(), [token(1, 6), finished(1, Finish::Length), released(&[1])]);
     bed.assert_all_home();
 }

@@ -89,7 +89,7 @@ impl Story {
 
     /// Records what the sequences found.
     fn note(&mut self) {
-        for effect in self.bed.heard() {
+        for effect in self.bed.recorded() {
             if let Effect::Found(id, tokens) = effect {
                 self.found.insert(id, tokens);
             }

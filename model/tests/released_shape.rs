@@ -1,7 +1,7 @@
 //! A checkpoint of Qwen2.5-VL-7B's shape on a GPU, compared with results of transformers in bf16
-//! and in f32. `tools/gpu/seven_billion.py FOLDER` writes the checkpoint and the results. The
+//! and in f32. `tools/gpu/released_shape.py FOLDER` writes the checkpoint and the results. The
 //! test computes in bf16, the type of the checkpoint, and in f16, to which the weights are
-//! converted on loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, the test
+//! converted on loading. Without a GPU, or without a folder in `BURSAR_RELEASED_SHAPE`, the test
 //! prints a line and passes.
 
 mod bench;
@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use bench::{Bench, Memory, Room, gpu, greatest};
+use bench::{Bench, BenchMemory, Memory, gpu, greatest};
 use bursar_budgets::{Bytes, Class, CudaDevice};
 use bursar_kernels::{Backend, Cuda, DType, Target};
 use bursar_model::{
@@ -34,7 +34,7 @@ const DECODED: usize = 16;
 const CHUNK: usize = 1000;
 
 /// Memory for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
-const ROOM: Room = Room {
+const BENCH_MEMORY: BenchMemory = BenchMemory {
     capacity: Bytes::gib(32),
     blocks: 600,
     cache_rows: 3000,
@@ -64,9 +64,9 @@ fn worse(activation: DType, has_experts: bool) -> f64 {
 
 /// The checkpoint's folder, if there is one.
 fn folder() -> Option<PathBuf> {
-    let folder = std::env::var_os("BURSAR_SEVEN_BILLION");
+    let folder = std::env::var_os("BURSAR_RELEASED_SHAPE");
     if folder.is_none() {
-        println!("skipped, BURSAR_SEVEN_BILLION names no folder; tools/gpu/seven_billion.py makes one");
+        println!("skipped, BURSAR_RELEASED_SHAPE names no folder; tools/gpu/released_shape.py makes one");
     }
     folder.map(PathBuf::from)
 }
@@ -213,7 +213,7 @@ fn a_checkpoint_of_7b_gives_what_transformers_gives() {
     let targets: Vec<_> = gpu.kernels.iter().map(|kernels| kernels.target().activation()).collect();
     assert_eq!(targets, [DType::BF16, DType::F16], "a GPU with bf16 computes in both types");
     for kernels in &gpu.kernels {
-        run_all(&folder, None, Cuda::new(kernels).expect("a stream"), gpu.memory(ROOM));
+        run_all(&folder, None, Cuda::new(kernels).expect("a stream"), gpu.memory(BENCH_MEMORY));
     }
 }
 
@@ -235,7 +235,7 @@ fn two_gpus_and_four_give_what_transformers_gives() {
             PROMPTS.into_iter().for_each(|name| run(bench, &Prompt::read(&folder, name, bench)));
         };
         println!("on {of} GPUs");
-        gpu.on_ranks(of, target, ROOM, || open(&folder), each);
+        gpu.on_ranks(of, target, BENCH_MEMORY, || open(&folder), each);
     }
 }
 
@@ -245,7 +245,7 @@ fn weights_rounded_to_fp8_stay_as_close_as_their_digits_allow() {
     let Some((_turn, gpu)) = gpu() else { return };
     for quantization in [WeightQuantization::Fp8PerChannel, WeightQuantization::Fp8PerBlock] {
         println!("{}", quantization.name());
-        run_all(&folder, Some(quantization), Cuda::new(&gpu.kernels[0]).expect("a stream"), gpu.memory(ROOM));
+        run_all(&folder, Some(quantization), Cuda::new(&gpu.kernels[0]).expect("a stream"), gpu.memory(BENCH_MEMORY));
     }
 }
 
@@ -261,6 +261,6 @@ fn run_all(folder: &Path, quantization: Option<WeightQuantization>, cuda: Cuda, 
         Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("the model loads");
     let (seconds, activation) = (started.elapsed().as_secs_f64(), cuda.target().activation());
     println!("loaded {planned} as {activation:?} in {seconds:.2} s, {:.1} GB/s", planned.0 as f64 / seconds / 1e9);
-    let bench = Bench::around(checkpoint, model, cuda, memory, ROOM);
+    let bench = Bench::around(checkpoint, model, cuda, memory, BENCH_MEMORY);
     PROMPTS.into_iter().for_each(|name| run(&bench, &Prompt::read(folder, name, &bench)));
 }

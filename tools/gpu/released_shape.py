@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Writes a checkpoint with a released model's shape and random weights, and the results of transformers for it.
 
-    seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b|qwen3.5-9b] [--layers N] [--tiny] [--device cpu]
+    released_shape.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b|qwen3.5-9b] [--layers N] [--tiny] [--device cpu]
                      [--weights-only] [--rounded]
 
 FOLDER gets 16.6, 17.5, 62 or 18.8 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
 with a placeholder per picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
-sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny writes the same with few layers, to try the script on a CPU.
+sdpa. `model/tests/released_shape.rs` reads all of it. --tiny writes the same with few layers, to try the script on a CPU.
 --weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
 script also prints the rate of the bus, which is the upper limit for loading. --layers keeps this many decoder layers.
 --rounded also writes FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the released FP8

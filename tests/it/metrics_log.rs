@@ -12,11 +12,11 @@ use metrics::{
 
 /// All recorded metrics, as `name{label=value,...}`.
 #[derive(Clone, Default)]
-pub struct Ears(Arc<Mutex<BTreeMap<String, Heard>>>);
+pub struct MetricsLog(Arc<Mutex<BTreeMap<String, MetricValue>>>);
 
 /// The recorded values of one metric.
 #[derive(Clone, Copy, Debug)]
-pub struct Heard {
+pub struct MetricValue {
     /// The type as in `# TYPE` lines.
     pub kind: &'static str,
     /// A gauge's highest value, a counter's total, or a histogram's count.
@@ -25,22 +25,22 @@ pub struct Heard {
     pub now: f64,
 }
 
-struct Ear {
+struct LoggedMetric {
     name: String,
     kind: &'static str,
-    ears: Ears,
+    metrics_log: MetricsLog,
 }
 
-impl Ear {
+impl LoggedMetric {
     fn note(&self, change: impl FnOnce(f64) -> f64) {
-        let mut all = self.ears.0.lock().expect("no holder panicked");
-        let heard = all.entry(self.name.clone()).or_insert(Heard { kind: self.kind, most: f64::MIN, now: 0.0 });
-        heard.now = change(heard.now);
-        heard.most = heard.most.max(heard.now);
+        let mut all = self.metrics_log.0.lock().expect("no holder panicked");
+        let value = all.entry(self.name.clone()).or_insert(MetricValue { kind: self.kind, most: f64::MIN, now: 0.0 });
+        value.now = change(value.now);
+        value.most = value.most.max(value.now);
     }
 }
 
-impl CounterFn for Ear {
+impl CounterFn for LoggedMetric {
     fn increment(&self, value: u64) {
         self.note(|sum| sum + value as f64);
     }
@@ -50,7 +50,7 @@ impl CounterFn for Ear {
     }
 }
 
-impl GaugeFn for Ear {
+impl GaugeFn for LoggedMetric {
     fn increment(&self, _: f64) {
         unreachable!("gauges are set: one that was added to would begin wrong at a recorder that came late");
     }
@@ -64,14 +64,14 @@ impl GaugeFn for Ear {
     }
 }
 
-impl HistogramFn for Ear {
+impl HistogramFn for LoggedMetric {
     fn record(&self, value: f64) {
         assert!(value >= 0.0, "{} took {value} s", self.name);
         self.note(|count| count + 1.0);
     }
 }
 
-impl Recorder for Ears {
+impl Recorder for MetricsLog {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -89,21 +89,21 @@ impl Recorder for Ears {
     }
 }
 
-impl Ears {
+impl MetricsLog {
     /// Installs the recorder of this process.
-    pub fn open() -> Ears {
-        static EARS: OnceLock<Ears> = OnceLock::new();
+    pub fn open() -> MetricsLog {
+        static EARS: OnceLock<MetricsLog> = OnceLock::new();
         let open = || {
-            let ears = Ears::default();
-            metrics::set_global_recorder(ears.clone()).expect("this process has no other recorder");
-            ears
+            let metrics_log = MetricsLog::default();
+            metrics::set_global_recorder(metrics_log.clone()).expect("this process has no other recorder");
+            metrics_log
         };
         EARS.get_or_init(open).clone()
     }
 
-    fn ear(&self, key: &Key, kind: &'static str) -> Ear {
+    fn ear(&self, key: &Key, kind: &'static str) -> LoggedMetric {
         let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-        Ear { name: format!("{}{{{}}}", key.name(), labels.join(",")), kind, ears: self.clone() }
+        LoggedMetric { name: format!("{}{{{}}}", key.name(), labels.join(",")), kind, metrics_log: self.clone() }
     }
 
     /// The names of all metrics recorded so far, with labels.
@@ -112,17 +112,17 @@ impl Ears {
     }
 
     /// All metrics recorded so far.
-    pub fn all(&self) -> BTreeMap<String, Heard> {
+    pub fn all(&self) -> BTreeMap<String, MetricValue> {
         self.0.lock().expect("no holder panicked").clone()
     }
 
     /// A gauge's highest value, or a counter's total.
     pub fn most(&self, name: &str) -> Option<f64> {
-        self.all().get(name).map(|heard| heard.most)
+        self.all().get(name).map(|value| value.most)
     }
 
     /// A gauge's current value, or a counter's or histogram's total. 0 if nothing was recorded.
     pub fn now(&self, name: &str) -> f64 {
-        self.all().get(name).map_or(0.0, |heard| heard.now)
+        self.all().get(name).map_or(0.0, |value| value.now)
     }
 }

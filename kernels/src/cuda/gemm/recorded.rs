@@ -11,9 +11,9 @@ const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
 /// The GEMMs called since autotuning began.
 #[derive(Default)]
-pub(in super::super) struct MetGemms {
+pub(in super::super) struct RecordedGemms {
     /// GEMMs by shape, with `rows` set to 0.
-    pub(super) met: BTreeMap<GemmProblem, Met>,
+    pub(super) by_shape: BTreeMap<GemmProblem, RecordedGemm>,
 }
 
 /// Addresses of one layer's weight, bias and weight scales, and the fixed
@@ -27,21 +27,21 @@ pub(super) struct LayerWeight {
 }
 
 #[derive(Default)]
-pub(super) struct Met {
+pub(super) struct RecordedGemm {
     /// Weights of up to `WEIGHTS_MAX` layers.
     pub weights: Vec<LayerWeight>,
     pub has_few_rows: bool,
 }
 
-impl MetGemms {
+impl RecordedGemms {
     /// Records a GEMM and its weight.
-    pub(super) fn meet(&mut self, problem: GemmProblem, operands: GemmOperands) {
-        let met = self.met.entry(GemmProblem { rows: 0, ..problem }).or_default();
+    pub(super) fn record(&mut self, problem: GemmProblem, operands: GemmOperands) {
+        let recorded = self.by_shape.entry(GemmProblem { rows: 0, ..problem }).or_default();
         let GemmOperands { weight, bias, weight_scales: scales, x_scale, .. } = operands;
         let weight = LayerWeight { weight, bias, scales, x_scale };
-        met.has_few_rows |= problem.rows <= MEMORY_BOUND_ROWS;
-        if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
-            met.weights.push(weight);
+        recorded.has_few_rows |= problem.rows <= MEMORY_BOUND_ROWS;
+        if recorded.weights.len() < WEIGHTS_MAX && !recorded.weights.contains(&weight) {
+            recorded.weights.push(weight);
         }
     }
 }

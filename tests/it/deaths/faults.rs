@@ -45,7 +45,7 @@ pub const MOMENTS: [Moment; 5] =
     [Moment::Idle, Moment::Loading, Moment::Profiling, Moment::Prefilling, Moment::Decoding];
 
 /// Injects a fault into the `victim` of the model `name`, and returns after the victim has ended.
-pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
+pub async fn inject_fault(world: &World, name: &str, victim: Victim, way: Way) {
     match (victim, way) {
         (Victim::StepLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Step).await,
         (Victim::VisionLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Vision).await,
@@ -101,8 +101,8 @@ fn drill(cell: &ActorCell, victim: Victim, drill: FaultInjection) {
 }
 
 /// Injects the fault and waits until `cell` has ended.
-async fn end(cell: &ActorCell, strike: impl FnOnce(&ActorCell)) {
-    strike(cell);
+async fn end(cell: &ActorCell, inject_fault: impl FnOnce(&ActorCell)) {
+    inject_fault(cell);
     cell.wait(None).await.expect("a wait without a time limit");
 }
 
