@@ -157,6 +157,7 @@ fn unsafe_code_stands_only_where_views_become_memory() {
         "budgets/src/device/",
         "kernels/src/cpu/",
         "kernels/src/cuda/",
+        "kernels/src/host_store.rs",
         "kernels/src/kv_layer.rs",
         "kernels/src/ops/transfer.rs",
         "kernels/src/state_layer.rs",

@@ -573,7 +573,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             let shape = [rows, Layers::HIDDEN];
             // SAFETY: this many bytes are backed, and only this thread uses them.
             let mut hidden = unsafe { Tensor::persistent(memory.address(), shape, target.activation) };
-            fill_random(&cuda, 1, 1.0, &mut hidden).expect("weights can be stored in the activation type");
+            fill_random(&cuda, 1, 1.0, &mut hidden).expect("weights have the activation type");
             let started = Instant::now();
             cuda.autotune(true);
             layers.run(&Scope::new(&cuda, &workspace, &counter), &mut hidden).expect("the layers run");
@@ -594,8 +594,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             taken.push(shortest);
         }
     }
-    let (library, measured) = taken.split_at(ROWS.len());
-    for (library, measured) in library.iter().zip(measured) {
+    for (library, measured) in taken[..ROWS.len()].iter().zip(&taken[ROWS.len()..]) {
         assert!(*measured <= 1.05 * library, "{measured:.0} us; the library takes {library:.0} us");
     }
 }

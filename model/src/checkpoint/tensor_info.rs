@@ -37,7 +37,7 @@ pub(crate) enum Order {
     Model,
     /// Rotary pairs are in adjacent rows of heads that have this number of rows.
     PairedRows(usize),
-    /// Rows are tiled.
+    /// The rows are in tiles, each with one row of every group.
     TiledRows(Tiling),
     /// The columns of each row are tiled.
     TiledColumns(Tiling),

@@ -140,7 +140,7 @@ pub struct EncodeJob {
     pub answer: Answer<()>,
 }
 
-/// What is copied to host memory and back.
+/// The content that a job copies to host memory and back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Copied {
     /// Blocks of the KV cache and slots of states, copied by the step lane.

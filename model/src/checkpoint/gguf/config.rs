@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::header::{Header, Setting};
 use super::hybrid::{self, DeltaHeads};
+use super::keys::{Keys, ROTATED, VALUE_LENGTH};
 use super::rope_factors;
 use super::settings::{GgufArchitecture, GgufLayers, Settings};
 use super::storage::{matrices_type, stored};
@@ -25,8 +26,6 @@ const NAMED: [(&str, &str); 7] = [
 const EPSILON: &str = "attention.layer_norm_rms_epsilon";
 const THETA: &str = "rope.freq_base";
 const KEY_LENGTH: &str = "attention.key_length";
-pub(super) const VALUE_LENGTH: &str = "attention.value_length";
-pub(super) const ROTATED: &str = "rope.dimension_count";
 const WINDOW: &str = "attention.sliding_window";
 const CAUSAL: &str = "attention.causal";
 const SCALING: &str = "rope.scaling.type";
@@ -140,37 +139,7 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
     fields.insert("dtype".to_owned(), dtype.into());
 }
 
-/// The settings of the file's architecture.
-pub(super) struct Keys<'s, 'f> {
-    pub settings: &'s Settings<'f>,
-    architecture: &'static str,
-}
-
 impl Keys<'_, '_> {
-    pub fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.architecture)
-    }
-
-    pub fn number(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
-        self.settings.number(&self.name(key))
-    }
-
-    pub fn required(&self, key: &str) -> Result<u64, CheckpointError> {
-        self.settings.required(&self.name(key), self.number(key)?)
-    }
-
-    pub fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
-        self.settings.float(&self.name(key))
-    }
-
-    fn float_required(&self, key: &str) -> Result<f64, CheckpointError> {
-        self.settings.required(&self.name(key), self.float(key)?)
-    }
-
-    pub fn refused(&self, key: &str, value: impl ToString, supported: &str) -> CheckpointError {
-        self.settings.refused(&self.name(key), value, supported)
-    }
-
     /// Refuses unknown settings of the architecture. An architecture has few settings, and they
     /// determine the computation, so an unknown setting must not be ignored.
     fn refuse_unknown(&self, layers: GgufLayers) -> Result<(), CheckpointError> {

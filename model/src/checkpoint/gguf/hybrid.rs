@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::config::{Keys, ROTATED, VALUE_LENGTH};
 use super::header::Header;
+use super::keys::{Keys, ROTATED, VALUE_LENGTH};
 use super::settings::GgufLayers;
 use crate::checkpoint::error::CheckpointError;
 

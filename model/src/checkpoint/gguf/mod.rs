@@ -5,6 +5,7 @@
 mod config;
 mod header;
 mod hybrid;
+mod keys;
 mod rope_factors;
 mod settings;
 mod storage;

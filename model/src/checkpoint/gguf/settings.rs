@@ -34,6 +34,9 @@ pub enum GgufLayers {
     },
 }
 
+/// Files of a checkpoint, by name.
+type NamedFiles = Vec<(&'static str, Vec<u8>)>;
+
 /// A family's description of the files with its vision encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct GgufVision {
@@ -44,7 +47,7 @@ pub struct GgufVision {
     /// `clip.projector_type` of the file.
     pub projector: &'static str,
     /// The settings files of the released processors for a `config.json`.
-    pub processors: fn(&Value) -> crate::families::Files,
+    pub processors: fn(&Value) -> NamedFiles,
 }
 
 impl GgufArchitecture {

@@ -590,19 +590,3 @@ fn a_prompt_to_be_scored_is_computed_even_when_cached() {
     bed.stepped(5);
     bed.assert_all_home();
 }
-
-#[test]
-fn samples_of_one_prompt_are_admitted_where_strangers_would_wait() {
-    // The pool holds one prompt of 96 tokens and four replies, but not two prompts.
-    let run = |group: Option<u64>| {
-        let mut bed = Bed::new(limits(8, 128, 14));
-        let sample = |id| match group {
-            Some(_) => NewSequence { group, ..alike(id, 97, 12) },
-            None => sequence(id, 97, 12),
-        };
-        bed.admit(sample(1)).stepped(5);
-        bed.admit(sample(2)).admit(sample(3)).admit(sample(4)).stepped(5);
-        bed.running.front().expect("a step").parts.len()
-    };
-    assert_eq!((run(Some(1)), run(None)), (4, 1));
-}
