@@ -2,7 +2,7 @@
 
 mod suggestions;
 
-use bursar_budgets::testing::HostControl;
+use bursar_budgets::{grouped, testing::HostControl};
 use std::process::{Command, Output};
 
 use bursar::{
@@ -203,7 +203,8 @@ fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
         assert_eq!(unquantized["kv_tokens"], plain["kv_tokens"], "{more:?}");
         let page = 2 << 20;
         assert!(weights(&plain) - number(&unquantized["weight_bytes"]) < page, "{report}");
-        let tokens = format!("holds {} tokens instead of {}", report["kv_tokens"], plain["kv_tokens"]);
+        let [found, before] = [&report, &plain].map(|plan| grouped(number(&plan["kv_tokens"])));
+        let tokens = format!("holds {found} tokens instead of {before}");
         assert!(notes.contains(&tokens) && number(&report["kv_tokens"]) > number(&plain["kv_tokens"]), "{notes}");
         let is_said = notes.contains("weights take ") && notes.contains(" in FP8 instead of 15.");
         assert_eq!(is_said, !quantization.is_null(), "{notes}");
