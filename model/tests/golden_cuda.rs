@@ -115,10 +115,12 @@ struct Tolerance {
 }
 
 /// In bf16, a token may be routed to another expert than in f32 if two experts are nearly tied:
-/// transformers' own bf16 logits for the prompt `long` of `qwen3_moe` are off by 2.0e-1.
+/// transformers' own bf16 logits are off by 2.0e-1 for the prompt `long` of `qwen3_moe`, and by 3.5e-1
+/// for `short` of `qwen3_5_moe`, whose states keep what such a token wrote. On an H200 the latter is
+/// off by 4.8e-1.
 fn tolerance(activation: DType, has_experts: bool) -> Tolerance {
     match activation {
-        DType::BF16 => Tolerance { embeddings: 2.5e-2, logits: if has_experts { 4e-1 } else { 6e-2 } },
+        DType::BF16 => Tolerance { embeddings: 2.5e-2, logits: if has_experts { 6e-1 } else { 6e-2 } },
         _ => Tolerance { embeddings: 4e-3, logits: 8e-3 },
     }
 }
