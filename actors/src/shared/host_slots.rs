@@ -104,6 +104,10 @@ impl<K: Ord + Copy> HostSlots<K> {
         for key in kept.iter().rev() {
             self.fetch(key, now());
         }
+        // Content that is stored already was used as recently as the device had it.
+        for (key, _) in leaving {
+            self.fetch(key, now());
+        }
         new.drain(..new.len().saturating_sub(self.slots - kept.len()));
         let evicted = self.make_room(new.len(), |_| false).expect("eviction freed enough slots");
         let mut new: Vec<_> = new.into_iter().map(|(key, block)| (block, key, now())).collect();

@@ -210,17 +210,14 @@ impl MemoryRequirements {
     /// recurrent states, a quarter of the rest is for snapshots of them. KV blocks have what is left.
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
-        let mut left = bytes;
-        let mut take = |of: Bytes, slot: HostSlot| {
-            let slots = of / slot.bytes();
-            left -= slot.bytes() * slots;
-            slots as usize
-        };
-        let host_rows =
-            if self.cache_rows > 0 { take(bytes / HOST_ROWS_PART, HostSlot::of_row(self.row_bytes)) } else { 0 };
-        let of_states = (bytes - bytes / HOST_ROWS_PART) / HOST_STATES_PART;
-        let host_states = self.states.map_or(0, |states| take(of_states, HostSlot::of_state(states.shape)));
-        let host_slots = (left / HostSlot::of_block(self.kv_shape).bytes()) as usize;
+        let fit = |of: Bytes, slot: HostSlot| (of / slot.bytes()) as usize;
+        let row = HostSlot::of_row(self.row_bytes);
+        let host_rows = if self.cache_rows > 0 { fit(bytes / HOST_ROWS_PART, row) } else { 0 };
+        let left = bytes - row.bytes() * host_rows as u64;
+        let state = self.states.map(|states| HostSlot::of_state(states.shape));
+        let host_states = state.map_or(0, |state| fit(left / HOST_STATES_PART, state));
+        let of_states = state.map_or(Bytes::ZERO, HostSlot::bytes) * host_states as u64;
+        let host_slots = fit(left - of_states, HostSlot::of_block(self.kv_shape));
         MemoryRequirements { host_rows, host_states, host_slots, ..self }
     }
 

@@ -160,7 +160,7 @@ impl SchedulerCore {
     #[must_use]
     pub fn with_states(mut self, slots: usize) -> Self {
         assert!(slots == 0 || slots >= self.limits.sequences, "{slots} states are too few for {:?}", self.limits);
-        self.kv = self.kv.with_states(slots);
+        self.kv = self.kv.with_states(slots, self.limits.sequences);
         self
     }
 

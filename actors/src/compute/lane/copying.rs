@@ -41,7 +41,8 @@ impl CopyBegun {
 impl<B: Backend> ModelRunner<B> {
     /// Whether this lane may get copy jobs.
     pub(super) fn copies(&self) -> bool {
-        self.memory.host_kv.is_some() || self.memory.host_pictures.is_some()
+        let memory = &self.memory;
+        [&memory.host_kv, &memory.host_states, &memory.host_pictures].into_iter().any(Option::is_some)
     }
 
     /// Starts copies without waiting for them.

@@ -156,7 +156,7 @@ impl KvCore {
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
             clock: 0,
-            states: StatePool::new(0),
+            states: StatePool::new(0, 0),
             host: HostSlots::new(0),
             leaving: Vec::new(),
             coming: BTreeMap::new(),
@@ -171,10 +171,11 @@ impl KvCore {
         self
     }
 
-    /// Adds slots for the recurrent states of sequences and for snapshots of them.
+    /// Adds slots for the recurrent states of at most `sequences` running sequences, and for
+    /// snapshots of them.
     #[must_use]
-    pub fn with_states(mut self, slots: usize) -> Self {
-        self.states = StatePool::new(slots);
+    pub fn with_states(mut self, slots: usize, sequences: usize) -> Self {
+        self.states = StatePool::new(slots, sequences);
         self
     }
 
@@ -403,7 +404,8 @@ impl KvCore {
         let blocks = || prefix.iter().filter_map(|key| self.named.get(key));
         let woken = blocks().filter(|block| self.pool[**block as usize].references == 0).count();
         found.missing = found.blocks - blocks().count();
-        found.has_room = found.missing <= self.free_blocks() - woken;
+        let has_slot = !found.lacks_state || self.states.has_room_for_copy();
+        found.has_room = has_slot && found.missing <= self.free_blocks() - woken;
         found
     }
 
@@ -416,7 +418,7 @@ impl KvCore {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];
         let on_device: Vec<Option<u32>> = prefix.iter().map(|key| self.named.get(key).copied()).collect();
-        let has_state = prefix.last().is_none_or(|key| self.states.has_room(Some(key)));
+        let has_state = found.lacks_state || prefix.last().is_none_or(|key| self.states.has_room(Some(key)));
         let is_complete = found.missing == 0 && !found.lacks_state;
         if is_complete || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
             return None;
@@ -453,13 +455,17 @@ impl KvCore {
         for (place, key) in coming {
             self.name(sequence, place, &[key]);
         }
+        self.states.fetched(sequence);
     }
 
-    /// Whether a running copy fetches the first block of `prefix` that the device does not have.
+    /// Whether a running copy fetches the first block of `prefix` that the device does not have, or
+    /// the state at the end of what is known of `prefix`.
     pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
         let next = prefix.iter().find(|key| !self.named.contains_key(key));
         let comes = |next| self.coming.values().flatten().any(|(_, key)| key == next);
-        !self.coming.is_empty() && next.is_some_and(comes)
+        let known = self.known_prefix(prefix);
+        let state = prefix[..known].last().is_some_and(|key| self.states.is_coming(key));
+        state || !self.coming.is_empty() && next.is_some_and(comes)
     }
 
     pub fn has_table(&self, sequence: SequenceId) -> bool {

@@ -46,6 +46,8 @@ pub struct StateUse {
 #[derive(Clone, Debug)]
 pub(super) struct StatePool {
     slots: usize,
+    /// Limit of running sequences.
+    sequences: usize,
     free: BTreeSet<u32>,
     live: BTreeMap<SequenceId, Live>,
     snapshots: BTreeMap<PrefixKey, Snapshot>,
@@ -66,6 +68,11 @@ struct Live {
     /// The slot of the snapshot with which the sequence begins, until its first step is
     /// [launched](StatePool::launched). Nothing else may be written to that slot before.
     resumes_from: Option<u32>,
+    /// The slot of the snapshot that a launched step reads. Copies from the host do not wait for
+    /// steps, so none may fill this slot before the step has ended.
+    reads: Option<u32>,
+    /// The snapshot that a copy brings to the slot `resumes_from`, until the copy has ended.
+    fetched: Option<PrefixKey>,
     /// Tokens of a prefix whose blocks are cached but that has no snapshot. The sequence takes the
     /// snapshot there, because another prompt that shares the prefix may follow.
     junction: Option<usize>,
@@ -81,9 +88,11 @@ struct Snapshot {
 }
 
 impl StatePool {
-    pub fn new(slots: usize) -> Self {
+    /// A pool of `slots` slots for at most `sequences` running sequences.
+    pub fn new(slots: usize, sequences: usize) -> Self {
         StatePool {
             slots,
+            sequences,
             free: (0..slots as u32).collect(),
             live: BTreeMap::new(),
             snapshots: BTreeMap::new(),
@@ -160,29 +169,58 @@ impl StatePool {
         let slot = slot.expect("there is room for the state");
         let junction = snapshot_before(cached * BLOCK_TOKENS);
         let junction = (junction > resumed * BLOCK_TOKENS).then_some(junction);
-        let live = Live { slot, resumes_from: from, junction, taken: Vec::new() };
+        let live = Live { slot, resumes_from: from, reads: None, fetched: None, junction, taken: Vec::new() };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
     }
 
+    /// Whether [`begin_from_host`](Self::begin_from_host) would find a slot.
+    pub fn has_room_for_copy(&self) -> bool {
+        self.free.iter().any(|slot| !self.is_read(*slot)) || self.victim_for_copy().is_some()
+    }
+
     /// Gives a new sequence a slot. The sequence begins with the snapshot `key` after `resumed`
     /// blocks, which is only in host memory. Returns the copy that brings it to the device. No step
-    /// may run the sequence before the copy has ended.
+    /// may run the sequence before the copy has [ended](Self::fetched).
     ///
     /// # Panics
-    /// If there is no [room](Self::has_room), if the sequence has a slot already, or if the snapshot
-    /// is not in host memory.
+    /// If there is no [room](Self::has_room_for_copy), if the sequence has a slot already, or if the
+    /// snapshot is not in host memory.
     pub fn begin_from_host(&mut self, sequence: SequenceId, key: &PrefixKey, resumed: usize) -> BlockCopy {
         self.clock += 1;
         let from = self.host.fetch(key, self.clock).expect("the snapshot is in host memory")[0];
-        let slot = self.take(None).expect("there is room for the state");
-        // With a second slot the snapshot is on the device again, for other sequences.
-        let snapshot = self.take(None);
+        let slot = self.take_for_copy().expect("there is room for the state");
+        // With a second slot the snapshot is on the device again, for other sequences. Each of the
+        // other sequences that may run must still find a slot.
+        let held = self.live.values().map(|live| 1 + live.taken.len()).sum::<usize>() + 2;
+        let others = self.sequences.saturating_sub(self.live.len() + 1);
+        let snapshot = if held + others <= self.slots { self.take_for_copy() } else { None };
         let taken = snapshot.map(|slot| (resumed * BLOCK_TOKENS, slot)).into_iter().collect();
-        let live = Live { slot, resumes_from: snapshot, junction: None, taken };
+        let fetched = snapshot.map(|_| *key);
+        let live = Live { slot, resumes_from: snapshot, reads: None, fetched, junction: None, taken };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
         BlockCopy { block: snapshot.unwrap_or(slot), slot: from }
+    }
+
+    /// Records that the copy for a sequence has ended. Other sequences may resume from the snapshot
+    /// from now on.
+    pub fn fetched(&mut self, sequence: SequenceId) {
+        let Some(live) = self.live.get_mut(&sequence) else { return };
+        let (Some(key), Some(slot)) = (live.fetched.take(), live.resumes_from) else { return };
+        // If another sequence has computed the same snapshot, this one is freed after its use.
+        if !self.snapshots.contains_key(&key) {
+            live.taken.retain(|(_, taken)| *taken != slot);
+            self.clock += 1;
+            self.by_use.insert(self.clock, key);
+            self.snapshots.insert(key, Snapshot { slot, used: self.clock });
+        }
+        self.check();
+    }
+
+    /// Whether a running copy brings a snapshot to the device.
+    pub fn is_coming(&self, key: &PrefixKey) -> bool {
+        self.live.values().any(|live| live.fetched == Some(*key))
     }
 
     /// Assigns host slots to the snapshots that were evicted, and returns the copies to make before
@@ -219,7 +257,7 @@ impl StatePool {
     /// after this one.
     pub fn launched(&mut self, sequence: SequenceId) {
         if let Some(live) = self.live.get_mut(&sequence) {
-            live.resumes_from = None;
+            live.reads = live.resumes_from.take().or(live.reads);
         }
     }
 
@@ -227,6 +265,7 @@ impl StatePool {
     /// blocks have the names `keys`.
     pub fn name(&mut self, sequence: SequenceId, end: usize, keys: &[PrefixKey]) {
         let Some(live) = self.live.get_mut(&sequence) else { return };
+        live.reads = None;
         let (named, left) = std::mem::take(&mut live.taken).into_iter().partition(|(tokens, _)| *tokens <= end);
         live.taken = left;
         let named: Vec<(usize, u32)> = named;
@@ -288,6 +327,33 @@ impl StatePool {
             self.evict(&victim);
         }
         self.free.pop_first()
+    }
+
+    /// A slot for a copy from the host: like [`take`](Self::take), but none that a launched step
+    /// reads.
+    fn take_for_copy(&mut self) -> Option<u32> {
+        let free = self.free.iter().find(|slot| !self.is_read(**slot)).copied();
+        let slot = match free {
+            Some(slot) => slot,
+            None => {
+                let victim = self.victim_for_copy()?;
+                let slot = self.snapshots[&victim].slot;
+                self.evict(&victim);
+                slot
+            }
+        };
+        self.free.remove(&slot);
+        Some(slot)
+    }
+
+    fn victim_for_copy(&self) -> Option<PrefixKey> {
+        let may_go = |key: &&PrefixKey| !self.is_about_to_be_read(key) && !self.is_read(self.snapshots[*key].slot);
+        self.by_use.values().find(may_go).copied()
+    }
+
+    /// Whether a launched step reads a slot.
+    fn is_read(&self, slot: u32) -> bool {
+        self.live.values().any(|live| live.reads == Some(slot))
     }
 
     /// The least recently used snapshot, other than `kept`, with which no sequence is about to

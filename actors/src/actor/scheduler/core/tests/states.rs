@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    kv::{SNAPSHOT_TOKENS, StateUse},
+    kv::{Copies, SNAPSHOT_TOKENS, StateUse},
     pace::CopyCosts,
 };
 
@@ -96,9 +96,12 @@ impl Story {
         }
     }
 
-    /// Makes the copies that were submitted before the next step.
+    /// Makes the copies that were submitted before the next step. A copy to the host is made after
+    /// the steps that were submitted before it. A copy to the device waits for no step.
     fn copy(&mut self) {
-        while let Some((_, copies)) = self.bed.copies.pop_front_if(|(steps, _)| *steps <= self.ran) {
+        let ran = self.ran;
+        let is_due = |(steps, copies): &mut (usize, Copies)| *steps <= ran || copies.states.to_host.is_empty();
+        while let Some((_, copies)) = self.bed.copies.pop_front_if(is_due) {
             for BlockCopy { block, slot } in copies.states.to_host.iter().copied() {
                 let seen = self.slots[block as usize].clone();
                 self.host[slot as usize] = Some(seen.expect("a step has written the state"));
