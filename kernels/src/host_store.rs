@@ -2,8 +2,8 @@
 
 use bursar_budgets::Bytes;
 
-/// Slots in host memory: `[layer, slot]`, each of `bytes`. A slot has the layout of one block of
-/// keys and values, of one row of pictures (with one layer), or of one sequence's state.
+/// Slots in host memory: `[layers, slots]` pieces of `bytes` bytes. A slot has the layout of one
+/// block of keys and values, of one row of pictures (with one layer), or of one sequence's state.
 #[derive(Debug)]
 pub struct HostStore {
     address: *mut u8,

@@ -1,7 +1,8 @@
-//! Chats with hybrid models, whose prefixes can be resumed only where a state was kept. Most stories
-//! are faults of other servers (vLLM, Atlas, llama.cpp and ik_llama), by the number of the report,
-//! with a random model. Every reply is compared with the reply to the same chat without cached
-//! tokens. The trained demo answers questions about pictures that it has never seen.
+//! Chats with hybrid models, whose prefixes can be resumed only where a state was kept. Most tests
+//! use a random model to repeat a fault that was reported for another server (vLLM, Atlas,
+//! llama.cpp or ik_llama), and give the number of the report. Every reply is compared with the
+//! reply to the same chat without cached tokens. One test asks the trained demo about pictures that
+//! were not in its training data.
 
 use std::{
     ops::Range,
@@ -39,7 +40,8 @@ impl Table {
         Table { model, _runtime: runtime }
     }
 
-    /// Asks, and asks again without cached tokens. Returns the cached tokens of the first time.
+    /// Sends a chat, and sends it again with a new salt, so that no cached tokens are found. The
+    /// two replies must be equal. Returns the token counts of the first one.
     async fn ask(&self, chat: Chat) -> Answered {
         static COLD: AtomicUsize = AtomicUsize::new(0);
         let warm = ask(&self.model, chat.clone()).await.expect("the model answers");
@@ -58,7 +60,7 @@ struct Answered {
     prompt: usize,
 }
 
-/// The thought and the reply. The template opens a thought.
+/// The reasoning and the reply. The chat template starts the reasoning.
 fn said(reply: &Whole) -> String {
     [&*reply.reasoning, &reply.text].concat()
 }
@@ -162,7 +164,7 @@ fn other_questions_about_a_picture_resume_after_it() {
         }
         let [_, _, third, fourth] = found[..] else { unreachable!() };
         assert!(third >= 2 * STEP && fourth == third, "{found:?}");
-        // A chat that goes on after the picture.
+        // A later turn of the same chat also resumes after the picture.
         let chat = about("What is this?").assistant("A scene.").user("Look again.");
         assert!(table.ask(chat).await.cached >= third, "the picture is not read again");
     });
@@ -175,7 +177,7 @@ fn another_picture_is_never_taken_for_the_first() {
         let table = Table::set(envelope(512, 2), 4096).await;
         let system = words(0..30);
         let about = |name: &str| greedy(Chat::new().system(system.clone()).user("What is this?").image(picture(name)));
-        // Of equal size, so that the prompts differ in nothing but the picture.
+        // The prompts differ only in the picture and in the number of its placeholder tokens.
         let [scene, square] = ["scene_101x157.png", "square_225x225.png"];
         let one = table.ask(about(scene)).await;
         let other = table.ask(about(square)).await;
@@ -191,7 +193,8 @@ fn another_picture_is_never_taken_for_the_first() {
 
 #[test]
 fn the_longest_prompt_is_answered_while_others_run() {
-    // vLLM issue 40420: one long prompt ended the engine although the pool had room.
+    // vLLM issue 40420: one long prompt stopped the engine although the pool had enough free
+    // blocks.
     story(async {
         let table = Table::set(envelope(2048, 4), 4096).await;
         let long = greedy(Chat::new().user(words(0..250)));
@@ -236,8 +239,8 @@ fn the_trained_hybrid_answers_questions_about_unseen_pictures() {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(config).await.expect("host devices start");
-        // Blocks and states for two questions at a time, of the 32 that are asked at once: the others
-        // wait, and what is evicted moves to host memory.
+        // The device has blocks and states for two of the 32 questions that are asked at once. The
+        // other questions wait, and evicted blocks and states move to host memory.
         let options = LoadOptions {
             envelope: Some(Envelope {
                 context_tokens: 512,

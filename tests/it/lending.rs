@@ -224,7 +224,7 @@ fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
         let expected = answer(&idle, about(1)).await;
         let replies = crowd(&busy);
         let room = Bytes::mib(16) / ranks() as u64;
-        eventually("it borrows more than a load needs", async || fixture.kv("busy").await > own + room).await;
+        eventually("the model borrows more than a load needs", async || fixture.kv("busy").await > own + room).await;
         let full = fixture.ledger().await;
         let small = LoadOptions { name: Some("third".to_owned()), ..small() };
         let third = fixture.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("the load gets room");
@@ -261,7 +261,7 @@ fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
                 assert_eq!(answer(model, about(1)).await, expected);
             }
             second.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
-            eventually("what it gave is back", async || fixture.kv("first").await == kv).await;
+            eventually("the first model has its memory back", async || fixture.kv("first").await == kv).await;
             second.wake().await.expect("the load gets room");
         }
         let told = serde_json::json!(fixture.runtime.recent_events());

@@ -24,7 +24,8 @@ pub struct BlockCopy {
 pub struct CopyLists {
     /// Copies from the device to the host. They run first.
     pub to_host: Vec<BlockCopy>,
-    /// Copies from the host to the device. No pass may use what they fill before they have ended.
+    /// Copies from the host to the device. No pass may use their destinations before they have
+    /// ended.
     pub to_device: Vec<BlockCopy>,
 }
 

@@ -40,8 +40,8 @@ pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 /// called outside any pass, to load random weights.
 ///
 /// # Errors
-/// `out` has neither the type in which the target stores weights nor the quantized type nor f32, which some lists of
-/// numbers have on every target; or it has gaps between its rows.
+/// `out` has gaps between its rows, or has a type other than these: the type in which the target
+/// stores weights, the quantized type, and f32, which some lists of numbers have on every target.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,

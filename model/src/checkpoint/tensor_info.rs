@@ -41,7 +41,8 @@ pub(crate) enum Order {
     TiledRows(Tiling),
     /// The columns of each row are tiled.
     TiledColumns(Tiling),
-    /// Rows alternate between this number of elements of one tensor and of a second tensor.
+    /// Each row of the model alternates between this number of elements of the stored tensor and
+    /// the same number of elements of a second tensor.
     Woven(usize),
 }
 

@@ -103,7 +103,7 @@ mod tests {
         let part = |part: &str| recorded.tensor(&format!("Q4_K.{part}")).expect("the recorded tensor exists");
         let values: Vec<f32> =
             part("values").data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        // There are 6 blocks: one row with the first four, and one with the last four.
+        // The file has 6 blocks. The first row has the first four, the second row the last four.
         let (block, blocks) = (BlockType::Q4_K.bytes(), part("blocks").data().to_vec());
         let rows = [0..4, 2..6];
         let bytes = rows.clone().map(|row| blocks[row.start * block..row.end * block].to_vec()).concat();

@@ -146,7 +146,7 @@ fn an_fp8_release_is_planned_with_its_projections_in_fp8() {
     // 48 gated delta nets with queries, keys, values, gates and outputs; 16 layers with attention,
     // whose queries have gates; 64 MLPs.
     let numbers = 48 * (2 * 2048 + 3 * 6144) * 5120 + 16 * (3 * 6144 + 2 * 1024) * 5120 + 64 * 3 * 5120 * 17_408u64;
-    // A byte for each number instead of two, and an f32 for each block.
+    // FP8 takes one byte per number instead of two, and one f32 per block of 128 x 128 numbers.
     let expected = plain - numbers + numbers / (128 * 128) * 4;
     assert!((expected..expected + (1 << 20)).contains(&released), "{released} {expected}");
 }

@@ -118,8 +118,8 @@ def causal_conv(sequences, kind, shape=(16, 32, 128, 128), taps=4, gap=0):
 
 
 def launches(step, by_tokens):
-    """The launches of the gated delta rule as (kernel, grid, block, first sequence, further arguments), as in `states.rs`, or
-    with the kernel for single tokens also for sequences with many rows."""
+    """The launches of the gated delta rule as (kernel, grid, block, first sequence, further arguments), as in `states.rs`.
+    With `by_tokens`, sequences with many rows also use the kernel for single tokens."""
     count, ending = len(step.places), ENDINGS[step.kind]
     blocks = lambda held: step.value_heads * divide_up(step.value_dim, DELTA.GROUPS * held)  # noqa: E731
     is_128 = step.key_dim == DELTA.KEY_DIM
@@ -162,8 +162,9 @@ def delta_rule(step, place, q, k, v, decay, strength, before):
 
 
 def gated_delta(sequences, kind, shape=(16, 32, 128, 128), rate=-2.0, gap=0, name="chunks"):
-    """The gated delta rule. Sequences of many rows run in `chunks` or by `tokens`. The name of a kernel for chunks measures
-    only this kernel; no sequence may then have a state before the step, because the check runs all kernels again."""
+    """The gated delta rule. If `name` is `chunks` or `tokens`, sequences of many rows are computed in chunks or token by token.
+    If `name` is a kernel for chunks, only this kernel is measured. No sequence may then have a state before the step,
+    because the check runs all kernels again."""
     step = Step(sequences, *shape, kind)
     qkv = random_rows(step.rows, step.channels, gap, kind)
     update, decay = (random_rows(step.rows, step.value_heads, gap, kind) for _ in range(2))

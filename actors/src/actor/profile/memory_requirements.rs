@@ -100,9 +100,9 @@ const LANES: Bytes = Bytes(8 << 20);
 /// eighth of the size of one token's keys and values.
 const HOST_ROWS_PART: u64 = 8;
 
-/// The part of the rest that is for snapshots of states: 1 / `HOST_STATES_PART`. The state of
-/// Qwen3.5-27B is as large as the keys and values of 2,349 tokens, so a conversation of 8,000 tokens
-/// needs a quarter.
+/// Snapshots of states get 1 / `HOST_STATES_PART` of the host memory left after picture rows. The
+/// state of Qwen3.5-27B is as large as the keys and values of 2,349 tokens, so a conversation of
+/// 8,000 tokens needs a quarter.
 const HOST_STATES_PART: u64 = 4;
 
 /// Returns the number of encoder cache rows that keeps both lanes busy. A row is held from before

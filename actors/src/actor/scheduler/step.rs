@@ -101,7 +101,8 @@ pub(super) struct HostCopies {
 
 #[derive(Debug)]
 pub(super) struct CopyUnderWay {
-    /// Blocks, and for each state as many blocks as take as long.
+    /// Number of copied blocks. Each state counts as the number of blocks that take as long to
+    /// copy.
     pub(super) blocks: usize,
     /// The sequence that this copy fetches blocks for, and the number of tokens in the sequence's
     /// blocks afterwards.

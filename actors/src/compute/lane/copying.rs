@@ -49,7 +49,7 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn begin_copies(&self, job: Box<CopyJob>) -> CopyBegun {
         let copying = self.unless_refused(|| {
             let (backend, rank, memory) = (&self.backend, self.rank(), &self.memory);
-            let expected = "who asks for copies has memory for them on the device and on the host";
+            let expected = "a job's copies have memory on the device and on the host";
             let store = |tier: &Option<HostTier>| tier.as_ref().expect(expected).store(rank);
             let mut begun = Vec::new();
             match &job.copied {

@@ -149,8 +149,9 @@ pub enum Copied {
     Rows(CopyLists),
 }
 
-/// Copies between the device and host memory, concurrent with passes. Only passes begun later wait
-/// for copies to the host. No pass may use what is copied to the device before the answer.
+/// Copies between the device and host memory, concurrent with passes. Passes that begin later wait
+/// for the copies to the host; passes that are already running do not. No pass may use content
+/// copied to the device before the answer arrives.
 pub struct CopyJob {
     pub copied: Copied,
     /// Receives the time that the device took.

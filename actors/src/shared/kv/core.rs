@@ -96,8 +96,8 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// The number of blocks that take as long to copy, if a state takes as long as `state_blocks`
-    /// blocks.
+    /// The number of blocks that take as long to copy as these blocks and states together. Copying
+    /// one state takes as long as copying `state_blocks` blocks.
     pub fn in_blocks(&self, state_blocks: usize) -> usize {
         self.blocks.len() + self.states.len() * state_blocks
     }
@@ -411,9 +411,9 @@ impl KvCore {
 
     /// Assigns the available blocks of `prefix` to a sequence without blocks, and returns the
     /// copies that bring the missing blocks and the missing state from the host. Until
-    /// [`fetched`](Self::fetched) is called, no step may use them and no other sequence may share
-    /// the blocks that the copies fill. Returns `None` and changes nothing if nothing is missing or
-    /// there are too few free blocks or slots.
+    /// [`fetched`](Self::fetched) is called, no step may use the fetched blocks and state, and no
+    /// other sequence may share these blocks. Returns `None` and changes nothing if nothing is
+    /// missing or there are too few free blocks or slots.
     pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
         let found = self.beginning(prefix);
         let prefix = &prefix[..found.blocks];

@@ -1,12 +1,13 @@
 //! Pure: which sequence holds which slot of recurrent states, and the snapshots that later
 //! sequences can resume from.
 //!
-//! A model with recurrent layers cannot share the blocks of a prefix alone: it also needs the state
-//! at the end of the prefix. Snapshots are copies of a state at a multiple of [`SNAPSHOT_TOKENS`],
-//! named like the block that ends there. Live states and snapshots share one pool of slots. A
-//! snapshot is evicted when its slot is needed, the least recently used first. With a host tier
-//! (ADR 15), it is then copied to host memory. The idea is that of SGLang's hybrid radix cache
-//! (`mamba_radix_cache.py`), with exactly one live slot for each sequence.
+//! To resume after a prefix, a model with recurrent layers needs the state at the end of the prefix
+//! in addition to the prefix's blocks. Snapshots are copies of a state at a multiple of
+//! [`SNAPSHOT_TOKENS`], named like the block that ends there. Live states and snapshots share one
+//! pool of slots. A snapshot is evicted when its slot is needed, the least recently used first.
+//! With a host tier (ADR 15), it is then copied to host memory. The method is that of SGLang's
+//! hybrid radix cache (`mamba_radix_cache.py`), except that each sequence has exactly one live
+//! slot.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +20,8 @@ use bursar_model::flow::{PrefixKey, StateSlots};
 use super::sequence_id::SequenceId;
 use crate::shared::host_slots::HostSlots;
 
-/// Snapshots are taken at multiples of this many tokens, the chunk of the prefill kernels, so that
-/// a kernel has the state there anyway.
+/// Snapshots are taken at multiples of this number of tokens. It is the chunk length of the prefill
+/// kernels, which compute the state at these positions anyway.
 pub const SNAPSHOT_TOKENS: usize = 64;
 
 /// The last multiple of [`SNAPSHOT_TOKENS`] that is at most `tokens`.
@@ -66,7 +67,7 @@ struct Live {
     /// The slot of the state after the last step that was planned.
     slot: u32,
     /// The slot of the snapshot with which the sequence begins, until its first step is
-    /// [launched](StatePool::launched). Nothing else may be written to that slot before.
+    /// [launched](StatePool::launched). Until then, nothing may be written to that slot.
     resumes_from: Option<u32>,
     /// The slot of the snapshot that a launched step reads. Copies from the host do not wait for
     /// steps, so none may fill this slot before the step has ended.
@@ -76,8 +77,8 @@ struct Live {
     /// Tokens of a prefix whose blocks are cached but that has no snapshot. The sequence takes the
     /// snapshot there, because another prompt that shares the prefix may follow.
     junction: Option<usize>,
-    /// Snapshots that planned steps take, or that are fetched from the host: the tokens before each,
-    /// and the slot.
+    /// Snapshots that planned steps take or that are being fetched from the host. Each has the
+    /// number of tokens before it, and its slot.
     taken: Vec<(usize, u32)>,
 }
 
@@ -147,8 +148,9 @@ impl StatePool {
         !self.is_there() || !self.free.is_empty() || self.victim(None).is_some() || self.own(resumes_from).is_some()
     }
 
-    /// Gives a new sequence a slot. The sequence begins with the snapshot `resumes_from`, if that is
-    /// given, otherwise with an empty state. `cached` blocks at its beginning are cached.
+    /// Gives a new sequence a slot. The sequence begins with the snapshot `resumes_from`, if that
+    /// is given, otherwise with an empty state. The snapshot is at the end of the first `resumed`
+    /// blocks. The first `cached` blocks of the sequence are in the KV cache.
     ///
     /// # Panics
     /// If there is no [room](Self::has_room), or if the sequence has a slot already.
@@ -179,8 +181,8 @@ impl StatePool {
         self.free.iter().any(|slot| !self.is_read(*slot)) || self.victim_for_copy().is_some()
     }
 
-    /// Gives a new sequence a slot. The sequence begins with the snapshot `key` after `resumed`
-    /// blocks, which is only in host memory. Returns the copy that brings it to the device. No step
+    /// Gives a new sequence a slot. The sequence resumes after `resumed` blocks, from the snapshot
+    /// `key`, which is only in host memory. Returns the copy that brings it to the device. No step
     /// may run the sequence before the copy has [ended](Self::fetched).
     ///
     /// # Panics
@@ -190,7 +192,8 @@ impl StatePool {
         self.clock += 1;
         let from = self.host.fetch(key, self.clock).expect("the snapshot is in host memory")[0];
         let slot = self.take_for_copy().expect("there is room for the state");
-        // With a second slot the snapshot is on the device again, for other sequences. Each of the
+        // If there is a second slot, the snapshot stays on the device, so that other sequences can
+        // resume from it. Each of the
         // other sequences that may run must still find a slot.
         let held = self.live.values().map(|live| 1 + live.taken.len()).sum::<usize>() + 2;
         let others = self.sequences.saturating_sub(self.live.len() + 1);
@@ -261,8 +264,9 @@ impl StatePool {
         }
     }
 
-    /// Names the snapshots that a sequence has taken within its first `end` tokens, whose whole
-    /// blocks have the names `keys`.
+    /// Makes the snapshots within the first `end` tokens of a sequence available to other
+    /// sequences. Each snapshot gets the key of the block that ends there. `keys` has the keys of
+    /// all whole blocks in these tokens.
     pub fn name(&mut self, sequence: SequenceId, end: usize, keys: &[PrefixKey]) {
         let Some(live) = self.live.get_mut(&sequence) else { return };
         live.reads = None;

@@ -17,8 +17,8 @@ use crate::{
     checkpoint::{GgufArchitecture, GgufLayers, GgufVision},
 };
 
-/// A GGUF architecture. Each pair has the class and the `model_type`, of the model without its
-/// vision encoder and of the whole model.
+/// Describes a GGUF architecture. The first pair has the class and the `model_type` of the model
+/// without its vision encoder, and `whole` has those of the model with its vision encoder.
 const fn gguf(
     name: &'static str,
     (class, model_type): (&'static str, &'static str),
