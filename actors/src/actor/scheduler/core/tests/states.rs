@@ -380,7 +380,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         }),
         1 => (0usize..40).prop_map(Event::Cancel),
         12 => Just(Event::Run),
-        1 => (24usize..64).prop_map(Event::Resize),
+        // The longest sequence has 427 tokens, which are 27 blocks.
+        1 => (27usize..64).prop_map(Event::Resize),
         6 => Just(Event::Copied),
     ];
     prop::collection::vec(event, 1..120)
