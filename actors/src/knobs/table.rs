@@ -308,7 +308,7 @@ knobs! {
     kv_bytes: Bytes, Kind::Size, [Vllm kv_cache_memory_bytes];
     /// Size of the KV cache in tokens, in whole blocks of 16, instead of a measured size.
     kv_tokens: usize, Kind::Count("tokens"), [Sglang max_total_tokens, LightLlm max_total_token_num];
-    /// Host memory per device that evicted KV blocks are copied to, and copied back from instead of being computed again. For a model that takes pictures, an eighth of it holds picture embeddings. Default 0, off.
+    /// Host memory per device that evicted KV blocks are copied to, and copied back from instead of being computed again. For a model that takes pictures, an eighth of it holds picture embeddings. For a model with recurrent states (Qwen3.5), a quarter of the rest holds snapshots of them. Default 0, off.
     swap_space: f64, Kind::Gibibytes, [];
     /// Device memory that is kept free, and given up first when another process takes memory.
     canary: Bytes, Kind::SizeOrNone, [];
