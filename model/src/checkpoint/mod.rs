@@ -23,7 +23,7 @@ mod text_files;
 pub use checkpoint_source::{CheckpointSource, EmbeddedFile, RandomCheckpoint};
 pub use fetch_watch::FetchWatch;
 pub use fingerprint::CheckpointFingerprint;
-pub use gguf::{GgufArchitecture, GgufFile, GgufLayers, GgufVision};
+pub use gguf::{GgufArchitecture, GgufFile, GgufLayers, GgufVision, NamedFiles};
 #[cfg(feature = "hub")]
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;

@@ -17,8 +17,7 @@ use crate::{
     workload::Workload,
 };
 
-/// The files of a checkpoint, by name, without the weights.
-pub type Files = Vec<(&'static str, Vec<u8>)>;
+pub use crate::checkpoint::NamedFiles as Files;
 
 /// Sizes of a released model, without its weights.
 pub trait ReleasedShape: 'static {

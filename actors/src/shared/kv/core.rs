@@ -463,9 +463,8 @@ impl KvCore {
     pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
         let next = prefix.iter().find(|key| !self.named.contains_key(key));
         let comes = |next| self.coming.values().flatten().any(|(_, key)| key == next);
-        let known = self.known_prefix(prefix);
-        let state = prefix[..known].last().is_some_and(|key| self.states.is_coming(key));
-        state || !self.coming.is_empty() && next.is_some_and(comes)
+        let is_at_end = |key| prefix[..self.known_prefix(prefix)].last() == Some(key);
+        self.states.coming().any(is_at_end) || !self.coming.is_empty() && next.is_some_and(comes)
     }
 
     pub fn has_table(&self, sequence: SequenceId) -> bool {

@@ -193,8 +193,7 @@ impl StatePool {
         let from = self.host.fetch(key, self.clock).expect("the snapshot is in host memory")[0];
         let slot = self.take_for_copy().expect("there is room for the state");
         // If there is a second slot, the snapshot stays on the device, so that other sequences can
-        // resume from it. Each of the
-        // other sequences that may run must still find a slot.
+        // resume from it. Each of the other sequences that may run must still find a slot.
         let held = self.live.values().map(|live| 1 + live.taken.len()).sum::<usize>() + 2;
         let others = self.sequences.saturating_sub(self.live.len() + 1);
         let snapshot = if held + others <= self.slots { self.take_for_copy() } else { None };
@@ -214,16 +213,21 @@ impl StatePool {
         // If another sequence has computed the same snapshot, this one is freed after its use.
         if !self.snapshots.contains_key(&key) {
             live.taken.retain(|(_, taken)| *taken != slot);
-            self.clock += 1;
-            self.by_use.insert(self.clock, key);
-            self.snapshots.insert(key, Snapshot { slot, used: self.clock });
+            self.publish(key, slot);
         }
         self.check();
     }
 
-    /// Whether a running copy brings a snapshot to the device.
-    pub fn is_coming(&self, key: &PrefixKey) -> bool {
-        self.live.values().any(|live| live.fetched == Some(*key))
+    /// Makes the snapshot in `slot` available to other sequences.
+    fn publish(&mut self, key: PrefixKey, slot: u32) {
+        self.clock += 1;
+        self.by_use.insert(self.clock, key);
+        self.snapshots.insert(key, Snapshot { slot, used: self.clock });
+    }
+
+    /// The snapshots that running copies bring to the device.
+    pub fn coming(&self) -> impl Iterator<Item = &PrefixKey> {
+        self.live.values().filter_map(|live| live.fetched.as_ref())
     }
 
     /// Assigns host slots to the snapshots that were evicted, and returns the copies to make before
@@ -279,9 +283,7 @@ impl StatePool {
                 self.touch(&key);
                 self.free.insert(slot);
             } else {
-                self.clock += 1;
-                self.by_use.insert(self.clock, key);
-                self.snapshots.insert(key, Snapshot { slot, used: self.clock });
+                self.publish(key, slot);
             }
         }
         self.check();
@@ -298,7 +300,7 @@ impl StatePool {
     }
 
     /// Drops the snapshot at the end of a block whose content is lost, because nothing can resume
-    /// there any more. A snapshot with which a sequence is about to begin keeps its slot until then.
+    /// there any more. No sequence is about to begin with it, because such a sequence holds the block.
     pub fn forget(&mut self, key: &PrefixKey) {
         self.evict(key);
         self.leaving.retain(|(leaving, _)| leaving != key);

@@ -24,7 +24,7 @@ use self::settings::Settings;
 use self::vision::{Encoder, VisionFile};
 use super::error::CheckpointError;
 use super::shard::{Content, Shard};
-pub use settings::{GgufArchitecture, GgufLayers, GgufVision};
+pub use settings::{GgufArchitecture, GgufLayers, GgufVision, NamedFiles};
 
 /// An open GGUF file: its mapped tensors, and the small files that are generated from its metadata.
 /// If the file of the model's vision encoder is in the same folder, its tensors and settings are

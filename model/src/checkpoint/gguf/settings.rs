@@ -34,8 +34,8 @@ pub enum GgufLayers {
     },
 }
 
-/// Files of a checkpoint, by name.
-type NamedFiles = Vec<(&'static str, Vec<u8>)>;
+/// The files of a checkpoint, by name, without the weights.
+pub type NamedFiles = Vec<(&'static str, Vec<u8>)>;
 
 /// A family's description of the files with its vision encoder.
 #[derive(Clone, Copy, Debug)]
