@@ -111,42 +111,53 @@ fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
 fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
     let metrics_log = MetricsLog::open();
     story(async {
-        // The KV cache (8,192 tokens, the probe's size) cannot hold all sequences until they end.
-        // The scheduler still admits them all: the short replies that ran first made its
-        // predictions optimistic, and the prompts leave half of the cache free.
-        let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
-        let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
-        let stage = Stage::set(options).await;
-        assert_eq!(stage.model.serving().await.expect("the model serves").record.kv_tokens(), 8192);
-        let before = stage.snapshot().await;
-        for number in 30..34 {
-            answer(&stage.model, about(number).max_tokens(1).ignore_end()).await;
+        // On a busy machine the requests may begin so far apart that none is preempted.
+        for attempt in 0..5 {
+            let name = format!("come again {attempt}");
+            replies_that_lose_pictures(&name).await;
+            let wanted_again = metrics_log.most(&format!("bursar_pictures_wanted_again_total{{model={name}}}"));
+            if wanted_again > Some(0.0) {
+                return;
+            }
         }
-        let long = |number| {
-            let question = "Describe the picture. ".repeat(18);
-            text(&question).image(picture(number)).max_tokens(310).ignore_end()
-        };
-        let together: Vec<_> = (0..22)
-            .map(|number| {
-                let model = stage.model.clone();
-                tokio::spawn(async move { ask(&model, long(number)).await.expect("the model answers") })
-            })
-            .collect();
-        let mut replies = Vec::new();
-        for reply in together {
-            replies.push(reply.await.expect("no panic"));
-        }
-        let wanted_again = metrics_log.most("bursar_pictures_wanted_again_total{model=come again}");
-        assert!(wanted_again > Some(0.0), "a sequence lost its picture's rows when it was preempted");
-        assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 310));
-        let tokens: usize = replies.iter().map(|reply| reply.usage.prompt_tokens + 310).sum();
-        assert!(tokens > 8192, "all sequences would have fit: {tokens} tokens");
-        // The youngest sequences are preempted first.
-        for (number, reply) in (0..).zip(replies).skip(18) {
-            assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and concurrently");
-        }
-        stage.settled(&before).await;
+        panic!("no preempted sequence had released the rows of its picture");
     });
+}
+
+async fn replies_that_lose_pictures(name: &str) {
+    // The KV cache (8,192 tokens, the probe's size) cannot hold all sequences until they end. The
+    // scheduler still admits them all: the short replies that ran first made its predictions
+    // optimistic, and the prompts leave half of the cache free.
+    let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
+    let options = LoadOptions { name: Some(name.to_owned()), envelope: Some(envelope), ..small() };
+    let stage = Stage::set(options).await;
+    assert_eq!(stage.model.serving().await.expect("the model serves").record.kv_tokens(), 8192);
+    let before = stage.snapshot().await;
+    for number in 30..34 {
+        answer(&stage.model, about(number).max_tokens(1).ignore_end()).await;
+    }
+    let long = |number| {
+        let question = "Describe the picture. ".repeat(18);
+        text(&question).image(picture(number)).max_tokens(310).ignore_end()
+    };
+    let together: Vec<_> = (0..22)
+        .map(|number| {
+            let model = stage.model.clone();
+            tokio::spawn(async move { ask(&model, long(number)).await.expect("the model answers") })
+        })
+        .collect();
+    let mut replies = Vec::new();
+    for reply in together {
+        replies.push(reply.await.expect("no panic"));
+    }
+    assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 310));
+    let tokens: usize = replies.iter().map(|reply| reply.usage.prompt_tokens + 310).sum();
+    assert!(tokens > 8192, "all sequences would have fit: {tokens} tokens");
+    // The youngest sequences are preempted first.
+    for (number, reply) in (0..).zip(replies).skip(18) {
+        assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and concurrently");
+    }
+    stage.settled(&before).await;
 }
 
 #[test]
