@@ -194,8 +194,8 @@ fn reading(tensor: &Listed<'_>, part: &str, config: &Config) -> Result<Reading, 
     }
 }
 
-/// Refuses rates of decay that have no logarithm, which the model would read as numbers that are not
-/// finite. llama.cpp stores vectors as F32.
+/// Refuses rates of decay that have no logarithm, which the model would read as numbers that are
+/// not finite. llama.cpp stores vectors as F32.
 fn check_rates(settings: &Settings<'_>, tensor: &Listed<'_>, bytes: &[u8]) -> Result<(), CheckpointError> {
     if stored(tensor.kind) != Some(Stored::Plain(TensorType::F32)) {
         return Err(settings.refused(tensor.name, type_name(tensor.kind), "F32"));

@@ -107,9 +107,9 @@ impl ModelHandle {
     }
 }
 
-/// Refuses ids without a token. The tokenizer may have added tokens after the last row of logits: the
-/// model cannot read or choose them, but [`ModelHandle::tokenize`] may return them. Ids between the
-/// tokens of the tokenizer and the last row are padding.
+/// Refuses ids without a token. The tokenizer may have added tokens after the last row of logits.
+/// The model cannot read or choose them, but [`ModelHandle::tokenize`] may return them. Ids between
+/// the tokens of the tokenizer and the last row are padding.
 fn check_spelled(context: &ModelContext, ids: &[u32]) -> Result<(), ChatError> {
     let vocabulary = context.family.decoder().vocabulary.max(context.prompts.tokenizer().vocabulary_size());
     match ids.iter().find(|id| **id as usize >= vocabulary) {
