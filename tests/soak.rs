@@ -2,9 +2,10 @@
 //! its actors also have every kind of trouble. After all chats have ended, everything is as before
 //! and the process is no larger.
 //!
-//! The short soaks are part of every test run. The long soaks, with ten thousand requests
-//! each, take minutes: `cargo test --release --test soak -- --ignored --nocapture`. The soak
-//! on a GPU runs for `BURSAR_SOAK_SECONDS`.
+//! The short soaks are part of every test run, with the demo model and with the hybrid demo. The
+//! long soaks, with ten thousand requests each, take minutes:
+//! `cargo test --release --test soak -- --ignored --nocapture`. The long soak of the hybrid demo
+//! and the soak on a GPU run for `BURSAR_SOAK_SECONDS`.
 
 #[path = "soak/load.rs"]
 mod load;
@@ -24,7 +25,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use bursar::{Envelope, LoadOptions};
+use bursar::{Envelope, LoadOptions, ModelSource};
 use load::{Ends, Load};
 use reading::{Counting, Reading};
 use stage::{Stage, small, small_envelope};
@@ -54,32 +55,91 @@ struct Soak {
     heap_growth: u64,
     /// Bytes by which the whole process may grow after the warm-up.
     process_growth: u64,
+    source: fn() -> ModelSource,
 }
+
+/// The trained hybrid model, whose sequences have recurrent states.
+fn hybrid() -> ModelSource {
+    ModelSource::folder(bursar_golden::hybrid_demo_checkpoint())
+}
+
+fn asked(name: &str) -> Option<u64> {
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    std::env::var(name).ok().map(|said| said.parse().expect("a number"))
+}
+
+/// The time that a soak runs, from `BURSAR_SOAK_SECONDS`.
+fn asked_time() -> Duration {
+    Duration::from_secs(asked("BURSAR_SOAK_SECONDS").unwrap_or(300))
+}
+
+/// The long soak without troubles.
+const QUIET: Soak = Soak {
+    requests: 10_000,
+    between_readings: 500,
+    warm_up: 4,
+    heap_growth: 1 << 20,
+    process_growth: 8 << 20,
+    source: ModelSource::demo,
+};
+
+/// The caches of a restarted actor are empty, so readings differ by some megabytes.
+const SHORT_TROUBLE: Soak = Soak {
+    requests: 320,
+    between_readings: 20,
+    warm_up: 4,
+    heap_growth: 8 << 20,
+    process_growth: 32 << 20,
+    source: ModelSource::demo,
+};
+
+/// Threads start and end with lanes, and glibc keeps the memory of their arenas. With
+/// MALLOC_ARENA_MAX=1 the growth is 2 MiB.
+const LONG_TROUBLE: Soak = Soak {
+    requests: 10_000,
+    between_readings: 100,
+    warm_up: 10,
+    heap_growth: 2 << 20,
+    process_growth: 96 << 20,
+    source: ModelSource::demo,
+};
 
 #[test]
 fn hundreds_of_randomly_cancelled_chats_leak_nothing() {
-    Soak { requests: 320, between_readings: 32, warm_up: 4, heap_growth: 1 << 20, process_growth: 16 << 20 }.run();
+    Soak { requests: 320, between_readings: 32, process_growth: 16 << 20, ..QUIET }.run();
+}
+
+#[test]
+fn hundreds_of_randomly_cancelled_chats_with_states_leak_nothing() {
+    Soak { requests: 320, between_readings: 32, process_growth: 16 << 20, source: hybrid, ..QUIET }.run();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
-    Soak { requests: 10_000, between_readings: 500, warm_up: 4, heap_growth: 1 << 20, process_growth: 8 << 20 }.run();
+    QUIET.run();
 }
 
 #[test]
 fn hundreds_of_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
-    // The caches of a restarted actor are empty, so readings differ by some megabytes.
-    Soak { requests: 320, between_readings: 20, warm_up: 4, heap_growth: 8 << 20, process_growth: 32 << 20 }.trouble();
+    SHORT_TROUBLE.trouble(Duration::MAX);
+}
+
+#[test]
+fn hundreds_of_chats_with_states_through_deaths_other_processes_and_sleep_lose_nothing() {
+    Soak { source: hybrid, ..SHORT_TROUBLE }.trouble(Duration::MAX);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
-    // Threads start and end with lanes, and glibc keeps the memory of their arenas. With
-    // MALLOC_ARENA_MAX=1 the growth is 2 MiB.
-    Soak { requests: 10_000, between_readings: 100, warm_up: 10, heap_growth: 2 << 20, process_growth: 96 << 20 }
-        .trouble();
+    LONG_TROUBLE.trouble(Duration::MAX);
+}
+
+#[test]
+#[ignore = "takes minutes: BURSAR_SOAK_SECONDS=600 cargo test --release --test soak -- --ignored --nocapture minutes"]
+fn minutes_of_chats_with_states_through_deaths_other_processes_and_sleep_lose_nothing() {
+    Soak { requests: usize::MAX, source: hybrid, ..LONG_TROUBLE }.trouble(asked_time());
 }
 
 #[test]
@@ -90,11 +150,7 @@ fn another_process_takes_the_requested_bytes() {
 #[test]
 #[ignore = "wants a GPU and minutes: BURSAR_SOAK_SECONDS=300 cargo test --release --test soak -- --ignored --nocapture gpu"]
 fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
-    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-    let asked = |name| std::env::var(name).ok().map(|said| said.parse::<u64>().expect("a number"));
-    let seconds = asked("BURSAR_SOAK_SECONDS").unwrap_or(300);
-    let soak =
-        Soak { requests: usize::MAX, between_readings: 60, warm_up: 4, heap_growth: 8 << 20, process_growth: 96 << 20 };
+    let soak = Soak { requests: usize::MAX, between_readings: 60, process_growth: 96 << 20, ..SHORT_TROUBLE };
     // Each run has a different seed, because an hour is divided among several runs and some of them
     // begin at the same time.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
@@ -102,7 +158,7 @@ fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
     println!("BURSAR_SOAK_SEED={seed}");
     let readings = async {
         let troubled = Troubled::begin_on_a_gpu(seed).await?;
-        Some(soak.troubled_readings(troubled, seed, Duration::from_secs(seconds)).await)
+        Some(soak.troubled_readings(troubled, seed, asked_time()).await)
     };
     match soak.alone(readings) {
         // The other sequences in a step change the rounding, so a greedy reply may choose either of
@@ -113,11 +169,15 @@ fn chats_on_a_gpu_through_deaths_other_processes_and_sleep_lose_nothing() {
 }
 
 impl Soak {
-    fn trouble(&self) {
+    /// A soak with troubles on a host device, for at most `within`.
+    fn trouble(&self, within: Duration) {
         let seed = 20261125;
-        let readings = async { Some(self.troubled_readings(Troubled::begin(seed).await, seed, Duration::MAX).await) };
+        let readings = async {
+            let troubled = Troubled::begin(self.source, seed).await;
+            Some(self.troubled_readings(troubled, seed, within).await)
+        };
         let ends = self.alone(readings).expect("a host device is always there");
-        assert!(ends.compared > self.requests / 5, "{ends:?}");
+        assert!(ends.compared > ends.finished / 5, "{ends:?}");
         assert_eq!(ends.differing, 0, "replies are the same despite faults: {ends:?}");
     }
 
@@ -173,9 +233,8 @@ impl Soak {
         // The KV cache is too small for all chats: some wait, and some
         // are preempted and recomputed.
         let envelope = Some(Envelope { context_tokens: 320, ..small_envelope() });
-        let stage =
-            Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: Some(AT_ONCE * 3 / 2), ..small() })
-                .await;
+        let options = LoadOptions { envelope, kv_tokens: Some(640), requests: Some(AT_ONCE * 3 / 2), ..small() };
+        let stage = Stage::of((self.source)(), options).await;
         let ledger = stage.snapshot().await;
         let (mut load, mut readings, mut base) = (Load::new(vec![stage.model.clone()], 20261121), Vec::new(), None);
         let began = Instant::now();

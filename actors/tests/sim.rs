@@ -286,8 +286,10 @@ impl World {
                 vision::Effect::Copy { to_host, to_device } => self.copy_rows(&to_host, &to_device),
                 vision::Effect::Lost(ticket) => lost.push(ticket),
                 vision::Effect::Ready(ticket, rows) => answers.push((ticket, Some(rows))),
-                vision::Effect::Refused { ticket, rows, limit } => {
-                    assert!(rows > limit || limit == self.cache_rows, "a refused request exceeds the limit");
+                vision::Effect::Refused(ticket, reason) => {
+                    let (vision::TooLarge::Request { rows: most, limit }
+                    | vision::TooLarge::Picture { patches: most, limit }) = reason;
+                    assert!(most > limit, "a refused request exceeds the limit");
                     answers.push((ticket, None));
                 }
             }

@@ -13,8 +13,6 @@ use crate::{Failure, Options, load::Summary};
 /// Ticks per second in `/proc/PID/stat`. Linux reports 100 to programs, whatever the kernel uses.
 const TICKS: f64 = 100.0;
 
-const PAGE: u64 = 4096;
-
 /// The resources that a process has used so far.
 #[derive(Clone, Copy)]
 pub struct Watched {
@@ -31,8 +29,10 @@ impl Watched {
         // The fields after the program's name, which may contain spaces.
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
         let ticks = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
-        let pages: u64 = fs::read_to_string(format!("/proc/{pid}/statm"))?.split(' ').nth(1).unwrap_or("0").parse()?;
-        Ok(Watched { cpu: Duration::from_secs_f64(ticks / TICKS), resident: pages * PAGE })
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+        let resident_kib: u64 = resident.unwrap_or("0").parse()?;
+        Ok(Watched { cpu: Duration::from_secs_f64(ticks / TICKS), resident: resident_kib << 10 })
     }
 }
 

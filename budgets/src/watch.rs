@@ -92,21 +92,15 @@ impl FenceWatch {
     /// leases, each only once.
     ///
     /// # Errors
-    /// Any error of the device while a segment is unbacked. A later call returns the failed lease
-    /// and the remaining leases.
+    /// Any error of the device while a segment is unbacked. A later call returns all of the leases,
+    /// also those whose memory was returned before the error.
     pub fn passed(&mut self) -> Result<Vec<LeaseId>, DeviceError> {
-        let mut home = Vec::new();
-        let mut outcome = Ok(());
-        for mut due in self.due() {
-            if outcome.is_ok() {
-                outcome = due.bring();
-            }
-            match outcome {
-                Ok(()) => home.push(self.home(due.lease)),
-                Err(_) => self.put_back(due),
-            }
+        let mut due = self.due();
+        if let Err(error) = due.iter_mut().try_for_each(PendingReclaim::bring) {
+            due.into_iter().for_each(|due| self.put_back(due));
+            return Err(error);
         }
-        outcome.map(|()| home)
+        Ok(due.into_iter().map(|due| self.home(due.lease)).collect())
     }
 
     /// Removes and returns the leases whose fence has passed, each only once. Their memory is still

@@ -231,8 +231,9 @@ fn another_process_takes_before_the_backs_that_the_script_names() {
 /// The size of this process's address space, including system libraries.
 #[cfg(target_os = "linux")]
 fn addresses() -> Bytes {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    Bytes::kib(4) * statm.split(' ').next().unwrap().parse().unwrap()
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")).unwrap();
+    Bytes::kib(size.parse().unwrap())
 }
 
 #[cfg(target_os = "linux")]

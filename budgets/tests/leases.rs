@@ -4,7 +4,13 @@
 mod notes;
 
 use bursar_budgets::testing::HostControl;
-use std::sync::Arc;
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use bursar_budgets::*;
 use notes::Notes;
@@ -300,6 +306,89 @@ fn a_note_with_memory_waits_after_its_fence() {
     assert!(!reclaim.is_light());
     watch.put_back(reclaim);
     assert_eq!((watch.passed().unwrap(), fixture.device.counts().backed), (vec![LeaseId(1)], Bytes::ZERO));
+}
+
+/// A device that cannot unback memory while `is_stuck` is set.
+struct Stuck {
+    device: Arc<HostDevice>,
+    is_stuck: AtomicBool,
+}
+
+impl Device for Stuck {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn page(&self) -> Bytes {
+        self.device.page()
+    }
+
+    fn is_host_memory(&self) -> bool {
+        true
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
+        self.device.memory()
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.device.check()
+    }
+
+    fn overhead(&self) -> Bytes {
+        self.device.overhead()
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+        self.device.reserve(bytes)
+    }
+
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
+        self.device.release_reservation(address)
+    }
+
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.device.back(address, bytes)
+    }
+
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        if self.is_stuck.load(Relaxed) {
+            return Err(DeviceError::BadRange { address, bytes, verb: "unbacked", reason: "the device is stuck" });
+        }
+        self.device.unback(address, bytes)
+    }
+
+    fn timeline(&self) -> Timeline {
+        self.device.timeline()
+    }
+
+    fn fence_here(&self) -> Fence {
+        self.device.fence_here()
+    }
+}
+
+#[test]
+fn a_lease_returned_before_an_error_is_reported_by_the_next_call() {
+    let mut fixture = Fixture::new();
+    let stuck = Arc::new(Stuck { device: fixture.device.clone(), is_stuck: AtomicBool::new(true) });
+    let mut watch = FenceWatch::default();
+    let devices: [Arc<dyn Device>; 3] = [fixture.device.clone(), stuck.clone(), fixture.device.clone()];
+    let segments = devices.map(|device| {
+        let segment = Segment::reserve(device, PAGE, fixture.lease(1)).unwrap();
+        segment.back_to(PAGE).unwrap();
+        watch.segment_reserved(segment.lease().id(), segment.revoker());
+        watch.revoke(segment.lease().id(), Fence::passed());
+        segment
+    });
+    assert!(watch.passed().is_err(), "the second lease keeps its memory");
+    assert_eq!(fixture.device.counts().backed, PAGE * 2);
+    stuck.is_stuck.store(false, Relaxed);
+    assert_eq!(watch.passed().unwrap(), segments.each_ref().map(|segment| segment.lease().id()));
+    assert!(watch.is_idle() && fixture.device.counts().backed == Bytes::ZERO);
 }
 
 #[test]

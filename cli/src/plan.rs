@@ -128,6 +128,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let files = source.origin().clone().bring_settings()?;
     let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
+    notes.extend(files.left_out().iter().map(|error| format!("without pictures: {error} ({})", error.hint())));
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
     let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
     let pictures = checkpoint.image_processor.as_ref();

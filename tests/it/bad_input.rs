@@ -8,7 +8,8 @@ use bursar::{
 };
 use image::{Rgb, RgbImage};
 
-use crate::stage::{Folder, Stage, about, answer, ask, picture, png, runtime_on, small, story, text};
+use crate::metrics_log::MetricsLog;
+use crate::stage::{Folder, Stage, about, answer, ask, damaged_png, picture, png, runtime_on, small, story, text};
 
 type Says = fn(&ChatError) -> bool;
 
@@ -18,10 +19,7 @@ fn truncated() -> Image {
 }
 
 fn damaged() -> Image {
-    let mut bytes = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, 9]))).to_vec();
-    let middle = bytes.len() / 2;
-    bytes[middle..middle + 40].fill(0xA5);
-    Image::from_bytes(bytes)
+    Image::from_bytes(damaged_png())
 }
 
 fn is_too_many(error: &ChatError) -> bool {
@@ -121,6 +119,22 @@ fn each_bad_chat_fails_alone_with_its_error() {
             stage.settled(&before).await;
         }
         assert_eq!(answer(&stage.model, about(1)).await, expected);
+    });
+}
+
+#[test]
+fn a_damaged_picture_after_cached_pictures_keeps_its_index() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        let stage = Stage::set(LoadOptions { name: Some("damaged".to_owned()), ..small() }).await;
+        let first = about(1);
+        let reply = answer(&stage.model, first.clone()).await;
+        let later = |shown: Image| first.clone().assistant(&reply).user("And this?").image(shown);
+        let found = || metrics_log.now("bursar_pictures_found_computed_total{model=damaged}");
+        answer(&stage.model, later(picture(2))).await;
+        assert_eq!(found(), 1.0, "the tokens of the first picture are in the prefix cache");
+        let error = ask(&stage.model, later(damaged())).await.expect_err("the second picture is damaged");
+        assert!(matches!(error, ChatError::Media(MediaError::Picture { index: 1, .. })), "{error}");
     });
 }
 

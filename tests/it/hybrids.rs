@@ -12,8 +12,12 @@ use std::{
 use bursar::{
     Bytes, Chat, DeviceChoice, Envelope, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig,
 };
+use image::{Rgb, RgbImage};
 
-use crate::stage::{Whole, ask, device_of, placed, small, story};
+use crate::{
+    metrics_log::MetricsLog,
+    stage::{Whole, ask, device_of, eventually, placed, png, ranks, small, story},
+};
 
 /// Tokens between positions at which states are kept.
 const STEP: usize = 64;
@@ -170,24 +174,86 @@ fn other_questions_about_a_picture_resume_after_it() {
     });
 }
 
+/// Bytes of a state of the random model on one rank: in each of six layers, the last three inputs
+/// of a convolution over 256 channels, and four heads of 32 x 32 numbers.
+fn state_bytes() -> f64 {
+    (6 * 4 * (3 * 256 + 4 * 32 * 32) / ranks()) as f64
+}
+
+#[test]
+fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        // Two sequences may run. Two further slots are for snapshots.
+        let options = LoadOptions {
+            name: Some("counted".to_owned()),
+            envelope: Some(envelope(512, 2)),
+            kv_tokens: Some(4096),
+            swap_space: Bytes::mib(4),
+            ..small()
+        };
+        let table = Table::with(options, Bytes::mib(96)).await;
+        let gauge = |what: &str| metrics_log.now(&format!("bursar_state_{what}{{model=counted}}"));
+        let gauges = || ["slots", "slots_used", "snapshots", "snapshots_swapped"].map(gauge);
+        let copied = |direction: &str| {
+            let name = format!("bursar_state_copied_bytes_total{{model=counted,direction={direction}}}");
+            metrics_log.now(&name) / state_bytes()
+        };
+        let settled = async |expected: [f64; 4]| {
+            eventually(&format!("{expected:?}"), async || gauges() == expected).await;
+        };
+        settled([4.0, 0.0, 0.0, 0.0]).await;
+        let prompt = |number: usize| greedy(Chat::new().user(words(100 * number..100 * number + 15))).max_tokens(1);
+        let answered = async |number| ask(&table.model, prompt(number)).await.expect("the model answers");
+        // Each prompt leaves one snapshot. A running sequence needs one slot, so three are left.
+        for (number, (snapshots, swapped)) in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3)].into_iter().enumerate() {
+            let answered = answered(number).await;
+            assert!((STEP..512).contains(&answered.usage.prompt_tokens), "{}", answered.usage.prompt_tokens);
+            settled([4.0, 0.0, f64::from(snapshots), f64::from(swapped)]).await;
+            assert_eq!((copied("to_host"), copied("to_device")), (f64::from(swapped), 0.0), "after prompt {number}");
+        }
+        // The first prompt resumes from host memory. Its snapshot is on the device again, and
+        // another snapshot has made room for it.
+        let again = answered(0).await;
+        assert_eq!(again.cached_tokens, last_kept(again.usage.prompt_tokens));
+        settled([4.0, 0.0, 3.0, 4.0]).await;
+        assert_eq!((copied("to_host"), copied("to_device")), (4.0, 1.0));
+        let mut both = [6, 7].map(|number| {
+            let (model, chat) = (table.model.clone(), prompt(number).max_tokens(200).ignore_end());
+            tokio::spawn(async move { ask(&model, chat).await.expect("the model answers") })
+        });
+        eventually("both sequences hold a slot", async || gauge("slots_used") == 2.0).await;
+        for whole in &mut both {
+            whole.await.expect("no panic");
+        }
+        eventually("the slots are free", async || gauge("slots_used") == 0.0).await;
+        assert_eq!(metrics_log.most("bursar_state_slots_used{model=counted}"), Some(2.0));
+    });
+}
+
 #[test]
 fn another_picture_is_never_taken_for_the_first() {
     // ik_llama issues 1893 and 1985: the second turn described the first turn's picture.
     story(async {
-        let table = Table::set(envelope(512, 2), 4096).await;
+        let table = Table::set(envelope(512, 4), 4096).await;
         let system = words(0..30);
-        let about = |name: &str| greedy(Chat::new().system(system.clone()).user("What is this?").image(picture(name)));
-        // The prompts differ only in the picture and in the number of its placeholder tokens.
-        let [scene, square] = ["scene_101x157.png", "square_225x225.png"];
-        let one = table.ask(about(scene)).await;
-        let other = table.ask(about(square)).await;
-        assert!(other.cached <= one.prompt, "{} of {}", other.cached, one.prompt);
-        for _ in 0..2 {
-            table.ask(about(scene)).await;
-            table.ask(about(square)).await;
-            let two = about(scene).assistant("A scene.").user("And this?").image(picture(square));
-            table.ask(two).await;
+        // The pictures have one size, so the prompts have the same tokens. Only the pixels differ.
+        let [dark, grey, light] = [20, 120, 230].map(|level| {
+            Image::from_bytes(png(&RgbImage::from_fn(160, 256, |x, y| Rgb([level, (x % 40) as u8, (y % 100) as u8]))))
+        });
+        let chat = || Chat::new().system(system.clone());
+        let about = |shown: &Image| greedy(chat().image(shown.clone()).user(words(50..60)));
+        let before_picture = table.ask(greedy(chat().user(""))).await.prompt;
+        let mut prompts = Vec::new();
+        for shown in [&dark, &light, &grey] {
+            let Answered { cached, prompt } = table.ask(about(shown)).await;
+            assert!(cached <= before_picture, "{cached} tokens of another picture's prompt were resumed");
+            let again = table.ask(about(shown)).await.cached;
+            assert!(again == last_kept(prompt) && again > before_picture, "{again} of {prompt} tokens");
+            table.ask(about(shown).assistant("A scene.").user("And this?").image(dark.clone())).await;
+            prompts.push(prompt);
         }
+        assert!(prompts.iter().all(|prompt| *prompt == prompts[0]), "the tokens are equal: {prompts:?}");
     });
 }
 

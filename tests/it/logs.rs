@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::command_line::path;
+use crate::{command_line::path, stage::Folder};
 
 /// Limits with a short stress phase.
 const LIMITS: [&str; 12] = [
@@ -139,4 +139,27 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
         found("bursar_actors::compute::lane::pending", "step finished"),
     ];
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+}
+
+#[test]
+fn a_vision_encoder_that_is_left_out_is_named_in_a_warning() {
+    let folder = Folder::empty();
+    let model = folder.path().join("model.gguf");
+    std::fs::copy(bursar_golden::path("gguf/qwen3_5.gguf"), &model).expect("the file can be copied");
+    std::fs::write(folder.path().join("mmproj-notes.gguf"), "notes").expect("the file can be written");
+    let model = model.to_str().expect("a path in UTF-8");
+    let asked = ["--log", "json", "--model", model, "--capacity", "96MiB", "--max-tokens", "2", "Hello"];
+    let output = command(&[&["chat"], &LIMITS[..], &asked].concat()).output().expect("the program ends");
+    let lines = told(&output);
+    assert!(output.status.success(), "the model serves text: {lines:?}");
+    let warnings: Vec<_> = lines.iter().filter(|line| line["level"] == "WARN").collect();
+    let [warning] = warnings[..] else { panic!("expected one warning: {lines:?}") };
+    assert!(warning["error"].as_str().is_some_and(|error| error.contains("mmproj-notes.gguf")), "{warning}");
+    let plan = ["plan", "--gpu", "h200", "--model", model];
+    let output = command(&plan).output().expect("the program ends");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("without pictures") && text.contains("mmproj-notes.gguf"),
+        "{text}"
+    );
 }

@@ -148,9 +148,13 @@ pub struct Stage {
 
 impl Stage {
     pub async fn set(options: LoadOptions) -> Stage {
+        Stage::of(ModelSource::demo(), options).await
+    }
+
+    pub async fn of(source: ModelSource, options: LoadOptions) -> Stage {
         let device = device();
         let runtime = runtime_on(&device).await;
-        let model = demo(&runtime, options).await;
+        let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
         Stage { device, runtime, model }
     }
 
@@ -267,6 +271,14 @@ pub fn png(picture: &RgbImage) -> Arc<[u8]> {
     let mut encoded = Cursor::new(Vec::new());
     picture.write_to(&mut encoded, ImageFormat::Png).expect("a PNG can be written to memory");
     encoded.into_inner().into()
+}
+
+/// A PNG with a valid header and damaged pixels.
+pub fn damaged_png() -> Vec<u8> {
+    let mut bytes = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, 9]))).to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 40].fill(0xA5);
+    bytes
 }
 
 /// A greedy question about a picture.

@@ -1,11 +1,14 @@
 //! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
-use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, MediaError, ModelSource, SamplingError};
+use std::fs;
+
+use bursar::{Bytes, Chat, ChatError, ChatEvent, Hint, Image, ImageError, MediaError, ModelSource, SamplingError};
 use bursar_model::registry::random_checkpoint;
 use bursar_model::{text::Message, text::Part, text::Role, text::TemplateInputs};
 use image::{Rgb, RgbImage};
+use serde_json::{Value, json};
 
-use crate::stage::{Stage, about, ask, device, picture, png, runtime_on, small, story, text};
+use crate::stage::{Folder, Stage, about, ask, device, device_of, picture, png, runtime_on, small, story, text};
 
 const QUESTION: &str = "Describe the picture.";
 
@@ -158,6 +161,47 @@ fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
         assert!(matches!(error, ChatError::TooLong { tokens: 8704, has_more: true, limit: 256 }), "{error:?}");
         assert_eq!(model.tokenize("", false).await.expect("tokens"), [0; 0]);
         drop(running);
+    });
+}
+
+#[test]
+fn added_tokens_without_logits_are_spelled_and_never_read() {
+    story(async {
+        let folder = Folder::empty();
+        for entry in fs::read_dir(bursar_golden::path("qwen2")).expect("the golden folder") {
+            let entry = entry.expect("an entry");
+            if entry.file_type().expect("a type").is_file() {
+                fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+            }
+        }
+        let read = |name: &str| fs::read(folder.path().join(name)).expect("the file is there");
+        let json = |name: &str| serde_json::from_slice::<Value>(&read(name)).expect("JSON");
+        let rows = json("config.json")["vocab_size"].as_u64().expect("a number") as u32;
+        let mut tokenizer = json("tokenizer.json");
+        let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
+        let used = added.iter().filter_map(|token| token["id"].as_u64()).max().expect("the folder has added tokens");
+        added.extend((used as u32 + 1..=rows).map(|id| {
+            json!({"id": id, "content": format!("<extra {id}>"), "special": true, "single_word": false,
+                   "lstrip": false, "rstrip": false, "normalized": false})
+        }));
+        fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).expect("the file can be written");
+        let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
+        let model = runtime.load_with(ModelSource::folder(folder.path()), small(), |_| {}).await.expect("a model");
+        // The last token is in the tokenizer, but the model has no row and no logit for it.
+        let extra = format!("<extra {rows}>");
+        let ids = model.tokenize(extra.clone(), false).await.expect("tokens");
+        assert_eq!(ids, [rows]);
+        assert_eq!(model.detokenize(ids.clone()).await.expect("text"), extra);
+        assert_eq!(model.token_strs(ids.clone()).await.expect("words"), [extra]);
+        let unknown = |error: Option<ChatError>, token: u32, vocabulary: u32| {
+            let Some(ChatError::Sampling(source)) = error else { panic!("{error:?}") };
+            let SamplingError::UnknownToken { token: found, vocabulary: limit, .. } = *source else {
+                panic!("{source}")
+            };
+            assert_eq!((found, limit), (token, vocabulary as usize), "{source}");
+        };
+        unknown(model.detokenize([rows + 1]).await.err(), rows + 1, rows + 1);
+        unknown(ask(&model, Chat::from_tokens(ids)).await.err(), rows, rows);
     });
 }
 

@@ -61,12 +61,14 @@ pub struct Reading {
 
 impl Reading {
     fn now() -> Self {
-        let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let resident: u64 = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+        // `status` has kibibytes. `statm` has pages, whose size depends on the machine.
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+        let resident_kib: u64 = resident.and_then(|kib| kib.parse().ok()).unwrap_or(0);
         let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
         Reading {
             heap_bytes: HEAP_BYTES.load(Relaxed),
-            resident_bytes: resident * 4096,
+            resident_bytes: resident_kib << 10,
             threads: entries("/proc/self/task"),
             files: entries("/proc/self/fd"),
             tasks: tokio::runtime::Handle::current().metrics().num_alive_tasks(),

@@ -53,7 +53,7 @@ enum Place {
     Gpu(Arc<CudaDevice>, OtherProcess),
 }
 
-/// Two models on a device, with a host tier for the KV cache.
+/// Two models on a device, with a host tier for the KV cache and for states.
 pub struct Troubled {
     place: Place,
     pub runtime: Runtime,
@@ -63,10 +63,10 @@ pub struct Troubled {
 }
 
 impl Troubled {
-    pub async fn begin(seed: u64) -> Troubled {
+    pub async fn begin(source: fn() -> ModelSource, seed: u64) -> Troubled {
         let device = device_of(Bytes::mib(48));
         let runtime = Self::runtime(DeviceChoice::Custom(device.clone())).await.expect("a host device starts");
-        Self::on(Place::Host(device), runtime, seed).await
+        Self::on(Place::Host(device), runtime, source, seed).await
     }
 
     /// Starts two models on the first GPU. Returns `None` if there is no GPU.
@@ -76,7 +76,8 @@ impl Troubled {
             started => started.expect("a GPU starts"),
         };
         let device = runtime.device().as_cuda().expect("a GPU was asked for");
-        Some(Self::on(Place::Gpu(device, OtherProcess::moves_in(OTHER_PROCESS)), runtime, seed).await)
+        let place = Place::Gpu(device, OtherProcess::moves_in(OTHER_PROCESS));
+        Some(Self::on(place, runtime, ModelSource::demo, seed).await)
     }
 
     async fn runtime(device: DeviceChoice) -> Result<Runtime, RuntimeError> {
@@ -94,7 +95,7 @@ impl Troubled {
         Runtime::start(config).await
     }
 
-    async fn on(place: Place, runtime: Runtime, seed: u64) -> Troubled {
+    async fn on(place: Place, runtime: Runtime, source: fn() -> ModelSource, seed: u64) -> Troubled {
         let mut models = Vec::new();
         for name in ["first", "second"] {
             // The KV cache is too small for all chats: some wait, some are preempted, and blocks
@@ -109,7 +110,7 @@ impl Troubled {
                 engine_intensity: PATIENT,
                 ..small()
             };
-            models.push(runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("the model starts"));
+            models.push(runtime.load_with(source(), options, |_| {}).await.expect("the model starts"));
         }
         Troubled { place, runtime, models, random: Random(seed), befallen: Befallen::default() }
     }
@@ -169,7 +170,8 @@ impl Troubled {
 
     async fn sleep(&mut self, model: &ModelHandle) {
         let level = [SleepLevel::Level1, SleepLevel::Level2][self.random.below(2)];
-        let within = Duration::from_millis(self.random.below(200) as u64);
+        // A slow model needs more time to end its requests.
+        let within = Duration::from_millis((self.random.below(200) * [1, 10][self.random.below(2)]) as u64);
         match model.sleep(level, within).await {
             Ok(()) => self.befallen.sleeps += 1,
             Err(SleepError::Busy { .. }) => self.befallen.busy += 1,

@@ -172,11 +172,7 @@ impl Executor {
     ) -> Result<Lane, OpenError> {
         let ranks = || self.ranks.iter().zip(models.iter()).zip(devices(device_of_all));
         let is_step = Arc::ptr_eq(workspace, &memory.step_workspace);
-        let copies = if is_step {
-            memory.host_kv.is_some() || memory.host_states.is_some()
-        } else {
-            memory.host_pictures.is_some()
-        };
+        let copies = memory.copies_in(workspace);
         let is_linked = is_linked && self.ranks.len() > 1;
         let patience = if is_step { PATIENCE } else { PICTURES_PATIENCE };
         let mut on_host = Vec::new();

@@ -60,6 +60,16 @@ impl EngineMemory {
 }
 
 impl EngineParts {
+    /// Whether the lane with this workspace gets copy jobs: the step lane for blocks and states,
+    /// and the vision lane for rows of pictures.
+    pub(super) fn copies_in(&self, workspace: &Arc<Segment>) -> bool {
+        if Arc::ptr_eq(workspace, &self.step_workspace) {
+            self.host_kv.is_some() || self.host_states.is_some()
+        } else {
+            self.host_pictures.is_some()
+        }
+    }
+
     /// The cache of each decoder layer of `model` on its rank, over all backed blocks.
     pub fn layer_caches(&self, model: &Model) -> Vec<LayerCache> {
         self.layer_caches_with(model, self.kv.layers(model.rank()))

@@ -148,8 +148,9 @@ mod tests {
 
     /// The size of this process's address space, in bytes.
     fn addresses() -> u64 {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        4096 * statm.split(' ').next().unwrap().parse::<u64>().unwrap()
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")).unwrap();
+        1024 * size.parse::<u64>().unwrap()
     }
 
     #[test]

@@ -13,10 +13,12 @@ use super::stream::{Clock, Event, Stream};
 use crate::{
     KernelError,
     calls::{BlockRange, CopyBlocks, Copying, Pieces},
+    ops::copy_blocks::{JOBS_MAX, KINDS_MAX},
 };
 
-/// Maximum number of copies that an actor has in flight; each copy has a clock.
-const UNDER_WAY: usize = 6;
+/// Clocks that are created in advance. If more copies are in flight, further clocks are created
+/// while the model serves.
+const CLOCKS: usize = JOBS_MAX * KINDS_MAX;
 
 /// Maximum number of pieces that are passed to the driver in one call. On an H100, thousands of
 /// pieces in one call transfer at only four fifths of the bandwidth.
@@ -48,7 +50,7 @@ struct Clocks(Arc<Mutex<Vec<Clock>>>);
 impl CopyStream {
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let stream = device.with_overhead("streams", || Stream::new(device))?;
-        let clocks = (0..UNDER_WAY).map(|_| Clock::new(device)).collect::<Result<_, DeviceError>>()?;
+        let clocks = (0..CLOCKS).map(|_| Clock::new(device)).collect::<Result<_, DeviceError>>()?;
         let (left, clocks) = (Event::new(device)?, Clocks(Arc::new(Mutex::new(clocks))));
         // SAFETY: the symbol is only looked up, and nothing is called.
         let takes_many = unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuMemcpyBatchAsync\0").is_ok() };

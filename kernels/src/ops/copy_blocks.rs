@@ -10,6 +10,12 @@ use crate::{
 
 pub use crate::calls::Copying;
 
+/// Copy jobs of a lane that a device is prepared for. A lane may have more in flight.
+pub const JOBS_MAX: usize = 6;
+
+/// Kinds of content that a job copies, each with a [`Copying`]: KV blocks and states.
+pub const KINDS_MAX: usize = 2;
+
 /// The copy of one block or state, over all layers, or of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {

@@ -47,6 +47,13 @@ impl CheckpointSource {
         }
     }
 
+    /// The reason for each file next to a GGUF file that looks like its vision encoder but does not
+    /// fit the model or cannot be read. The model then takes no pictures. Empty for every other
+    /// source, and if another file has the encoder.
+    pub fn left_out(&self) -> &[CheckpointError] {
+        if let CheckpointSource::Gguf(file) = self { file.left_out() } else { &[] }
+    }
+
     /// A small file's content; `None` if there is no such file.
     ///
     /// # Errors

@@ -66,7 +66,8 @@ pub enum CheckpointError {
         value: String,
         supported: String,
     },
-    /// The only files of vision encoders next to a GGUF file belong to other models.
+    /// The vision encoder in a file next to a GGUF file belongs to another model, or the GGUF file
+    /// has no placeholders for pictures.
     #[error("the vision encoder in {file} does not fit the model: {reason}")]
     Encoder { file: String, reason: String },
     /// Several files next to a GGUF file have a vision encoder that fits the model.
@@ -146,7 +147,7 @@ impl Hint for CheckpointError {
                 "load the model's safetensors checkpoint, or another GGUF file of it".into()
             }
             CheckpointError::Encoder { file, .. } => {
-                format!("put the model's own mmproj file into its folder, or move {file} out of it to serve only text")
+                format!("for pictures, put the model's own mmproj file into its folder in place of {file}")
             }
             CheckpointError::Encoders { .. } => "leave one of them in the folder".into(),
             CheckpointError::BlockType { .. } => {

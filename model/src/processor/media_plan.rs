@@ -272,6 +272,23 @@ impl MediaProcessors {
     }
 }
 
+impl MediaError {
+    /// The same error in the request, of which the files planned in `before` come before the files
+    /// that were processed.
+    #[must_use]
+    pub fn after(mut self, before: &[MediaPlan]) -> Self {
+        let videos = before.iter().filter(|plan| matches!(plan, MediaPlan::Video { .. })).count();
+        match &mut self {
+            MediaError::Picture { index, .. } | MediaError::PictureTooLarge { index, .. } => {
+                *index += before.len() - videos;
+            }
+            MediaError::Video { index, .. } => *index += videos,
+            MediaError::TooManyPictures { .. } | MediaError::PicturesTooLarge { .. } => {}
+        }
+        self
+    }
+}
+
 fn frames_of_videos(visuals: &[Media]) -> impl Iterator<Item = usize> {
     visuals.iter().filter_map(|visual| match visual {
         Media::Video(video) => Some(video.frames().len()),

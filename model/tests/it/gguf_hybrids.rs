@@ -80,6 +80,16 @@ fn set(mut bytes: Vec<u8>, name: &str, number: u32) -> Vec<u8> {
     bytes
 }
 
+/// Replaces a setting of 32 bits by a number of 64 bits. The tensors may then be elsewhere, so the
+/// file must be refused before they are read.
+fn set_long(mut bytes: Vec<u8>, name: &str, number: u64) -> Vec<u8> {
+    const U64: u32 = 10;
+    let at = bytes.windows(name.len()).position(|at| at == name.as_bytes()).expect("the file has the setting");
+    let kind = at + name.len();
+    bytes.splice(kind..kind + 8, [&U64.to_le_bytes()[..], &number.to_le_bytes()].concat());
+    bytes
+}
+
 #[test]
 fn a_file_with_its_vision_encoder_answers_as_the_checkpoint_it_was_made_of() {
     let bench = Bench::of(Files::of(&recorded("qwen3_5")).with("mmproj-BF16.gguf", &encoder()).opened(), 2);
@@ -146,38 +156,55 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_vision_encoder_that_does_not_fit_is_refused_with_advice() {
+fn a_vision_encoder_that_does_not_fit_is_left_out_by_name() {
     let model = || Files::of(&recorded("qwen3_5"));
-    let error = |files: Files| {
-        let error = files.open().expect_err("the files are refused");
+    let left_out = |files: &Files| {
+        let checkpoint = files.opened();
+        let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
+        assert!(family.merge().is_none() && checkpoint.image_processor.is_none(), "it serves only text");
+        let [error] = checkpoint.source().left_out() else { panic!("{:?}", checkpoint.source().left_out()) };
         (error.to_string(), error.hint())
     };
     let wide = set(encoder(), "clip.vision.projection_dim", 96);
-    let (text, hint) = error(model().with("mmproj-a.gguf", &wide));
+    let (text, hint) = left_out(&model().with("mmproj-a.gguf", &wide));
     let said = "clip.vision.projection_dim is 96; the model's embedding_length is 64";
     assert_eq!(text, format!("the vision encoder in mmproj-a.gguf does not fit the model: {said}"));
-    assert!(hint.contains("move mmproj-a.gguf out of it to serve only text"), "{hint}");
+    assert_eq!(hint, "for pictures, put the model's own mmproj file into its folder in place of mmproj-a.gguf");
     let other = replaced(encoder(), b"qwen3vl_merger", b"qwen9vl_merger");
-    let (text, _) = error(model().with("mmproj-a.gguf", &other));
+    let (text, _) = left_out(&model().with("mmproj-a.gguf", &other));
     assert!(text.ends_with("clip.projector_type is qwen9vl_merger; the model needs qwen3vl_merger"), "{text}");
-    let (text, hint) = error(model().with("mmproj-a.gguf", &encoder()).with("mmproj-b.gguf", &encoder()));
-    assert_eq!(text, "2 files next to the model have its vision encoder: mmproj-a.gguf, mmproj-b.gguf");
-    assert_eq!(hint, "leave one of them in the folder");
-    // Files of other models next to the model's own file do not matter.
-    model().with("mmproj-a.gguf", &wide).with("mmproj-b.gguf", &encoder()).opened();
-    model().with("mmproj-a.txt", b"notes").opened();
-
-    for (from, to, expected) in [
-        ("clip.vision.image_mean", "clip.vision.image_bean", "clip.vision.image_mean is absent"),
-        ("clip.vision.block_count", "clip.vision.clock_count", "clip.vision.block_count is absent"),
-        ("v.position_embd.weight", "v.position_emb_.weight", "v.position_embd.weight is absent"),
-        ("v.patch_embd.weight.1", "v.patch_embd.weight.2", "it lacks the tensor v.patch_embd.weight.1"),
+    let whole = encoder();
+    let renamed = |from: &str, to: &str| replaced(encoder(), from.as_bytes(), to.as_bytes());
+    for (bytes, expected) in [
+        (&b"notes"[..], "the header of mmproj.gguf is not valid"),
+        (&b""[..], "mmproj.gguf"),
+        (&whole[..whole.len() / 2], "reaches beyond"),
+        (&recorded("qwen3_5"), "general.type is model; supported: mmproj"),
+        (&renamed("clip.vision.image_mean", "clip.vision.image_bean"), "clip.vision.image_mean is absent"),
+        (&renamed("clip.vision.block_count", "clip.vision.clock_count"), "clip.vision.block_count is absent"),
+        (&renamed("v.position_embd.weight", "v.position_emb_.weight"), "v.position_embd.weight is absent"),
+        (&renamed("v.patch_embd.weight.1", "v.patch_embd.weight.2"), "it lacks the tensor v.patch_embd.weight.1"),
     ] {
-        let (text, hint) = error(model().with("mmproj.gguf", &replaced(encoder(), from.as_bytes(), to.as_bytes())));
+        let (text, hint) = left_out(&model().with("mmproj.gguf", bytes));
         assert!(text.contains(expected) && text.contains("mmproj.gguf") && !hint.is_empty(), "{text}; {hint}");
     }
-    let (text, _) = error(Files::of(&encoder()));
-    assert!(text.ends_with("general.type is mmproj; supported: model"), "{text}");
+    let error = Files::of(&encoder()).open().expect_err("a file that the user names must be a model").to_string();
+    assert!(error.ends_with("general.type is mmproj; supported: model"), "{error}");
+}
+
+#[test]
+fn the_one_vision_encoder_that_fits_is_used() {
+    let model = || Files::of(&recorded("qwen3_5"));
+    let wide = set(encoder(), "clip.vision.projection_dim", 96);
+    // Files of other models and damaged files next to the model's own file do not matter.
+    let files = model().with("mmproj-a.gguf", &wide).with("mmproj-b.gguf", &encoder()).with("mmproj-c.gguf", b"notes");
+    let checkpoint = files.opened();
+    assert!(checkpoint.image_processor.is_some() && checkpoint.source().left_out().is_empty());
+    assert!(model().with("mmproj-a.txt", b"notes").opened().source().left_out().is_empty());
+    let error = model().with("mmproj-a.gguf", &encoder()).with("mmproj-b.gguf", &encoder()).open();
+    let error = error.expect_err("it is not known which file is meant");
+    assert_eq!(error.to_string(), "2 files next to the model have its vision encoder: mmproj-a.gguf, mmproj-b.gguf");
+    assert_eq!(error.hint(), "leave one of them in the folder");
 }
 
 #[test]
@@ -186,6 +213,10 @@ fn settings_of_a_hybrid_file_that_are_wrong_are_refused_by_name() {
         ("qwen35.ssm.time_step_rank", 5, "qwen35.ssm.time_step_rank is 5; supported: a multiple of the 2 key heads"),
         ("qwen35.ssm.inner_size", 30, "qwen35.ssm.inner_size is 30; supported: a multiple of 4 value heads"),
         ("qwen35.ssm.inner_size", 64, "but 4 value heads need"),
+        ("qwen35.ssm.group_count", 0, "qwen35.ssm.group_count is 0; supported: 1 to 1048576"),
+        ("qwen35.ssm.group_count", u32::MAX, "qwen35.ssm.group_count is 4294967295; supported: 1 to 1048576"),
+        ("qwen35.ssm.state_size", 1 << 21, "qwen35.ssm.state_size is 2097152; supported: 1 to 1048576"),
+        ("qwen35.ssm.conv_kernel", 1 << 30, "qwen35.ssm.conv_kernel is 1073741824; supported: 1 to 1048576"),
         ("qwen35.nextn_predict_layers", 9, "supported: less than the 9 layers of the file"),
         ("qwen35.attention.value_length", 32, "qwen35.attention.value_length is 32; supported: 64"),
     ] {
@@ -201,11 +232,34 @@ fn settings_of_a_hybrid_file_that_are_wrong_are_refused_by_name() {
 }
 
 #[test]
+fn sizes_near_the_largest_number_are_refused_by_name() {
+    for (key, largest) in [("group_count", u64::MAX), ("time_step_rank", 1 << 63), ("inner_size", u64::MAX / 2)] {
+        let name = format!("qwen35.ssm.{key}");
+        let error = Files::of(&set_long(recorded("qwen3_5"), &name, largest)).open().expect_err(key).to_string();
+        assert!(error.contains(&format!("{name} is {largest}; supported: 1 to 1048576")), "{error}");
+    }
+}
+
+#[test]
+fn rates_of_decay_without_a_logarithm_are_refused_by_name() {
+    let file = recorded("qwen3_5");
+    let rates = Files::of(&file).opened();
+    let rates = rates.tensor("model.layers.0.linear_attn.A_log").expect("the rates").bytes.to_vec();
+    for rate in [0.5, 0.0, -0.0, f32::NAN, f32::NEG_INFINITY] {
+        let bytes = [&rate.to_le_bytes(), &rates[4..]].concat();
+        let error = Files::of(&replaced(file.clone(), &rates, &bytes)).open().expect_err("no logarithm").to_string();
+        assert!(error.ends_with(&format!("ssm_a is {rate}; supported: finite numbers below 0")), "{error}");
+    }
+}
+
+#[test]
 fn a_text_without_placeholders_cannot_show_pictures() {
     let tokens = replaced(recorded("qwen3_5"), b"<|video_pad|>", b"<|audio_pad|>");
     let files = Files::of(&tokens).with("mmproj.gguf", &encoder());
-    let error = files.open().expect_err("the file has no placeholder of videos").to_string();
-    assert!(error.contains("a list without <|video_pad|>"), "{error}");
+    let checkpoint = files.opened();
+    let [error] = checkpoint.source().left_out() else { panic!("the file has no placeholder of videos") };
+    let text = error.to_string();
+    assert!(text.contains("mmproj.gguf") && text.contains("a list without <|video_pad|>"), "{text}");
     let value: Value = Files::of(&tokens).opened().config["model_type"].clone();
     assert_eq!(value, json!("qwen3_5_text"), "text needs no placeholders");
 }

@@ -7,12 +7,13 @@
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
-const FOLDERS: [&str; 5] = [
+const FOLDERS: [&str; 6] = [
     "tests/golden/qwen3_fp8",
     "tests/golden/qwen3_fp8_dynamic",
     "tests/golden/qwen3_fp8_modelopt",
     "tests/golden/qwen3_moe_fp8",
     "tests/golden/qwen3_moe_fp8_dynamic",
+    "tests/golden/qwen3_5_moe_fp8",
 ];
 const CASES: [&str; 2] = ["short", "long"];
 

@@ -53,7 +53,7 @@ pub(crate) async fn create(
         return Ok(events::stream(head, reply, held, shared.options.keep_alive));
     }
     let reply = shared.served(model.chat(chat).await.map_err(refused)?);
-    let whole = answer::whole(&head, reply, held).await?;
+    let whole = answer::whole(&head, reply, held).await.map_err(refused)?;
     Ok(Json(whole).into_response())
 }
 

@@ -48,9 +48,10 @@ pub(crate) async fn complete(
     let replies: Vec<_> = replies.into_iter().map(|reply| shared.served(reply)).collect();
     if is_streamed {
         let chunks = Chunks::new(Head::new("chatcmpl-", "chat.completion.chunk", name), options, replies.len(), held);
-        Ok(chat_chunks::stream(chunks, replies, shared.options.keep_alive))
+        Ok(chat_chunks::stream(chunks, places, replies, shared.options.keep_alive))
     } else {
-        chat_whole::answer(Head::new("chatcmpl-", "chat.completion", name), replies, held).await
+        let answered = chat_whole::answer(Head::new("chatcmpl-", "chat.completion", name), replies, held).await;
+        answered.map_err(|error| places.error(error))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use axum::response::{Response, sse::Event};
-use bursar::{ChatEvent, Reply, TokenScore, ToolCallEvent, Usage};
+use bursar::{ChatError, ChatEvent, Reply, TokenScore, ToolCallEvent, Usage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use super::{
     stop_reason::StopTold,
     usage::UsageTold,
 };
-use crate::sse;
+use crate::{draft_message::MediaFields, error::ApiError, sse};
 
 /// A choice of a `chat.completion.chunk`.
 #[derive(Default, Serialize, JsonSchema)]
@@ -63,15 +63,16 @@ struct FunctionDelta {
 }
 
 /// Streams the replies. The first chunk of each reply has its role.
-pub(super) fn stream(chunks: Chunks, replies: Vec<Reply>, keep_alive: Duration) -> Response {
+pub(super) fn stream(chunks: Chunks, places: MediaFields, replies: Vec<Reply>, keep_alive: Duration) -> Response {
     let samples = replies.iter().map(|_| Sample::default()).collect();
-    let encoder = ChatEncoder { chunks, samples };
+    let encoder = ChatEncoder { chunks, places, samples };
     let greetings = (0..replies.len()).map(|index| encoder.greeting(index)).collect();
     chunks::stream(greetings, replies, encoder, keep_alive)
 }
 
 struct ChatEncoder {
     chunks: Chunks,
+    places: MediaFields,
     samples: Vec<Sample>,
 }
 
@@ -125,6 +126,10 @@ impl chunks::ChunkEncoder for ChatEncoder {
             _ => return Vec::new(),
         };
         vec![self.chunk(Choice { index, delta, ..Choice::default() })]
+    }
+
+    fn failed(&self, error: ChatError) -> ApiError {
+        self.places.error(error)
     }
 
     fn has_ended(&self) -> bool {

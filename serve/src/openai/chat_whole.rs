@@ -17,7 +17,7 @@ use super::{
     stop_reason::StopTold,
     usage::UsageTold,
 };
-use crate::{error::ApiError, guard::Held};
+use crate::guard::Held;
 
 /// A `chat.completion` that is not streamed.
 #[derive(Serialize, JsonSchema)]
@@ -88,7 +88,7 @@ pub(super) struct PromptTokenTold {
 }
 
 /// Waits for all samples. Dropping the future, as on a client disconnect, cancels them.
-pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
+pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Result<Response, ChatError> {
     let ended = try_join_all(replies.into_iter().map(end)).await?;
     let usage = UsageTold::of(ended.iter().map(|ended| ended.usage));
     held.used(usage);

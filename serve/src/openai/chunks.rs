@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::response::{Response, sse::Event};
-use bursar::{ChatEvent, Reply};
+use bursar::{ChatError, ChatEvent, Reply};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
@@ -60,6 +60,9 @@ pub(super) trait ChunkEncoder: Send + 'static {
     /// Returns the chunks for one event of the reply with this index.
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event>;
 
+    /// Converts the error that ends the stream.
+    fn failed(&self, error: ChatError) -> ApiError;
+
     /// Whether all replies have ended.
     fn has_ended(&self) -> bool;
 }
@@ -76,7 +79,7 @@ pub(super) fn stream(
     let heard = stream::select_all(replies.map(|(index, reply)| reply.map(move |event| (index, event))));
     let told = sse::told(heard, encoder, |encoder, (index, event)| match event {
         Ok(event) => (encoder.told(index, event), encoder.has_ended()),
-        Err(error) => (vec![sse::json(&ApiError::from(error).body(Shape::OpenAi)), sse::done()], true),
+        Err(error) => (vec![sse::json(&encoder.failed(error).body(Shape::OpenAi)), sse::done()], true),
     });
     sse::response(stream::iter(first).chain(told), keep_alive)
 }

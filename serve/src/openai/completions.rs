@@ -59,7 +59,8 @@ pub(crate) async fn complete(
     if is_streamed {
         Ok(streamed(Chunks::new(head, options, replies.len(), held), samples, replies, shared.options.keep_alive))
     } else {
-        whole(&head, samples, replies, held).await
+        let answered = whole(&head, samples, replies, held).await;
+        answered.map_err(|error| ApiError::from(error).renamed(&NAMES))
     }
 }
 
@@ -143,6 +144,10 @@ impl chunks::ChunkEncoder for CompletionEncoder {
         told
     }
 
+    fn failed(&self, error: ChatError) -> ApiError {
+        ApiError::from(error).renamed(&NAMES)
+    }
+
     fn has_ended(&self) -> bool {
         self.chunks.has_ended()
     }
@@ -155,7 +160,7 @@ fn streamed(chunks: Chunks, samples: Samples, replies: Vec<Reply>, keep_alive: D
     chunks::stream(first, replies, CompletionEncoder { chunks, samples }, keep_alive)
 }
 
-async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
+async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ChatError> {
     let asked = samples.of.into_iter().zip(replies).enumerate();
     // All replies are read concurrently, because a reply that is not read stalls.
     let ended = try_join_all(asked.map(|(index, (sample, reply))| end(index, sample, reply))).await?;

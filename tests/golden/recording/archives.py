@@ -34,6 +34,8 @@ def read_archive(path):
     files = {}
     with tarfile.open(path, "r:xz") as tar:
         for member in tar:
+            if member.isdir():
+                continue
             inner = Path(member.name)
             if not member.isfile() or inner.parts[0] != folder or ".." in inner.parts:
                 raise ValueError(f"{path}: {member.name} is not a file below {folder}/")

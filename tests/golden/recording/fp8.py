@@ -7,8 +7,10 @@ Other implementations check it in two places. transformers' `Fp8Dequantize` must
 `block`. compressed-tensors 0.20 with accelerate 1.15 must give the same logits for `channel`, if they can be imported."""
 
 import importlib.util
+import math
 import types
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -16,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from .files import write_case, write_json
-from .fp8_formats import BLOCK, PROJECTION, Format
+from .fp8_formats import BLOCK, PROJECTION, Format, over_blocks
 from .messages import LONG, text
 from .reference import case_tensors, greedy, greedy_margin, norms_in_f64, relative
 from .text_families import add_output, family
@@ -30,7 +32,7 @@ CHECKPOINTS = {
     "qwen3_moe_fp8": ("qwen3_moe", Format("block", [])),
     "qwen3_moe_fp8_dynamic": ("qwen3_moe", Format("channel", [])),
 }
-SEEDS = {"qwen3_fp8": 2, "qwen3_fp8_dynamic": 47, "qwen3_fp8_modelopt": 30, "qwen3_moe_fp8": 217, "qwen3_moe_fp8_dynamic": 34}
+SEEDS = {"qwen3_fp8": 709, "qwen3_fp8_dynamic": 47, "qwen3_fp8_modelopt": 30, "qwen3_moe_fp8": 203, "qwen3_moe_fp8_dynamic": 34}
 
 
 def sizes(name):
@@ -60,8 +62,19 @@ def draw_weights(name, config):
         for key in [key for key in weights.tensors if key.endswith("layernorm.weight")]:
             norm = weights.tensors[key]
             weights.tensors[key] = norm.float() * (1 + torch.from_numpy(weights.random.random(norm.shape)).float() / 256)
+    if CHECKPOINTS[name][1].name == "block":
+        for key in filter(PROJECTION.fullmatch, weights.tensors):
+            vary_blocks(weights, key)
     add_output(weights, config)
     return weights.tensors
+
+
+def vary_blocks(weights, name):
+    """Gives each block of a matrix another scale, so that a scale at a wrong place changes the logits."""
+    shape = weights.tensors[name].shape
+    blocks = [math.ceil(extent / BLOCK) for extent in shape]
+    factors = weights.random.permutation(np.linspace(0.5, 1, math.prod(blocks))).reshape(blocks)
+    weights.tensors[name] = (weights.tensors[name].float() * over_blocks(torch.from_numpy(factors), shape)).to(weights.dtype)
 
 
 def write_checkpoint(folder, name, inputs):
@@ -88,7 +101,7 @@ def dequantized(how, tensors):
     wide = {}
     for name, tensor in tensors.items():
         if how.is_unquantized(name) or not name.endswith("weight"):
-            if PROJECTION.fullmatch(name) or name.endswith("weight") and "scale" not in name:
+            if "scale" not in name:
                 wide[name] = tensor.double()
             continue
         wide[name] = how.widened(tensors, name)
@@ -110,11 +123,11 @@ def reference_model(kind, config, how, tensors):
     """The f64 model whose FP8 projections round their activations."""
     model = kind._from_config(kind.config_class(**config), dtype=torch.float64).eval()
     wide = dequantized(how, tensors)
-    modules = dict(model.named_modules())
+    modules, text = dict(model.named_modules()), config.get("text_config", config)
     for at, module in modules.items():
         if type(module).__name__.endswith("Experts"):
             of = lambda part: torch.stack([  # noqa: E731
-                wide.pop(f"{at}.{expert}.{part}_proj.weight") for expert in range(config["num_experts"])])  # noqa: B023
+                wide.pop(f"{at}.{expert}.{part}_proj.weight") for expert in range(text["num_experts"])])  # noqa: B023
             gate, up, down = of("gate"), of("up"), of("down")
             wide[f"{at}.gate_up_proj"], wide[f"{at}.down_proj"] = torch.cat([gate, up], 1), down
             rounding = how.rounding(tensors, f"{at}.0.gate_proj.weight")
@@ -130,7 +143,7 @@ def reference_model(kind, config, how, tensors):
 
 
 def linear_forward(rounding):
-    return lambda self, x: F.linear(rounding(x), self.weight, self.bias)
+    return lambda self, x: F.linear(rounding(x).to(x.dtype), self.weight, self.bias)
 
 
 def experts_forward(rounding):
@@ -139,8 +152,8 @@ def experts_forward(rounding):
         for row in range(hidden.shape[0]):
             for rank in range(indices.shape[1]):
                 expert = int(indices[row, rank])
-                gate, up = F.linear(rounding(hidden[row]), self.gate_up_proj[expert]).chunk(2, -1)
-                down = F.linear(rounding(F.silu(gate) * up), self.down_proj[expert])
+                gate, up = F.linear(rounding(hidden[row]).to(hidden.dtype), self.gate_up_proj[expert]).chunk(2, -1)
+                down = F.linear(rounding(F.silu(gate) * up).to(hidden.dtype), self.down_proj[expert])
                 out[row] += weights[row, rank] * down
         return out
 
@@ -169,6 +182,7 @@ def record_case(folder, name, messages, model, tokenizer):
     facts = {"messages": messages, "prompt": prompt, "checks": {"greedy_margin_min": float(f"{margin:.1e}")}}
     facts["greedy_text"] = tokenizer.decode(tokens, skip_special_tokens=False)
     write_case(folder / "cases", name, tensors, facts)
+    return ids, (prefill, tokens, logits)
 
 
 @torch.no_grad()

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 BLOCK, MAX = 128, 448.0
-PROJECTION = re.compile(r".*\.(self_attn|mlp|experts\.\d+)\.(q|k|v|o|gate|up|down)_proj\.weight")
+PROJECTION = re.compile(
+    r".*\.((self_attn|mlp|experts\.\d+|shared_expert)\.(q|k|v|o|gate|up|down)_proj|linear_attn\.(in_proj_(qkv|z)|out_proj))\.weight")
 
 
 class Tie(Exception):

@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from . import config_defaults, fp8, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
+from . import config_defaults, fp8, fp8_hybrids, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
 from . import qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
@@ -31,6 +31,7 @@ PARTS = {
     "gguf": gguf_files.record,
     "pytorch": pytorch_files.record,
     "fp8": fp8.record,
+    "fp8_hybrids": fp8_hybrids.record,
 }
 
 

@@ -13,7 +13,7 @@ use super::{
     client::{Fixture, hello, posted, rest},
     lines::Program,
 };
-use crate::stage::{small, story};
+use crate::stage::{damaged_png, small, story};
 
 fn number() -> String {
     STANDARD.encode(demo::pictures()[1].bytes)
@@ -153,6 +153,38 @@ fn a_damaged_picture_is_named_by_its_place_in_the_conversation() {
         let asked = json!({"model": "demo", "input": [{"role": "user", "content": [
             {"type": "input_text", "text": "And?"}, {"type": "input_image", "image_url": url("AAAA")}]}]});
         let refused = fixture.post("/v1/responses", &asked).await;
+        assert_eq!(refused.error()["param"], "input[0].content[1].image_url", "{}", refused.body);
+        fixture.end().await;
+    });
+}
+
+/// A picture whose error is found only when it is decoded.
+fn damaged() -> String {
+    STANDARD.encode(damaged_png())
+}
+
+#[test]
+fn a_picture_that_fails_in_decoding_is_named_by_its_place_too() {
+    story(async {
+        let fixture = Fixture::usual().await;
+        let url = |bytes: &str| format!("data:image/png;base64,{bytes}");
+        let shown = |bytes: &str| json!({"type": "image_url", "image_url": {"url": url(bytes)}});
+        let first = json!([{"role": "user", "content": [shown(&number()), {"type": "text", "text": "What is this?"}]}]);
+        // Afterwards the tokens of the first picture are in the prefix cache.
+        assert_eq!(fixture.chat(json!({"messages": first, "max_tokens": 4})).await.status, 200);
+        let messages = json!([first[0], {"role": "assistant", "content": "A number."},
+                              {"role": "user", "content": [{"type": "text", "text": "And?"}, shown(&damaged())]}]);
+        let place = "messages[2].content[1].image_url.url";
+        let refused = fixture.chat(json!({"messages": messages})).await;
+        assert_eq!((refused.status, &refused.error()["param"]), (400, &json!(place)), "{}", refused.body);
+        let message = refused.error()["message"].as_str().unwrap_or_default().to_owned();
+        assert!(message.contains("picture 1"), "{message}");
+        let streamed = fixture.chat(json!({"messages": messages, "stream": true})).await;
+        let error = streamed.events().into_iter().find_map(|event| event.get("error").cloned());
+        assert_eq!(error.expect("an error event")["param"], place, "{}", streamed.body);
+        let input = json!([{"role": "user", "content": [{"type": "input_text", "text": "And?"},
+                            {"type": "input_image", "image_url": url(&damaged())}]}]);
+        let refused = fixture.post("/v1/responses", &json!({"model": "demo", "input": input})).await;
         assert_eq!(refused.error()["param"], "input[0].content[1].image_url", "{}", refused.body);
         fixture.end().await;
     });

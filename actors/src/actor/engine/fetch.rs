@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Hint};
 use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource, FetchWatch};
 use tokio::sync::oneshot;
 
@@ -15,7 +15,11 @@ use super::{Progress, ProgressSink, StartError};
 /// The download holds no lease, so no task has to wait for its end.
 pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
     if !origin.is_remote() {
-        return Ok(origin.bring(&())?);
+        let source = origin.bring(&())?;
+        for error in source.left_out() {
+            tracing::warn!(%error, hint = error.hint(), "a vision encoder is left out: the model takes no pictures");
+        }
+        return Ok(source);
     }
     let given_up = GivenUp(Arc::default());
     let watch = Watch { progress, given_up: given_up.0.clone() };

@@ -424,9 +424,9 @@ impl VisionState {
                 reply.span().in_scope(|| debug!(pictures = pictures.len(), "encoded"));
                 reply.answer(Ok(PinnedSet { pictures, vision: myself.clone() }));
             }
-            Effect::Refused { ticket, rows, limit } => {
+            Effect::Refused(ticket, reason) => {
                 let pending = self.pending.remove(&ticket).expect("each ticket is answered once");
-                pending.reply.answer(Err(VisionError::TooLarge { rows, limit }));
+                pending.reply.answer(Err(reason.into()));
             }
         }
     }

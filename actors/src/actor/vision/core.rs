@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use bursar_kernels::ops::copy_blocks::BlockCopy;
+use bursar_kernels::ops::copy_blocks::{BlockCopy, JOBS_MAX};
 use bursar_model::flow::PictureHash;
 
 use crate::{
@@ -19,6 +19,8 @@ use crate::{
 /// Maximum number of copies that run at once. The number is limited because a lane's queue is
 /// bounded.
 const COPIES: usize = 4;
+
+const _: () = assert!(COPIES <= JOBS_MAX, "the device is prepared for the copies");
 
 /// The number of a request, in order of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,14 +81,17 @@ pub enum Effect {
     /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. The value is
     /// their rows, in the request's order.
     Ready(Ticket, Vec<Arc<[u32]>>),
-    /// A request needs more rows than the cache has, or a picture with more patches than
-    /// a launch may have.
-    Refused {
-        ticket: Ticket,
-        /// Rows needed, counting a repeated picture once.
-        rows: usize,
-        limit: usize,
-    },
+    /// A request can never be served.
+    Refused(Ticket, TooLarge),
+}
+
+/// The limit that the pictures of a request exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TooLarge {
+    /// The pictures need more rows than the cache has. A repeated picture is counted once.
+    Request { rows: usize, limit: usize },
+    /// A picture has more patches than a launch may have.
+    Picture { patches: usize, limit: usize },
 }
 
 #[derive(Debug)]
@@ -308,9 +313,13 @@ impl VisionCore {
 
     fn want(&mut self, ticket: Ticket, rank: Priority, pictures: Vec<EncodeRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
-        let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
-        if rows > self.rows_total || too_large {
-            return effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
+        let patches = pictures.iter().map(|picture| picture.patches).max().unwrap_or(0);
+        if patches > self.launch_patches {
+            let picture = TooLarge::Picture { patches, limit: self.launch_patches };
+            return effects.push(Effect::Refused(ticket, picture));
+        }
+        if rows > self.rows_total {
+            return effects.push(Effect::Refused(ticket, TooLarge::Request { rows, limit: self.rows_total }));
         }
         // `true` if serving the request now makes no launch larger, and takes no rows that another
         // request waits for.

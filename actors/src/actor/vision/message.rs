@@ -11,7 +11,7 @@ use bursar_model::{
 use ractor::ActorRef;
 use thiserror::Error;
 
-use super::Ticket;
+use super::{Ticket, TooLarge};
 use crate::{
     budget::LeaseError, compute::lane::LaneError, order::Priority, responder::Responder, supervise::FaultInjection,
 };
@@ -104,15 +104,27 @@ pub enum VisionError {
     /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The pictures exceed the cache, or a single picture exceeds a launch.
+    /// The pictures exceed the vision cache.
     #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     TooLarge { rows: usize, limit: usize },
+    /// A picture exceeds a launch of the vision encoder.
+    #[error("a picture takes {patches} patches; a launch of the vision encoder has at most {limit}")]
+    PictureTooLarge { patches: usize, limit: usize },
     /// Host memory for the pixels could not be leased.
     #[error(transparent)]
     Host(#[from] LeaseError),
     /// The thread that decoded the pictures panicked.
     #[error("the decoder crashed on a picture")]
     DecoderDied,
+}
+
+impl From<TooLarge> for VisionError {
+    fn from(reason: TooLarge) -> Self {
+        match reason {
+            TooLarge::Request { rows, limit } => VisionError::TooLarge { rows, limit },
+            TooLarge::Picture { patches, limit } => VisionError::PictureTooLarge { patches, limit },
+        }
+    }
 }
 
 impl Hint for VisionError {
@@ -122,6 +134,7 @@ impl Hint for VisionError {
         match self {
             VisionError::Media(error) => error.hint(),
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
+            VisionError::PictureTooLarge { .. } => "send smaller pictures, or raise `launch_patches`".to_owned(),
             VisionError::Host(error) => error.hint(),
             VisionError::DecoderDied => {
                 "this is a bug in Bursar; please report it, with the picture if you can".to_owned()

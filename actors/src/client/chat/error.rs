@@ -244,7 +244,9 @@ impl ChatError {
             | ChatError::Layout(_)
             | ChatError::Sampling(_) => ErrorKind::Request,
             ChatError::Vision(error) => match &**error {
-                VisionError::Media(_) | VisionError::TooLarge { .. } => ErrorKind::Request,
+                VisionError::Media(_) | VisionError::TooLarge { .. } | VisionError::PictureTooLarge { .. } => {
+                    ErrorKind::Request
+                }
                 VisionError::Host(_) => ErrorKind::Busy,
                 VisionError::DecoderDied => ErrorKind::Model,
             },

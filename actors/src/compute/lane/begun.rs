@@ -59,7 +59,7 @@ impl<'b, B: Backend> Begun<'b, B> {
             let may_follow = oldest.is_none_or(|oldest| waits && oldest.may_be_followed());
             let has_room = may_follow && self.jobs.len() < BEGUN;
             // If no other job may begin, the lane takes jobs from the queue only to find copies.
-            let looks = has_room || (waits && self.next.is_none() && self.runner.copies());
+            let looks = has_room || (waits && self.next.is_none() && self.runner.copies);
             let next = match self.next.take_if(|_| has_room) {
                 Some(job) => Ok(job),
                 None if self.jobs.is_empty() && self.copies.is_empty() => {

@@ -39,12 +39,6 @@ impl CopyBegun {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Whether this lane may get copy jobs.
-    pub(super) fn copies(&self) -> bool {
-        let memory = &self.memory;
-        [&memory.host_kv, &memory.host_states, &memory.host_pictures].into_iter().any(Option::is_some)
-    }
-
     /// Starts copies without waiting for them.
     pub(super) fn begin_copies(&self, job: Box<CopyJob>) -> CopyBegun {
         let copying = self.unless_refused(|| {

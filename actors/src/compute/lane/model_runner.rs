@@ -29,6 +29,8 @@ pub struct ModelRunner<B> {
     /// Whether the next job fails as if the device had refused memory.
     pub(super) refuses: Cell<bool>,
     is_apart: Cell<bool>,
+    /// Whether this lane gets copy jobs.
+    pub(super) copies: bool,
     /// `None` for a model without experts.
     pub(super) loads: Option<RefCell<ExpertLoads>>,
 }
@@ -36,11 +38,13 @@ pub struct ModelRunner<B> {
 impl<B: Backend> ModelRunner<B> {
     /// Creates a runner that computes with `backend` in `workspace`, which must belong to `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
+        let copies = memory.copies_in(&workspace);
         let workspace = Workspace::of_rank(workspace, model.rank().index());
         let (question, refuses, is_apart) = (Cell::default(), Cell::default(), Cell::default());
         let backend = FaultyBackend::over(backend);
         let loads = model.expert_loads().map(|loads| ExpertLoads::new(loads.columns(), Instant::now()).into());
-        ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses, is_apart, loads }
+        let graphs = Graphs::default();
+        ModelRunner { graphs, backend, workspace, model, memory, question, refuses, is_apart, copies, loads }
     }
 
     pub(super) fn rank(&self) -> Rank {

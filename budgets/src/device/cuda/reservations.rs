@@ -71,18 +71,24 @@ impl CudaDevice {
     pub(super) fn give_addresses(&self, address: Address) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
-        let reservation = state.reservations.remove(&address).ok_or(DeviceError::BadRange {
+        let State { reservations, counts } = &mut *state;
+        let reservation = reservations.get_mut(&address).ok_or(DeviceError::BadRange {
             address,
             bytes: Bytes::ZERO,
             verb: "released",
             reason: "no reservation starts at this address",
         })?;
-        for (offset, piece) in reservation.pieces {
+        // If a call of the driver fails, the reservation keeps the pieces that are still mapped, so
+        // that the next call can release them.
+        while let Some((offset, piece)) = reservation.pieces.first_key_value().map(|(at, piece)| (*at, *piece)) {
             self.unmap(address.offset(offset), piece)?;
-            state.counts.backed -= piece.bytes;
+            reservation.pieces.remove(&offset);
+            counts.backed -= piece.bytes;
         }
         // SAFETY: all pieces of this reservation were unmapped above.
-        check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address.0, reservation.bytes.as_usize()) })
+        check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address.0, reservation.bytes.as_usize()) })?;
+        reservations.remove(&address);
+        Ok(())
     }
 
     pub(super) fn fill_in(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
@@ -131,12 +137,15 @@ impl CudaDevice {
             }
         }
         let inside: Vec<(Bytes, Piece)> = reservation.pieces.range(from..to).map(|(at, piece)| (*at, *piece)).collect();
-        for (offset, piece) in inside {
+        let mut unmapped = Bytes::ZERO;
+        let outcome = inside.into_iter().try_for_each(|(offset, piece)| {
             self.unmap(start.offset(offset), piece)?;
             reservation.pieces.remove(&offset);
-        }
+            unmapped += piece.bytes;
+            Ok(())
+        });
         state.counts.unbacks += 1;
-        state.counts.backed -= bytes;
-        Ok(())
+        state.counts.backed -= unmapped;
+        outcome
     }
 }

@@ -18,6 +18,9 @@ const INNER: &str = "ssm.inner_size";
 const SECTIONS: &str = "rope.dimension_sections";
 const DRAFT_LAYERS: &str = "nextn_predict_layers";
 
+/// Limit of the sizes of gated delta nets, larger than in any known model.
+const SIZE_MAX: u64 = 1 << 20;
+
 /// Settings of gated delta nets and of positions.
 const OF_DELTA_NETS: [&str; 8] = [
     GROUPS,
@@ -69,10 +72,18 @@ pub(super) fn layers(keys: &Keys<'_, '_>, all: u64) -> Result<u64, CheckpointErr
     }
 }
 
+/// A size of gated delta nets. Sizes of tensors are products of up to three of them, which the
+/// limit keeps below 2^63.
+fn size(keys: &Keys<'_, '_>, key: &str) -> Result<usize, CheckpointError> {
+    let size = keys.required(key)?;
+    let is_within = (1..=SIZE_MAX).contains(&size);
+    if is_within { Ok(size as usize) } else { Err(keys.refused(key, size, &format!("1 to {SIZE_MAX}"))) }
+}
+
 pub(super) fn heads(keys: &Keys<'_, '_>) -> Result<DeltaHeads, CheckpointError> {
-    let number = |key| Ok::<_, CheckpointError>(usize::try_from(keys.required(key)?).unwrap_or(usize::MAX));
-    let [key_heads, key_dim, heads, inner] = [number(GROUPS)?, number(STATE)?, number(RANK)?, number(INNER)?];
-    let ratio = |all: usize, of: usize| (of > 0 && all > 0 && all.is_multiple_of(of)).then(|| all / of);
+    let [key_heads, key_dim, heads, inner] =
+        [size(keys, GROUPS)?, size(keys, STATE)?, size(keys, RANK)?, size(keys, INNER)?];
+    let ratio = |all: usize, of: usize| all.is_multiple_of(of).then(|| all / of);
     let values = ratio(heads, key_heads)
         .ok_or_else(|| keys.refused(RANK, heads, &format!("a multiple of the {key_heads} key heads")))?;
     let value_dim =
@@ -100,7 +111,7 @@ pub(super) fn insert(
     set("linear_num_value_heads", (key_heads * values).into());
     set("linear_key_head_dim", key_dim.into());
     set("linear_value_head_dim", value_dim.into());
-    set("linear_conv_kernel_dim", keys.required(CONVOLUTION)?.into());
+    set("linear_conv_kernel_dim", size(keys, CONVOLUTION)?.into());
     let names: BTreeSet<&str> = header.tensors.iter().map(|tensor| tensor.name).collect();
     let is_linear = |layer: u64| names.contains(format!("blk.{layer}.ssm_out.weight").as_str());
     // The number of layers is not trusted, but a file cannot have more layers than tensors.

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use self::config::Config;
 use self::header::Header;
 use self::settings::Settings;
-use self::vision::{Encoder, VisionFile};
+use self::vision::{Encoder, FoundEncoder};
 use super::error::CheckpointError;
 use super::shard::{Content, Shard};
 pub use settings::{GgufArchitecture, GgufLayers, GgufVision, NamedFiles};
@@ -34,6 +34,7 @@ pub struct GgufFile {
     path: PathBuf,
     files: BTreeMap<&'static str, Vec<u8>>,
     shards: Vec<Shard>,
+    left_out: Vec<CheckpointError>,
 }
 
 // Names of a decoder and of a vision encoder in Hugging Face checkpoints.
@@ -48,7 +49,7 @@ impl GgufFile {
     /// # Errors
     /// [`CheckpointError::NoGguf`] or [`CheckpointError::Unreadable`]; [`CheckpointError::Header`]
     /// for a damaged file; [`CheckpointError::Setting`] for a file with an unsupported setting;
-    /// [`CheckpointError::Encoder`] or [`CheckpointError::Encoders`] for files of vision encoders.
+    /// [`CheckpointError::Encoders`] if several files have a vision encoder of the model.
     pub fn open(path: &Path, known: &[GgufArchitecture]) -> Result<Self, CheckpointError> {
         let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let missing = || CheckpointError::NoGguf { path: path.display().to_string() };
@@ -60,22 +61,27 @@ impl GgufFile {
         let architecture = settings.architecture(known)?;
         let config = Config::of(&settings, architecture, &header, content.bytes())?;
         let mut files = text_files::of(&settings)?;
-        let found = match &architecture.vision {
-            Some(vision) => VisionFile::find(path, vision, &config)?.map(|file| (file, vision)),
-            None => None,
-        };
-        let (mut shards, mut json, mut decoder) = (Vec::new(), config.json(), DECODER);
-        if let Some((encoder, vision)) = found {
-            let encoder = encoder.encoder(ENCODER)?;
-            json = with_vision(json, &encoder, vision, &text_files::placeholders(&settings)?);
-            files.extend(processors(&json, &encoder, vision));
-            (shards, decoder) = (vec![encoder.shard], DECODER_WITH_VISION);
+        let (mut shards, mut json, mut decoder, mut left_out) = (Vec::new(), config.json(), DECODER, Vec::new());
+        if let Some(vision) = &architecture.vision {
+            let found = FoundEncoder::find(path, vision, &config, ENCODER)?;
+            left_out = found.left_out;
+            match found.encoder.map(|encoder| (text_files::placeholders(&settings), encoder)) {
+                Some((Ok(placeholders), encoder)) => {
+                    json = with_vision(json, &encoder, vision, &placeholders);
+                    files.extend(processors(&json, &encoder, vision));
+                    (shards, decoder) = (vec![encoder.shard], DECODER_WITH_VISION);
+                }
+                Some((Err(error), encoder)) => {
+                    left_out.push(CheckpointError::Encoder { file: encoder.file, reason: error.to_string() });
+                }
+                None => {}
+            }
         }
         files.insert("config.json", json.to_string().into_bytes());
-        let tensors = tensors::places(&file, &header, content.bytes().len(), &config, decoder)?;
+        let tensors = tensors::places(&file, &header, content.bytes(), &config, decoder)?;
         let listing = header.listing.clone();
         shards.insert(0, Shard::new(&file, content, listing, tensors));
-        Ok(GgufFile { path: path.to_owned(), files, shards })
+        Ok(GgufFile { path: path.to_owned(), files, shards, left_out })
     }
 
     /// The file's path, for messages.
@@ -86,6 +92,10 @@ impl GgufFile {
     /// A file that was generated from the metadata.
     pub(super) fn read(&self, file: &str) -> Option<&[u8]> {
         self.files.get(file).map(Vec::as_slice)
+    }
+
+    pub(super) fn left_out(&self) -> &[CheckpointError] {
+        &self.left_out
     }
 
     pub(super) fn shards(&self) -> &[Shard] {

@@ -8,7 +8,7 @@ use super::config::Config;
 use super::header::{Header, Listed};
 use super::hybrid::DeltaHeads;
 use super::rope_factors;
-use super::settings::GgufLayers;
+use super::settings::{GgufLayers, Settings};
 use super::storage::{bytes, matrices_type, stored, type_name};
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::shard::{Reading, StoredTensor, Unread};
@@ -64,18 +64,18 @@ const EXPERTS: [(&str, &[&str]); 4] = [
 /// Maximum number of experts of a layer, more than any real file has.
 const EXPERTS_MAX: usize = 1 << 12;
 
-/// All tensors of a file of `file_bytes` bytes, except the rotary divisors, which become
+/// All tensors of a file with this content, except the rotary divisors, which become
 /// part of the configuration, and the layers that draft tokens. `decoder` is the prefix of the
 /// decoder's names.
 pub(super) fn places(
     file: &str,
     header: &Header<'_>,
-    file_bytes: usize,
+    content: &[u8],
     config: &Config,
     decoder: &str,
 ) -> Result<BTreeMap<String, StoredTensor>, CheckpointError> {
     let damaged = |reason| CheckpointError::Header { file: file.to_owned(), reason };
-    let mut places = Places::new(header, file_bytes);
+    let mut places = Places::new(header, content.len());
     for tensor in header.tensors.iter().filter(|tensor| tensor.name != rope_factors::TENSOR) {
         let mut place = places.place(tensor).map_err(damaged)?;
         let name = Name::of(tensor.name);
@@ -90,6 +90,9 @@ pub(super) fn places(
             continue;
         }
         place.reading = reading(tensor, name.part, config).map_err(damaged)?;
+        if place.reading.change == Change::LogOfNegative {
+            check_rates(&Settings { file, values: &header.settings }, tensor, &content[place.bytes.clone()])?;
+        }
         if place.reading.change != Change::Unchanged {
             // Changes are made to f32.
             place.stored = place.stored.map(|(stored, _)| (stored, TensorType::F32));
@@ -188,6 +191,19 @@ fn reading(tensor: &Listed<'_>, part: &str, config: &Config) -> Result<Reading, 
             let (name, heads, end) = (tensor.name, heads.keys * heads.values, tiling.end());
             Err(format!("the tensor {name} has the shape {:?}, but {heads} value heads need {end}", tensor.shape))
         }
+    }
+}
+
+/// Refuses rates of decay that have no logarithm, which the model would read as numbers that are
+/// not finite. llama.cpp stores vectors as F32.
+fn check_rates(settings: &Settings<'_>, tensor: &Listed<'_>, bytes: &[u8]) -> Result<(), CheckpointError> {
+    if stored(tensor.kind) != Some(Stored::Plain(TensorType::F32)) {
+        return Err(settings.refused(tensor.name, type_name(tensor.kind), "F32"));
+    }
+    let mut rates = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    match rates.find(|rate| !(rate.is_finite() && *rate < 0.0)) {
+        Some(rate) => Err(settings.refused(tensor.name, rate, "finite numbers below 0")),
+        None => Ok(()),
     }
 }
 

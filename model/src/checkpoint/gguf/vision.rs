@@ -67,14 +67,10 @@ const INSIDE: [(&str, &str); 6] = [
     ("ffn_down", "mlp.linear_fc2"),
 ];
 
-/// An open file with a vision encoder.
-pub(super) struct VisionFile {
-    file: String,
-    content: Content,
-}
-
 /// The settings and tensors of a vision encoder.
 pub(super) struct Encoder {
+    /// The name of its file.
+    pub file: String,
     /// `vision_config`.
     pub config: Value,
     /// Keys that replace those of the released processors.
@@ -84,14 +80,25 @@ pub(super) struct Encoder {
     pub shard: Shard,
 }
 
-impl VisionFile {
-    /// Opens the vision encoder of the model in `path`: the file in the same folder whose name
-    /// contains `mmproj` and whose encoder fits the model. `None` if no file has such a name.
+/// The vision encoder in the folder of a model.
+#[derive(Default)]
+pub(super) struct FoundEncoder {
+    /// `None` if no file has a vision encoder that fits the model.
+    pub encoder: Option<Encoder>,
+    /// The reason for each file that was left out. Empty if there is an encoder, because files of
+    /// other models do not matter then.
+    pub left_out: Vec<CheckpointError>,
+}
+
+impl FoundEncoder {
+    /// Looks for the vision encoder of the model in `path`: the file in the same folder whose name
+    /// contains `mmproj` and whose encoder fits the model. A file that does not fit or cannot be
+    /// read is left out, because no one asked for it. Its tensors get names that start with
+    /// `prefix`.
     ///
     /// # Errors
-    /// [`CheckpointError::Encoder`] if no such file fits, [`CheckpointError::Encoders`] if several
-    /// do; a file cannot be read.
-    pub fn find(path: &Path, vision: &GgufVision, config: &Config) -> Result<Option<Self>, CheckpointError> {
+    /// [`CheckpointError::Encoders`] if several files fit; the folder cannot be read.
+    pub fn find(path: &Path, vision: &GgufVision, config: &Config, prefix: &str) -> Result<Self, CheckpointError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let unreadable = |error| CheckpointError::unreadable(&folder.display().to_string(), &error);
         let mut names = Vec::new();
@@ -103,60 +110,60 @@ impl VisionFile {
             }
         }
         names.sort_unstable();
-        let (mut fitting, mut misfit) = (Vec::new(), None);
+        let (mut fitting, mut left_out) = (Vec::new(), Vec::new());
         for file in names {
-            let Some(content) = Content::map(&folder.join(&file), &file)? else { continue };
-            let found = VisionFile { file, content };
-            match found.with_settings(|settings, _| misfit_of(settings, vision, config))? {
-                None => fitting.push(found),
-                Some(reason) => {
-                    misfit.get_or_insert(CheckpointError::Encoder { file: found.file, reason });
-                }
+            match Encoder::open(folder, &file, (vision, config), prefix) {
+                Ok(encoder) => fitting.extend(encoder),
+                Err(reason) => left_out.push(reason),
             }
         }
         if fitting.len() > 1 {
-            let files = fitting.into_iter().map(|found| found.file).collect();
+            let files = fitting.into_iter().map(|encoder| encoder.file).collect();
             return Err(CheckpointError::Encoders { files });
         }
-        match (fitting.pop(), misfit) {
-            (None, Some(misfit)) => Err(misfit),
-            (found, _) => Ok(found),
-        }
+        Ok(match fitting.pop() {
+            None => FoundEncoder { encoder: None, left_out },
+            encoder => FoundEncoder { encoder, left_out: Vec::new() },
+        })
     }
+}
 
-    fn with_settings<T>(
-        &self,
-        read: impl FnOnce(&Settings<'_>, &Header<'_>) -> Result<T, CheckpointError>,
-    ) -> Result<T, CheckpointError> {
-        let damaged = |reason| CheckpointError::Header { file: self.file.clone(), reason };
-        let header = Header::read(self.content.bytes()).map_err(damaged)?;
-        let settings = Settings { file: &self.file, values: &header.settings };
-        settings.check("mmproj")?;
-        read(&settings, &header)
-    }
-
-    /// Reads the settings, and locates the tensors under the names that start with `prefix`.
+impl Encoder {
+    /// Reads the settings of the encoder in `file`, and locates its tensors. `None` if the file no
+    /// longer exists.
     ///
     /// # Errors
+    /// [`CheckpointError::Encoder`] if the encoder belongs to another model;
     /// [`CheckpointError::Setting`] for a missing or unsupported setting;
-    /// [`CheckpointError::Header`].
-    pub fn encoder(&self, prefix: &str) -> Result<Encoder, CheckpointError> {
-        self.with_settings(|settings, header| {
-            let damaged = |reason| CheckpointError::Header { file: self.file.clone(), reason };
-            let tensors = tensors(header, self.content.bytes().len(), prefix).map_err(damaged)?;
-            let shard = Shard::new(&self.file, self.content.clone(), header.listing.clone(), tensors);
-            let mut pixels = json!({});
-            for (theirs, ours) in OF_PIXELS {
-                pixels[ours] = settings.required(theirs, settings.floats(theirs)?)?.into();
+    /// [`CheckpointError::Header`] or [`CheckpointError::Unreadable`].
+    fn open(
+        folder: &Path,
+        file: &str,
+        (vision, model): (&GgufVision, &Config),
+        prefix: &str,
+    ) -> Result<Option<Self>, CheckpointError> {
+        let Some(content) = Content::map(&folder.join(file), file)? else { return Ok(None) };
+        let damaged = |reason| CheckpointError::Header { file: file.to_owned(), reason };
+        let header = Header::read(content.bytes()).map_err(damaged)?;
+        let settings = Settings { file, values: &header.settings };
+        settings.check("mmproj")?;
+        if let Some(reason) = misfit_of(&settings, vision, model)? {
+            return Err(CheckpointError::Encoder { file: file.to_owned(), reason });
+        }
+        let tensors = tensors(&header, content.bytes().len(), prefix).map_err(damaged)?;
+        let mut pixels = json!({});
+        for (theirs, ours) in OF_PIXELS {
+            pixels[ours] = settings.required(theirs, settings.floats(theirs)?)?.into();
+        }
+        let mut limits = json!({});
+        for (theirs, ours) in LIMITS {
+            if let Some(number) = settings.number(theirs)? {
+                limits[ours] = number.into();
             }
-            let mut limits = json!({});
-            for (theirs, ours) in LIMITS {
-                if let Some(number) = settings.number(theirs)? {
-                    limits[ours] = number.into();
-                }
-            }
-            Ok(Encoder { config: vision_config(settings, header)?, pixels, limits, shard })
-        })
+        }
+        let config = vision_config(&settings, &header)?;
+        let shard = Shard::new(file, content.clone(), header.listing.clone(), tensors);
+        Ok(Some(Encoder { file: file.to_owned(), config, pixels, limits, shard }))
     }
 }
 

@@ -41,17 +41,21 @@ fn has_alternatives(text: &str) -> bool {
 /// The bytes that are neither escaped nor in a character class, each with its offset and the number
 /// of groups that are open after the byte.
 fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
-    let (mut is_escaped, mut is_class) = (false, false);
+    // `classes` counts the open character classes, because a class may contain classes. At the
+    // start of a class, `]` is one of its characters.
+    let (mut is_escaped, mut classes, mut begins) = (false, 0usize, false);
     let plain = text.bytes().enumerate().filter(move |(_, byte)| {
-        let was_special = is_escaped || is_class;
+        let was_special = is_escaped || classes > 0;
         let is_real = !is_escaped;
+        let is_first = std::mem::take(&mut begins);
         is_escaped = is_real && *byte == b'\\';
         match byte {
-            b'[' if is_real => is_class = true,
-            b']' if is_real => is_class = false,
+            b'[' if is_real => (classes, begins) = (classes + 1, true),
+            b'^' if is_first => begins = true,
+            b']' if is_real && !is_first => classes = classes.saturating_sub(1),
             _ => {}
         }
-        !was_special && !is_escaped && !is_class
+        !was_special && !is_escaped && classes == 0
     });
     plain.scan(0, |depth, (at, byte)| {
         *depth += i32::from(byte == b'(') - i32::from(byte == b')');
@@ -207,7 +211,7 @@ mod tests {
         // The expected result combines the separate results of each look-ahead and of the rest.
         type Says = fn(&str) -> bool;
         let rest = |pattern: &str, text: &str| Regex::new(pattern).expect("a pattern").is_match(text);
-        let cases: [(&str, &str, Says, &str); 9] = [
+        let cases: [(&str, &str, Says, &str); 12] = [
             (
                 r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
                 r"^[+-]?0*\d*\.?\d*$",
@@ -227,6 +231,9 @@ mod tests {
             (r"^(?!.*ab)[abc]*$", r"^[abc]*$", |text| !text.contains("ab"), "abc"),
             (r"^(?![\(\]]+$)x?[(\]]*$", r"^x?[(\]]*$", |text| text.is_empty() || text.contains('x'), "(]x"),
             (r"^(?!$)a*$", r"^a*$", |text| !text.is_empty(), "a"),
+            (r"^(?![])]b)[])b]*$", r"^[])b]*$", |text| !text.starts_with("]b") && !text.starts_with(")b"), "])b"),
+            (r"^(?![^])]b)[])b]*$", r"^[])b]*$", |text| !text.starts_with("bb"), "])b"),
+            (r"^(?![a[b)]])[ab)|]*$", r"^[ab)|]*$", |text| text.is_empty() || text.starts_with('|'), "ab)|"),
         ];
         for (pattern, base, says, letters) in cases {
             let patterns = without_look_ahead(pattern).unwrap_or_else(|| panic!("{pattern}"));

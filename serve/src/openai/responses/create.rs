@@ -36,8 +36,8 @@ pub(crate) async fn create(
     let mut held = client.hold(1, room)?;
     let (chat, places) = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
     let chat = client.header_params().apply(chat.priority(fields.priority));
-    let reply = model.chat(chat).await.map_err(|error| places.error(error).renamed(&NAMES))?;
-    let reply = shared.served(reply);
+    let refused = |error| places.error(error).renamed(&NAMES);
+    let reply = shared.served(model.chat(chat).await.map_err(refused)?);
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
     let encoder = ResponseEncoder::new(response.clone(), tools);
@@ -52,7 +52,7 @@ pub(crate) async fn create(
         return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
     }
     let keeping = if fields.is_stored() { Keeping::Later { owner: client.key(), said } } else { Keeping::No };
-    if is_streamed { Ok(run(keeping).streamed(reply)) } else { run(keeping).whole(reply).await }
+    if is_streamed { Ok(run(keeping).streamed(reply)) } else { run(keeping).whole(reply).await.map_err(refused) }
 }
 
 /// `POST /v1/responses/input_tokens`: the number of prompt tokens that the response would have.

@@ -6,7 +6,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response, sse::Event},
 };
-use bursar::Reply;
+use bursar::{ChatError, ChatEvent, Reply};
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -16,7 +16,7 @@ use super::{
     encoder::ResponseEncoder,
     store::{Said, StoredResponse},
 };
-use crate::{access, error::ApiError, guard::Held, openai::usage::UsageTold, sse, state::Shared};
+use crate::{access, guard::Held, openai::usage::UsageTold, sse, state::Shared};
 
 /// Maximum number of events that are queued for a client that watches a background response.
 const AHEAD: usize = 64;
@@ -41,8 +41,8 @@ pub(super) enum Keeping {
 }
 
 impl Run {
-    fn told(&mut self, heard: Result<bursar::ChatEvent, bursar::ChatError>) -> (Vec<Value>, bool) {
-        if let Ok(bursar::ChatEvent::Done { usage, .. }) = &heard {
+    fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
+        if let Ok(ChatEvent::Done { usage, .. }) = &heard {
             self.held.used(UsageTold::of([*usage]));
         }
         let (told, is_last) = self.encoder.told(heard);
@@ -71,7 +71,7 @@ impl Run {
 
     /// Waits for the whole response. Dropping the future, as on a client
     /// disconnect, cancels the reply.
-    pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ApiError> {
+    pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ChatError> {
         while let Some(heard) = reply.next().await {
             if self.told(Ok(heard?)).1 {
                 break;

@@ -1,7 +1,7 @@
 //! Blocks that are copied to host memory, and copied back for sequences that begin
 //! with them (ADR 15).
 
-use bursar_kernels::BLOCK_TOKENS;
+use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::JOBS_MAX};
 
 use super::{Effect, SchedulerCore, Sequence};
 use crate::{
@@ -10,9 +10,10 @@ use crate::{
     scheduler::step::CopyUnderWay,
 };
 
-/// While this many copies are running, only copies that a step needs may begin. The lane's queue
-/// has room for these copies and for the copies of two steps.
-const AHEAD: usize = 4;
+/// While this many copies are running, only copies that a step needs may begin. The device is
+/// prepared for these copies and for the copies of two steps, and the lane's queue has room for
+/// them.
+const AHEAD: usize = JOBS_MAX - 2;
 
 /// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
 /// copies to the host.

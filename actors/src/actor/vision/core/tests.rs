@@ -99,8 +99,11 @@ fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
     vision.step(Input::Encoded);
     assert_eq!(
         vision.step(want(4, vec![picture(4, 11)])),
-        [Effect::Refused { ticket: Ticket(4), rows: 11, limit: 10 }]
+        [Effect::Refused(Ticket(4), TooLarge::Request { rows: 11, limit: 10 })]
     );
+    let mut vision = VisionCore::new(100, 10);
+    let wide = vision.step(want(1, vec![picture(1, 4)]));
+    assert_eq!(wide, [Effect::Refused(Ticket(1), TooLarge::Picture { patches: 16, limit: 10 })]);
 }
 
 #[test]
@@ -539,10 +542,13 @@ proptest::proptest! {
                         }
                         held.push((names.iter().map(|name| hash(*name)).collect(), rows));
                     }
-                    Effect::Refused { ticket, rows, limit } => {
+                    Effect::Refused(ticket, reason) => {
                         let (names, _) = open.remove(&ticket.0).expect("each ticket is answered once");
-                        let too_large = names.iter().any(|name| usize::from(*name) > permits);
-                        proptest::prop_assert!(rows > limit || too_large);
+                        let (most, limit) = match reason {
+                            TooLarge::Request { rows, limit } => (rows, limit),
+                            TooLarge::Picture { patches, limit } => (patches, limit),
+                        };
+                        proptest::prop_assert!(!names.is_empty() && most > limit);
                     }
                 }
             }

@@ -16,7 +16,7 @@ use crate::{
     responder::AskError,
     scheduler::{Placeholder, SchedulerMessage},
     tree,
-    vision::{PinnedSet, VisionMessage},
+    vision::{PinnedSet, VisionError, VisionMessage},
 };
 
 /// The pictures of a request, as one admission passes them to the scheduler.
@@ -50,14 +50,15 @@ impl RequestPictures {
         };
         let computed =
             if may_be_computed { Self::computed(serving, vision, files, prompt, prefix).await? } else { Vec::new() };
-        let others = files[computed.len()..].to_vec();
+        let (before, others) = files.split_at(computed.len());
         let computed = computed.concat().into();
         if others.is_empty() {
             return Ok(Some(RequestPictures { computed, pins: None }));
         }
-        let embed = |reply| VisionMessage::Embed { pictures: others, rank, reply };
+        let embed = |reply| VisionMessage::Embed { pictures: others.to_vec(), rank, reply };
         match tree::EMBED_PICTURES.ask(vision, embed).await {
             Ok(Ok(pins)) => Ok(Some(RequestPictures { computed, pins: Some(Arc::new(pins)) })),
+            Ok(Err(VisionError::Media(error))) => Err(error.after(before).into()),
             Ok(Err(error)) => Err(error.into()),
             Err(AskError::Gone { .. }) => Ok(None),
             Err(error) => Err(error.into()),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::prompt::{Prompt, check_known, counted, counted_max, prompt_of, tokens_limit};
+use bursar_model::error::SamplingError;
+
+use super::prompt::{Prompt, counted, counted_max, prompt_of, tokens_limit};
 use crate::{
     chat::{Chat, ChatError, ModelHandle},
     engine::ModelContext,
@@ -55,7 +57,7 @@ impl ModelHandle {
     pub async fn detokenize(&self, token_ids: impl Into<Vec<u32>>) -> Result<String, ChatError> {
         let ids = token_ids.into();
         let decode = move |context: &ModelContext| {
-            check_known(context, &ids, "tokens")?;
+            check_spelled(context, &ids)?;
             Ok(context.prompts.tokenizer().decode(&ids, false)?)
         };
         self.on_a_thread(decode).await
@@ -70,7 +72,7 @@ impl ModelHandle {
     pub async fn token_strs(&self, token_ids: impl Into<Vec<u32>>) -> Result<Vec<String>, ChatError> {
         let ids = token_ids.into();
         let spell = move |context: &ModelContext| {
-            check_known(context, &ids, "tokens")?;
+            check_spelled(context, &ids)?;
             Ok(ids.iter().map(|id| context.prompts.tokenizer().token_of(*id).unwrap_or_default()).collect())
         };
         self.on_a_thread(spell).await
@@ -102,5 +104,16 @@ impl ModelHandle {
             work(&context)
         });
         worked.await.map_err(|_| ChatError::PreparationDied)?
+    }
+}
+
+/// Refuses ids without a token. The tokenizer may have added tokens after the last row of logits.
+/// The model cannot read or choose them, but [`ModelHandle::tokenize`] may return them. Ids between
+/// the tokens of the tokenizer and the last row are padding.
+fn check_spelled(context: &ModelContext, ids: &[u32]) -> Result<(), ChatError> {
+    let vocabulary = context.family.decoder().vocabulary.max(context.prompts.tokenizer().vocabulary_size());
+    match ids.iter().find(|id| **id as usize >= vocabulary) {
+        Some(&token) => Err(SamplingError::UnknownToken { parameter: "tokens", token, vocabulary }.into()),
+        None => Ok(()),
     }
 }

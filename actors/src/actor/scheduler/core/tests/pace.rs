@@ -279,7 +279,7 @@ impl Arrivals {
                     let (prompt, _, reply) = self.seen.remove(&number).expect("the request waits for its pictures");
                     self.admit(number, prompt, reply);
                 }
-                vision::Effect::Refused { .. } => unreachable!("all pictures fit"),
+                vision::Effect::Refused(..) => unreachable!("all pictures fit"),
                 vision::Effect::Copy { .. } | vision::Effect::Lost(_) => unreachable!("the test has no host memory"),
             }
         }
