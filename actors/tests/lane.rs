@@ -127,7 +127,7 @@ impl Stage {
             unseen,
             positions: &positions,
             cached_tokens: cached,
-            blocks: &[2, 1, 3],
+            tables: &[vec![2, 1, 3].into()],
             pictures: &[],
             wants_logits: true,
             scored: 0..scores.len(),

@@ -9,7 +9,7 @@ use crate::{
     Depth,
     blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::share_out},
     checkpoint::Checkpoint,
-    flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
+    flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
     weights::{WeightMap, upload},
@@ -164,7 +164,13 @@ impl Model {
         self.family.decoder().expert_loads()
     }
 
-    /// The shape and the element type of this rank's keys and values on `target`.
+    /// The attention layers, in groups that share block tables.
+    pub fn cache_groups(&self) -> &CacheGroups {
+        self.family.decoder().cache_groups()
+    }
+
+    /// The shape and the element type of this rank's blocks of keys and values on `target`. The
+    /// layers are those of one [cache group](CacheGroups).
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.family.decoder().kv_shape(self.cache.dtype(target))
     }
@@ -174,8 +180,8 @@ impl Model {
         self.family.decoder().state_shape(target.activation())
     }
 
-    /// The cache of each decoder layer, in order: the next of `kv` for each attention layer, and the
-    /// next of `states` for each other layer.
+    /// The cache of each decoder layer, in order. `kv` has the layers of a block, which all cache
+    /// groups share. Each layer with states gets the next of `states`.
     ///
     /// # Panics
     /// If there are too few of either.
@@ -184,17 +190,12 @@ impl Model {
         kv: impl IntoIterator<Item = KvLayer>,
         states: impl IntoIterator<Item = StateLayer>,
     ) -> Vec<LayerCache> {
-        let (mut kv, mut states) = (kv.into_iter(), states.into_iter());
-        let config = self.config.decoder();
-        (0..config.layers)
-            .map(|layer| {
-                if config.has_attention(layer) {
-                    LayerCache::Kv(kv.next().expect("keys and values for each attention layer"))
-                } else {
-                    LayerCache::State(states.next().expect("states for each gated delta net"))
-                }
-            })
-            .collect()
+        let (kv, mut states): (Vec<_>, _) = (kv.into_iter().collect(), states.into_iter());
+        let cache = |layer| match self.cache_groups().place(layer) {
+            Some((group, place)) => LayerCache::Kv { layer: kv[place].clone(), group },
+            None => LayerCache::State(states.next().expect("states for each gated delta net")),
+        };
+        (0..self.config.decoder().layers).map(cache).collect()
     }
 
     /// Bytes of one row of the vision cache on `target`.

@@ -15,7 +15,7 @@ use super::{
     rope_config::RopeConfig,
     rope_scaling::RopeScaling,
 };
-use crate::flow::StepFormat;
+use crate::flow::{CacheGroups, StepFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
@@ -208,9 +208,19 @@ impl DecoderConfig {
         (0..self.layers).filter(|layer| self.has_attention(*layer)).count()
     }
 
+    /// The layers with attention, in groups that share block tables.
+    pub fn cache_groups(&self) -> CacheGroups {
+        let layers = (0..self.layers).filter(|layer| self.has_attention(*layer));
+        CacheGroups::new(layers.map(|layer| (layer, self.window(layer))))
+    }
+
     /// The arrays that a step of this decoder reads.
     pub fn step_format(&self) -> StepFormat {
-        StepFormat { axes: self.rope_axes.count(), has_states: self.attention_layers() < self.layers }
+        StepFormat {
+            axes: self.rope_axes.count(),
+            groups: self.cache_groups().count(),
+            has_states: self.attention_layers() < self.layers,
+        }
     }
 }
 

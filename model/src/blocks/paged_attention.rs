@@ -1,11 +1,14 @@
 //! Self-attention of a decoder layer over the blocks of the KV cache.
 
 use bursar_kernels::{
-    Activations, Backend, KernelError, KvLayer, RankShard, Scope, Tensor,
+    Activations, Backend, KernelError, RankShard, Scope, Tensor,
     ops::{rotary::Rope, rotary_kv_write::HeadNorms},
 };
 
-use super::{decoder_config::DecoderConfig, decoder_share::DecoderShare, mixed::Mixed, step_inputs::StepInputs};
+use super::{
+    decoder_config::DecoderConfig, decoder_share::DecoderShare, layer_cache::LayerCache, mixed::Mixed,
+    step_inputs::StepInputs,
+};
 use crate::weights::{Linear, NormScaling, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
@@ -98,13 +101,14 @@ impl PagedAttention {
         normed: &Activations<'_>,
         rope: &Rope<'_>,
         step: &StepInputs<'_>,
-        cache: &KvLayer,
+        cache: &LayerCache,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut projected = self.qkv.forward(scope, normed)?;
-        let shape = cache.shape();
+        let (layer, group) = cache.kv();
+        let (shape, slots) = (layer.shape(), &step.groups[group].slots);
         let mut qkv = projected.column_range_mut(0..(self.heads + 2 * shape.kv_heads) * shape.head_dim);
-        let cache = cache.scaled(self.cache_scales.as_ref());
-        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), &step.positions, rope, &step.slots, cache)?;
+        let cache = layer.scaled(self.cache_scales.as_ref());
+        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), &step.positions, rope, slots, cache)?;
         Ok(projected)
     }
 
@@ -117,13 +121,14 @@ impl PagedAttention {
         normed: &Activations<'_>,
         rope: &Rope<'_>,
         step: &StepInputs<'_>,
-        cache: &KvLayer,
+        cache: &LayerCache,
     ) -> Result<Mixed<'s>, KernelError> {
         let projected = self.project(scope, normed, rope, step, cache)?;
-        let width = self.heads * cache.shape().head_dim;
-        let scaled = cache.scaled(self.cache_scales.as_ref());
+        let (layer, group) = cache.kv();
+        let width = self.heads * layer.shape().head_dim;
+        let scaled = layer.scaled(self.cache_scales.as_ref());
         let queries = projected.column_range(0..width);
-        let mut rows = scope.attention_paged(&queries, scaled, &step.sequences, self.scale)?;
+        let mut rows = scope.attention_paged(&queries, scaled, &step.groups[group].sequences, self.scale)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());
             scope.sigmoid_mul(&mut rows, &gates)?;

@@ -248,12 +248,13 @@ impl<B: Backend> Bench<B> {
 
     /// A sequence at the start of the prompt `layout`.
     pub fn start(&self, layout: PromptLayout, picture_rows: &[Vec<u32>]) -> Sequence {
-        let blocks = Sequence::blocks_for(layout.tokens.len());
+        let groups = self.model.cache_groups();
+        let blocks = Sequence::blocks_for(layout.tokens.len()) * groups.count();
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
         let has_states = self.model.config().decoder().step_format().has_states;
         let state = has_states.then(|| self.free_states.borrow_mut().pop().expect("a free state"));
-        Sequence::new(layout, picture_rows.to_vec(), free.split_off(kept), state)
+        Sequence::new(layout, picture_rows.to_vec(), groups, &free.split_off(kept), state)
     }
 
     /// Frees the blocks and the state of a sequence, with their stale content.
