@@ -21,7 +21,7 @@ use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Ta
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{CacheFormat, SequencePart, StateSlots, StepBatch, StepFormat, Token},
+    flow::{BlockTable, CacheFormat, SequencePart, StateSlots, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };

@@ -19,9 +19,9 @@ use crate::metrics_log::MetricsLog;
 use crate::stage::{about, answer, demo, device_of, eventually, placed, ranks, small, small_envelope, story, text};
 
 mod deaths;
+mod events;
 mod recorded;
 mod refused;
-mod told;
 
 /// Options of a watch that looks often and waits only a short time before it returns free memory to
 /// the KV cache.

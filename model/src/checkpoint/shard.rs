@@ -46,7 +46,7 @@ pub(super) struct StoredTensor {
 pub(super) struct Reading {
     pub order: Order,
     pub change: Change,
-    /// Byte range of a second tensor, for [`Order::Woven`].
+    /// Byte range of a second tensor, for [`Order::Interleaved`].
     pub second: Range<usize>,
 }
 

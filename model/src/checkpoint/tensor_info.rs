@@ -19,7 +19,7 @@ pub struct TensorInfo<'a> {
     /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered tensor has
     /// the bytes of the whole tensor.
     pub bytes: &'a [u8],
-    /// The elements of a second tensor, for [`Order::Woven`]; empty for other orders.
+    /// The elements of a second tensor, for [`Order::Interleaved`]; empty for other orders.
     pub(super) second: &'a [u8],
     pub(super) order: Order,
     pub(super) change: Change,
@@ -43,7 +43,7 @@ pub(crate) enum Order {
     TiledColumns(Tiling),
     /// Each row of the model alternates between this number of elements of the stored tensor and
     /// the same number of elements of a second tensor.
-    Woven(usize),
+    Interleaved(usize),
 }
 
 /// The order of the heads of values in llama.cpp's gated delta nets. The model has the values of a
@@ -122,12 +122,12 @@ impl<'a> TensorInfo<'a> {
         let of_row = &self.bytes[self.stored_row(row) * self.pitch..];
         match self.order {
             Order::TiledColumns(tiling) => &of_row[..self.bytes_of(tiling.end())],
-            Order::Woven(_) => &of_row[..self.pitch],
+            Order::Interleaved(_) => &of_row[..self.pitch],
             _ => &of_row[self.bytes_of(self.first[1])..][..self.bytes_of(self.rows().1)],
         }
     }
 
-    /// The bytes of the row `row` of the second tensor, for [`Order::Woven`].
+    /// The bytes of the row `row` of the second tensor, for [`Order::Interleaved`].
     pub(crate) fn second_row_bytes(&self, row: usize) -> &'a [u8] {
         &self.second[self.stored_row(row) * self.pitch..][..self.pitch]
     }
@@ -166,7 +166,7 @@ impl<'a> TensorInfo<'a> {
                 head * of_head + at % (of_head / 2) * 2 + at / (of_head / 2)
             }
             Order::TiledRows(tiling) => tiling.stored(row),
-            Order::Model | Order::TiledColumns(_) | Order::Woven(_) => row,
+            Order::Model | Order::TiledColumns(_) | Order::Interleaved(_) => row,
         }
     }
 }

@@ -55,7 +55,7 @@ fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
                 element.copy_from_slice(&whole[tiling.stored(first + at) * size..][..size]);
             }
         }
-        Order::Woven(elements) => {
+        Order::Interleaved(elements) => {
             let second = found.second_row_bytes(row);
             let count = out.len() / (2 * elements * size);
             let pieces = [stored, second].map(|row| row.chunks_exact(row.len() / count));

@@ -2,17 +2,17 @@
 
 mod answers;
 mod broken;
-mod burdens;
 mod client;
 mod endings;
-mod films;
 mod forms;
 mod hostile;
-mod kept;
+mod hostile_load;
 mod limits;
 mod lines;
-mod places;
+mod placement;
 mod queues;
+mod stored_responses;
 mod thinking;
 mod tls;
 mod tools;
+mod videos;

@@ -79,7 +79,7 @@ struct Live {
     junction: Option<usize>,
     /// Snapshots that planned steps take or that are being fetched from the host. Each has the
     /// number of tokens before it, and its slot.
-    taken: Vec<(usize, u32)>,
+    pending: Vec<(usize, u32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -137,7 +137,10 @@ impl StatePool {
 
     /// Whether a new sequence can get a slot.
     pub fn has_room(&self, resumes_from: Option<&PrefixKey>) -> bool {
-        !self.is_there() || !self.free.is_empty() || self.victim(None).is_some() || self.own(resumes_from).is_some()
+        !self.is_there()
+            || !self.free.is_empty()
+            || self.victim(None).is_some()
+            || self.overwritable(resumes_from).is_some()
     }
 
     /// Gives a new sequence a slot. The sequence begins with the snapshot `resumes_from`, if that
@@ -156,14 +159,14 @@ impl StatePool {
         });
         // If all other slots are in use, the sequence takes over the slot of its snapshot.
         let slot = self.take(resumes_from).or_else(|| {
-            let key = self.own(resumes_from)?;
+            let key = self.overwritable(resumes_from)?;
             self.evict(&key);
             self.free.pop_first()
         });
         let slot = slot.expect("there is room for the state");
         let junction = snapshot_before(cached * BLOCK_TOKENS);
         let junction = (junction > resumed * BLOCK_TOKENS).then_some(junction);
-        let live = Live { slot, resumes_from: from, reads: None, fetched: None, junction, taken: Vec::new() };
+        let live = Live { slot, resumes_from: from, reads: None, fetched: None, junction, pending: Vec::new() };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
     }
@@ -186,12 +189,12 @@ impl StatePool {
         let slot = self.take_for_copy().expect("there is room for the state");
         // If there is a second slot, the snapshot stays on the device, so that other sequences can
         // resume from it. Each of the other sequences that may run must still find a slot.
-        let held = self.live.values().map(|live| 1 + live.taken.len()).sum::<usize>() + 2;
+        let held = self.live.values().map(|live| 1 + live.pending.len()).sum::<usize>() + 2;
         let others = self.sequences.saturating_sub(self.live.len() + 1);
         let snapshot = if held + others <= self.slots { self.take_for_copy() } else { None };
-        let taken = snapshot.map(|slot| (resumed * BLOCK_TOKENS, slot)).into_iter().collect();
+        let pending = snapshot.map(|slot| (resumed * BLOCK_TOKENS, slot)).into_iter().collect();
         let fetched = snapshot.map(|_| *key);
-        let live = Live { slot, resumes_from: snapshot, reads: None, fetched, junction: None, taken };
+        let live = Live { slot, resumes_from: snapshot, reads: None, fetched, junction: None, pending };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
         BlockCopy { block: snapshot.unwrap_or(slot), slot: from }
@@ -204,7 +207,7 @@ impl StatePool {
         let (Some(key), Some(slot)) = (live.fetched.take(), live.resumes_from) else { return };
         // If another sequence has computed the same snapshot, this one is freed after its use.
         if !self.snapshots.contains_key(&key) {
-            live.taken.retain(|(_, taken)| *taken != slot);
+            live.pending.retain(|(_, pending)| *pending != slot);
             self.publish(key, slot);
         }
         self.check();
@@ -239,12 +242,12 @@ impl StatePool {
         let wanted = [live.junction, Some(snapshot_before(known - 1))];
         let mut slots = StateSlots { read, write, snapshots: [None; SNAPSHOTS] };
         for (tokens, to) in wanted.into_iter().flatten().zip(&mut slots.snapshots) {
-            let is_taken = self.live[&sequence].taken.iter().any(|(taken, _)| *taken == tokens);
-            if tokens <= first || tokens > end || is_taken {
+            let is_planned = self.live[&sequence].pending.iter().any(|(pending, _)| *pending == tokens);
+            if tokens <= first || tokens > end || is_planned {
                 continue;
             }
             let Some(slot) = self.take(None) else { break };
-            self.live.get_mut(&sequence).expect("the sequence has a live state").taken.push((tokens, slot));
+            self.live.get_mut(&sequence).expect("the sequence has a live state").pending.push((tokens, slot));
             *to = Some(((tokens - first) as u32, slot));
         }
         self.check();
@@ -266,8 +269,8 @@ impl StatePool {
     pub fn name(&mut self, sequence: SequenceId, end: usize, keys: &[PrefixKey]) {
         let Some(live) = self.live.get_mut(&sequence) else { return };
         live.reads = None;
-        let (named, left) = std::mem::take(&mut live.taken).into_iter().partition(|(tokens, _)| *tokens <= end);
-        live.taken = left;
+        let (named, left) = std::mem::take(&mut live.pending).into_iter().partition(|(tokens, _)| *tokens <= end);
+        live.pending = left;
         let named: Vec<(usize, u32)> = named;
         for (tokens, slot) in named {
             let key = keys[tokens / BLOCK_TOKENS - 1];
@@ -286,7 +289,7 @@ impl StatePool {
     pub fn release(&mut self, sequence: SequenceId) {
         if let Some(live) = self.live.remove(&sequence) {
             self.free.insert(live.slot);
-            self.free.extend(live.taken.into_iter().map(|(_, slot)| slot));
+            self.free.extend(live.pending.into_iter().map(|(_, slot)| slot));
         }
         self.check();
     }
@@ -362,7 +365,7 @@ impl StatePool {
 
     /// The snapshot `key`, if it is on the device and the sequence that resumes from it may
     /// overwrite it.
-    fn own(&self, key: Option<&PrefixKey>) -> Option<PrefixKey> {
+    fn overwritable(&self, key: Option<&PrefixKey>) -> Option<PrefixKey> {
         key.filter(|key| self.snapshots.contains_key(key) && !self.is_about_to_be_read(key)).copied()
     }
 
@@ -376,7 +379,7 @@ impl StatePool {
         if !cfg!(debug_assertions) {
             return;
         }
-        let of_live = self.live.values().flat_map(|live| live.taken.iter().map(|(_, slot)| *slot).chain([live.slot]));
+        let of_live = self.live.values().flat_map(|live| live.pending.iter().map(|(_, slot)| *slot).chain([live.slot]));
         let all: Vec<u32> = of_live.chain(self.snapshots.values().map(|it| it.slot)).chain(self.free.clone()).collect();
         let distinct: BTreeSet<u32> = all.iter().copied().collect();
         assert!(all.len() == self.slots && distinct.len() == all.len(), "state slots were lost or doubled: {self:?}");

@@ -208,7 +208,7 @@ fn tensors(header: &Header<'_>, file_bytes: usize, prefix: &str) -> Result<BTree
         let mut place = places.place(tensor)?;
         if tensor.name == "v.patch_embd.weight" {
             let second = second.as_ref().ok_or_else(|| format!("it lacks the tensor {SECOND_FRAME}"))?;
-            weave(&mut place, second)?;
+            interleave(&mut place, second)?;
         }
         places.insert(translated(tensor.name, prefix).unwrap_or_else(|| tensor.name.to_owned()), place)?;
     }
@@ -217,7 +217,7 @@ fn tensors(header: &Header<'_>, file_bytes: usize, prefix: &str) -> Result<BTree
 
 /// Combines the kernels `[hidden, channels, rows, columns]` of two frames to
 /// `[hidden, channels, 2, rows, columns]`.
-fn weave(first: &mut StoredTensor, second: &StoredTensor) -> Result<(), String> {
+fn interleave(first: &mut StoredTensor, second: &StoredTensor) -> Result<(), String> {
     let &[hidden, channels, rows, columns] = first.shape.as_slice() else {
         return Err(format!("{PATCHES} has the shape {:?}; expected four axes", first.shape));
     };
@@ -235,7 +235,7 @@ fn weave(first: &mut StoredTensor, second: &StoredTensor) -> Result<(), String> 
         _ => return Ok(()),
     }
     first.shape = vec![hidden, channels, 2, rows, columns];
-    first.reading.order = Order::Woven(elements);
+    first.reading.order = Order::Interleaved(elements);
     first.reading.second = second.bytes.clone();
     Ok(())
 }
