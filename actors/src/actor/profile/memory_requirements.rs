@@ -151,10 +151,13 @@ impl MemoryRequirements {
         let rows = model.config().merge().map_or(0, |merge| picture_rows_in_flight(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
         let cache_rows = (vision_cache / row_bytes) as usize;
-        let reach = envelope.sequences * envelope.context_tokens;
-        let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
         let cache_groups = model.cache_groups().clone();
-        let context_blocks = cache_groups.blocks_for(envelope.context_tokens, envelope.step_tokens);
+        let (sequences, context_tokens, step_tokens) =
+            (envelope.sequences, envelope.context_tokens, envelope.step_tokens);
+        let together = cache_groups.blocks_together(sequences, context_tokens, step_tokens) * BLOCK_TOKENS;
+        let reach = (sequences * context_tokens).min(together);
+        let probe_tokens = (step_tokens + sequences).max(PROBE_TOKENS.min(reach));
+        let context_blocks = cache_groups.blocks_for(context_tokens, step_tokens);
         let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(context_blocks);
         let worst_cases = worst_cases::worst_cases(model, envelope, CacheCapacity { blocks: probe_blocks, cache_rows })
             .into_iter()

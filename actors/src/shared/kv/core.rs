@@ -303,6 +303,9 @@ impl KvCore {
     /// read, because the blocks are before the windows of their groups. The step that computed
     /// these tokens must have ended. Unknown sequences are ignored.
     pub fn let_go(&mut self, sequence: SequenceId, tokens: usize) {
+        if self.groups.full() == self.groups.count() {
+            return;
+        }
         let Some(mut tables) = self.tables.remove(&sequence) else { return };
         for (group, table) in tables.iter_mut().enumerate().skip(self.groups.full()) {
             let before = self.groups.first_read(group, tokens).saturating_sub(table.skipped);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::Gate;
+use bursar_kernels::BLOCK_TOKENS;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{ActorParts, EngineState};
