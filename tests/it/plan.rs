@@ -262,6 +262,20 @@ fn impossible_gpus_are_refused_by_name() {
 }
 
 #[test]
+fn a_gpu_is_planned_for_no_more_tokens_than_a_sliding_window() {
+    let folder = bursar_golden::path("mistral_windowed").display().to_string();
+    let on = |gpu: &[&str], tokens: &str| plan(&[&["--model", &folder, "--max-model-len", tokens][..], gpu].concat());
+    let output = on(&["--gpu", "h200"], "33");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("a sliding window of 32 tokens is not supported"), "{told}");
+    assert!(told.contains("serve at most 32 tokens"), "{told}");
+    for output in [on(&["--gpu", "h200"], "32"), on(&["--device", "host", "--total", "1GiB"], "33")] {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
 fn a_plan_for_several_cards_says_what_each_holds() {
     let of = |cards: &str, code: i32| {
         let output = plan(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--tensor-parallel-size", cards, "--json"]);

@@ -225,6 +225,12 @@ impl DecoderConfig {
         self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
     }
 
+    /// Removes a window that is not shorter than the longest sequence, `tokens`, because it would
+    /// change nothing. Layers with full attention run on every target.
+    pub(crate) fn limit_context(&mut self, tokens: usize) {
+        self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
+    }
+
     /// The arrays that a step of this decoder reads.
     pub fn step_format(&self) -> StepFormat {
         StepFormat {

@@ -57,7 +57,7 @@ impl Layer {
                 let (name, epsilon) = (name("linear_attn"), config.norm_epsilon);
                 Mixer::GatedDelta(GatedDeltaNet::claim(map, &name, hidden, delta, heads, epsilon)?)
             }
-            _ => Mixer::Attention(PagedAttention::claim(map, &name("self_attn"), config, share)?),
+            _ => Mixer::Attention(PagedAttention::claim(map, &name("self_attn"), config, share, index)?),
         };
         Ok(Layer {
             input_norm,

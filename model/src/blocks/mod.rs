@@ -27,4 +27,4 @@ pub mod vision;
 pub use config_error::{ConfigError, WIDTH_MAX};
 pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, LayerKind};
 pub use decoder_share::DecoderShare;
-pub use sliding_window::WindowRule;
+pub use sliding_window::{SlidingWindow, WindowRule};

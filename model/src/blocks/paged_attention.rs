@@ -29,15 +29,18 @@ pub struct PagedAttention {
     has_gate: bool,
     /// Factor that attention scores are multiplied by.
     scale: f32,
+    /// Number of tokens that a query sees, including its own. `None` means all.
+    window: Option<usize>,
 }
 
 impl PagedAttention {
-    /// Claims the weights under `name`, for the heads of this rank.
+    /// Claims the weights of layer `index`, under `name`, for the heads of this rank.
     pub fn claim(
         map: &mut WeightMap<'_>,
         name: &str,
         config: &DecoderConfig,
         share: &DecoderShare,
+        index: usize,
     ) -> Result<Self, WeightError> {
         let part = |part: &str| format!("{name}.{part}");
         let (hidden, head_dim) = (config.hidden, config.head_dim);
@@ -89,6 +92,7 @@ impl PagedAttention {
             heads: share.heads.count,
             has_gate: config.output_gate,
             scale: (head_dim as f32).powf(-0.5) * score_factor,
+            window: config.window(index),
         })
     }
 
@@ -128,7 +132,8 @@ impl PagedAttention {
         let width = self.heads * layer.shape().head_dim;
         let scaled = layer.scaled(self.cache_scales.as_ref());
         let queries = projected.column_range(0..width);
-        let mut rows = scope.attention_paged(&queries, scaled, &step.groups[group].sequences, self.scale)?;
+        let sequences = &step.groups[group].sequences;
+        let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, self.window)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());
             scope.sigmoid_mul(&mut rows, &gates)?;

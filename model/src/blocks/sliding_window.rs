@@ -76,7 +76,7 @@ impl SlidingWindow {
         };
         if let Some(types) = &fields.layer_types {
             check_layer_types(types, layers)?;
-            check_kinds(place, types, &is_in)?;
+            check_kinds(place, types, rule, &is_in)?;
         }
         let Some(tokens) = window else {
             return match is_in.iter().position(|is_in| *is_in) {
@@ -106,14 +106,14 @@ pub fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigEr
 
 /// Refuses kinds of attention other than full and sliding. Also refuses `layer_types` of a class
 /// that ignores them, if they contradict what the class computes.
-fn check_kinds(place: &str, types: &[String], is_in: &[bool]) -> Result<(), ConfigError> {
+fn check_kinds(place: &str, types: &[String], rule: WindowRule, is_in: &[bool]) -> Result<(), ConfigError> {
     let kinds = is_in.iter().map(|is_in| if *is_in { SLIDING } else { FULL });
     match types.iter().zip(kinds).enumerate().find(|(_, (given, kind))| given != kind) {
         None => Ok(()),
         Some((layer, (given, kind))) => Err(ConfigError::Unsupported {
             field: format!("{place}layer_types[{layer}]"),
             value: given.clone(),
-            supported: kind,
+            supported: if rule == WindowRule::PerLayer { "full_attention and sliding_attention" } else { kind },
         }),
     }
 }

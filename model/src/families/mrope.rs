@@ -77,6 +77,10 @@ impl<V: VisionTowerConfig> Settings for Config<V> {
         &self.decoder
     }
 
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.decoder
+    }
+
     fn pictures(&self) -> Option<VisionSettings> {
         let (merge, patch, token) = (self.vision.tower().merge(), self.vision.tower().patch(), self.tokens.image);
         let row = EmbeddingLayout::plain(self.decoder.hidden);

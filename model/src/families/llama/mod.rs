@@ -38,6 +38,10 @@ impl Settings for Config {
     fn decoder(&self) -> &DecoderConfig {
         &self.0
     }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
+    }
 }
 
 const LLAMA: &str = "llama";

@@ -41,6 +41,10 @@ impl Settings for Config {
     fn decoder(&self) -> &DecoderConfig {
         &self.0
     }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
+    }
 }
 
 /// Defaults of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).

@@ -44,6 +44,10 @@ impl Settings for Config {
     fn decoder(&self) -> &DecoderConfig {
         &self.0
     }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
+    }
 }
 
 // The `model_type` of models without experts, the `model_type` of models with experts, and the
