@@ -624,7 +624,7 @@ fn windows(seed: u64) -> CacheGroups {
 }
 
 #[test]
-fn rule_4_holds_for_models_with_windows() {
+fn models_with_windows_respect_permits_and_answer_every_request() {
     let (mut steps, mut preemptions, mut found_tokens, mut fetched, mut by_shrinks) = (0, 0, 0, 0, 0);
     for_each_world(400, windows, |world| {
         steps += world.steps;

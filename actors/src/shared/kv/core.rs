@@ -242,11 +242,15 @@ impl KvCore {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
-    /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
-    /// held.
+    /// Number of blocks saved by sharing in the groups with full attention: the total length of
+    /// their tables, minus the blocks that are held there. Blocks in a window are not shared for
+    /// long, so they do not count.
     pub fn shared_blocks(&self) -> usize {
-        let in_tables: usize = self.tables.values().flatten().map(|table| table.blocks.len()).sum();
-        in_tables - (self.blocks() - self.free_blocks())
+        let full = self.groups.full();
+        let in_tables: usize = self.tables.values().flat_map(|of| &of[..full]).map(|table| table.blocks.len()).sum();
+        let windowed = self.tables.values().flat_map(|of| &of[full..]).flat_map(|table| &table.blocks);
+        let windowed = windowed.collect::<BTreeSet<_>>().len();
+        in_tables - (self.blocks() - self.free_blocks() - windowed)
     }
 
     /// Meets demands in order. The first demand that cannot be met, and all later demands, change
