@@ -259,7 +259,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             hold(scores);
             release(barriers.keys_empty, keys);
             weigh();
-            // The keys are awaited here and not before they are multiplied, because the compiler
+            // The wait for the keys is here and not just before their product, because the compiler
             // does not move the softmax past the loop that waits for them. Without this loop, it
             // moves the softmax after the wait for the product of weights and values, and the two
             // no longer overlap.
@@ -277,7 +277,8 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             }
         }
         if (!QUERIES_ARE_AHEAD) {
-            // The next job and its queries replace these, which every thread has read by now.
+            // After this barrier, every thread has read the current job and queries, which the next
+            // job and queries replace.
             part_sync(ALONE + warpgroup, WARPGROUP);
         }
         release(barriers.queries_empty, queries);

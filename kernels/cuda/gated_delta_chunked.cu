@@ -6,10 +6,10 @@
 // Method: a block has CHUNK_VALUES of the values of one head of one sequence. Three steps per chunk
 // are divided by barriers: the products with the old state (the first four warps multiply keys, the
 // others queries), V' (all warps), and the new state (the first four warps, which have it in
-// registers, transposed as in a slot) next to the output (the other warps). After each barrier,
-// the copies of those operands of the next chunk are started whose memory has become free. They
-// have at least two steps to arrive. Only keys are needed in the first and in the last step, so they
-// have two buffers.
+// registers, transposed as in a slot) next to the output (the other warps). Each barrier frees the
+// memory of some operands. The copies of these operands for the next chunk start after the barrier,
+// and have at least two steps to complete. Only keys are needed in the first and in the last step,
+// so they have two buffers.
 
 #include "delta_chunks.cuh"
 

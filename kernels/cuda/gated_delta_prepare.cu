@@ -1,16 +1,16 @@
-// The first kernel of the gated delta rule in chunks (include/delta_chunks.cuh): normalized keys and
-// queries, gates, T and P of all chunks, in parallel. Operands are those of gated_delta.cu; key_dim
-// is KEY_DIM, and rows of qkv are aligned to 16 bytes.
+// The first kernel of the gated delta rule in chunks (include/delta_chunks.cuh). It computes
+// normalized keys and queries, gates, T and P of all chunks in parallel. Operands are those of
+// gated_delta.cu; key_dim is KEY_DIM, and rows of qkv are aligned to 16 bytes.
 //
 // prepared  the results, in the layout of `Prepared`, aligned to 16 bytes; rows of padding and rows
 //           that belong to no sequence are not written
 //
-// Method: a block computes the chunks of one value head that begin in CHUNK rows of a sequence. That
-// is one chunk, except where a snapshot ends a chunk early. The first head of those that share a
-// key head also writes keys and queries. All warps normalize. Then the first four warps compute
-// K K^T and invert I + A: the diagonal blocks of 16 tokens by substitution, the others by
-// T_IJ = -T_II (sum over K < I of A_IK T_KJ), one warp per column J. The other four warps compute
-// Q K^T. Several blocks per SM hide the latency of the steps.
+// Method: a block computes the chunks of one value head that begin in CHUNK rows of a sequence.
+// There is one such chunk, or more if a snapshot ends a chunk early. The first of the value heads
+// that share a key head also writes keys and queries. All warps normalize keys and queries. Then
+// the first four warps compute K K^T and invert I + A: the diagonal blocks of 16 tokens by
+// substitution, the others by T_IJ = -T_II (sum over K < I of A_IK T_KJ), one warp per column J.
+// The other four warps compute Q K^T. Several blocks per SM hide the latency of the steps.
 
 #include "attention_tiles.cuh"
 #include "delta_chunks.cuh"
@@ -28,9 +28,9 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == contract::gated_delta::PREPARE_SHARED_BYTES, "the host declares it");
 
-// A log decay that keeps the differences of running sums accurate: after a token that forgets
-// everything, sums would otherwise be so large that later decays are lost in rounding. exp(-30) is
-// below the rounding error of f32. A NaN remains.
+// Limits a log decay to at least -30, so that differences of running sums stay accurate. Without
+// the limit, the sum after a token that forgets everything is so large that later decays are lost
+// in rounding. exp(-30) is below the rounding error of f32. A NaN stays a NaN.
 __device__ __forceinline__ float bounded_log(float x) { return x < -30.0f ? -30.0f : x; }
 
 // Waits for the first four warps.
@@ -135,9 +135,9 @@ struct Chunks : Role {
         }
     }
 
-    // The products of this warp's tokens with all tokens: of keys in the first half, of queries in
-    // the second half. Blocks above the diagonal are multiplied, but not written: without branches,
-    // the loads of the next products overlap with products.
+    // Multiplies this warp's keys (first half of the warps) or queries (second half) with the keys
+    // of all tokens. Blocks above the diagonal are multiplied but not written, because without
+    // branches the loads for the next products overlap with the current products.
     __device__ __forceinline__ void multiply_tokens() const {
         const __half* rows = is_first_half() ? shared.keys : shared.queries;
         float products[2 * BLOCKS][4] = {};

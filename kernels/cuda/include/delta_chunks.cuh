@@ -16,12 +16,12 @@
 // rest. All exponents are at most 0, because C falls. A chunk ends where a snapshot is taken. Rows
 // after the end of a chunk are zeros with a strength and a log decay of 0, which changes nothing.
 //
-// Operands of the tensor cores are f16, whatever the activations' type is: normalized keys and
-// queries and T are at most 1 in magnitude (T is part of a product of contractions), for which f16
-// has three more bits than bf16. Changes, values and the state as an operand are limited to 65504
-// in magnitude. Sums, gates, the state that is carried from chunk to chunk, and the inverses of
-// diagonal blocks are f32. A result differs in rounding with the positions of the chunks, so with
-// the division of a prompt into steps. A NaN affects only its own sequence.
+// Operands of the tensor cores are f16 for every type of activations. Normalized keys, normalized
+// queries and T are at most 1 in magnitude (T is part of a product of contractions), and f16 has
+// three more bits of precision than bf16. Changes, values and the state as an operand are limited
+// to 65504 in magnitude. Sums, gates, the state that is carried from chunk to chunk, and the
+// inverses of diagonal blocks are f32. The rounding of a result depends on where chunks begin, and
+// therefore on how a prompt is divided into steps. A NaN affects only its own sequence.
 #pragma once
 
 #include "delta_gates.cuh"
@@ -36,7 +36,7 @@ using contract::gated_delta::KEY_DIM;
 using Core = TensorCoreElement<__half>;
 
 constexpr uint32_t TILE = 16;
-constexpr uint32_t BLOCKS = CHUNK / TILE;  // of 16 tokens in a chunk; a warp has one of them
+constexpr uint32_t BLOCKS = CHUNK / TILE;  // blocks of 16 tokens in a chunk, one per warp of a half
 constexpr uint32_t HALF_WARPS = BLOCKS;    // warps in each half of the thread block
 constexpr uint32_t PIECE = 8;              // elements of 16 bytes
 static_assert(CHUNK_THREADS == 2 * HALF_WARPS * WARP, "two halves");
@@ -52,9 +52,9 @@ constexpr uint32_t KEY_ROUNDS = CHUNK / KEY_ROWS_AT_ONCE;
 constexpr uint32_t TOKEN_PIECES = CHUNK / PIECE, TOKEN_ROWS_AT_ONCE = CHUNK_THREADS / TOKEN_PIECES;
 constexpr uint32_t TOKEN_ROUNDS = CHUNK / TOKEN_ROWS_AT_ONCE;
 
-// The first kernel's results of a launch, by row of the batch. A row of T or P has an element for
-// each token of the row's chunk, of which those of blocks above the diagonal are not written.
-// The host computes the same size (`delta_scratch` in kernels/src/cuda/target.rs).
+// Results of the first kernel, indexed by row of the batch. A row of T or P has one element for
+// each token of the row's chunk. Elements in blocks above the diagonal are not written. The host
+// computes the same size (`delta_scratch` in kernels/src/cuda/target.rs).
 struct Prepared {
     __half *keys, *queries;   // [key_heads, rows, KEY_DIM]
     __half *inverse, *of_queries;  // T and P, [value_heads, rows, CHUNK]
@@ -81,8 +81,8 @@ __device__ __forceinline__ void store_pair(__half* to, float low, float high) {
     *reinterpret_cast<uint32_t*>(to) = pack(low, high);
 }
 
-// Stores numbers that may be larger than f16's largest finite number, 65504, which they become. A
-// NaN remains.
+// Stores numbers as f16. Their magnitudes are limited to 65504, the largest finite f16. A NaN stays
+// a NaN.
 __device__ __forceinline__ void store_limited(__half* to, float low, float high) {
 #if __CUDA_ARCH__ >= 800
     uint32_t both;
