@@ -37,7 +37,7 @@ pub use sequence::{Sequence, Share};
 pub struct BenchMemory {
     /// Total bytes of device memory, including the weights.
     pub capacity: Bytes,
-    /// Blocks of the KV caches.
+    /// Blocks of the KV caches, for each cache group.
     pub blocks: usize,
     /// Rows of the cache of picture embeddings.
     pub cache_rows: usize,
@@ -160,12 +160,13 @@ impl<B: Backend> Bench<B> {
     /// Adds caches and a workspace to a loaded model.
     pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: BenchMemory) -> Self {
         let target = *backend.target();
-        let caches = Caches::poisoned(&memory, &backend, &model, room.blocks);
+        let blocks = room.blocks * model.cache_groups().count();
+        let caches = Caches::poisoned(&memory, &backend, &model, blocks);
         let row = model.picture_row_bytes(&target);
         let cache = memory.poisoned(&backend, Class::VisionCache, row * room.cache_rows as u64);
         let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, room.workspace));
         let mut random = Random::new(7);
-        let free_blocks = RefCell::new(random.shuffled(room.blocks));
+        let free_blocks = RefCell::new(random.shuffled(blocks));
         let free_rows = RefCell::new(random.shuffled(room.cache_rows));
         let free_states = RefCell::new(random.shuffled(Caches::STATES));
         let goes_on = GoesOn::Chosen;
