@@ -53,7 +53,7 @@ impl Default for CacheGroups {
 impl CacheGroups {
     /// Groups attention layers, each with its window. Equal layers form a single group. If there
     /// are several kinds, all groups have as many layers as possible with at most one sixteenth of
-    /// padding.
+    /// padding. Without any layer, there is one empty group.
     pub fn new(layers: impl IntoIterator<Item = (usize, Option<usize>)>) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
@@ -67,7 +67,11 @@ impl CacheGroups {
             let group = |layers: &[usize]| CacheGroup { window, layers: layers.to_vec() };
             layers.chunks(layers_each).map(group).collect::<Vec<_>>()
         };
-        CacheGroups { groups: kinds.into_iter().flat_map(of_kind).collect(), layers_each }
+        let mut groups: Vec<_> = kinds.into_iter().flat_map(of_kind).collect();
+        if groups.is_empty() {
+            groups.push(CacheGroup { window: None, layers: Vec::new() });
+        }
+        CacheGroups { groups, layers_each }
     }
 
     pub fn as_slice(&self) -> &[CacheGroup] {
@@ -172,6 +176,7 @@ mod tests {
             assert_eq!((groups.place(27), groups.place(28)), (Some((0, 27)), None));
         }
         assert_eq!(shape(&CacheGroups::default()), (vec![(None, 1)], 1));
+        assert_eq!(shape(&of(&[])), (vec![(None, 0)], 1), "a decoder without attention");
     }
 
     #[test]
