@@ -24,7 +24,6 @@ use bursar_kernels::{
 };
 use bursar_model::flow::{BlockTable, CacheGroups, PrefixKey, StateSlots};
 
-use self::prefix::Name;
 use super::{
     BlockEvent,
     sequence_id::SequenceId,
@@ -116,6 +115,13 @@ impl Copies {
 
 /// The largest pool, in blocks, that is checked after each change.
 const CHECKED_MAX: usize = 16_384;
+
+/// The name of a block's content: keys and values of the layers of one cache group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Name {
+    group: usize,
+    key: PrefixKey,
+}
 
 #[derive(Clone, Debug, Default)]
 struct Block {

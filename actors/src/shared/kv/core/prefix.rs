@@ -6,15 +6,8 @@ use bursar_kernels::{
 };
 use bursar_model::flow::{BlockTable, PrefixKey};
 
-use super::{Beginning, Copies, KvCore};
+use super::{Beginning, Copies, KvCore, Name};
 use crate::kv::SequenceId;
-
-/// The name of a block's content: keys and values of the layers of one cache group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Name {
-    pub(super) group: usize,
-    pub(super) key: PrefixKey,
-}
 
 impl KvCore {
     /// Number of blocks of the first cache group that a sequence with this prefix would share with
