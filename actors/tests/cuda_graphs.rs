@@ -21,14 +21,14 @@ use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Ta
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{CacheFormat, SequencePart, StateSlots, StepBatch, StepFormat, Token},
+    flow::{BlockTable, CacheFormat, SequencePart, StateSlots, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
 use leased::Leased;
 
 /// The arrays that the demo model reads.
-const FORMAT: StepFormat = StepFormat { axes: 3, has_states: false };
+const FORMAT: StepFormat = StepFormat { axes: 3, groups: 1, has_states: false };
 
 /// Exclusive use of the GPU by one test.
 type GpuLock = MutexGuard<'static, ()>;
@@ -211,16 +211,15 @@ impl Stage {
         let prompt =
             |sequence: usize| (0..5 + (longer * sequence) as u32).map(|at| (at * 7 + sequence as u32) % 300).collect();
         let prompts: Vec<Vec<u32>> = (0..sequences).map(prompt).collect();
-        let blocks: Vec<Vec<u32>> = (0..sequences)
-            .map(|sequence| (0..blocks_each).map(|at| (first_block + at * sequences + sequence) as u32).collect())
-            .collect();
+        let blocks = |sequence: usize| (0..blocks_each).map(move |at| (first_block + at * sequences + sequence) as u32);
+        let tables: Vec<[BlockTable; 1]> = (0..sequences).map(|s| [blocks(s).collect::<Vec<_>>().into()]).collect();
         let positions: Vec<Vec<[u32; 3]>> =
             prompts.iter().map(|prompt| (0..prompt.len() as u32).map(|at| [at; 3]).collect()).collect();
         let state = |s: usize| self.shape.format.has_states.then(|| StateSlots::in_place(s as u32));
         let parts: Vec<_> = prompts
             .iter()
             .enumerate()
-            .map(|(s, prompt)| SequencePart { state: state(s), ..part(prompt, &positions[s], 0, &blocks[s]) })
+            .map(|(s, prompt)| SequencePart { state: state(s), ..part(prompt, &positions[s], 0, &tables[s]) })
             .collect();
         let (mut replies, mut replayed) = (vec![Vec::new(); sequences], 0);
         let mut read = |replies: &mut Vec<Vec<Token>>, answer: Receiver<Result<Stepped, LaneError>>| {
@@ -257,7 +256,7 @@ impl Stage {
             let at: Vec<_> = prompts.iter().map(|prompt| [[(prompt.len() + step) as u32; 3]]).collect();
             let next_part = |s: usize| {
                 let seen = tokens.get(s..=s).unwrap_or_default();
-                let next = part(seen, &at[s], prompts[s].len() + step, &blocks[s]);
+                let next = part(seen, &at[s], prompts[s].len() + step, &tables[s]);
                 SequencePart { unseen: unseen(s), state: state(s), ..next }
             };
             let parts: Vec<_> = (0..sequences).map(next_part).collect();
@@ -305,13 +304,18 @@ impl Stage {
 }
 
 /// The part of a step that belongs to one sequence. Its last token's logits choose the next token.
-fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, blocks: &'a [u32]) -> SequencePart<'a> {
+fn part<'a>(
+    tokens: &'a [u32],
+    positions: &'a [[u32; 3]],
+    cached_tokens: usize,
+    tables: &'a [BlockTable],
+) -> SequencePart<'a> {
     SequencePart {
         tokens,
         unseen: None,
         positions,
         cached_tokens,
-        blocks,
+        tables,
         pictures: &[],
         wants_logits: true,
         scored: 0..0,

@@ -22,7 +22,7 @@ use bursar_kernels::{Backend, Cpu, KernelError, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{SequencePart, StepBatch, Token},
+    flow::{BlockTable, SequencePart, StepBatch, Token},
     sampling::{Past, Sampler, SamplerScratch, SamplingParams, SamplingShape, Score, log_probabilities},
 };
 use leased::Leased;
@@ -127,7 +127,7 @@ impl Stage {
             unseen,
             positions: &positions,
             cached_tokens: cached,
-            blocks: &[2, 1, 3],
+            tables: &[vec![2, 1, 3].into()],
             pictures: &[],
             wants_logits: true,
             scored: 0..scores.len(),
@@ -277,13 +277,13 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
     stage.clock.let_past(ALL);
     let drawn = |sequences: std::ops::Range<u32>| -> Vec<u32> {
         let tokens: Vec<_> = sequences.clone().map(|sequence| [5 + 7 * sequence]).collect();
-        let blocks: Vec<_> = sequences.clone().map(|sequence| [sequence]).collect();
-        let parts = tokens.iter().zip(&blocks).map(|(tokens, blocks)| SequencePart {
+        let tables: Vec<[BlockTable; 1]> = sequences.clone().map(|sequence| [vec![sequence].into()]).collect();
+        let parts = tokens.iter().zip(&tables).map(|(tokens, tables)| SequencePart {
             tokens,
             unseen: None,
             positions: &[[0; 3]],
             cached_tokens: 0,
-            blocks,
+            tables,
             pictures: &[],
             wants_logits: true,
             scored: 0..0,

@@ -7,15 +7,12 @@ mod cast;
 mod checks;
 mod fates;
 mod tiers;
+mod worlds;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Write,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc,
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -27,16 +24,18 @@ use bursar_actors::{
     vision::{self, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
-use bursar_model::flow::{PictureHash, PrefixKeys};
+use bursar_model::flow::{CacheGroup, CacheGroups, PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler, weights};
 use tiers::{HostMemory, HostRows};
+use worlds::{for_each_world, run_and_say};
 
 struct World {
     seed: u64,
     looks_ahead: bool,
     chance: Chance,
     limits: Limits,
+    groups: CacheGroups,
     /// The maximum number of tokens of a request. The pool always holds at least this many.
     context: usize,
     launch_patches: usize,
@@ -107,8 +106,9 @@ type Pins = (Vec<PictureHash>, Vec<u32>);
 
 /// Builds the scheduler for a seed. Every other seed has a token interval target, which its steps
 /// may miss.
-fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
-    let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
+fn scheduler(limits: Limits, groups: &CacheGroups, looks_ahead: bool, seed: u64) -> SchedulerCore {
+    let scheduler =
+        SchedulerCore::new(limits).with_groups(groups.clone()).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
@@ -118,12 +118,17 @@ fn vision(cache_rows: usize, launch_patches: usize, seed: u64) -> VisionCore {
 }
 
 impl World {
-    fn new(seed: u64, looks_ahead: bool) -> World {
+    fn new(seed: u64, groups: CacheGroups, looks_ahead: bool) -> World {
         let mut chance = Chance(seed);
         let sequences = chance.between(1, 8);
         let blocks = chance.between(4, 40);
         let context = chance.between(blocks.div_ceil(2), blocks) * BLOCK_TOKENS;
         let limits = Limits { sequences, step_tokens: sequences + chance.below(60), kv_tokens: blocks * BLOCK_TOKENS };
+        // With windows, a context may be longer than the pool.
+        let context = match groups.full() == groups.count() {
+            true => context,
+            false => groups.tokens_in(blocks, limits.step_tokens).min(2 * context),
+        };
         let cache_rows = chance.between(8, 30);
         let launch_patches = PATCHES_A_ROW * chance.between(8, 20);
         World {
@@ -133,7 +138,8 @@ impl World {
             context,
             launch_patches,
             cache_rows,
-            scheduler: scheduler(limits, looks_ahead, seed),
+            scheduler: scheduler(limits, &groups, looks_ahead, seed),
+            groups,
             vision: vision(cache_rows, launch_patches, seed),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -485,45 +491,6 @@ impl World {
     }
 }
 
-/// Runs a seed to its end.
-fn run(seed: u64, looks_ahead: bool) -> World {
-    let mut world = World::new(seed, looks_ahead);
-    for _ in 0..world.chance.between(20, 300) {
-        world.something_happens();
-    }
-    world.drain();
-    world.check_end();
-    world
-}
-
-fn run_and_say(seed: u64, looks_ahead: bool) -> World {
-    struct Say(u64);
-    impl Drop for Say {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                eprintln!("seed {}", self.0);
-            }
-        }
-    }
-    let _say = Say(seed);
-    run(seed, looks_ahead)
-}
-
-/// Runs this many seeds on all processors. Passes each world to `take`, in any order.
-fn for_each_world(seeds: u64, mut take: impl FnMut(World)) {
-    let next = AtomicU64::new(0);
-    let one = || Some(next.fetch_add(1, Relaxed)).filter(|seed| *seed < seeds).map(|seed| run_and_say(seed, true));
-    std::thread::scope(|scope| {
-        let (worlds, done) = mpsc::sync_channel(1);
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            let (worlds, one) = (worlds.clone(), &one);
-            scope.spawn(move || while one().is_some_and(|world| worlds.send(world).is_ok()) {});
-        }
-        drop(worlds);
-        done.iter().for_each(&mut take);
-    });
-}
-
 #[test]
 fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
@@ -532,22 +499,26 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut left, mut fetched) = (0, 0);
     let (mut brought, mut lost) = (0, 0);
     let (mut found_computed, mut missed) = (0, 0);
-    for_each_world(1000, |world| {
-        preemptions += world.preemptions;
-        returned += world.returned;
-        launched_ahead += world.launched_ahead;
-        resizes += world.resizes;
-        preempted_by_shrinks += world.preempted_by_shrinks;
-        made_way += world.made_way;
-        late = Deadline::ALL.map(|deadline| late[deadline as usize] + world.late.get(&deadline).unwrap_or(&0));
-        scored += world.scored;
-        found_tokens += world.found_tokens;
-        (found_computed, missed) = (found_computed + world.found_computed, missed + world.missed);
-        (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
-        (brought, lost) = (brought + world.host_rows.brought, lost + world.host_rows.lost);
-        steps += world.steps;
-        planned_ahead += world.planned_ahead;
-    });
+    for_each_world(
+        1000,
+        |_| CacheGroups::default(),
+        |world| {
+            preemptions += world.preemptions;
+            returned += world.returned;
+            launched_ahead += world.launched_ahead;
+            resizes += world.resizes;
+            preempted_by_shrinks += world.preempted_by_shrinks;
+            made_way += world.made_way;
+            late = Deadline::ALL.map(|deadline| late[deadline as usize] + world.late.get(&deadline).unwrap_or(&0));
+            scored += world.scored;
+            found_tokens += world.found_tokens;
+            (found_computed, missed) = (found_computed + world.found_computed, missed + world.missed);
+            (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
+            (brought, lost) = (brought + world.host_rows.brought, lost + world.host_rows.lost);
+            steps += world.steps;
+            planned_ahead += world.planned_ahead;
+        },
+    );
     assert!(preemptions > 100, "pools were scarce enough for {preemptions} preemptions");
     assert!(returned > 100, "{returned} sequences came again after releasing their pictures");
     assert!(launched_ahead > 100, "{launched_ahead} launches were begun before another ended");
@@ -570,7 +541,8 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
 fn a_request_gets_the_same_tokens_with_and_without_look_ahead() {
     let mut compared = 0;
     for seed in 0..100 {
-        let (with, without) = (run_and_say(seed, true), run_and_say(seed, false));
+        let run = |looks_ahead| run_and_say(seed, CacheGroups::default(), looks_ahead);
+        let (with, without) = (run(true), run(false));
         assert_eq!(without.planned_ahead, 0);
         for (request, other) in with.requests.values().filter_map(|r| Some((r, without.requests.get(&r.number)?))) {
             if [request, other].iter().all(|request| !request.cancelled && !request.is_late) {
@@ -590,13 +562,39 @@ fn a_request_gets_the_same_tokens_with_and_without_look_ahead() {
 #[test]
 fn rule_12_the_same_seed_gives_the_same_trace() {
     for seed in 0..50 {
-        let trace = run_and_say(seed, true).trace;
-        assert_eq!(trace, run_and_say(seed, true).trace, "seed {seed}");
+        let run = || run_and_say(seed, CacheGroups::default(), true).trace;
+        let trace = run();
+        assert_eq!(trace, run(), "seed {seed}");
         assert!(!trace.is_empty());
     }
 }
 
+/// The cache groups of a model with windows: only windows, or also full attention.
+fn windows(seed: u64) -> CacheGroups {
+    let window = Some(1 + (seed * 7 % 90) as usize);
+    let layers: &[Option<usize>] = match seed % 3 {
+        0 => &[window],
+        1 => &[None, window],
+        _ => &[None, window, Some(17), None, window],
+    };
+    CacheGroups::new(layers.iter().copied().enumerate())
+}
+
+#[test]
+fn models_with_windows_respect_permits_and_answer_every_request() {
+    let (mut steps, mut preemptions, mut found_tokens, mut fetched, mut by_shrinks) = (0, 0, 0, 0, 0);
+    for_each_world(400, windows, |world| {
+        steps += world.steps;
+        preemptions += world.preemptions;
+        found_tokens += world.found_tokens;
+        fetched += world.host.fetched;
+        by_shrinks += world.preempted_by_shrinks;
+    });
+    assert!(steps > 10_000 && preemptions > 50 && by_shrinks > 20, "{steps}, {preemptions}, {by_shrinks}");
+    assert!(found_tokens > 2000 && fetched > 200, "{found_tokens} tokens were found, {fetched} blocks fetched");
+}
+
 #[test]
 fn one_seed() {
-    run_and_say(0, true);
+    run_and_say(0, CacheGroups::default(), true);
 }

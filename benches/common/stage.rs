@@ -8,8 +8,8 @@ use bursar_budgets::{
 };
 use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tensor, WorkCounter};
 use bursar_model::{
-    Model, blocks::decoder::StepCaches, checkpoint::Checkpoint, demo, flow::LogitsOf, flow::ResizedImage,
-    flow::SequencePart, flow::StepBatch, registry::EncoderBatch,
+    Model, blocks::decoder::StepCaches, checkpoint::Checkpoint, demo, flow::BlockTable, flow::LogitsOf,
+    flow::ResizedImage, flow::SequencePart, flow::StepBatch, registry::EncoderBatch,
 };
 
 /// Number of KV blocks.
@@ -68,14 +68,15 @@ impl Stage {
         assert!(sequences * each <= BLOCKS, "the cache has the blocks");
         let blocks: Vec<u32> = (0..(sequences * each) as u32).collect();
         let position = [[context as u32; 3]];
-        let parts: Vec<_> = blocks
-            .chunks_exact(each)
-            .map(|blocks| SequencePart {
+        let tables: Vec<[BlockTable; 1]> = blocks.chunks_exact(each).map(|blocks| [blocks.to_vec().into()]).collect();
+        let parts: Vec<_> = tables
+            .iter()
+            .map(|tables| SequencePart {
                 tokens: &[7],
                 unseen: None,
                 positions: &position,
                 cached_tokens: context,
-                blocks,
+                tables,
                 pictures: &[],
                 wants_logits: true,
                 scored: 0..0,

@@ -137,7 +137,7 @@ fn attentions(cpu: &Cpu) {
         };
         let what = format!("attention_paged {tokens} rows of {context} (6:2 x 32)");
         report(&what, cpu, &other, |scope| {
-            black_box(scope.attention_paged(&queries, &layer, &sequences, 0.1).expect("the workspace has room"));
+            black_box(scope.attention_paged(&queries, &layer, &sequences, 0.1, None).expect("the workspace has room"));
         });
     }
 }

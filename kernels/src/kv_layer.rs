@@ -36,7 +36,7 @@ impl KvShape {
 ///
 /// Keys and values of a block are adjacent, and a head's sixteen vectors are contiguous, so an
 /// attention head reads a block as two streams.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct KvLayer {
     pub(crate) address: Address,
     pub(crate) blocks: usize,

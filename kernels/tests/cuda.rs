@@ -124,6 +124,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         | Pass::Linear { dtype, .. }
         | Pass::GatedLinear { dtype, .. }
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
+        Pass::Paged { window: Some(_), .. } | Pass::PagedFp8 { window: Some(_), .. } => target.has_windowed_attention(),
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
         Pass::PagedFp8 { head_dim, .. } => target.has_quantized_cache() && is_among(head_dim, target.paged_head_dims()),
@@ -142,8 +143,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
     // Half a unit in the last place, for numbers between 1 and 2.
     let rounding = if activation == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
     match pass {
-        Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
-        Pass::Argmax { .. } => 0.0,
+        Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } | Pass::Argmax { .. } => 0.0,
         // Ids must be equal. Log-probabilities are f32.
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::PagedFp8 { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
@@ -259,7 +259,7 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
         "attention_packed: qkv is [5, 204]; expected heads of 32, 64, 72, 80 or 128 elements on this target"
     );
     assert_eq!(
-        refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)] }),
+        refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)], window: None }),
         "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80, 128 or 256 elements on this target"
     );
 }

@@ -1,8 +1,6 @@
 //! Cost of a request in each limited resource. The stressed worst cases and the admission of
 //! requests use the same cost.
 
-use bursar_kernels::BLOCK_TOKENS;
-
 use crate::{Envelope, MergeSize};
 
 /// Patches and rows of one picture, or of one step of a video.
@@ -24,12 +22,12 @@ impl EncoderCost {
 }
 
 /// Upper bound for the cost of a request, from its first token to the end of
-/// its longest possible reply.
+/// its longest possible reply. The number of its KV cache blocks follows from its tokens; see
+/// [`CacheGroups::blocks_for`](crate::flow::CacheGroups::blocks_for).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestCost {
     /// Tokens of the sequence: prompt and reply.
     pub tokens: usize,
-    pub blocks: usize,
     /// Patches of the request's largest picture. One launch must encode all of these patches.
     pub picture_patches: usize,
     /// Rows of the vision cache, all in use at once.
@@ -39,7 +37,7 @@ pub struct RequestCost {
 impl RequestCost {
     /// The cost of a sequence of `tokens` tokens that shows `pictures`.
     pub fn of(tokens: usize, pictures: impl IntoIterator<Item = EncoderCost>) -> Self {
-        let nothing = RequestCost { tokens, blocks: tokens.div_ceil(BLOCK_TOKENS), picture_patches: 0, cache_rows: 0 };
+        let nothing = RequestCost { tokens, picture_patches: 0, cache_rows: 0 };
         let all = pictures.into_iter().fold(nothing, |cost, picture| RequestCost {
             picture_patches: cost.picture_patches.max(picture.patches),
             cache_rows: cost.cache_rows + picture.rows,
@@ -59,11 +57,8 @@ impl RequestCost {
 
     /// Whether this cost is at most `limit` in every resource.
     pub fn is_within(&self, limit: &RequestCost) -> bool {
-        let RequestCost { tokens, blocks, picture_patches, cache_rows } = *self;
-        tokens <= limit.tokens
-            && blocks <= limit.blocks
-            && picture_patches <= limit.picture_patches
-            && cache_rows <= limit.cache_rows
+        let RequestCost { tokens, picture_patches, cache_rows } = *self;
+        tokens <= limit.tokens && picture_patches <= limit.picture_patches && cache_rows <= limit.cache_rows
     }
 }
 
@@ -75,7 +70,7 @@ mod tests {
     fn a_request_takes_its_largest_picture_of_a_launch_and_all_of_them_of_the_cache() {
         let pictures = [64, 19].map(|patches| EncoderCost::of(patches, MergeSize::new(2)));
         let cost = RequestCost::of(100, pictures);
-        assert_eq!(cost, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 20 });
+        assert_eq!(cost, RequestCost { tokens: 100, picture_patches: 64, cache_rows: 20 });
         assert_eq!(RequestCost::of(12, pictures).cache_rows, 12, "cache rows do not exceed the number of tokens");
     }
 
@@ -83,11 +78,10 @@ mod tests {
     fn the_largest_request_of_an_envelope_takes_at_least_as_much_as_any_that_it_lets_in() {
         let envelope = Envelope { context_tokens: 100, picture_patches: 67, largest_pictures: 2, ..Envelope::small() };
         let largest = RequestCost::largest(&envelope, Some(MergeSize::new(2)));
-        assert_eq!(largest, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 32 });
+        assert_eq!(largest, RequestCost { tokens: 100, picture_patches: 64, cache_rows: 32 });
         assert!(largest.is_within(&largest));
         for more in [
             RequestCost { tokens: 101, ..largest },
-            RequestCost { blocks: 8, ..largest },
             RequestCost { picture_patches: 68, ..largest },
             RequestCost { cache_rows: 33, ..largest },
         ] {

@@ -9,7 +9,7 @@ use crate::{
     Depth,
     blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::share_out},
     checkpoint::Checkpoint,
-    flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
+    flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
     weights::{WeightMap, upload},
@@ -77,8 +77,8 @@ impl Model {
     /// continue.
     ///
     /// # Errors
-    /// See [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails;
-    /// [`LoadError::Stopped`] if `progress` breaks.
+    /// See [`plan`](Self::plan) and [`check_windows`](Self::check_windows);
+    /// [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
     ///
     /// # Panics
     /// If the backed part of the segment is smaller than the weights.
@@ -105,6 +105,7 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
+        check_windows(&config, backend.target())?;
         let formats = checkpoint.weight_formats()?;
         let quantization = formats.name();
         // SAFETY: the model owns the segment for as long as it owns the tensors, and the assertion
@@ -119,6 +120,14 @@ impl Model {
         let (cache, parameters) = (checkpoint.cache(), map.parameters());
         let segment = Some(segment);
         Ok(Model { config, family, quantization, cache, weight_bytes: total, parameters, segment })
+    }
+
+    /// Checks, before anything is loaded, that `target` has kernels for the windows of all layers.
+    ///
+    /// # Errors
+    /// [`LoadError::Window`].
+    pub fn check_windows(&self, target: &Target) -> Result<(), LoadError> {
+        check_windows(&self.config, target)
     }
 
     /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
@@ -164,7 +173,13 @@ impl Model {
         self.family.decoder().expert_loads()
     }
 
-    /// The shape and the element type of this rank's keys and values on `target`.
+    /// The attention layers, in groups that share block tables.
+    pub fn cache_groups(&self) -> &CacheGroups {
+        self.family.decoder().cache_groups()
+    }
+
+    /// The shape and the element type of this rank's blocks of keys and values on `target`. The
+    /// layers are those of one [cache group](CacheGroups).
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.family.decoder().kv_shape(self.cache.dtype(target))
     }
@@ -174,8 +189,8 @@ impl Model {
         self.family.decoder().state_shape(target.activation())
     }
 
-    /// The cache of each decoder layer, in order: the next of `kv` for each attention layer, and the
-    /// next of `states` for each other layer.
+    /// The cache of each decoder layer, in order. `kv` has the layers of a block, which all cache
+    /// groups share. Each layer with states gets the next of `states`.
     ///
     /// # Panics
     /// If there are too few of either.
@@ -184,17 +199,12 @@ impl Model {
         kv: impl IntoIterator<Item = KvLayer>,
         states: impl IntoIterator<Item = StateLayer>,
     ) -> Vec<LayerCache> {
-        let (mut kv, mut states) = (kv.into_iter(), states.into_iter());
-        let config = self.config.decoder();
-        (0..config.layers)
-            .map(|layer| {
-                if config.has_attention(layer) {
-                    LayerCache::Kv(kv.next().expect("keys and values for each attention layer"))
-                } else {
-                    LayerCache::State(states.next().expect("states for each gated delta net"))
-                }
-            })
-            .collect()
+        let (kv, mut states): (Vec<_>, _) = (kv.into_iter().collect(), states.into_iter());
+        let cache = |layer| match self.cache_groups().place(layer) {
+            Some((group, place)) => LayerCache::Kv { layer: kv[place].clone(), group },
+            None => LayerCache::State(states.next().expect("states for each gated delta net")),
+        };
+        (0..self.config.decoder().layers).map(cache).collect()
     }
 
     /// Bytes of one row of the vision cache on `target`.
@@ -279,5 +289,14 @@ impl Model {
 
     fn assert_loaded<B: Backend>(&self) {
         assert!(!B::COMPUTES || self.segment.is_some(), "a planned model has no weights to compute with");
+    }
+}
+
+fn check_windows(config: &FamilyConfig, target: &Target) -> Result<(), LoadError> {
+    match &config.decoder().sliding {
+        Some(sliding) if !target.has_windowed_attention() => {
+            Err(LoadError::Window { window: sliding.tokens, target: target.name() })
+        }
+        _ => Ok(()),
     }
 }

@@ -192,7 +192,9 @@ macro_rules! families {
             /// or the checkpoint's image processor belongs to another model.
             pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
-                    return Ok(FamilyConfig::$name(<$folder::Config as Settings>::read(checkpoint, read_text)?));
+                    let mut config = <$folder::Config as Settings>::read(checkpoint, read_text)?;
+                    config.decoder_mut().limit_context(checkpoint.context_limit());
+                    return Ok(FamilyConfig::$name(config));
                 })*
                 Err(unknown(checkpoint).into())
             }

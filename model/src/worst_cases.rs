@@ -3,14 +3,15 @@
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
-    Backend, DType, KernelError, KvLayer, Plan, Scope, StateLayer, StateShape, Target, Tensor, Work, WorkCounter,
+    BLOCK_TOKENS, Backend, DType, KernelError, KvLayer, Plan, Scope, StateLayer, StateShape, Target, Tensor, Work,
+    WorkCounter,
     sampling::{LISTED_MAX, RowLists, SampleBatch, SampleRow, TOP_MAX},
 };
 
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
     blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::most_of_a_rank},
-    flow::{EmbeddingRows, Grid, LogitsOf, ResizedImage, SequencePart, StateSlots, StepBatch},
+    flow::{BlockTable, EmbeddingRows, Grid, LogitsOf, ResizedImage, SequencePart, StateSlots, StepBatch},
     registry::EncoderBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     workload::{Workload, WorstCaseKind},
@@ -341,7 +342,9 @@ fn step(
     assert!(tokens > 0 && request.tokens > 0, "an envelope lets a token through: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
     let tokens = tokens.min(sequences * request.tokens);
-    let blocks: Vec<u32> = (0..request.blocks).map(|block| (block % room.blocks.max(1)) as u32).collect();
+    let blocks: Vec<u32> =
+        (0..request.tokens.div_ceil(BLOCK_TOKENS)).map(|block| (block % room.blocks.max(1)) as u32).collect();
+    let tables = vec![BlockTable::from(blocks); model.cache_groups().count()];
     let shares: Vec<usize> = (0..sequences).map(|s| tokens / sequences + usize::from(s < tokens % sequences)).collect();
     let longest = shares[0];
     let ids = vec![0u32; longest];
@@ -368,7 +371,7 @@ fn step(
             unseen: None,
             positions: &positions[..*share],
             cached_tokens: request.tokens - share,
-            blocks: &blocks,
+            tables: &tables,
             pictures,
             wants_logits: true,
             scored: 0..if are_scored { *share } else { 0 },

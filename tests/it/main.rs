@@ -47,3 +47,4 @@ mod tool_calls;
 mod top;
 mod videos;
 mod warm_starts;
+mod windows;

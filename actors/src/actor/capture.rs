@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    const FORMAT: StepFormat = StepFormat { axes: 1, has_states: false };
+    const FORMAT: StepFormat = StepFormat { axes: 1, groups: 1, has_states: false };
     const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, format: FORMAT };
 
     /// A lane whose graphs take 1 MiB each, except the graph of `free` rows, which takes none. The

@@ -219,6 +219,13 @@ impl LoadOptions {
         LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
     }
 
+    /// Returns the maximum number of tokens of a sequence, on a host device if `is_host`, otherwise
+    /// on a GPU. The model may have a lower limit.
+    pub fn context_tokens_for(&self, is_host: bool) -> usize {
+        let usual = || self.envelope.clone().unwrap_or_else(|| Self::envelope_for(is_host)).context_tokens;
+        self.limits.context_tokens.unwrap_or_else(usual)
+    }
+
     /// Returns the maximum number of requests that run or wait, on a host device if `is_host`,
     /// otherwise on a GPU. This is [`requests`](Self::requests) if set. By default it is the larger
     /// of 1,024 and four times the sequences of a step, so that a burst fills every step. If the
@@ -234,7 +241,7 @@ impl LoadOptions {
         }
         let envelope = self.envelope.clone().unwrap_or_else(|| Self::envelope_for(is_host));
         let sequences = self.limits.sequences.unwrap_or(envelope.sequences);
-        let context = self.limits.context_tokens.unwrap_or(envelope.context_tokens);
+        let context = self.context_tokens_for(is_host);
         let wanted = sequences.saturating_mul(4).max(USUAL);
         let bytes_each = (context as u64).saturating_mul(TOKEN_BYTES).max(1);
         let fit = system_memory_left().map_or(usize::MAX, |left| (left.0 / 4 / bytes_each) as usize);

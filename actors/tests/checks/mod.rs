@@ -39,17 +39,22 @@ impl World {
             }
             let mut tokens = sequence.tokens.iter().chain(&unseen);
             assert_eq!(tokens.nth(batch.context_lengths[part] as usize - 1), Some(&last), "the last token of {id}");
-            let table = &batch.block_tables[part * batch.blocks_max()..];
             let length = batch.context_lengths[part] as usize;
             let new = (batch.query_starts[part + 1] - batch.query_starts[part]) as usize;
-            for (token, content) in content.iter().enumerate().take(length) {
-                let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
-                let is_written = token >= length - new;
-                assert_eq!(distinct.contains(&slot), is_written, "{id} reads token {token} where another writes");
-                if is_written {
-                    self.slots[slot as usize] = Some(*content)
-                } else {
-                    assert_eq!(self.slots[slot as usize], Some(*content), "token {token} of {id}")
+            for (group, CacheGroup { window, .. }) in self.groups.as_slice().iter().enumerate() {
+                let table = &batch.block_tables[(group * plan.parts.len() + part) * batch.blocks_max()..];
+                let first = window.map_or(0, |window| (length - new + 1).saturating_sub(window));
+                for (token, content) in content.iter().enumerate().take(length).skip(first) {
+                    let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
+                    let is_written = token >= length - new;
+                    assert_eq!(distinct.contains(&slot), is_written, "{id} reads token {token} where another writes");
+                    // Each group has keys and values of other layers.
+                    let content = content.wrapping_add(group as u64);
+                    if is_written {
+                        self.slots[slot as usize] = Some(content)
+                    } else {
+                        assert_eq!(self.slots[slot as usize], Some(content), "token {token} of {id} in group {group}")
+                    }
                 }
             }
         }

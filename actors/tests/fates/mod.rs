@@ -64,7 +64,8 @@ impl World {
     /// Another process takes or frees memory. The pool stays between the need of the largest
     /// request and the stressed size.
     pub(super) fn resize(&mut self) {
-        let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);
+        let floor = self.groups.blocks_for(self.context, self.limits.step_tokens);
+        let most = self.limits.kv_tokens / BLOCK_TOKENS;
         let blocks = self.chance.between(floor, most);
         self.blocks = blocks;
         self.shrinks += usize::from(blocks < self.scheduler.kv().blocks());
@@ -78,8 +79,8 @@ impl World {
         self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
         self.forget_host();
-        self.scheduler =
-            scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead, self.seed);
+        let limits = Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits };
+        self.scheduler = scheduler(limits, &self.groups, self.looks_ahead, self.seed);
         self.scheduler.step(Input::Now(self.clock));
         self.slots = vec![None; self.blocks * BLOCK_TOKENS];
         let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();

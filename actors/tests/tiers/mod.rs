@@ -163,10 +163,27 @@ impl World {
         self.run_copies(at_once);
     }
 
+    /// The blocks that the steps on the lane read or write.
+    fn blocks_of_steps(&self) -> BTreeSet<u32> {
+        let mut blocks = BTreeSet::new();
+        for StepPlan { batch, .. } in self.under_way.iter().map(|plan| &**plan) {
+            for (row, table) in batch.block_tables.chunks_exact(batch.blocks_max()).enumerate() {
+                let (group, part) = (row / batch.sequence_count(), row % batch.sequence_count());
+                let length = batch.context_lengths[part] as usize;
+                let new = (batch.query_starts[part + 1] - batch.query_starts[part]) as usize;
+                let first = self.groups.first_read(group, length - new);
+                blocks.extend(&table[first..length.div_ceil(BLOCK_TOKENS)]);
+            }
+        }
+        blocks
+    }
+
     fn run_copies(&mut self, count: usize) {
         let count = count.min(self.host.queued.len());
         self.host.run += count;
+        let read = self.blocks_of_steps();
         for (is_to_host, BlockCopy { block, slot }) in self.host.queued.drain(..count) {
+            assert!(is_to_host || !read.contains(&block), "a copy fills a block that a running step reads");
             let [block, slot] = [block, slot].map(|place| place as usize * BLOCK_TOKENS);
             let device = &mut self.slots[block..block + BLOCK_TOKENS];
             let host = &mut self.host.slots[slot..slot + BLOCK_TOKENS];

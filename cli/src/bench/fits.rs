@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use bursar::Serving;
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::{flow::MediaGrid, processor::MediaProcessors};
+use bursar_model::{
+    flow::{CacheGroups, MediaGrid},
+    processor::MediaProcessors,
+};
 
 use super::workload::Prompts;
 
@@ -16,7 +19,9 @@ pub struct Fits {
     /// Token ids below this are text tokens.
     pub text_ids: u32,
     context_tokens: usize,
-    kv_tokens: usize,
+    step_tokens: usize,
+    cache_groups: CacheGroups,
+    kv_blocks: usize,
     picture_patches: usize,
     processors: Option<Arc<MediaProcessors>>,
 }
@@ -30,7 +35,9 @@ impl Fits {
             sequences: serving.record.sequences,
             text_ids: marks.min().unwrap_or(tokenizer.vocabulary_size() as u32),
             context_tokens: serving.context.envelope.context_tokens,
-            kv_tokens: serving.record.kv_tokens(),
+            step_tokens: serving.context.envelope.step_tokens,
+            cache_groups: serving.context.family.decoder().cache_groups(),
+            kv_blocks: serving.record.kv_blocks,
             picture_patches: serving.context.envelope.picture_patches,
             processors: serving.context.processors.clone(),
         }
@@ -38,7 +45,8 @@ impl Fits {
 
     /// Checks that a sequence of `prompt + reply` tokens is admitted.
     pub fn each(&self, prompt: usize, reply: usize) -> Result<(), String> {
-        let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
+        let of_pool = self.cache_groups.tokens_in(self.kv_blocks, self.step_tokens);
+        let (tokens, limit) = (prompt + reply, self.context_tokens.min(of_pool));
         if tokens <= limit {
             Ok(())
         } else {
@@ -53,11 +61,12 @@ impl Fits {
         if prompts.count > self.sequences {
             return Err(format!("{} sequences; a step takes at most {}", prompts.count, self.sequences));
         }
-        let tokens = prompts.count * (prompts.length + reply).next_multiple_of(BLOCK_TOKENS);
-        if tokens <= self.kv_tokens {
+        let blocks = self.cache_groups.blocks_together(prompts.count, prompts.length + reply, self.step_tokens);
+        if blocks <= self.kv_blocks {
             Ok(())
         } else {
-            Err(format!("{tokens} tokens do not fit in the KV cache, which holds {}", self.kv_tokens))
+            let [tokens, limit] = [blocks, self.kv_blocks].map(|blocks| blocks * BLOCK_TOKENS);
+            Err(format!("{tokens} tokens do not fit in the KV cache, which holds {limit}"))
         }
     }
 

@@ -4,10 +4,10 @@
 
 use std::iter;
 
-use bursar_kernels::{KernelError, Target, Work};
+use bursar_kernels::{BLOCK_TOKENS, KernelError, Target, Work};
 use bursar_model::{
     Model,
-    flow::{Grid, SequencePart, StateSlots, StepBatch},
+    flow::{BlockTable, Grid, SequencePart, StateSlots, StepBatch},
     worst_cases::{self, Pass},
 };
 use serde::Serialize;
@@ -119,14 +119,16 @@ impl Planner {
         let longest = shares.iter().map(|share| share.run).max().unwrap_or(0);
         let context = shares.iter().map(|share| share.cached + share.run).max().unwrap_or(0);
         // A plan depends only on the number of tokens, not on their values.
-        let (tokens, positions, blocks) = (vec![0; longest], vec![[0; 3]; longest], vec![0; context]);
+        let (tokens, positions) = (vec![0; longest], vec![[0; 3]; longest]);
+        let blocks = BlockTable::from(vec![0; context.div_ceil(BLOCK_TOKENS)]);
+        let tables = vec![blocks; self.model.cache_groups().count()];
         let has_states = self.model.config().decoder().step_format().has_states;
         let part = |(slot, share): (usize, &SequenceTokens)| SequencePart {
             tokens: &tokens[..share.run],
             unseen: None,
             positions: &positions[..share.run],
             cached_tokens: share.cached,
-            blocks: &blocks,
+            tables: &tables,
             pictures: &[],
             wants_logits: share.chooses,
             scored: 0..0,

@@ -40,6 +40,10 @@ pub struct Report {
     /// The error that a start would report, if the model does not fit.
     error: Option<String>,
     short_by: Bytes,
+    /// Attention layers with the same window, which share block tables.
+    cache_groups: Vec<CacheGroup>,
+    /// The most blocks that a sequence of the whole context holds, over all cache groups.
+    context_blocks: usize,
     /// Number of concurrent sequences, by their length.
     concurrency: Vec<Concurrency>,
     /// The largest picture. `None` for a text model.
@@ -157,6 +161,8 @@ impl Report {
             free: forecast.free,
             error: forecast.unfit.as_ref().map(ToString::to_string),
             short_by: forecast.unfit.as_ref().map_or(Bytes::ZERO, |unfit| unfit.short_by()),
+            cache_groups: forecast.cache_groups.as_slice().iter().map(CacheGroup::of).collect(),
+            context_blocks: forecast.cache_groups.blocks_for(envelope.context_tokens, envelope.step_tokens),
             concurrency: lengths.into_iter().filter(|_| forecast.fits()).map(concurrency).collect(),
             picture: picture(&forecast.inputs, model),
             not_enough_alone: hopeless.map(|suggestion| suggestion.name.clone()).collect(),
@@ -219,6 +225,20 @@ impl fmt::Display for Report {
     }
 }
 
+/// A cache group in a report.
+#[derive(Serialize)]
+struct CacheGroup {
+    /// Number of latest tokens that the layers see. `None` if they see the whole context.
+    window: Option<usize>,
+    layers: usize,
+}
+
+impl CacheGroup {
+    fn of(group: &bursar_model::flow::CacheGroup) -> Self {
+        CacheGroup { window: group.window, layers: group.layers.len() }
+    }
+}
+
 impl Report {
     fn tell_what_it_serves(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nIt fits: the KV cache holds {} tokens, and {} stay free.", count(self.kv_tokens), self.free)?;
@@ -227,7 +247,17 @@ impl Report {
             let (tokens, held) = (count(*tokens), count(*held));
             writeln!(f, "  {sequences} {plural} of {tokens} tokens at once (the KV cache has room for {held})")?;
         }
-        Ok(())
+        if self.cache_groups.iter().all(|group| group.window.is_none()) {
+            return Ok(());
+        }
+        writeln!(f, "Cache groups, each with a block table for each sequence:")?;
+        for CacheGroup { window, layers } in &self.cache_groups {
+            let sees =
+                window.map_or("full attention".to_owned(), |tokens| format!("a window of {} tokens", count(tokens)));
+            writeln!(f, "  {layers} layers with {sees}")?;
+        }
+        let (blocks, tokens) = (count(self.context_blocks), count(self.envelope.context_tokens));
+        writeln!(f, "  a sequence of {tokens} tokens holds at most {blocks} blocks")
     }
 
     fn tell_what_would_fit(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

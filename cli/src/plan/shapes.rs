@@ -93,7 +93,7 @@ impl Shape {
             name,
             parameters,
             weight_bytes: model.weight_bytes(),
-            kv_bytes_per_token: model.kv_shape(&usual).token_bytes(),
+            kv_bytes_per_token: model.kv_shape(&usual).token_bytes() * model.cache_groups().count() as u64,
             kv_tokens,
         })
     }

@@ -2,6 +2,8 @@
 //! Scores exist for one tile of keys at a time and are folded into a running softmax
 //! (Milakov and Gimelshein 2018; FlashAttention).
 
+use std::ops::Range;
+
 use super::arithmetic::{Matrix, exp, largest, multiply, sum};
 use crate::target::{CPU_TILE_KEYS as KEYS, CPU_TILE_QUERIES as QUERIES};
 
@@ -64,20 +66,21 @@ impl Running<'_> {
         self.weights[..self.count].fill(0.0);
     }
 
-    /// Folds in `count` keys, at most [`KEYS`], with their values. A query sees the first
-    /// `visible(query)` of these keys. The other keys get weight 0, but their values must not
-    /// be NaN or infinite.
+    /// Folds in `count` keys, at most [`KEYS`], with their values. A query sees only the keys
+    /// `visible(query)`, a range that may extend beyond `count`. The other keys get weight 0, but
+    /// their values must not be NaN or infinite.
     #[inline(always)]
     pub(super) fn fold(
         &mut self,
         count: usize,
         keys: Vectors<'_>,
         values: Vectors<'_>,
-        visible: impl Fn(usize) -> usize,
+        visible: impl Fn(usize) -> Range<usize>,
     ) {
         self.score(count, keys);
         for query in 0..self.count {
-            self.weigh(query, count, visible(query).min(count));
+            let Range { start, end } = visible(query);
+            self.weigh(query, count, start.min(count)..end.min(count));
         }
         self.add(count, values);
     }
@@ -103,10 +106,11 @@ impl Running<'_> {
 
     /// Turns a query's scores into weights, relative to its largest score so far.
     #[inline(always)]
-    fn weigh(&mut self, query: usize, count: usize, visible: usize) {
+    fn weigh(&mut self, query: usize, count: usize, visible: Range<usize>) {
         let scores = &mut self.scores[query * KEYS..][..count];
-        let (seen, unseen) = scores.split_at_mut(visible);
-        unseen.fill(0.0);
+        scores[..visible.start].fill(0.0);
+        scores[visible.end..].fill(0.0);
+        let seen = &mut scores[visible];
         if seen.is_empty() {
             return;
         }

@@ -35,7 +35,7 @@ pub(super) fn attention_packed(threads: &Threads, call: AttentionPacked<'_>) {
             let rows = start..end.min(start + CPU_TILE_KEYS);
             let vectors =
                 |part| Vectors { elements: qkv.span(rows.clone(), place(part), head_dim), pitch: qkv.pitch() };
-            running.fold(rows.len(), vectors(1), vectors(2), |_| rows.len());
+            running.fold(rows.len(), vectors(1), vectors(2), |_| 0..rows.len());
         }
         for (index, row) in queries.enumerate() {
             // SAFETY: no other item has these rows and this head, so no other

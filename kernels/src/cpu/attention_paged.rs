@@ -1,5 +1,7 @@
 //! Causal attention over the KV cache's blocks.
 
+use std::ops::Range;
+
 use super::{
     attention::{Gathered, Tile, Vectors},
     memory::{Output, Rows, Scratch, indices},
@@ -16,11 +18,19 @@ use crate::{
 /// over the same keys.
 struct Item {
     sequence: usize,
-    rows: std::ops::Range<usize>,
-    heads: std::ops::Range<usize>,
+    rows: Range<usize>,
+    heads: Range<usize>,
     kv_head: usize,
-    /// Number of keys that the first row sees. Each later row sees one more.
-    visible: usize,
+    /// Number of tokens up to the first row's own token. Each later row has one more.
+    context: usize,
+}
+
+impl Item {
+    /// The tokens that row `row` of the item sees.
+    fn visible(&self, row: usize, window: Option<usize>) -> Range<usize> {
+        let end = self.context + row;
+        window.map_or(0, |window| end.saturating_sub(window))..end
+    }
 }
 
 pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
@@ -30,8 +40,8 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
     let items = items(&call);
     let (out, scratch) = (Output::of(&call.out), Scratch::of(&call.scratch, cpu_attention_tile(head_dim)));
     fill_padding(&call, &out);
-    let pairs: usize =
-        items.iter().map(|item| (item.visible + item.rows.len()) * item.rows.len() * item.heads.len()).sum();
+    let keys = |item: &Item| item.visible(0, call.window).len() + item.rows.len();
+    let pairs: usize = items.iter().map(|item| keys(item) * item.rows.len() * item.heads.len()).sum();
     threads.share(items.len(), pairs * 2 * head_dim, |worker, item| {
         let item = &items[item];
         let (table, width) = (tables.row(item.sequence), item.heads.len());
@@ -47,12 +57,20 @@ pub(super) fn attention_paged(threads: &Threads, call: AttentionPaged<'_>) {
             &queries.row(row)[column..][..head_dim]
         };
         running.start((0..count).map(query), call.scale);
-        let keys_end = item.visible + item.rows.len() - 1;
-        for start in (0..keys_end).step_by(CPU_TILE_KEYS) {
-            let keys = CPU_TILE_KEYS.min(keys_end - start);
-            gather(&call, table, start, keys, item.kv_head, &mut gathered);
+        let first_key = item.visible(0, call.window).start;
+        let keys_end = item.visible(item.rows.len() - 1, call.window).end;
+        // Tiles start at multiples of their size with a window, too. Otherwise the rounding of a
+        // row would depend on the rows that are processed with it.
+        let first_tile = first_key / CPU_TILE_KEYS * CPU_TILE_KEYS;
+        for start in (first_tile..keys_end).step_by(CPU_TILE_KEYS) {
+            let keys = start.max(first_key)..keys_end.min(start + CPU_TILE_KEYS);
+            gather(&call, table, start, keys.clone(), item.kv_head, &mut gathered);
+            let keys = keys.end - start;
             let vectors = |elements| Vectors { elements, pitch: head_dim };
-            let visible = |query: usize| (item.visible + query / width).saturating_sub(start);
+            let visible = |query: usize| {
+                let tokens = item.visible(query / width, call.window);
+                tokens.start.saturating_sub(start)..tokens.end.saturating_sub(start)
+            };
             running.fold(keys, vectors(gathered.keys), vectors(gathered.values), visible);
         }
         for index in 0..count {
@@ -91,7 +109,7 @@ fn items(call: &AttentionPaged<'_>) -> Vec<Item> {
                         rows: row..end.min(row + rows_step),
                         heads: kv_head * group + head..kv_head * group + group.min(head + heads_step),
                         kv_head,
-                        visible: context - (end - row) + 1,
+                        context: context - (end - row) + 1,
                     });
                 }
             }
@@ -111,17 +129,30 @@ fn fill_padding(call: &AttentionPaged<'_>, out: &Output<'_>) {
     }
 }
 
-/// Copies the keys and values of `count` tokens. The first token, `start`, must be the
-/// first of a block.
-fn gather(call: &AttentionPaged<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
+/// Copies the keys and values of `tokens` to the tile that starts at token `start`, the first of a
+/// block. Blocks of the tile before `tokens` are not read, but replaced with zeros.
+fn gather(
+    call: &AttentionPaged<'_>,
+    table: &[u32],
+    start: usize,
+    tokens: Range<usize>,
+    head: usize,
+    out: &mut Gathered<'_>,
+) {
     let head_dim = call.layer.shape.head_dim;
     let step = BLOCK_TOKENS * head_dim;
     let halves = out.keys.chunks_mut(step).zip(out.values.chunks_mut(step));
-    for ((index, (keys, values)), block) in halves.enumerate().zip(&table[start / BLOCK_TOKENS..]) {
-        let Some(left) = count.checked_sub(index * BLOCK_TOKENS).filter(|left| *left > 0) else { break };
-        let elements = left.min(BLOCK_TOKENS) * head_dim;
+    for ((first, (keys, values)), block) in
+        (start..tokens.end).step_by(BLOCK_TOKENS).zip(halves).zip(&table[start / BLOCK_TOKENS..])
+    {
+        let elements = BLOCK_TOKENS.min(tokens.end - first) * head_dim;
         for (half, to) in [keys, values].into_iter().enumerate() {
-            take(call, *block as usize, half, head, &mut to[..elements]);
+            let to = &mut to[..elements];
+            if first + BLOCK_TOKENS <= tokens.start {
+                to.fill(0.0);
+            } else {
+                take(call, *block as usize, half, head, to);
+            }
         }
     }
 }

@@ -67,6 +67,9 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
 }
 
 pub(super) fn paged(cuda: &Cuda, call: calls::AttentionPaged<'_>) -> Result<(), KernelError> {
+    if call.window.is_some() {
+        return Err(KernelError::NoKernel { op: "attention_paged with a window" });
+    }
     let singles = call.sequences.single_rows;
     if singles > 0 {
         decode(cuda, &call, singles)?;

@@ -12,14 +12,16 @@ pub use crate::calls::PagedSequences;
 
 impl<B: Backend> Scope<'_, B> {
     /// Computes attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`.
-    /// Each row sees the tokens of its sequence up to and including its own token. Scores are
-    /// multiplied by `scale`, usually `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
+    /// Each row sees the tokens of its sequence up to and including its own token, but at most the
+    /// last `window` of these tokens. Scores are multiplied by `scale`, usually `head_dim^-0.5`.
+    /// Returns `[tokens, heads * head_dim]`.
     pub fn attention_paged<'a>(
         &self,
         queries: &Tensor<'_>,
         cache: impl Into<ScaledLayer<'a>>,
         sequences: &PagedSequences<'_>,
         scale: f32,
+        window: Option<usize>,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "attention_paged";
         let cache = cache.into();
@@ -51,11 +53,18 @@ impl<B: Backend> Scope<'_, B> {
             queries,
             "a row for each sequence that has one",
         )?;
+        check::holds(
+            window != Some(0),
+            OP,
+            "queries",
+            queries,
+            "rows that see at least their own token, but the window is 0",
+        )?;
         check::indices(OP, "query_starts", &sequences.query_starts)?;
         check::index_list(OP, "context_lengths", &sequences.context_lengths)?;
         check::indices(OP, "block_tables", &sequences.block_tables)?;
         let out = self.empty([queries.rows(), queries.columns()])?;
-        self.count(work(sequences, cache, queries, &out));
+        self.count(work(sequences, cache, queries, window, &out));
         let inner = self.scope();
         let bytes = self.target().paged_scratch(shape, heads, sequences.single_rows, queries.rows());
         let scratch = inner.take_scratch(bytes)?;
@@ -63,6 +72,7 @@ impl<B: Backend> Scope<'_, B> {
             queries: queries.view(),
             heads,
             scale,
+            window,
             layer: cache.layer,
             scales: cache.scales.map(Tensor::view),
             sequences,
@@ -75,13 +85,34 @@ impl<B: Backend> Scope<'_, B> {
 
 /// Returns the work of a call. The context lengths are on the device, so the number of keys to read
 /// is derived from `query_key_pairs`. The result is exact if all sequences have equally many rows
-/// (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2` keys), as in a decoding step or
-/// one prefill. In a mixed step it is an estimate.
-fn work(sequences: &PagedSequences<'_>, cache: ScaledLayer<'_>, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
+/// (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2` keys) and, with a window, equally
+/// long contexts, as in one prefill. In a mixed step it is an estimate.
+fn work(
+    sequences: &PagedSequences<'_>,
+    cache: ScaledLayer<'_>,
+    queries: &Tensor<'_>,
+    window: Option<usize>,
+    out: &Tensor<'_>,
+) -> Work {
     let (count, rows) = (sequences.context_lengths.rows() as u64, queries.rows() as u64);
-    let keys = (count * sequences.query_key_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count) / 2;
+    let whole_pairs = sequences.query_key_pairs;
+    let whole_keys = ((2 * count * whole_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count)) / 2;
+    let (pairs, keys) = match window {
+        Some(window) if count > 0 => {
+            let window = window as u64;
+            let (of_each, context) = (rows / count, whole_keys / count);
+            // The last row of a sequence would see `cut_tokens` more without the window, and each
+            // row before it one less than its successor.
+            let cut_tokens = context.saturating_sub(window);
+            let cut = cut_tokens.min(of_each);
+            let hidden = cut * cut_tokens - cut * cut.saturating_sub(1) / 2;
+            let keys = whole_keys.min(count.saturating_mul(window).saturating_add(rows.saturating_sub(count)));
+            (whole_pairs.saturating_sub(count * hidden), keys)
+        }
+        _ => (whole_pairs, whole_keys),
+    };
     let token_bytes = KvShape { layers: 1, ..cache.layer.shape }.token_bytes();
-    let flops = 4 * sequences.query_key_pairs * queries.columns() as u64;
+    let flops = 4 * pairs * queries.columns() as u64;
     let mut work = Work::over(flops, &[queries, out, &sequences.block_tables]);
     work.bytes += token_bytes * keys + cache.scales.map_or(Bytes::ZERO, Tensor::bytes);
     work

@@ -21,6 +21,11 @@ fn pairs_of(rows: usize, context: usize) -> u64 {
     (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
 }
 
+/// The first token that a row sees, if the last one is `end - 1`.
+fn first_seen(end: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| end.saturating_sub(window))
+}
+
 /// Sequences over a cache that contains NaN except where the sequences have written.
 pub struct PagedData {
     heads: usize,
@@ -28,6 +33,7 @@ pub struct PagedData {
     activation: DType,
     scales: Option<Vec<f32>>, // [2, kv_heads]
     sequences: Vec<(usize, usize)>,
+    window: Option<usize>,
     queries: Vec<f32>,
     keys_values: Vec<f32>, // [tokens of all contexts and two of padding, 2 * kv_heads * head_dim]
     slots: Vec<u32>,
@@ -37,12 +43,14 @@ pub struct PagedData {
 }
 
 impl PagedData {
-    /// Creates the sequences, with a cache in E4M3 if `is_fp8`.
+    /// Creates the sequences, with a cache in E4M3 if `is_fp8`. Blocks before the window are not
+    /// written, and their entries in the block tables are not blocks.
     pub fn new(
         activation: DType,
         is_fp8: bool,
         [heads, kv_heads, head_dim]: [usize; 3],
         sequences: &[(usize, usize)],
+        window: Option<usize>,
         random: &mut Random,
     ) -> Self {
         let dtype = if is_fp8 { DType::F8E4M3 } else { activation };
@@ -52,10 +60,14 @@ impl PagedData {
         let table_columns = needed.iter().copied().max().unwrap_or(0) + 1;
         let mut free = random.shuffled(blocks).into_iter();
         let (mut tables, mut slots) = (Vec::new(), Vec::new());
-        for ((_, context), needed) in sequences.iter().zip(needed) {
+        for ((rows, context), needed) in sequences.iter().zip(needed) {
             let table: Vec<u32> = free.by_ref().take(needed).collect();
-            slots.extend((0..*context).map(|token| table[token / BLOCK_TOKENS] * 16 + (token % BLOCK_TOKENS) as u32));
-            tables.extend(&table);
+            let hidden = first_seen(context.saturating_sub(*rows) + 1, window) / BLOCK_TOKENS;
+            slots.extend((0..*context).map(|token| match token / BLOCK_TOKENS {
+                block if block < hidden => NO_SLOT,
+                block => table[block] * 16 + (token % BLOCK_TOKENS) as u32,
+            }));
+            tables.extend(table.iter().enumerate().map(|(at, block)| if at < hidden { u32::MAX } else { *block }));
             tables.extend(vec![u32::MAX; table_columns - needed]);
         }
         slots.extend([NO_SLOT; 2]);
@@ -66,6 +78,7 @@ impl PagedData {
             activation,
             scales: is_fp8.then(|| cache_scales(kv_heads, random)),
             sequences: sequences.to_vec(),
+            window,
             queries: Wide::new(activation, rows, heads * head_dim, random).numbers,
             keys_values: rounded(activation, &random.floats(slots.len() * 2 * kv_heads * head_dim))
                 .into_iter()
@@ -110,7 +123,7 @@ impl PagedData {
         let pitch = before + self.heads * self.shape.head_dim + behind;
         let queries = narrowed(scope, [self.queries.len() / pitch, pitch], self.activation, &self.queries)?;
         let scale = (self.shape.head_dim as f32).powf(-0.5);
-        floats(scope, &scope.attention_paged(&inside(&queries), cached, &sequences, scale)?)
+        floats(scope, &scope.attention_paged(&inside(&queries), cached, &sequences, scale, self.window)?)
     }
 
     /// Keys and values as they are read from the cache.
@@ -138,7 +151,8 @@ impl PagedData {
             for index in 0..*rows {
                 for head in 0..self.heads {
                     let kv_head = head / (self.heads / kv_heads);
-                    let seen = token..token + context - rows + index + 1;
+                    let end = context - rows + index + 1;
+                    let seen = token + first_seen(end, self.window)..token + end;
                     let vector = |token: usize, half: usize| {
                         &keys_values[((token * 2 + half) * kv_heads + kv_head) * head_dim..][..head_dim]
                     };

@@ -46,8 +46,8 @@ pub enum Pass {
     Step(Step),
     GatedRmsNorm { rows: usize, heads: usize, head_dim: usize },
     SigmoidMul { rows: usize, columns: usize, by_row: bool },
-    Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
-    PagedFp8 { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
+    Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, window: Option<usize> },
+    PagedFp8 { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, window: Option<usize> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
     SiluMul { rows: usize, features: usize },
     Gelu { rows: usize, features: usize, kind: Gelu },
@@ -115,9 +115,9 @@ pub fn passes() -> Vec<Pass> {
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding together with first and later prefill chunks, and a sequence without rows.
         let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
-        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences });
+        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences, window: None });
         let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
-        passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences });
+        passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences, window: None });
     }
     passes.extend(Fp8::cases().into_iter().map(Pass::Fp8));
     passes.extend(Mixed::cases().into_iter().map(Pass::Mixed));
@@ -136,20 +136,28 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
     passes.push(Pass::Packed { heads: 2, head_dim: 72, lengths: vec![200, 64, 113, 1] });
     passes.push(Pass::Packed { heads: 1, head_dim: 72, lengths: vec![64, 40, 0, 64] });
-    passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
-    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
+    passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)], window: None });
+    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3], window: None });
     // Only decoding: numbers of sequences for which a GPU uses blocks of eight, four, two and one
     // warps, with one long sequence each.
     for count in [14, 32, 60, 125] {
         let sequences = (0..count).map(|i| (1, if i == 3 { 1501 } else { 37 * i % 90 })).collect();
-        passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences });
+        passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences, window: None });
     }
     // Only decoding, with contexts cut into pieces whose size is chosen for the longest context.
     let sequences = (0..30).map(|i| (1, 500 + i)).collect();
-    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 32, sequences });
+    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 32, sequences, window: None });
     // A few rows over a long context, which a GPU splits.
     let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
-    passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences });
+    passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences, window: None });
+    // Sliding windows that end within a block, at its ends and beyond each context: prompts in one
+    // chunk and in several, decoding, and a window that begins in a later tile of keys.
+    for window in [1, 15, 16, 17, 64, 127, 128, 5000] {
+        let sequences = vec![(1, 1), (1, 333), (1, 0), (37, 37), (141, 141), (18, 150), (0, 40), (1, 16), (3, 129)];
+        passes.push(Pass::Paged { heads: 4, kv_heads: 2, head_dim: 32, sequences, window: Some(window) });
+        let sequences = vec![(1, 700), (1, 30), (61, 400)];
+        passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 80, sequences, window: Some(window) });
+    }
     // Patches down, patches across and frames of each picture: still pictures, time steps of a
     // video and a picture of one patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
@@ -177,8 +185,8 @@ pub fn passes() -> Vec<Pass> {
         passes.push(Pass::Sample { rows, vocabulary });
     }
     let rounded = |pass: &Pass| match pass.clone() {
-        Pass::Paged { heads, kv_heads, head_dim, sequences } => {
-            Some(Pass::PagedFp8 { heads, kv_heads, head_dim, sequences })
+        Pass::Paged { heads, kv_heads, head_dim, sequences, window } => {
+            Some(Pass::PagedFp8 { heads, kv_heads, head_dim, sequences, window })
         }
         _ => None,
     };
@@ -273,13 +281,13 @@ impl Pass {
                 scope.sigmoid_mul(&mut x.column_range_mut(before..before + columns), &inside(&gate))?;
                 floats(scope, &x)
             }
-            Pass::Paged { heads, kv_heads, head_dim, sequences } => {
+            Pass::Paged { heads, kv_heads, head_dim, sequences, window } => {
                 let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
-                PagedData::new(activation, false, sizes, &sequences, &mut random).run(scope)
+                PagedData::new(activation, false, sizes, &sequences, window, &mut random).run(scope)
             }
-            Pass::PagedFp8 { heads, kv_heads, head_dim, sequences } => {
+            Pass::PagedFp8 { heads, kv_heads, head_dim, sequences, window } => {
                 let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
-                PagedData::new(activation, true, sizes, &sequences, &mut random).run(scope)
+                PagedData::new(activation, true, sizes, &sequences, window, &mut random).run(scope)
             }
             Pass::Packed { heads, head_dim, lengths } => {
                 let rows: usize = lengths.iter().sum();
@@ -451,11 +459,13 @@ impl Pass {
                 let of = |row, column| gate.at(row, if by_row { 0 } else { column });
                 x.changed(|row, column, held| held / (1.0 + (-of(row, column)).exp()))
             }
-            Pass::Paged { heads, kv_heads, head_dim, sequences } => {
-                PagedData::new(activation, false, [heads, kv_heads, head_dim], &sequences, &mut random).expected()
+            Pass::Paged { heads, kv_heads, head_dim, sequences, window } => {
+                PagedData::new(activation, false, [heads, kv_heads, head_dim], &sequences, window, &mut random)
+                    .expected()
             }
-            Pass::PagedFp8 { heads, kv_heads, head_dim, sequences } => {
-                PagedData::new(activation, true, [heads, kv_heads, head_dim], &sequences, &mut random).expected()
+            Pass::PagedFp8 { heads, kv_heads, head_dim, sequences, window } => {
+                PagedData::new(activation, true, [heads, kv_heads, head_dim], &sequences, window, &mut random)
+                    .expected()
             }
             Pass::Packed { heads, head_dim, lengths } => {
                 let qkv = Wide::new(activation, lengths.iter().sum(), 3 * heads * head_dim, &mut random);

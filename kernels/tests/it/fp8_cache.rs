@@ -84,7 +84,7 @@ fn attended(qkv: &[f32], dtype: DType) -> Vec<f32> {
         };
         let queries = qkv.column_range(0..HEADS * SHAPE.head_dim);
         let last = queries.row_range(tokens - 4..tokens);
-        scope.download(&scope.attention_paged(&last, cache, &sequences, 0.2)?)
+        scope.download(&scope.attention_paged(&last, cache, &sequences, 0.2, None)?)
     })
 }
 
@@ -116,7 +116,7 @@ fn a_cache_whose_scales_do_not_fit_it_is_refused_in_words() {
             };
             let queries = scope.empty([1, HEADS * SHAPE.head_dim]).unwrap();
             let cache = layer.scaled(scales.as_ref());
-            scope.attention_paged(&queries, cache, &sequences, 1.0).map(drop).unwrap_err().to_string()
+            scope.attention_paged(&queries, cache, &sequences, 1.0, None).map(drop).unwrap_err().to_string()
         });
         found
     };

@@ -34,6 +34,16 @@ fn step(
     cache: ScaledLayer<'_>,
     sequences: &[(u64, std::ops::Range<usize>)],
 ) -> Result<Vec<Vec<f32>>, KernelError> {
+    windowed_step(scope, cache, sequences, None)
+}
+
+/// Like [`step`], with a sliding window.
+fn windowed_step(
+    scope: &Scope<'_, Cpu>,
+    cache: ScaledLayer<'_>,
+    sequences: &[(u64, std::ops::Range<usize>)],
+    window: Option<usize>,
+) -> Result<Vec<Vec<f32>>, KernelError> {
     let (heads, half) = (HEADS * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim);
     let (mut qkv, mut slots, mut starts) = (Vec::new(), Vec::new(), vec![0u32]);
     for (seed, rows) in sequences {
@@ -58,7 +68,8 @@ fn step(
         single_rows: 0,
         query_key_pairs: 1,
     };
-    let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), cache, &paged, 0.2)?)?;
+    let queries = qkv.column_range(0..heads);
+    let out: Vec<f32> = pass.download(&pass.attention_paged(&queries, cache, &paged, 0.2, window)?)?;
     Ok(starts.windows(2).map(|at| out[at[0] as usize * heads..at[1] as usize * heads].to_vec()).collect())
 }
 
@@ -76,7 +87,11 @@ fn over_a_cache<T>(dtype: DType, steps: impl FnOnce(&Scope<'_, Cpu>, ScaledLayer
 
 #[test]
 fn a_prompt_in_chunks_gives_what_the_whole_prompt_gives() {
-    for dtype in CACHES {
+    for (dtype, window) in CACHES.into_iter().flat_map(|dtype| [None, Some(1), Some(90)].map(|window| (dtype, window)))
+    {
+        let step = |scope: &Scope<'_, Cpu>, cache: ScaledLayer<'_>, sequences: &[(u64, std::ops::Range<usize>)]| {
+            windowed_step(scope, cache, sequences, window)
+        };
         let whole = over_a_cache(dtype, |scope, cache| step(scope, cache, &[(1, 0..391)])).remove(0);
         let cuts = [0, 1, 17, 64, 65, 200, 390, 391];
         let chunked = over_a_cache(dtype, |scope, cache| {

@@ -107,13 +107,51 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
             single_rows: 0,
             query_key_pairs: 137,
         };
-        scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences, 1.0).unwrap();
+        scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences, 1.0, None).unwrap();
     });
     let (uploads, tables, queries_and_out, cache) = (4 * (3 + 2 + 14), 4 * 14, 2 * 4 * 64, 137 * 2 * 2 * 8 * 4);
     assert_eq!(
         work,
         Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache), ..Work::default() }
     );
+
+    // Prompts and decoding over contexts that a window of 16 tokens cuts: rows, context, sequences;
+    // pairs and keys that remain.
+    for ([rows, context, count], pairs, keys) in [
+        ([5, 40, 1], 5 * 16, 20),
+        ([20, 20, 1], (1..=16).sum::<u64>() + 4 * 16, 20),
+        ([18, 20, 1], (3..=16).sum::<u64>() + 4 * 16, 20),
+        ([1, 100, 2], 2 * 16, 2 * 16),
+        ([3, 16, 2], 2 * (14 + 15 + 16), 2 * 16),
+    ] {
+        let work = |window: Option<usize>| {
+            let (_, _, work) = plan(1, |scope| {
+                let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
+                // SAFETY: a plan touches no memory.
+                let layer = unsafe { KvLayer::new(bursar_budgets::Address(0), 9, shape) };
+                let zeros = [0u32; 14];
+                let sequences = PagedSequences {
+                    query_starts: scope.upload([count + 1], &zeros[..count + 1]).unwrap(),
+                    context_lengths: scope.upload([count], &zeros[..count]).unwrap(),
+                    block_tables: scope.upload([count, 7], &zeros[..7 * count]).unwrap(),
+                    single_rows: 0,
+                    query_key_pairs: (count * (rows * context - rows * (rows - 1) / 2)) as u64,
+                };
+                let queries = scope.empty([count * rows, 32]).unwrap();
+                scope.attention_paged(&queries, &layer, &sequences, 1.0, window).unwrap();
+            });
+            work
+        };
+        let (whole, windowed) = (work(None), work(Some(16)));
+        assert_eq!(windowed.flops, 4 * pairs * 32, "{count} times {rows} rows of {context}");
+        let unread = (count * context) as u64 - keys;
+        assert_eq!(
+            windowed.bytes + Bytes(unread * 2 * 2 * 8 * 4),
+            whole.bytes,
+            "{count} times {rows} rows of {context}"
+        );
+        assert_eq!(work(Some(context)), whole, "a window of the whole context changes nothing");
+    }
 
     let ((), _, work) = plan(1, |scope| {
         let starts = scope.upload([3], &[0u32, 2, 5]).unwrap();

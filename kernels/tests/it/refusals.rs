@@ -183,7 +183,17 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
                 single_rows: 0,
                 query_key_pairs: 1,
             };
-            scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences, 0.2).map(drop)
+            scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences, 0.2, None).map(drop)
+        }),
+        text(|scope| {
+            let sequences = PagedSequences {
+                query_starts: scope.upload([3], &indices[..3])?,
+                context_lengths: scope.upload([2], &indices[..2])?,
+                block_tables: scope.upload([2, 3], &indices[..6])?,
+                single_rows: 0,
+                query_key_pairs: 1,
+            };
+            scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences, 0.2, Some(0)).map(drop)
         }),
         text(|scope| {
             let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, longest: 1, query_key_pairs: 1 };
@@ -261,6 +271,7 @@ rotary: frequencies holds u32; expected f32
 rotary_kv_write: qkv is [3, 39]; expected [3, 40]
 rotary_kv_write: layer holds bf16; expected the target's activations without scales, or quantized elements with scales
 attention_paged: block_tables is [3, 2]; expected one row per sequence
+attention_paged: queries is [5, 32]; expected rows that see at least their own token, but the window is 0
 attention_packed: qkv is [5, 32]; expected queries, keys and values with equally many whole heads
 silu_mul: gate_up is [5, 3]; expected an even number of columns
 gated_linear: weight is [3, 4]; expected an even number of rows
@@ -315,7 +326,7 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
         single_rows: 0,
         query_key_pairs: 1,
     };
-    scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences, 0.2).map(drop)
+    scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences, 0.2, None).map(drop)
 }
 
 #[test]

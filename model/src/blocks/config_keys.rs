@@ -83,17 +83,6 @@ pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&
     }
 }
 
-/// Refuses a sliding window in a family without `max_window_layers`. In such a family, the window
-/// applies to all layers.
-pub fn refuse_window(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
-    let is_on = given.get("use_sliding_window") == Some(&Value::Bool(true));
-    match given.get("sliding_window") {
-        Some(Value::Null) => Ok(()),
-        _ if !is_on => Ok(()),
-        window => Err(unknown(place, "use_sliding_window", window.unwrap_or(&Value::Bool(true)))),
-    }
-}
-
 /// The error that refuses `key`, with its value truncated.
 pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
     let mut value = value.to_string();

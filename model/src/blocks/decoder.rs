@@ -13,7 +13,7 @@ use super::{
     vision::EmbeddingLayout,
 };
 use crate::{
-    flow::{LogitsOf, SCORE_ROWS, StepBatch, StepLayout},
+    flow::{CacheGroups, LogitsOf, SCORE_ROWS, StepBatch, StepFormat, StepLayout},
     weights::{WeightError, WeightMap},
 };
 
@@ -34,6 +34,8 @@ impl DecoderConfig {
 /// One rank's shard of a decoder's weights.
 pub struct Decoder {
     config: DecoderConfig,
+    groups: CacheGroups,
+    format: StepFormat,
     share: DecoderShare,
     embedding: Tensor<'static>, // [own tokens, hidden], padded if it is also the head
     layers: Vec<Layer>,
@@ -101,7 +103,8 @@ impl Decoder {
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.rotary_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
-        Ok(Decoder { config, share, embedding, layers, loads, norm, projection, rope })
+        let (groups, format) = (config.cache_groups(), config.step_format());
+        Ok(Decoder { config, groups, format, share, embedding, layers, loads, norm, projection, rope })
     }
 
     pub fn config(&self) -> &DecoderConfig {
@@ -113,9 +116,15 @@ impl Decoder {
         &self.share
     }
 
-    /// The shape of this rank's keys and values, with elements of type `dtype`.
+    /// The attention layers, in groups that share block tables.
+    pub fn cache_groups(&self) -> &CacheGroups {
+        &self.groups
+    }
+
+    /// The shape of this rank's blocks of keys and values, with elements of type `dtype`. The layers
+    /// are those of one [cache group](CacheGroups).
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
-        let (layers, head_dim) = (self.config.attention_layers(), self.config.head_dim);
+        let (layers, head_dim) = (self.groups.layers_each(), self.config.head_dim);
         KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
     }
 
@@ -167,7 +176,7 @@ impl Decoder {
 
     /// The step layout of exactly the size of `batch`, for this decoder.
     pub fn layout(&self, batch: &StepBatch) -> StepLayout {
-        StepLayout::of(batch, self.config.step_format())
+        StepLayout::of(batch, self.format)
     }
 
     /// Launches a step without uploading anything and without scoring. The step's arrays are in

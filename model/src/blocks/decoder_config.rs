@@ -14,8 +14,9 @@ use super::{
     mixture::MixtureConfig,
     rope_config::RopeConfig,
     rope_scaling::RopeScaling,
+    sliding_window::{SlidingWindow, WindowRule, check_layer_types},
 };
-use crate::flow::StepFormat;
+use crate::flow::{CacheGroups, StepFormat};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
@@ -38,6 +39,8 @@ pub struct DecoderConfig {
     pub output_gate: bool,
     /// The layers with a gated delta net in place of attention, if there are any.
     pub gated_delta: Option<GatedDeltaConfig>,
+    /// The layers whose attention has a sliding window, if there are any.
+    pub sliding: Option<SlidingWindow>,
     /// Added to the weights of norms: 1 if the checkpoint's weights are centred on zero.
     pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
@@ -77,6 +80,8 @@ pub struct DecoderDefaults {
     pub axes: AxesRule,
     /// The biases and norms of the family's layers.
     pub layer: LayerKind,
+    /// How the family decides which layers have a sliding window.
+    pub window: WindowRule,
 }
 
 /// How the pairs of a head are assigned to the axes of a position. The numbers in a variant are the
@@ -120,9 +125,6 @@ struct Fields {
     rms_norm_eps: f32,
     max_position_embeddings: usize,
     tie_word_embeddings: Option<bool>,
-    use_sliding_window: Option<bool>,
-    sliding_window: Option<usize>,
-    max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
     full_attention_interval: Option<usize>,
     attn_output_gate: Option<bool>,
@@ -156,15 +158,17 @@ impl DecoderConfig {
         let rope = RopeConfig::read(place, &given, defaults.rope_types, &more)?;
         let mixture = MixtureConfig::read(&given)?;
         let delta = is_hybrid.then(|| GatedDeltaConfig::read(&given)).transpose()?;
-        let fields: Fields = serde_json::from_value(given.into())?;
+        let fields = Fields::deserialize(&given)?;
         if fields.hidden_act != "silu" {
             let (field, value) = ("hidden_act".to_owned(), fields.hidden_act);
             return Err(ConfigError::Unsupported { field, value, supported: "silu" });
         }
         check_sizes(&fields)?;
-        let gated_delta = match delta {
-            Some(delta) => Some(delta_layers(place, &fields, delta)?),
-            None => refuse_sliding(&fields).map(|()| None)?,
+        let context_tokens = rope.scaling.context_tokens(fields.max_position_embeddings);
+        let sizes = [fields.num_hidden_layers, context_tokens];
+        let (gated_delta, sliding) = match delta {
+            Some(delta) => (Some(delta_layers(place, &fields, delta)?), None),
+            None => (None, SlidingWindow::read(place, &given, defaults.window, sizes)?),
         };
         let [heads, kv_heads, head_dim] = heads(&fields)?;
         let rotary_dim = rope.rotary_dim(place, head_dim)?;
@@ -183,12 +187,13 @@ impl DecoderConfig {
             rotary_dim,
             output_gate: is_hybrid,
             gated_delta,
+            sliding,
             norm_offset: if is_hybrid { 1.0 } else { 0.0 },
             norm_epsilon: fields.rms_norm_eps,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
             rope_axes,
-            context_tokens: rope.scaling.context_tokens(fields.max_position_embeddings),
+            context_tokens,
             tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
         })
     }
@@ -208,9 +213,31 @@ impl DecoderConfig {
         (0..self.layers).filter(|layer| self.has_attention(*layer)).count()
     }
 
+    /// The layers with attention, in groups that share block tables.
+    pub fn cache_groups(&self) -> CacheGroups {
+        let layers = (0..self.layers).filter(|layer| self.has_attention(*layer));
+        CacheGroups::new(layers.map(|layer| (layer, self.window(layer))))
+    }
+
+    /// Number of tokens that the attention of a layer sees, including the query's own token.
+    /// `None` if it sees the whole context.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
+    }
+
+    /// Removes a window that is not shorter than the longest sequence, `tokens`, because it would
+    /// change nothing. Layers with full attention run on every target.
+    pub(crate) fn limit_context(&mut self, tokens: usize) {
+        self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
+    }
+
     /// The arrays that a step of this decoder reads.
     pub fn step_format(&self) -> StepFormat {
-        StepFormat { axes: self.rope_axes.count(), has_states: self.attention_layers() < self.layers }
+        StepFormat {
+            axes: self.rope_axes.count(),
+            groups: self.cache_groups().count(),
+            has_states: self.attention_layers() < self.layers,
+        }
     }
 }
 
@@ -289,41 +316,6 @@ fn delta_layers(place: &str, fields: &Fields, delta: GatedDeltaConfig) -> Result
         }
     }
     Ok(GatedDeltaConfig { is_in, ..delta })
-}
-
-fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigError> {
-    if types.len() == layers {
-        return Ok(());
-    }
-    let text = format!("layer_types names {} layers, but num_hidden_layers is {layers}", types.len());
-    Err(ConfigError::Contradiction(text))
-}
-
-/// Refuses layers with sliding-window attention. If `layer_types` exists, it decides. Otherwise,
-/// the first `max_window_layers` layers have full attention, so `use_sliding_window` by itself does
-/// not imply a window (transformers 5.17, `configuration_qwen2.py`).
-fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
-    let layers = fields.num_hidden_layers;
-    if let Some(types) = &fields.layer_types {
-        check_layer_types(types, layers)?;
-        return match types.iter().position(|kind| kind != "full_attention") {
-            None => Ok(()),
-            Some(layer) => Err(ConfigError::Unsupported {
-                field: format!("layer_types[{layer}]"),
-                value: types[layer].clone(),
-                supported: "full_attention",
-            }),
-        };
-    }
-    let first = fields.max_window_layers.unwrap_or(0);
-    if fields.use_sliding_window == Some(true) && fields.sliding_window.is_some() && first < layers {
-        return Err(ConfigError::Unsupported {
-            field: "use_sliding_window".to_owned(),
-            value: format!("true, and max_window_layers {first} of {layers} layers"),
-            supported: "false, or a max_window_layers of all layers",
-        });
-    }
-    Ok(())
 }
 
 impl AxesRule {

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind};
+use super::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule};
 
 /// The module of the draft head, which proposes several tokens per step. It is not used yet.
 pub const DRAFT_MODULE: &str = "mtp";
@@ -56,5 +56,6 @@ fn defaults(is_mixed: bool) -> DecoderDefaults {
         fields.as_object_mut().expect("an object").extend(mixture.as_object().expect("an object").clone());
     }
     let axes = AxesRule::Interleaved([11, 11, 10]);
-    DecoderDefaults { fields, rope_types: &["default"], axes, layer: LayerKind::Hybrid }
+    let (rope_types, layer) = (&["default"], LayerKind::Hybrid);
+    DecoderDefaults { fields, rope_types, axes, layer, window: WindowRule::Never }
 }

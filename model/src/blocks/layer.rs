@@ -57,7 +57,7 @@ impl Layer {
                 let (name, epsilon) = (name("linear_attn"), config.norm_epsilon);
                 Mixer::GatedDelta(GatedDeltaNet::claim(map, &name, hidden, delta, heads, epsilon)?)
             }
-            _ => Mixer::Attention(PagedAttention::claim(map, &name("self_attn"), config, share)?),
+            _ => Mixer::Attention(PagedAttention::claim(map, &name("self_attn"), config, share, index)?),
         };
         Ok(Layer {
             input_norm,
@@ -193,7 +193,7 @@ impl Layer {
                 // A step that runs its last layer on chosen rows is never captured in a CUDA graph.
                 // Such a layer has no padding rows, so the router does not need the slots to
                 // recognize them.
-                let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
+                let slots = Some(&pass.inputs.groups[0].slots).filter(|slots| slots.rows() == rows);
                 let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);

@@ -42,7 +42,7 @@ impl Mixer {
         cache: &LayerCache,
     ) -> Result<Mixed<'s>, KernelError> {
         match self {
-            Mixer::Attention(attention) => attention.mix(scope, normed, rope, step, cache.kv()),
+            Mixer::Attention(attention) => attention.mix(scope, normed, rope, step, cache),
             Mixer::GatedDelta(net) => net.mix(scope, normed, step, cache.state()),
         }
     }
@@ -57,7 +57,7 @@ impl Mixer {
         cache: &LayerCache,
     ) -> Result<(), KernelError> {
         match self {
-            Mixer::Attention(attention) => attention.project(scope, normed, rope, step, cache.kv()).map(drop),
+            Mixer::Attention(attention) => attention.project(scope, normed, rope, step, cache).map(drop),
             Mixer::GatedDelta(net) => net.mix(scope, normed, step, cache.state()).map(drop),
         }
     }

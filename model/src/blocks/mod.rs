@@ -20,9 +20,11 @@ pub mod norm;
 pub mod paged_attention;
 pub mod rope_config;
 pub mod rope_scaling;
+mod sliding_window;
 pub mod step_inputs;
 pub mod vision;
 
 pub use config_error::{ConfigError, WIDTH_MAX};
 pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, LayerKind};
 pub use decoder_share::DecoderShare;
+pub use sliding_window::{SlidingWindow, WindowRule};

@@ -1,11 +1,14 @@
 //! Self-attention of a decoder layer over the blocks of the KV cache.
 
 use bursar_kernels::{
-    Activations, Backend, KernelError, KvLayer, RankShard, Scope, Tensor,
+    Activations, Backend, KernelError, RankShard, Scope, Tensor,
     ops::{rotary::Rope, rotary_kv_write::HeadNorms},
 };
 
-use super::{decoder_config::DecoderConfig, decoder_share::DecoderShare, mixed::Mixed, step_inputs::StepInputs};
+use super::{
+    decoder_config::DecoderConfig, decoder_share::DecoderShare, layer_cache::LayerCache, mixed::Mixed,
+    step_inputs::StepInputs,
+};
 use crate::weights::{Linear, NormScaling, WeightError, WeightMap};
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
@@ -26,15 +29,18 @@ pub struct PagedAttention {
     has_gate: bool,
     /// Factor that attention scores are multiplied by.
     scale: f32,
+    /// Number of tokens that a query sees, including its own. `None` means all.
+    window: Option<usize>,
 }
 
 impl PagedAttention {
-    /// Claims the weights under `name`, for the heads of this rank.
+    /// Claims the weights of layer `index`, under `name`, for the heads of this rank.
     pub fn claim(
         map: &mut WeightMap<'_>,
         name: &str,
         config: &DecoderConfig,
         share: &DecoderShare,
+        index: usize,
     ) -> Result<Self, WeightError> {
         let part = |part: &str| format!("{name}.{part}");
         let (hidden, head_dim) = (config.hidden, config.head_dim);
@@ -86,6 +92,7 @@ impl PagedAttention {
             heads: share.heads.count,
             has_gate: config.output_gate,
             scale: (head_dim as f32).powf(-0.5) * score_factor,
+            window: config.window(index),
         })
     }
 
@@ -98,13 +105,14 @@ impl PagedAttention {
         normed: &Activations<'_>,
         rope: &Rope<'_>,
         step: &StepInputs<'_>,
-        cache: &KvLayer,
+        cache: &LayerCache,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut projected = self.qkv.forward(scope, normed)?;
-        let shape = cache.shape();
+        let (layer, group) = cache.kv();
+        let (shape, slots) = (layer.shape(), &step.groups[group].slots);
         let mut qkv = projected.column_range_mut(0..(self.heads + 2 * shape.kv_heads) * shape.head_dim);
-        let cache = cache.scaled(self.cache_scales.as_ref());
-        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), &step.positions, rope, &step.slots, cache)?;
+        let cache = layer.scaled(self.cache_scales.as_ref());
+        scope.rotary_kv_write(&mut qkv, self.heads, self.norms.as_ref(), &step.positions, rope, slots, cache)?;
         Ok(projected)
     }
 
@@ -117,13 +125,15 @@ impl PagedAttention {
         normed: &Activations<'_>,
         rope: &Rope<'_>,
         step: &StepInputs<'_>,
-        cache: &KvLayer,
+        cache: &LayerCache,
     ) -> Result<Mixed<'s>, KernelError> {
         let projected = self.project(scope, normed, rope, step, cache)?;
-        let width = self.heads * cache.shape().head_dim;
-        let scaled = cache.scaled(self.cache_scales.as_ref());
+        let (layer, group) = cache.kv();
+        let width = self.heads * layer.shape().head_dim;
+        let scaled = layer.scaled(self.cache_scales.as_ref());
         let queries = projected.column_range(0..width);
-        let mut rows = scope.attention_paged(&queries, scaled, &step.sequences, self.scale)?;
+        let sequences = &step.groups[group].sequences;
+        let mut rows = scope.attention_paged(&queries, scaled, sequences, self.scale, self.window)?;
         if self.has_gate {
             let gates = projected.column_range(projected.columns() - width..projected.columns());
             scope.sigmoid_mul(&mut rows, &gates)?;

@@ -16,10 +16,8 @@ pub struct StepInputs<'a> {
     pub tokens: Tensor<'a>,
     /// `[axes, tokens]` u32
     pub positions: Tensor<'a>,
-    /// `[tokens]` u32
-    pub slots: Tensor<'a>,
-    /// Rows, context lengths and block tables of the sequences.
-    pub sequences: PagedSequences<'a>,
+    /// The slots and block tables of each cache group.
+    pub groups: Vec<GroupInputs<'a>>,
     /// Rows of the sequences and the slots of their states, for a decoder with recurrent states.
     pub states: Option<StateSequences<'a>>,
     /// `[logit_rows + score_rows]` u32; `None` if every row is chosen, in order.
@@ -30,6 +28,14 @@ pub struct StepInputs<'a> {
     pub picture_cache_rows: Tensor<'a>,
 }
 
+/// The arrays that the attention layers of one cache group read.
+pub struct GroupInputs<'a> {
+    /// `[tokens]` u32
+    pub slots: Tensor<'a>,
+    /// Rows, context lengths and block tables of the sequences.
+    pub sequences: PagedSequences<'a>,
+}
+
 impl<'a> StepInputs<'a> {
     /// Views of the arrays in `image` `[words]` u32, at the offsets of `layout`.
     ///
@@ -37,17 +43,25 @@ impl<'a> StepInputs<'a> {
     /// If `image` is shorter than the layout.
     pub fn over(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
         let list = |array| image.row_range(layout.place(array));
-        StepInputs {
-            tokens: list(StepArray::Tokens),
-            positions: list(StepArray::Positions).into_shape([layout.format.axes, layout.tokens]),
-            slots: list(StepArray::Slots),
+        let of_group = |array, group: usize, length: usize| {
+            let first = layout.place(array).start + group * length;
+            image.row_range(first..first + length)
+        };
+        let group = |group| GroupInputs {
+            slots: of_group(StepArray::Slots, group, layout.tokens),
             sequences: PagedSequences {
                 query_starts: list(StepArray::QueryStarts),
                 context_lengths: list(StepArray::ContextLengths),
-                block_tables: list(StepArray::BlockTables).into_shape([layout.sequences, layout.blocks_max]),
+                block_tables: of_group(StepArray::BlockTables, group, layout.sequences * layout.blocks_max)
+                    .into_shape([layout.sequences, layout.blocks_max]),
                 single_rows: layout.single_rows,
                 query_key_pairs: layout.query_key_pairs,
             },
+        };
+        StepInputs {
+            tokens: list(StepArray::Tokens),
+            positions: list(StepArray::Positions).into_shape([layout.format.axes, layout.tokens]),
+            groups: (0..layout.format.groups).map(group).collect(),
             states: layout.format.has_states.then(|| StateSequences {
                 query_starts: list(StepArray::QueryStarts),
                 context_lengths: list(StepArray::ContextLengths),

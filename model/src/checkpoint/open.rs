@@ -45,6 +45,7 @@ pub struct Checkpoint {
     quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
+    context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
     files: TextFiles,
@@ -99,6 +100,7 @@ impl Checkpoint {
             quantization_place,
             quantization: None,
             cache: CacheFormat::Plain,
+            context_limit: usize::MAX,
             image_processor,
             video_processor,
             has_own_video_processor: processors.has_own_video,
@@ -118,6 +120,18 @@ impl Checkpoint {
     /// The same checkpoint, with the KV cache format that the user asks for.
     pub fn with_cache(self, cache: CacheFormat) -> Self {
         Checkpoint { cache, ..self }
+    }
+
+    /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows that are not
+    /// shorter are ignored, because they would change nothing.
+    pub fn with_context_limit(self, tokens: usize) -> Self {
+        Checkpoint { context_limit: tokens, ..self }
+    }
+
+    /// Maximum number of tokens of a sequence. `usize::MAX` if nothing has set a limit; the
+    /// configuration may have a lower one.
+    pub fn context_limit(&self) -> usize {
+        self.context_limit
     }
 
     /// The storage format of keys and values.

@@ -99,6 +99,10 @@ impl<F: DeepstackFamily> Settings for Config<F> {
         &self.decoder
     }
 
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.decoder
+    }
+
     fn pictures(&self) -> Option<VisionSettings> {
         let (merge, patch, row) = (self.vision.tower.merge(), self.vision.tower.patch(), self.vision.row());
         let step_text_tokens = video_text::STEP_TOKENS;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::row::{Files, ReadText, ReleasedShape, Settings, VisionSettings};
 use crate::{
     blocks::{
-        AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, config_keys,
+        AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule, config_keys,
         decoder_shape::DecoderShape,
         vision::{
             EmbeddingLayout, PlaceholderTokens, Placeholders, QWEN_PLACEHOLDERS, TowerConfig, VideoPlace, lay_out,
@@ -77,6 +77,10 @@ impl<V: VisionTowerConfig> Settings for Config<V> {
         &self.decoder
     }
 
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.decoder
+    }
+
     fn pictures(&self) -> Option<VisionSettings> {
         let (merge, patch, token) = (self.vision.tower().merge(), self.vision.tower().patch(), self.tokens.image);
         let row = EmbeddingLayout::plain(self.decoder.hidden);
@@ -116,7 +120,8 @@ fn defaults() -> DecoderDefaults {
         "max_window_layers": 80,
     });
     let axes = AxesRule::Consecutive([16, 24, 24]);
-    DecoderDefaults { fields, rope_types: &["default", "mrope"], axes, layer: LayerKind::QkvBias }
+    let (rope_types, layer) = (&["default", "mrope"], LayerKind::QkvBias);
+    DecoderDefaults { fields, rope_types, axes, layer, window: WindowRule::PerLayer }
 }
 
 /// Sizes of a model, without its weights.

@@ -107,6 +107,8 @@ pub trait Settings: Sized {
 
     fn decoder(&self) -> &DecoderConfig;
 
+    fn decoder_mut(&mut self) -> &mut DecoderConfig;
+
     /// The family's vision settings; `None` for a family without pictures.
     fn pictures(&self) -> Option<VisionSettings> {
         None

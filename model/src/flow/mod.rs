@@ -4,7 +4,9 @@
 //! Embeddings are rows of the vision cache, and logits are rows of a workspace. Neither has a type
 //! here, because both stay on the device.
 
+mod block_table;
 mod cache_format;
+mod cache_groups;
 pub mod encoded_image;
 mod image_error;
 mod logits_of;
@@ -19,7 +21,9 @@ mod tiles;
 pub mod token;
 pub mod video;
 
+pub use block_table::BlockTable;
 pub use cache_format::CacheFormat;
+pub use cache_groups::{CacheGroup, CacheGroups};
 pub use encoded_image::{EncodedImage, FileName, ImageLimits, PixelSize};
 pub use image_error::ImageError;
 pub use logits_of::LogitsOf;

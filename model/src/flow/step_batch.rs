@@ -8,6 +8,8 @@ use bursar_kernels::{
     ops::gated_delta::{NO_STATE, SNAPSHOTS},
 };
 
+use super::BlockTable;
+
 /// Prompt rows whose logits are scored at a time: as many as a GPU's sampler processes at once. On
 /// an H200, a prompt of 8,000 tokens with the shapes of a 7B model took 227 ms, and 34 ms more with
 /// 32 rows at a time, because reading the weights limits the speed of the projection. With more
@@ -29,9 +31,9 @@ pub struct SequencePart<'a> {
     pub positions: &'a [[u32; POSITION_AXES]],
     /// Tokens of this sequence that are already in the KV cache.
     pub cached_tokens: usize,
-    /// KV cache blocks of the sequence in order, enough for the cached tokens and
+    /// The sequence's KV cache blocks in each cache group, enough for the cached tokens and
     /// the tokens to run.
-    pub blocks: &'a [u32],
+    pub tables: &'a [BlockTable],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
     pub pictures: &'a [EmbeddingRows<'a>],
     /// Whether to return the last token's logits; false in the middle of a prompt.
@@ -78,13 +80,16 @@ pub struct StepBatch {
     pub tokens: Vec<InputToken>,
     /// `[3, tokens]`
     pub positions: Vec<u32>,
-    /// `[tokens]`: the KV cache slot for each token's keys and values.
+    /// Number of cache groups. 0 for a batch without sequences.
+    pub groups: usize,
+    /// `[groups, tokens]`: the KV cache slot for each token's keys and values.
     pub slots: Vec<u32>,
     /// `[sequences + 1]`
     pub query_starts: Vec<u32>,
     /// `[sequences]`
     pub context_lengths: Vec<u32>,
-    /// `[sequences, blocks_max]`, padded with zeros that no kernel reads.
+    /// `[groups, sequences, blocks_max]`. Blocks before a window and padding are zeros that no
+    /// kernel reads.
     pub block_tables: Vec<u32>,
     /// Rows of `tokens` whose logits are returned, at most one per sequence, in the
     /// order of the parts.
@@ -113,12 +118,18 @@ impl StepBatch {
     /// Packs `parts`, in order.
     ///
     /// # Panics
-    /// If a part has no tokens or too few blocks, which is a bug in the caller.
+    /// If a part has no tokens or too few blocks, or if the parts have different numbers of block
+    /// tables, which is a bug in the caller.
     pub fn pack(parts: &[SequencePart<'_>]) -> Self {
         let blocks_max = parts.iter().map(|part| part.blocks_needed()).max().unwrap_or(0);
-        let mut batch = StepBatch { query_starts: vec![0], ..StepBatch::default() };
+        let groups = parts.first().map_or(0, |part| part.tables.len());
+        let mut batch = StepBatch { groups, query_starts: vec![0], ..StepBatch::default() };
         for part in parts {
-            batch.push(part, blocks_max);
+            assert_eq!(part.tables.len(), groups, "each sequence has a block table for each cache group");
+            batch.push(part);
+        }
+        for group in 0..groups {
+            parts.iter().for_each(|part| batch.push_table(part, &part.tables[group], blocks_max));
         }
         let positions: Vec<_> = parts.iter().flat_map(|part| part.positions).collect();
         let states = batch.state_reads.len();
@@ -127,22 +138,14 @@ impl StepBatch {
         batch
     }
 
-    fn push(&mut self, part: &SequencePart<'_>, blocks_max: usize) {
+    fn push(&mut self, part: &SequencePart<'_>) {
         let (first_row, count, cached) = (self.tokens.len(), part.token_count(), part.cached_tokens);
         assert!(count > 0, "a part has at least one token");
         assert_eq!(count, part.positions.len(), "each token has a position");
-        let needed = part.blocks_needed();
-        assert!(needed <= part.blocks.len(), "{} blocks for {} tokens", part.blocks.len(), cached + count);
         self.tokens.extend(part.tokens.iter().copied().map(InputToken::Known));
         self.tokens.extend(part.unseen.map(InputToken::Unseen));
-        self.slots.extend(
-            (cached..cached + count)
-                .map(|token| part.blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32),
-        );
         self.query_starts.push((first_row + count) as u32);
         self.context_lengths.push((cached + count) as u32);
-        self.block_tables.extend_from_slice(&part.blocks[..needed]);
-        self.block_tables.extend(std::iter::repeat_n(0, blocks_max - needed));
         self.query_key_pairs += (cached + 1..=cached + count).sum::<usize>() as u64;
         if part.wants_logits {
             self.logit_rows.push((first_row + count - 1) as u32);
@@ -165,6 +168,17 @@ impl StepBatch {
             self.picture_rows.extend(picture.tokens.clone().map(|token| (first_row + token) as u32));
             self.picture_cache_rows.extend_from_slice(picture.cache_rows);
         }
+    }
+
+    /// Appends a sequence's slots and its row of the block tables.
+    fn push_table(&mut self, part: &SequencePart<'_>, table: &BlockTable, blocks_max: usize) {
+        let (cached, needed) = (part.cached_tokens, part.blocks_needed());
+        let end = cached + part.token_count();
+        assert!(needed <= table.end(), "{} blocks for {end} tokens", table.end());
+        self.slots.extend((cached..end).map(|token| table.slot(token)));
+        self.block_tables.extend(std::iter::repeat_n(0, table.skipped));
+        self.block_tables.extend_from_slice(&table.blocks[..needed - table.skipped]);
+        self.block_tables.extend(std::iter::repeat_n(0, blocks_max - needed));
     }
 
     pub fn token_count(&self) -> usize {
@@ -191,7 +205,7 @@ impl StepBatch {
 
     /// Columns of the block tables.
     pub fn blocks_max(&self) -> usize {
-        self.block_tables.len().checked_div(self.sequence_count()).unwrap_or(0)
+        self.block_tables.len().checked_div(self.groups * self.sequence_count()).unwrap_or(0)
     }
 }
 
@@ -223,7 +237,7 @@ mod tests {
                 unseen: None,
                 positions: &chunk,
                 cached_tokens: 14,
-                blocks: &[9, 4, 8],
+                tables: &[vec![9, 4, 8].into()],
                 pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
                 wants_logits: false,
                 scored: 1..4,
@@ -234,7 +248,7 @@ mod tests {
                 unseen: None,
                 positions: &one,
                 cached_tokens: 7,
-                blocks: &[2],
+                tables: &[vec![2].into()],
                 pictures: &[],
                 wants_logits: true,
                 scored: 0..0,
@@ -260,7 +274,7 @@ mod tests {
             unseen: None,
             positions: &positions,
             cached_tokens: 16,
-            blocks: &[0],
+            tables: &[vec![0].into()],
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
@@ -268,14 +282,29 @@ mod tests {
         }]);
     }
 
+    #[test]
+    fn each_group_has_slots_and_tables_without_the_blocks_before_its_window() {
+        let (chunk, one) = (positions(30..34), positions(40..41));
+        let tables = [vec![1, 2, 3].into(), BlockTable { skipped: 1, blocks: vec![8, 9] }];
+        let short = [vec![4, 5, 6].into(), BlockTable { skipped: 2, blocks: vec![7] }];
+        let batch = StepBatch::pack(&[
+            SequencePart { tokens: &[1; 4], positions: &chunk, cached_tokens: 30, tables: &tables, ..decoding(&[]) },
+            SequencePart { positions: &one, cached_tokens: 40, tables: &short, ..decoding(&[]) },
+        ]);
+        assert_eq!((batch.groups, batch.blocks_max()), (2, 3));
+        assert_eq!(batch.slots[..5], [2 * 16 + 14, 2 * 16 + 15, 3 * 16, 3 * 16 + 1, 6 * 16 + 8]);
+        assert_eq!(batch.slots[5..], [8 * 16 + 14, 8 * 16 + 15, 9 * 16, 9 * 16 + 1, 7 * 16 + 8]);
+        assert_eq!(batch.block_tables, [1, 2, 3, 4, 5, 6, 0, 8, 9, 0, 0, 7]);
+    }
+
     /// A sequence that decodes one token and samples the next one.
-    fn decoding() -> SequencePart<'static> {
+    fn decoding(tables: &[BlockTable]) -> SequencePart<'_> {
         SequencePart {
             tokens: &[5],
             unseen: None,
             positions: &[[7; 3]],
             cached_tokens: 7,
-            blocks: &[2],
+            tables,
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
@@ -285,6 +314,8 @@ mod tests {
 
     #[test]
     fn a_step_is_decoding_alone_if_each_sequence_only_chooses() {
+        let tables = [vec![2].into()];
+        let decoding = || decoding(&tables);
         let chunk = SequencePart { tokens: &[5, 6], positions: &[[7; 3]; 2], ..decoding() };
         let pictures = [EmbeddingRows { tokens: 0..1, cache_rows: &[3] }];
         let alone = |part| StepBatch::pack(&[decoding(), part, decoding()]).is_decoding_alone();
@@ -303,8 +334,9 @@ mod tests {
 
     #[test]
     fn a_batch_counts_tokens_sequences_and_leading_single_rows() {
+        let tables = [vec![2, 3].into()];
+        let decoding = || decoding(&tables);
         let chunk = SequencePart { tokens: &[5, 6], positions: &[[7; 3]; 2], cached_tokens: 15, ..decoding() };
-        let chunk = SequencePart { blocks: &[2, 3], ..chunk };
         let batch = StepBatch::pack(&[decoding(), decoding(), chunk, decoding()]);
         let counts = (batch.token_count(), batch.sequence_count(), batch.single_rows(), batch.blocks_max());
         assert_eq!(counts, (5, 4, 2, 2));

@@ -23,7 +23,7 @@ pub enum StepArray {
     Tokens,
     /// `[axes, tokens]`
     Positions,
-    /// `[tokens]`
+    /// `[groups, tokens]`
     Slots,
     /// `[sequences + 1]`
     QueryStarts,
@@ -44,7 +44,7 @@ pub enum StepArray {
     SnapshotRows,
     /// `[sequences, SNAPSHOTS]`
     SnapshotSlots,
-    /// `[sequences, blocks_max]`
+    /// `[groups, sequences, blocks_max]`
     BlockTables,
 }
 
@@ -68,11 +68,13 @@ impl StepArray {
     ];
 }
 
-/// The arrays that a decoder reads in addition to those of every decoder.
+/// Properties of a decoder that determine which arrays its steps read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepFormat {
     /// The model's position axes: [`POSITION_AXES`](super::POSITION_AXES), or 1.
     pub axes: usize,
+    /// The model's [cache groups](super::CacheGroups).
+    pub groups: usize,
     /// Whether some layers have recurrent states.
     pub has_states: bool,
 }
@@ -153,7 +155,8 @@ impl StepLayout {
 
     fn length(&self, array: StepArray) -> usize {
         match array {
-            StepArray::Tokens | StepArray::Slots => self.tokens,
+            StepArray::Tokens => self.tokens,
+            StepArray::Slots => self.format.groups * self.tokens,
             StepArray::Positions => self.format.axes * self.tokens,
             StepArray::StateReads | StepArray::StateWrites if self.format.has_states => self.sequences,
             StepArray::SnapshotRows | StepArray::SnapshotSlots if self.format.has_states => SNAPSHOTS * self.sequences,
@@ -163,7 +166,7 @@ impl StepLayout {
             StepArray::ChosenRows if self.chooses_in_every_row() => 0,
             StepArray::ChosenRows => self.logit_rows + self.score_rows,
             StepArray::EmbeddingRows | StepArray::PictureCacheRows => self.picture_rows,
-            StepArray::BlockTables => self.sequences * self.blocks_max,
+            StepArray::BlockTables => self.format.groups * self.sequences * self.blocks_max,
         }
     }
 
@@ -184,11 +187,11 @@ impl StepLayout {
     /// If the layout does not [take](Self::takes) the batch, which is a bug in the caller.
     pub fn pack(&self, batch: &StepBatch, words: &mut Vec<u32>) {
         assert!(self.takes(batch), "{self:?} does not take {:?}", StepLayout::of(batch, self.format));
+        assert!([0, self.format.groups].contains(&batch.groups), "{} cache groups for {self:?}", batch.groups);
         let (rows, sequences, columns) = (batch.token_count(), batch.sequence_count(), batch.blocks_max());
         words.clear();
         words.resize(self.place(StepArray::BlockTables).start, 0);
         let mut put = |array, with: &[u32]| words[self.place(array)][..with.len()].copy_from_slice(with);
-        put(StepArray::Slots, &batch.slots);
         put(StepArray::QueryStarts, &batch.query_starts);
         put(StepArray::ContextLengths, &batch.context_lengths);
         if !self.chooses_in_every_row() {
@@ -213,14 +216,19 @@ impl StepLayout {
         for axis in 0..self.format.axes {
             positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
         }
-        let padding = rows..self.tokens;
-        words[self.place(StepArray::Slots)][padding.clone()].fill(NO_SLOT);
-        for row in padding {
+        let slots = &mut words[self.place(StepArray::Slots)];
+        slots.fill(NO_SLOT);
+        for group in 0..batch.groups {
+            slots[group * self.tokens..][..rows].copy_from_slice(&batch.slots[group * rows..][..rows]);
+        }
+        for row in rows..self.tokens {
             words[self.place(StepArray::QueryStarts).start + row + 1] = row as u32 + 1;
         }
-        for sequence in 0..sequences {
-            words.resize(self.place(StepArray::BlockTables).start + sequence * self.blocks_max, 0);
-            words.extend_from_slice(&batch.block_tables[sequence * columns..][..columns]);
+        for (row, table) in batch.block_tables.chunks_exact(columns.max(1)).enumerate() {
+            let (group, sequence) = (row / sequences, row % sequences);
+            let first = (group * self.sequences + sequence) * self.blocks_max;
+            words.resize(self.place(StepArray::BlockTables).start + first, 0);
+            words.extend_from_slice(table);
         }
     }
 }
@@ -228,22 +236,25 @@ impl StepLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{EmbeddingRows, SequencePart};
+    use crate::flow::{BlockTable, EmbeddingRows, SequencePart};
 
     /// The format of a decoder without recurrent states.
     fn axes(axes: usize) -> StepFormat {
-        StepFormat { axes, has_states: false }
+        StepFormat { axes, groups: 1, has_states: false }
     }
 
     fn decoding(contexts: &[usize]) -> StepBatch {
-        let blocks: Vec<u32> = (1..9).collect();
+        decoding_with(contexts, &[(1..9).collect::<Vec<_>>().into()])
+    }
+
+    fn decoding_with(contexts: &[usize], tables: &[BlockTable]) -> StepBatch {
         let positions: Vec<_> = contexts.iter().map(|context| [[*context as u32, 70, 80]]).collect();
         let parts = contexts.iter().zip(&positions).map(|(context, position)| SequencePart {
             tokens: &[7],
             unseen: None,
             positions: position,
             cached_tokens: *context,
-            blocks: &blocks,
+            tables,
             pictures: &[],
             wants_logits: true,
             scored: 0..0,
@@ -271,7 +282,7 @@ mod tests {
             unseen: None,
             positions: &positions,
             cached_tokens: 14,
-            blocks: &[9, 4],
+            tables: &[vec![9, 4].into()],
             pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
             wants_logits: true,
             scored: 1..4,
@@ -313,6 +324,19 @@ mod tests {
         let tables = &words[layout.place(StepArray::BlockTables).start..];
         assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "the end of the block tables is not uploaded");
         assert!(words.len() < layout.words());
+    }
+
+    #[test]
+    fn each_cache_group_has_padded_slots_and_tables() {
+        let tables = [vec![1, 2].into(), BlockTable { skipped: 1, blocks: vec![5] }];
+        let format = StepFormat { groups: 2, ..axes(1) };
+        let (batch, layout) = (decoding_with(&[20, 30], &tables), StepLayout::decode(3, format, 48));
+        let mut words = Vec::new();
+        layout.pack(&batch, &mut words);
+        let slots = [2 * 16 + 4, 2 * 16 + 14, NO_SLOT, 5 * 16 + 4, 5 * 16 + 14, NO_SLOT];
+        assert_eq!(words[layout.place(StepArray::Slots)], slots);
+        let tables = &words[layout.place(StepArray::BlockTables).start..];
+        assert_eq!(tables, [1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 5, 0, 0, 5], "the last row of each group is padding");
     }
 
     #[test]

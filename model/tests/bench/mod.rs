@@ -37,7 +37,7 @@ pub use sequence::{Sequence, Share};
 pub struct BenchMemory {
     /// Total bytes of device memory, including the weights.
     pub capacity: Bytes,
-    /// Blocks of the KV caches.
+    /// Blocks of the KV caches, for each cache group.
     pub blocks: usize,
     /// Rows of the cache of picture embeddings.
     pub cache_rows: usize,
@@ -160,12 +160,13 @@ impl<B: Backend> Bench<B> {
     /// Adds caches and a workspace to a loaded model.
     pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: BenchMemory) -> Self {
         let target = *backend.target();
-        let caches = Caches::poisoned(&memory, &backend, &model, room.blocks);
+        let blocks = room.blocks * model.cache_groups().count();
+        let caches = Caches::poisoned(&memory, &backend, &model, blocks);
         let row = model.picture_row_bytes(&target);
         let cache = memory.poisoned(&backend, Class::VisionCache, row * room.cache_rows as u64);
         let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, room.workspace));
         let mut random = Random::new(7);
-        let free_blocks = RefCell::new(random.shuffled(room.blocks));
+        let free_blocks = RefCell::new(random.shuffled(blocks));
         let free_rows = RefCell::new(random.shuffled(room.cache_rows));
         let free_states = RefCell::new(random.shuffled(Caches::STATES));
         let goes_on = GoesOn::Chosen;
@@ -248,12 +249,13 @@ impl<B: Backend> Bench<B> {
 
     /// A sequence at the start of the prompt `layout`.
     pub fn start(&self, layout: PromptLayout, picture_rows: &[Vec<u32>]) -> Sequence {
-        let blocks = Sequence::blocks_for(layout.tokens.len());
+        let groups = self.model.cache_groups();
+        let blocks = Sequence::blocks_for(layout.tokens.len()) * groups.count();
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
         let has_states = self.model.config().decoder().step_format().has_states;
         let state = has_states.then(|| self.free_states.borrow_mut().pop().expect("a free state"));
-        Sequence::new(layout, picture_rows.to_vec(), free.split_off(kept), state)
+        Sequence::new(layout, picture_rows.to_vec(), groups, &free.split_off(kept), state)
     }
 
     /// Frees the blocks and the state of a sequence, with their stale content.

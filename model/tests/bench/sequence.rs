@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{EmbeddingRows, PromptLayout, SequencePart, StateSlots};
+use bursar_model::flow::{BlockTable, CacheGroups, EmbeddingRows, PromptLayout, SequencePart, StateSlots};
 
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
@@ -14,7 +14,10 @@ pub struct Sequence {
     tokens: Vec<u32>,
     positions: Vec<[u32; 3]>,
     picture_rows: Vec<Vec<u32>>,
-    blocks: Vec<u32>,
+    groups: CacheGroups,
+    tables: Vec<BlockTable>,
+    /// Blocks before the windows, which no step reads any more.
+    let_go: Vec<u32>,
     state: Option<u32>,
     cached: usize,
 }
@@ -33,14 +36,24 @@ impl Sequence {
         (prompt_tokens + ANSWER_TOKENS).div_ceil(BLOCK_TOKENS)
     }
 
-    pub fn new(layout: PromptLayout, picture_rows: Vec<Vec<u32>>, blocks: Vec<u32>, state: Option<u32>) -> Self {
+    /// A sequence at the start of its prompt. `blocks` are divided among the cache groups.
+    pub fn new(
+        layout: PromptLayout,
+        picture_rows: Vec<Vec<u32>>,
+        groups: &CacheGroups,
+        blocks: &[u32],
+        state: Option<u32>,
+    ) -> Self {
         let (tokens, positions) = (layout.tokens.clone(), layout.positions.clone());
-        Sequence { layout, tokens, positions, picture_rows, blocks, state, cached: 0 }
+        let tables = blocks.chunks(blocks.len() / groups.count()).map(|blocks| blocks.to_vec().into()).collect();
+        let (groups, let_go) = (groups.clone(), Vec::new());
+        Sequence { layout, tokens, positions, picture_rows, groups, tables, let_go, state, cached: 0 }
     }
 
     /// The blocks and the slot of the state.
     pub fn into_memory(self) -> (Vec<u32>, Option<u32>) {
-        (self.blocks, self.state)
+        let held = self.tables.into_iter().flat_map(|table| table.blocks);
+        (held.chain(self.let_go).collect(), self.state)
     }
 
     /// Tokens of the prompt that are not in the cache yet.
@@ -104,7 +117,7 @@ impl Share<'_> {
             unseen: None,
             positions: &self.sequence.positions[self.chunk()],
             cached_tokens: self.sequence.cached,
-            blocks: &self.sequence.blocks,
+            tables: &self.sequence.tables,
             pictures,
             wants_logits: self.wants_logits,
             scored: self.count - self.scored..self.count,
@@ -113,6 +126,12 @@ impl Share<'_> {
     }
 
     pub(super) fn advance(&mut self) {
-        self.sequence.cached += self.count;
+        let Sequence { groups, tables, let_go, cached, .. } = &mut *self.sequence;
+        *cached += self.count;
+        for (group, table) in tables.iter_mut().enumerate() {
+            let before = groups.first_read(group, *cached) - table.skipped;
+            let_go.extend(table.blocks.drain(..before));
+            table.skipped += before;
+        }
     }
 }

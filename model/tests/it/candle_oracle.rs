@@ -101,8 +101,8 @@ fn compare(
             forward(&input, first).expect("the model runs").flatten_all().expect("a row").to_vec1().expect("numbers")
         };
         let layout = bench.model.config().lay_out(ids.clone(), &[]).expect("the prompt is laid out");
-        let mut sequence =
-            Sequence::new(layout, Vec::new(), (0..Sequence::blocks_for(ids.len()) as u32).collect(), None);
+        let blocks: Vec<u32> = (0..Sequence::blocks_for(ids.len()) as u32).collect();
+        let mut sequence = Sequence::new(layout, Vec::new(), bench.model.cache_groups(), &blocks, None);
         let ours = bench.prefill(&mut sequence, &[length, 1]);
         let expected = [run(&ids[..length], 0), run(&ids[length..], length)];
         let found = [ours.first(), ours.last()].map(|row| row.expect("a row of logits"));

@@ -7,7 +7,7 @@ use bursar_kernels::{
 };
 use bursar_model::{
     blocks::decoder::StepCaches,
-    flow::{LogitsOf, SequencePart, StateSlots, StepBatch, StepLayout},
+    flow::{BlockTable, LogitsOf, SequencePart, StateSlots, StepBatch, StepLayout},
 };
 
 use crate::{
@@ -23,8 +23,8 @@ const PASTS: [usize; 3] = [19, 1, 40];
 /// A step over the tokens of each sequence after its first `cached` tokens.
 fn batch(tokens: &[Vec<u32>], cached: &[usize], has_states: bool) -> StepBatch {
     let each = CONTEXT.div_ceil(BLOCK_TOKENS);
-    let blocks: Vec<Vec<u32>> =
-        (0..tokens.len()).map(|sequence| (0..each).map(|at| (at * tokens.len() + sequence) as u32).collect()).collect();
+    let blocks = |sequence: usize| (0..each).map(|at| (at * tokens.len() + sequence) as u32).collect::<Vec<_>>();
+    let tables: Vec<[BlockTable; 1]> = (0..tokens.len()).map(|sequence| [blocks(sequence).into()]).collect();
     let positions: Vec<Vec<[u32; 3]>> = tokens
         .iter()
         .zip(cached)
@@ -35,7 +35,7 @@ fn batch(tokens: &[Vec<u32>], cached: &[usize], has_states: bool) -> StepBatch {
         unseen: None,
         positions: &positions[sequence],
         cached_tokens: cached[sequence],
-        blocks: &blocks[sequence],
+        tables: &tables[sequence],
         pictures: &[],
         wants_logits: true,
         scored: 0..0,

@@ -1,23 +1,28 @@
 //! Families without pictures compared with results of transformers: ids, logits and answers, with
 //! whole prompts, in chunks, and batched with others. The cases are Qwen3 with unscaled frequencies
 //! and with YaRN, Llama with Llama 3.1's frequencies and with linearly scaled frequencies and
-//! biases everywhere, mixtures of experts in all layers and in some layers, and hybrids of
-//! gated delta nets and attention, with unscaled frequencies and with YaRN.
+//! biases everywhere, Mistral and Qwen2 with sliding windows, mixtures of experts in all layers and
+//! in some layers, and hybrids of gated delta nets and attention, with unscaled frequencies and with
+//! YaRN.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
-const FOLDERS: [&str; 10] = [
+const FOLDERS: [&str; 12] = [
     "tests/golden/qwen2",
     "tests/golden/qwen3",
     "tests/golden/qwen3_yarn",
     "tests/golden/llama",
     "tests/golden/llama_biased",
     "tests/golden/mistral",
+    WINDOWED[0],
+    WINDOWED[1],
     "tests/golden/qwen3_moe",
     "tests/golden/qwen3_moe_sparse",
     "tests/golden/qwen3_5_text",
     "tests/golden/qwen3_5_yarn",
 ];
+// A sliding window in all layers, and a window in two of four layers.
+pub const WINDOWED: [&str; 2] = ["tests/golden/mistral_windowed", "tests/golden/qwen2_windowed"];
 const CASES: [&str; 2] = ["short", "long"];
 
 // The same tolerances as for Qwen2.5-VL.

@@ -43,6 +43,7 @@ mod sampling;
 mod sampling_distributions;
 mod sampling_where_the_logits_are;
 mod schema_refusals;
+mod sliding_windows;
 mod structured_output;
 mod variants;
 mod videos;

@@ -199,9 +199,12 @@ fn logits(bench: &Bench) -> Vec<f32> {
 /// The logits after these tokens.
 fn after(bench: &Bench, ids: Vec<u32>) -> Vec<f32> {
     let layout = bench.model.config().lay_out(ids, &[]).expect("the prompt is laid out");
-    let blocks = (0..Sequence::blocks_for(layout.tokens.len()) as u32).collect();
+    let blocks: Vec<u32> = (0..Sequence::blocks_for(layout.tokens.len()) as u32).collect();
     let count = layout.tokens.len();
-    bench.prefill(&mut Sequence::new(layout, Vec::new(), blocks, None), &[count]).pop().expect("a prompt has an end")
+    bench
+        .prefill(&mut Sequence::new(layout, Vec::new(), bench.model.cache_groups(), &blocks, None), &[count])
+        .pop()
+        .expect("a prompt has an end")
 }
 
 #[test]

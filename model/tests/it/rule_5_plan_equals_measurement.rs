@@ -11,7 +11,7 @@ use bursar_kernels::{
 use bursar_model::{
     Depth, Envelope, Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{CacheFormat, EmbeddingRows, Grid, ResizedImage, SequencePart, StepBatch},
+    flow::{BlockTable, CacheFormat, EmbeddingRows, Grid, ResizedImage, SequencePart, StepBatch},
     registry,
     sampling::{SamplingBuffers, SamplingShape},
     workload::Workload,
@@ -325,6 +325,7 @@ impl Within<'_> {
         let (tokens, positions) = (vec![0u32; longest], vec![[0u32; 3]; longest]);
         let blocks: Vec<u32> =
             (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % self.room.blocks) as u32).collect();
+        let tables = vec![BlockTable::from(blocks); self.model.cache_groups().count()];
         let rows: Vec<u32> = (0..longest).map(|row| (row % self.room.cache_rows) as u32).collect();
         let pictures: Vec<[EmbeddingRows<'_>; 1]> = shares
             .iter()
@@ -338,7 +339,7 @@ impl Within<'_> {
             unseen: None,
             positions: &positions[..*count],
             cached_tokens: *cached,
-            blocks: &blocks,
+            tables: &tables,
             pictures,
             wants_logits: *wants_logits,
             scored: *count - *count * scored / 100..*count,

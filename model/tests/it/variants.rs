@@ -388,8 +388,8 @@ fn a_sliding_window_that_no_layer_uses_changes_nothing() {
         assert_eq!(config(&with(&[("max_window_layers", json!(2))]).open()), full);
         assert_eq!(config(&with(&[("max_window_layers", Value::Null)]).open()), full);
         assert_eq!(config(&with(&[("layer_types", json!(["full_attention", "full_attention"]))]).open()), full);
-        let error = with(&[("max_window_layers", json!(1))]).error();
-        assert!(error.to_string().contains("use_sliding_window is true, and max_window_layers 1 of 2"), "{error}");
+        let windowed = config(&with(&[("max_window_layers", json!(1)), ("sliding_window", json!(64))]).open());
+        assert_eq!([0, 1].map(|layer| windowed.decoder().window(layer)), [None, Some(64)]);
     }
 }
 
@@ -533,20 +533,6 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
     let whole = Copy::of(QWEN2).prompts();
     let text = "<|im_start|>user\nHi<|im_end|>";
     assert_eq!(copy.prompts().tokenizer().encode(text, false).ok(), whole.tokenizer().encode(text, false).ok());
-}
-
-#[test]
-fn a_window_that_would_slide_is_refused_by_name() {
-    let refused = |edit: Value| {
-        let mut fields = json!({ "model_type": "mistral", "max_position_embeddings": 8192 });
-        fields.as_object_mut().expect("an object").extend(edit.as_object().expect("an object").clone());
-        FamilyConfig::of(&Copy::of(QWEN2).write(CONFIG, fields.to_string()).open()).map(drop).map_err(|e| e.to_string())
-    };
-    let error = "config.json: sliding_window is 4096; supported: null, or at least max_position_embeddings";
-    assert_eq!(refused(json!({})), Err(error.to_owned()), "the default of the class uses a sliding window");
-    assert_eq!(refused(json!({ "sliding_window": 4096 })), Err(error.to_owned()));
-    assert_eq!(refused(json!({ "sliding_window": 8192 })), Ok(()), "the window is never used");
-    assert_eq!(refused(json!({ "sliding_window": null })), Ok(()));
 }
 
 #[test]

@@ -13,6 +13,7 @@ PARTS = {
     "qwen2_5_vl": qwen2_5_vl.record,
     "qwen2": text_families.record_qwen2,
     "families": text_families.record,
+    "windowed": text_families.record_windowed,
     "defaults": config_defaults.record,
     "bare": qwen2_5_vl.record_bare,
     "videos": qwen2_5_vl.record_videos,

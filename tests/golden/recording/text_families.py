@@ -12,6 +12,8 @@ from .weights import Weights
 
 QWEN2, SEED_QWEN2 = "qwen2", 6
 SEEDS = {"qwen3": 1, "qwen3_yarn": 1, "llama": 1, "llama_biased": 12, "mistral": 2, "qwen3_moe": 2, "qwen3_moe_sparse": 1}
+# Sliding windows, shorter than the chat `long`.
+SEEDS_WINDOWED = {"mistral_windowed": 1, "qwen2_windowed": 1}
 LLAMA_3 = (
     "{{- bos_token -}}\n"
     "{%- for message in messages -%}\n"
@@ -93,7 +95,17 @@ def family(name):
     mixed = qwen3 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
                      "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True, "decoder_sparse_step": 1,
                      "mlp_only_layers": [], "tie_word_embeddings": False}  # fmt: skip
+    # A window that is not a multiple of a block, in the second and third of four layers.
+    qwen2 = small | heads(6, 2, 64) | {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 4, "rope_theta": 1000000.0,
+        "use_sliding_window": True, "sliding_window": 23, "max_window_layers": 4, "tie_word_embeddings": True,
+        "layer_types": [f"{kind}_attention" for kind in ("full", "sliding", "sliding", "full")]}  # fmt: skip
+    mistral = small | heads(4, 1, 128) | {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1000000.0,
+        "sliding_window": None, "tie_word_embeddings": False}  # fmt: skip
     return {
+        "qwen2_windowed": (Qwen2ForCausalLM, qwen2, ("q", "k", "v")),
+        "mistral_windowed": (MistralForCausalLM, mistral | {"sliding_window": 32}, ""),
         "qwen3_moe": (Qwen3MoeForCausalLM, mixed, ""),
         # Layers 1 and 5 of six have experts, and their routing weights do not sum to 1.
         "qwen3_moe_sparse": (Qwen3MoeForCausalLM, mixed | {
@@ -105,16 +117,14 @@ def family(name):
         "llama_biased": (LlamaForCausalLM, llama | heads(4, 4, 80) | {
             "attention_bias": True, "mlp_bias": True, "rope_scaling": {"type": "linear", "factor": 4.0},
             "tie_word_embeddings": False}, ("q", "k", "v", "o", "gate", "up", "down")),
-        "mistral": (MistralForCausalLM, small | heads(4, 1, 128) | {
-            "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1000000.0,
-            "sliding_window": None, "tie_word_embeddings": False}, ""),
+        "mistral": (MistralForCausalLM, mistral, ""),
     }[name]  # fmt: skip
 
 
 def write_checkpoint(folder, name, inputs):
     folder.mkdir(parents=True, exist_ok=True)
     _, config, biases = family(name)
-    is_qwen, settings = name.startswith("qwen3"), inputs.qwen2_5
+    is_qwen, settings = name.startswith("qwen"), inputs.qwen2_5
     if not is_qwen:
         added = settings["added_tokens_decoder"][str(FIRST_ADDED)]
         settings = settings | {
@@ -126,8 +136,8 @@ def write_checkpoint(folder, name, inputs):
     ends = [tokenizer.token_to_id(token) for token in ends]
     write_json(folder / "config.json", config | {"eos_token_id": ends[0]})
     write_json(folder / "generation_config.json", {"eos_token_id": ends, "do_sample": False})
-    weights = Weights(SEEDS[name], torch.bfloat16)
-    weights.decoder(config, embedding_deviation=0.6, biases=biases, head_norms=is_qwen)
+    weights = Weights((SEEDS | SEEDS_WINDOWED)[name], torch.bfloat16)
+    weights.decoder(config, embedding_deviation=0.6, biases=biases, head_norms=name.startswith("qwen3"))
     add_output(weights, config)
     write_checkpoint_tensors(folder, weights.tensors)
 
@@ -147,7 +157,15 @@ def record_qwen2(root, inputs):
 
 
 def record(root, inputs):
-    for name in SEEDS:
+    record_families(root, inputs, SEEDS)
+
+
+def record_windowed(root, inputs):
+    record_families(root, inputs, SEEDS_WINDOWED)
+
+
+def record_families(root, inputs, names):
+    for name in names:
         print(name)
         write_checkpoint(root / name, name, inputs)
         record_cases(root / name, family(name)[0])

@@ -94,8 +94,8 @@ impl Actor for EngineActor {
                 let input = state.loaded(outcome?).await;
                 state.step(&myself, input).await?;
             }
-            EngineMessage::Profiled { attempt, least_tokens, outcome } => {
-                let outcome = outcome.map(|profiled| state.sized(attempt, least_tokens, profiled));
+            EngineMessage::Profiled { attempt, least_blocks, outcome } => {
+                let outcome = outcome.map(|profiled| state.sized(attempt, least_blocks, profiled));
                 state.step(&myself, Input::Profiled { attempt, outcome }).await?;
             }
             EngineMessage::Advised(knobs) => state.step(&myself, Input::Advised(knobs?)).await?,
@@ -223,12 +223,12 @@ impl EngineState {
         }
     }
 
-    /// Converts the result of an attempt to the input of the state machine. `least_tokens` is the
-    /// smallest KV cache, in tokens, with which every request can still finish.
-    fn sized(&self, attempt: u32, least_tokens: usize, profiled: Profiled) -> Sized<ActorParts> {
+    /// Converts the result of an attempt to the input of the state machine. `least_blocks` is the
+    /// smallest KV cache with which every request can still finish.
+    fn sized(&self, attempt: u32, least_blocks: usize, profiled: Profiled) -> Sized<ActorParts> {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
         let place = self.place(SizedBy { profiled: profiled.clone(), attempt });
-        let (floor, limit) = (place.blocks_for(least_tokens), place.limit(blocks));
+        let (floor, limit) = (place.whole_pages(least_blocks), place.limit(blocks));
         Sized { profiled, floor, blocks, limit, passed: self.attempt_progress.passed() }
     }
 }

@@ -8,7 +8,6 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Device, DeviceError, Fence, Label};
-use bursar_kernels::BLOCK_TOKENS;
 use ractor::ActorRef;
 use thiserror::Error;
 
@@ -60,10 +59,10 @@ pub(super) struct MemoryState {
 }
 
 impl MemoryState {
-    /// The number of blocks needed for `tokens`, rounded up until the blocks fill whole pages.
-    /// Memory is backed in whole pages, and all blocks of a backed page are used.
-    pub(super) fn blocks_for(&self, tokens: usize) -> usize {
-        self.blocks_in(self.bytes(tokens.div_ceil(BLOCK_TOKENS)))
+    /// Rounds a number of blocks up until the blocks fill whole pages. Memory is backed in whole
+    /// pages, and all blocks of a backed page are used.
+    pub(super) fn whole_pages(&self, blocks: usize) -> usize {
+        self.blocks_in(self.bytes(blocks))
     }
 
     /// The largest number of blocks: all reserved blocks, which include borrowed memory, or `most`

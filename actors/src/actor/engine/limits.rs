@@ -76,10 +76,7 @@ impl LoadOptions {
         let sequences = limits.sequences.unwrap_or(expected.sequences);
         let steps = limits.sequences.map_or(expected.step_tokens, |sequences| expected.step_tokens.max(sequences));
         let mut envelope = Envelope {
-            context_tokens: limits
-                .context_tokens
-                .unwrap_or(expected.context_tokens)
-                .min(own.family.decoder().context_tokens),
+            context_tokens: self.context_tokens_for(own.is_host).min(own.family.decoder().context_tokens),
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
             pictures: limits.pictures.unwrap_or(expected.pictures),

@@ -24,8 +24,8 @@ pub enum EngineMessage {
         /// The attempt's number. If the death of the attempt's actor is reported before this
         /// message, the message is ignored, because the attempt's memory has been taken back.
         attempt: u32,
-        /// The smallest KV cache, in tokens, with which every request can still finish.
-        least_tokens: usize,
+        /// The smallest KV cache, in blocks, with which every request can still finish.
+        least_blocks: usize,
         /// The sized model, or the reason why sizing failed.
         outcome: Result<Profiled, ProfileError>,
     },

@@ -8,7 +8,6 @@ use std::sync::{
 use bursar_budgets::{
     Bytes, Class, Device, FaultyDevice, Label, Lease, NextBackRefused, Owner, Priority, Request, Segment,
 };
-use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     Depth, Envelope,
     worst_cases::{self, Footprint, Pass, WorstCase},
@@ -401,9 +400,8 @@ impl Attempt {
         };
         let found = self.woken.as_ref().map_or(found, |slept| slept.kv_blocks.min(found));
         let blocks = self.written_blocks(found)?.unwrap_or(found);
-        let context_tokens = self.envelope.context_tokens;
-        if blocks * BLOCK_TOKENS < context_tokens {
-            return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
+        if let Some(tokens) = self.needs.too_few_tokens(blocks, &self.envelope) {
+            return Err(ProfileError::TooSmall { tokens, context_tokens: self.envelope.context_tokens });
         }
         // The probe is backed already, so the cache is never smaller than the probe.
         let blocks = blocks.max(self.needs.probe_blocks);

@@ -10,7 +10,7 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     RequestCost,
-    flow::{Grid, SequencePart, StateSlots, StepBatch},
+    flow::{BlockTable, Grid, SequencePart, StateSlots, StepBatch, StepFormat},
     sampling::{Sampler, SamplingParams},
     worst_cases,
 };
@@ -104,13 +104,14 @@ impl Sample {
         work
     }
 
-    /// Returns the sample as a step. All sequences use the same KV blocks, because no block has
+    /// Returns the sample as a step of a model that reads `format`. All sequences use the same KV blocks, because no block has
     /// content yet. With recurrent states, each sequence writes a separate state.
-    fn batch(&self, blocks: usize, vocabulary: usize, has_states: bool) -> StepBatch {
+    fn batch(&self, blocks: usize, vocabulary: usize, format: StepFormat) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();
         let longest = parts.iter().map(|(tokens, cached)| tokens + cached).max().unwrap_or(1);
         let table: Vec<u32> = (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % blocks) as u32).collect();
+        let tables = vec![BlockTable::from(table); format.groups];
         // Varied tokens, so that a mixture of experts distributes them over its experts.
         let ids: Vec<u32> = (0..longest).map(|token| (token * 7919 % vocabulary) as u32).collect();
         let positions: Vec<_> = (0..longest).map(|position| [position as u32; 3]).collect();
@@ -118,9 +119,9 @@ impl Sample {
             tokens: &ids[*cached..cached + tokens],
             positions: &positions[*cached..cached + tokens],
             cached_tokens: *cached,
-            blocks: &table[..(tokens + cached).div_ceil(BLOCK_TOKENS)],
+            tables: &tables,
             wants_logits: true,
-            state: has_states.then(|| StateSlots::in_place(slot as u32)),
+            state: format.has_states.then(|| StateSlots::in_place(slot as u32)),
             ..SequencePart::default()
         };
         StepBatch::pack(&parts.iter().enumerate().map(part).collect::<Vec<_>>())
@@ -204,7 +205,7 @@ impl Attempt {
             if place >= 2 && !clock.has_time_for(size) {
                 continue;
             }
-            let batch = sample.batch(blocks, vocabulary, decoder.step_format().has_states);
+            let batch = sample.batch(blocks, vocabulary, decoder.step_format());
             let run = || async {
                 let choice = Choice { sampler: sampler.clone(), position: 0, past: None };
                 let choices = vec![choice; batch.logit_rows.len()];
@@ -282,7 +283,7 @@ mod tests {
             let samples = sizes.samples();
             assert!(samples[0].prompt == 0 && samples[1].prompt > 0 && samples[1].decoding > 0, "{sizes:?}");
             for sample in samples {
-                let batch = sample.batch(7, 100, false);
+                let batch = sample.batch(7, 100, StepFormat { axes: 1, groups: 1, has_states: false });
                 assert!(batch.token_count() <= step_tokens && batch.sequence_count() <= sequences, "{sample:?}");
                 assert!(batch.context_lengths.iter().all(|tokens| *tokens as usize <= context_tokens), "{sample:?}");
                 let work = sample.work();

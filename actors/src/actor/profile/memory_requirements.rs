@@ -7,6 +7,7 @@ use bursar_budgets::{Bytes, Class, MemoryPlan, grouped};
 use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Quantization, StateShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
+    flow::CacheGroups,
     sampling::SamplingShape,
     worst_cases::{self, CacheCapacity, Footprint, Pass, WorstCase},
 };
@@ -36,6 +37,10 @@ pub struct MemoryRequirements {
     pub vision_cache: Bytes,
     /// Rows of the encoder cache.
     pub cache_rows: usize,
+    /// The attention layers, in groups that share block tables.
+    pub cache_groups: CacheGroups,
+    /// The most blocks that a sequence of the whole context holds.
+    pub context_blocks: usize,
     /// Number of blocks of the probe, the small KV cache that is created first.
     pub probe_blocks: usize,
     /// Shape of captured steps. `None` on a device without graphs.
@@ -146,10 +151,14 @@ impl MemoryRequirements {
         let rows = model.config().merge().map_or(0, |merge| picture_rows_in_flight(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
         let cache_rows = (vision_cache / row_bytes) as usize;
-        let reach = envelope.sequences * envelope.context_tokens;
-        let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
-        let request = RequestCost::largest(envelope, model.config().merge());
-        let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
+        let cache_groups = model.cache_groups().clone();
+        let (sequences, context_tokens, step_tokens) =
+            (envelope.sequences, envelope.context_tokens, envelope.step_tokens);
+        let together = cache_groups.blocks_together(sequences, context_tokens, step_tokens) * BLOCK_TOKENS;
+        let reach = (sequences * context_tokens).min(together);
+        let probe_tokens = (step_tokens + sequences).max(PROBE_TOKENS.min(reach));
+        let context_blocks = cache_groups.blocks_for(context_tokens, step_tokens);
+        let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(context_blocks);
         let worst_cases = worst_cases::worst_cases(model, envelope, CacheCapacity { blocks: probe_blocks, cache_rows })
             .into_iter()
             .map(|worst_case| {
@@ -179,6 +188,8 @@ impl MemoryRequirements {
             vision_workspace: peak(false),
             vision_cache,
             cache_rows,
+            cache_groups,
+            context_blocks,
             probe_blocks,
             graphs,
             exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
@@ -242,6 +253,13 @@ impl MemoryRequirements {
         self.host_tiers().map(|tier| self.host_tier_bytes(tier)).into_iter().sum()
     }
 
+    /// The most tokens that a sequence can have in a KV cache of `blocks` blocks, if that is less
+    /// than a context.
+    pub fn too_few_tokens(&self, blocks: usize, envelope: &Envelope) -> Option<usize> {
+        let is_too_small = blocks < self.context_blocks;
+        is_too_small.then(|| self.cache_groups.tokens_in(blocks, envelope.step_tokens))
+    }
+
     pub fn probe(&self) -> Bytes {
         KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
     }
@@ -302,7 +320,8 @@ impl MemoryRequirements {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
             // Each captured size has two graphs: one for greedy sampling, one for any sampling.
-            let layers = self.kv_shape.layers + self.states.map_or(0, |states| states.shape.layers);
+            let attention = self.cache_groups.as_slice().iter().map(|group| group.layers.len()).sum::<usize>();
+            let layers = attention + self.states.map_or(0, |states| states.shape.layers);
             let graphs = 2 * shape.buckets().len();
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");

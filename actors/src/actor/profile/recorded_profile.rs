@@ -91,7 +91,7 @@ impl RecordedProfile {
             ("launch_patches", self.launch_patches, envelope.launch_patches),
             ("rows of the vision cache", self.cache_rows, needs.cache_rows),
             ("shrinks", self.shrinks as usize, self.shrinks.min(ATTEMPTS_MAX - 1) as usize),
-            ("kv_blocks", self.kv_blocks, self.kv_blocks.max(least_blocks(needs, envelope))),
+            ("kv_blocks", self.kv_blocks, self.kv_blocks.max(needs.probe_blocks)),
         ];
         let numbers = numbers.into_iter().filter(|(_, was, is)| was != is);
         let mut differences: Vec<_> =
@@ -114,10 +114,4 @@ const ROOM_SLACK: usize = 64;
 
 fn peak(worst_case: &str) -> String {
     format!("the peak of '{worst_case}'")
-}
-
-/// Returns the minimum number of KV blocks: the blocks of the probe, but at least enough for one
-/// whole context.
-fn least_blocks(needs: &MemoryRequirements, envelope: &Envelope) -> usize {
-    needs.probe_blocks.max(envelope.context_tokens.div_ceil(BLOCK_TOKENS))
 }

@@ -8,7 +8,11 @@ use std::{
 
 use bursar_budgets::{Bytes, Label};
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
+use bursar_model::{
+    error::SamplingError,
+    flow::{CacheGroups, Token},
+    sampling::Score,
+};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{
     sync::{mpsc, watch},
@@ -47,6 +51,8 @@ pub struct SchedulerActor;
 pub struct SchedulerArguments {
     /// The permits of the profile record.
     pub limits: Limits,
+    /// The model's attention layers, in groups that share block tables.
+    pub cache_groups: CacheGroups,
     pub lane: Lane,
     /// The model's label in metrics.
     pub model: Label,
@@ -155,6 +161,7 @@ impl Actor for SchedulerActor {
         }
         Ok(SchedulerState {
             core: SchedulerCore::new(arguments.limits)
+                .with_groups(arguments.cache_groups.clone())
                 .with_pace(arguments.pacing.pace())
                 .with_tenants(arguments.tenant_weights.clone())
                 .with_states(arguments.state_slots)

@@ -10,22 +10,27 @@ pub struct SequenceForecast {
     pub held: usize,
     /// Tokens that the sequence is still expected to produce.
     pub to_come: usize,
+    /// The most tokens that the sequence will hold in cache groups with a window, over all of these
+    /// groups, in whole blocks.
+    pub windowed: usize,
 }
 
 /// Returns the most tokens that the sequences will hold at once, by prediction. Each sequence takes
-/// whole blocks of `block` tokens.
+/// whole blocks of `block` tokens in each of `full` cache groups with full attention.
 ///
 /// The pool is fullest at a moment when some sequence ends. The sequences are sorted by their
 /// expected tokens, most first. When the `i`-th sequence ends, only the first `i` sequences are
 /// left. Each of them has grown by the number of tokens that the `i`-th sequence was expected to
 /// produce.
-pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize {
+pub fn predicted_peak(forecasts: &mut [SequenceForecast], full: usize, block: usize) -> usize {
     forecasts.sort_by_key(|forecast| std::cmp::Reverse(forecast.to_come));
-    let mut held = 0;
+    let (mut held, mut windowed) = (0, 0);
     let mut peak = 0;
     for (longer, forecast) in forecasts.iter().enumerate() {
         held += forecast.held.next_multiple_of(block);
-        peak = peak.max(held + forecast.to_come.next_multiple_of(block) * (longer + 1));
+        windowed += forecast.windowed;
+        let grown = held + forecast.to_come.next_multiple_of(block) * (longer + 1);
+        peak = peak.max(full * grown + windowed);
     }
     peak
 }
@@ -157,8 +162,17 @@ mod tests {
 
     #[test]
     fn a_short_answer_makes_room_for_a_long_one() {
-        let mut forecasts = [SequenceForecast { held: 100, to_come: 10 }, SequenceForecast { held: 10, to_come: 100 }];
-        assert_eq!(predicted_peak(&mut forecasts, 1), 130, "at the tenth token, not 110 + 110");
+        let forecast = |held, to_come| SequenceForecast { held, to_come, windowed: 0 };
+        let mut forecasts = [forecast(100, 10), forecast(10, 100)];
+        assert_eq!(predicted_peak(&mut forecasts, 1, 1), 130, "at the tenth token, not 110 + 110");
+    }
+
+    #[test]
+    fn windows_bound_what_a_sequence_holds_however_long_it_grows() {
+        let forecast = |held, to_come| SequenceForecast { held, to_come, windowed: 32 };
+        let mut forecasts = [forecast(100, 10), forecast(10, 100)];
+        assert_eq!(predicted_peak(&mut forecasts, 0, 1), 64, "without full attention, only the windows count");
+        assert_eq!(predicted_peak(&mut forecasts, 2, 1), 2 * 130 + 64);
     }
 
     proptest! {
@@ -166,10 +180,10 @@ mod tests {
         fn the_prediction_matches_a_simulation(
             sequences in proptest::collection::vec((1usize..200, 0usize..200), 0..8),
         ) {
-            let mut forecasts: Vec<_> = sequences.iter().map(|(held, to_come)| SequenceForecast { held: *held, to_come: *to_come }).collect();
+            let mut forecasts: Vec<_> = sequences.iter().map(|(held, to_come)| SequenceForecast { held: *held, to_come: *to_come, windowed: 0 }).collect();
             let seen = simulated(&forecasts);
-            prop_assert_eq!(predicted_peak(&mut forecasts, 1), seen);
-            prop_assert!(predicted_peak(&mut forecasts, 16) >= seen, "whole blocks are never less");
+            prop_assert_eq!(predicted_peak(&mut forecasts, 1, 1), seen);
+            prop_assert!(predicted_peak(&mut forecasts, 1, 16) >= seen, "whole blocks are never less");
         }
     }
 

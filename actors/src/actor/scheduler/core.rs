@@ -21,7 +21,7 @@ use std::{
 };
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{SequencePart, StateSlots, StepBatch};
+use bursar_model::flow::{CacheGroups, SequencePart, StateSlots, StepBatch};
 
 pub use self::input::{Effect, Input};
 use super::{
@@ -49,7 +49,8 @@ pub struct Limits {
     pub sequences: usize,
     /// The most tokens in a step.
     pub step_tokens: usize,
-    /// Tokens that all blocks together can hold at first, before any resize.
+    /// Tokens that all blocks together can hold at first, before any resize. Each token counts once
+    /// in each cache group.
     pub kv_tokens: usize,
 }
 
@@ -164,6 +165,13 @@ impl SchedulerCore {
         self
     }
 
+    /// Assigns blocks to these cache groups.
+    #[must_use]
+    pub fn with_groups(mut self, groups: CacheGroups) -> Self {
+        self.kv = self.kv.with_groups(groups);
+        self
+    }
+
     /// Divides the service among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
@@ -237,7 +245,7 @@ impl SchedulerCore {
         self.kv.take_events()
     }
 
-    /// Tokens that the pool can hold now.
+    /// Tokens that the blocks of the pool can hold now, each for one cache group.
     fn kv_tokens(&self) -> usize {
         self.kv.blocks() * BLOCK_TOKENS
     }
@@ -439,7 +447,7 @@ impl SchedulerCore {
                 unseen: next[place].unseen,
                 positions: &next[place].positions,
                 cached_tokens: sequence.cached,
-                blocks: &tables[place].blocks,
+                tables: &tables[place].blocks,
                 pictures: &pictures[place],
                 wants_logits,
                 scored: scored_part,
@@ -519,6 +527,8 @@ impl SchedulerCore {
                 self.kv.name_snapshots(id, end, sequence.spec.prefix.as_slice());
                 sequence.named = end;
             }
+            // The next step, which may be running, begins after these tokens.
+            self.kv.let_go(id, end);
             if sequence.cancelled {
                 ended.push(id);
                 continue;

@@ -6,6 +6,12 @@
 //! content until they are reused. The least recently used block is reused first. Among the blocks
 //! of one sequence, the last block is reused first. With a host tier (ADR 15), content is copied to
 //! host memory before its block is reused, and is copied back when a sequence begins with it.
+//!
+//! A sequence has a block table for each [cache group](CacheGroups) of the model. In a group with a
+//! window, the sequence lets go of the blocks before the window, and a prefix can be shared if the
+//! blocks within the window at its end are available.
+
+mod prefix;
 
 use std::{
     cmp::Reverse,
@@ -16,7 +22,7 @@ use bursar_kernels::{
     BLOCK_TOKENS,
     ops::copy_blocks::{BlockCopy, CopyLists},
 };
-use bursar_model::flow::{PrefixKey, StateSlots};
+use bursar_model::flow::{BlockTable, CacheGroups, PrefixKey, StateSlots};
 
 use super::{
     BlockEvent,
@@ -45,8 +51,8 @@ pub struct BlockRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     pub sequence: SequenceId,
-    /// All blocks of the sequence, in order.
-    pub blocks: Vec<u32>,
+    /// The blocks of the sequence in each cache group.
+    pub blocks: Vec<BlockTable>,
     /// Tokens whose keys and values are in the blocks, because the sequence held them or because
     /// they were found cached.
     pub held: usize,
@@ -76,11 +82,11 @@ pub struct KvUse {
 /// The part of a prefix that is available, on the device or in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beginning {
-    /// Blocks on the device or in host memory.
+    /// Blocks of the prefix on the device or in host memory.
     pub blocks: usize,
-    /// Blocks from which the sequence could begin without a copy.
+    /// Blocks of the prefix with which the sequence could begin without a copy.
     pub resident: usize,
-    /// Blocks that are only in host memory.
+    /// Blocks, over all cache groups, that are only in host memory.
     pub missing: usize,
     /// Whether the state at the end of the blocks is only in host memory.
     pub lacks_state: bool,
@@ -110,18 +116,26 @@ impl Copies {
 /// The largest pool, in blocks, that is checked after each change.
 const CHECKED_MAX: usize = 16_384;
 
+/// The name of a block's content: keys and values of the layers of one cache group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Name {
+    group: usize,
+    key: PrefixKey,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Block {
     /// The number of tables that include the block.
     references: u32,
     /// The name of the block's content, if the content may be shared.
-    key: Option<PrefixKey>,
+    name: Option<Name>,
     /// The value of the pool's clock when the block was last released.
     idle_since: u64,
 }
 
 #[derive(Clone, Debug)]
 pub struct KvCore {
+    groups: CacheGroups,
     pool: Vec<Block>,
     /// Blocks without content. The block with the lowest index is used next, so that few pages are
     /// touched and the tail of the pool is used last.
@@ -129,27 +143,28 @@ pub struct KvCore {
     /// Free blocks with content, ordered by the time of their release. The first of them is reused
     /// next.
     idle: BTreeSet<(u64, u32)>,
-    named: BTreeMap<PrefixKey, u32>,
-    tables: BTreeMap<SequenceId, Vec<u32>>,
+    named: BTreeMap<Name, u32>,
+    tables: BTreeMap<SequenceId, Vec<BlockTable>>,
     clock: u64,
     /// Slots of recurrent states. If there are any, a prefix is shared only up to a snapshot.
     states: StatePool,
     /// The host tier. If it has no slots, content is lost when its block is reused.
-    host: HostSlots<PrefixKey>,
+    host: HostSlots<Name>,
     /// Allocated blocks whose old content must be copied to the host before anything is written to
-    /// the blocks, with the prefix keys of that content.
-    leaving: Vec<(PrefixKey, u32)>,
-    /// Sequences whose blocks a copy is filling: the indices in their tables, and the
-    /// prefix keys of the content.
-    coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
-    /// Events of blocks with a [`PrefixKey`] since the last [`take_events`](Self::take_events).
+    /// the blocks, with the names of that content.
+    leaving: Vec<(Name, u32)>,
+    /// Sequences whose blocks a copy is filling: the indices in the sequence, and the
+    /// names of the content.
+    coming: BTreeMap<SequenceId, Vec<(usize, Name)>>,
+    /// Events of named blocks since the last [`take_events`](Self::take_events).
     events: Vec<BlockEvent>,
 }
 
 impl KvCore {
-    /// A pool of `blocks` blocks, all blank.
+    /// A pool of `blocks` blocks, all blank, for a model with one cache group with full attention.
     pub fn new(blocks: usize) -> Self {
         KvCore {
+            groups: CacheGroups::default(),
             pool: vec![Block::default(); blocks],
             blank: (0..blocks as u32).collect(),
             idle: BTreeSet::new(),
@@ -162,6 +177,13 @@ impl KvCore {
             coming: BTreeMap::new(),
             events: Vec::new(),
         }
+    }
+
+    /// Assigns blocks to these cache groups.
+    #[must_use]
+    pub fn with_groups(mut self, groups: CacheGroups) -> Self {
+        self.groups = groups;
+        self
     }
 
     /// Adds a host tier that keeps up to `slots` blocks in host memory.
@@ -184,6 +206,10 @@ impl KvCore {
     pub fn with_host_states(mut self, slots: usize) -> Self {
         self.states = self.states.with_host(slots);
         self
+    }
+
+    pub fn groups(&self) -> &CacheGroups {
+        &self.groups
     }
 
     pub fn state_usage(&self) -> StateUse {
@@ -222,26 +248,15 @@ impl KvCore {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
-    /// Number of blocks that a sequence with this prefix would share with the sequences that hold
-    /// them now.
-    pub fn held_prefix(&self, prefix: &[PrefixKey]) -> usize {
-        let found: Vec<_> = prefix.iter().map_while(|key| self.named.get(key)).collect();
-        let resumable = self.states.resumable(prefix, found.len());
-        found[..resumable].iter().filter(|block| self.pool[***block as usize].references > 0).count()
-    }
-
-    /// Number of blocks that a sequence with this prefix would find on the device or in host
-    /// memory, whether or not another sequence holds them.
-    pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
-        let known = prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count();
-        self.states.known(prefix, known)
-    }
-
-    /// Number of blocks saved by sharing: the total length of all tables, minus the blocks that are
-    /// held.
+    /// Number of blocks saved by sharing in the groups with full attention: the total length of
+    /// their tables, minus the blocks that are held there. Blocks in a window are not shared for
+    /// long, so they do not count.
     pub fn shared_blocks(&self) -> usize {
-        let in_tables: usize = self.tables.values().map(Vec::len).sum();
-        in_tables - (self.blocks() - self.free_blocks())
+        let full = self.groups.full();
+        let in_tables: usize = self.tables.values().flat_map(|of| &of[..full]).map(|table| table.blocks.len()).sum();
+        let windowed = self.tables.values().flat_map(|of| &of[full..]).flat_map(|table| &table.blocks);
+        let windowed = windowed.collect::<BTreeSet<_>>().len();
+        in_tables - (self.blocks() - self.free_blocks() - windowed)
     }
 
     /// Meets demands in order. The first demand that cannot be met, and all later demands, change
@@ -265,34 +280,50 @@ impl KvCore {
     fn meet(&mut self, demand: &BlockRequest) -> Result<Table, usize> {
         let table = self.tables.get(&demand.sequence).cloned();
         let is_new = table.is_none();
-        let mut shared: Vec<u32> = match table {
-            Some(_) => Vec::new(),
-            None => demand.prefix.iter().map_while(|key| self.named.get(key).copied()).collect(),
-        };
-        let cached = shared.len();
-        shared.truncate(self.states.resumable(&demand.prefix, cached));
-        let resumes_from = shared.len().checked_sub(1).map(|last| &demand.prefix[last]);
-        let held = demand.held.max(shared.len() * BLOCK_TOKENS);
+        let shared = if is_new { self.resumable_prefix(&demand.prefix) } else { 0 };
+        let held = demand.held.max(shared * BLOCK_TOKENS);
         let places = (held + demand.more).min(demand.tokens).div_ceil(BLOCK_TOKENS);
-        let mut blocks = table.unwrap_or_default();
-        let fresh = places.saturating_sub(blocks.len() + shared.len());
+        let mut blocks = table.unwrap_or_else(|| self.shared_tables(&demand.prefix[..shared]));
+        let fresh = blocks.iter().map(|table| places.saturating_sub(table.end())).sum::<usize>();
+        let of_prefix = || blocks.iter().flat_map(|table| &table.blocks).filter(|_| is_new);
         // Shared blocks that are free now cannot also serve as new blocks.
-        let woken = shared.iter().filter(|block| self.pool[**block as usize].references == 0).count();
+        let woken = of_prefix().filter(|block| self.pool[**block as usize].references == 0).count();
         let available = self.free_blocks() - woken;
         if fresh > available {
             return Err(fresh - available);
         }
-        if is_new && !self.states.has_room(resumes_from) {
-            return Err(1);
-        }
         if is_new {
-            self.states.begin(demand.sequence, resumes_from, shared.len(), cached);
+            let resumes_from = shared.checked_sub(1).map(|last| &demand.prefix[last]);
+            if !self.states.has_room(resumes_from) {
+                return Err(1);
+            }
+            let cached = self.cached_run(&demand.prefix);
+            self.states.begin(demand.sequence, resumes_from, shared, cached);
         }
-        shared.iter().for_each(|block| self.hold(*block));
-        blocks.extend(shared);
-        blocks.extend((0..fresh).map(|_| self.take()));
+        of_prefix().for_each(|block| self.hold(*block));
+        for table in &mut blocks {
+            let fresh = places.saturating_sub(table.end());
+            table.blocks.extend((0..fresh).map(|_| self.take()));
+        }
         self.tables.insert(demand.sequence, blocks.clone());
         Ok(Table { sequence: demand.sequence, blocks, held })
+    }
+
+    /// Lets go of the blocks of a sequence that its tokens after the first `tokens` tokens do not
+    /// read, because the blocks are before the windows of their groups. The step that computed
+    /// these tokens must have ended. Unknown sequences are ignored.
+    pub fn let_go(&mut self, sequence: SequenceId, tokens: usize) {
+        if self.groups.full() == self.groups.count() {
+            return;
+        }
+        let Some(mut tables) = self.tables.remove(&sequence) else { return };
+        for (group, table) in tables.iter_mut().enumerate().skip(self.groups.full()) {
+            let before = self.groups.first_read(group, tokens).saturating_sub(table.skipped);
+            table.skipped += before;
+            table.blocks.drain(..before).rev().for_each(|block| self.give_back(block));
+        }
+        self.tables.insert(sequence, tables);
+        self.check();
     }
 
     fn hold(&mut self, block: u32) {
@@ -319,31 +350,36 @@ impl KvCore {
     /// memory, its slot is marked as used now. Otherwise, with a host tier, the block is
     /// queued to be copied there.
     fn forget(&mut self, block: u32) {
-        let key = self.pool[block as usize].key.take().expect("an idle block has content");
-        self.named.remove(&key);
+        let name = self.pool[block as usize].name.take().expect("an idle block has content");
+        self.named.remove(&name);
         if !self.has_host() {
-            self.states.forget(&key);
-            return self.events.push(BlockEvent::Removed(key));
+            return self.tell_removed(name);
         }
         self.clock += 1;
-        if self.host.fetch(&key, self.clock).is_none() {
-            self.leaving.push((key, block));
+        if self.host.fetch(&name, self.clock).is_none() {
+            self.leaving.push((name, block));
         }
     }
 
-    /// Adds [`BlockEvent::Removed`] for each of these keys that no sequence would find any more.
-    fn tell_lost(&mut self, keys: impl IntoIterator<Item = PrefixKey>) {
+    /// Adds [`BlockEvent::Removed`] for each of these names that no sequence would find any more.
+    fn tell_lost(&mut self, names: impl IntoIterator<Item = Name>) {
         if !self.has_host() {
             return;
         }
-        let is_coming = |key: &PrefixKey| self.coming.values().flatten().any(|(_, coming)| coming == key);
-        let is_leaving = |key: &PrefixKey| self.leaving.iter().any(|(leaving, _)| leaving == key);
-        let is_lost = |key: &PrefixKey| {
-            !self.named.contains_key(key) && !self.host.holds(key) && !is_coming(key) && !is_leaving(key)
-        };
-        let lost: Vec<_> = keys.into_iter().filter(is_lost).collect();
-        lost.iter().for_each(|key| self.states.forget(key));
-        self.events.extend(lost.into_iter().map(BlockEvent::Removed));
+        let is_coming = |name: &Name| self.coming.values().flatten().any(|(_, coming)| coming == name);
+        let is_leaving = |name: &Name| self.leaving.iter().any(|(leaving, _)| leaving == name);
+        let is_lost = |name: &Name| !self.is_known(name) && !is_coming(name) && !is_leaving(name);
+        let lost: Vec<_> = names.into_iter().filter(is_lost).collect();
+        lost.into_iter().for_each(|name| self.tell_removed(name));
+    }
+
+    /// Events speak only of the blocks of the first group. It has full attention if any group has,
+    /// so its blocks are those that a prefix lacks first.
+    fn tell_removed(&mut self, Name { group, key }: Name) {
+        if group == 0 {
+            self.states.forget(&key);
+            self.events.push(BlockEvent::Removed(key));
+        }
     }
 
     /// Adds an event for a block that was just [named](Self::name).
@@ -351,8 +387,8 @@ impl KvCore {
         self.events.push(event);
     }
 
-    /// Returns the events of blocks with a [`PrefixKey`] since the last call, in order. A block is
-    /// reported as removed when no sequence would find it, on the device or in host memory. A block
+    /// Returns the events of named blocks of the first cache group since the last call, in order. A
+    /// block is reported as removed when no sequence would find it, on the device or in host memory. A block
     /// may be reported as stored more than once.
     pub fn take_events(&mut self) -> Vec<BlockEvent> {
         std::mem::take(&mut self.events)
@@ -367,10 +403,10 @@ impl KvCore {
 
     /// Assigns host slots to the content that leaves the device. Content in `kept`
     /// stays in host memory.
-    fn take_in(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
+    fn take_in(&mut self, kept: &[Name]) -> Vec<BlockCopy> {
         let leaving = std::mem::take(&mut self.leaving);
         let (copies, evicted) = self.host.store_blocks(&leaving, kept, &mut self.clock);
-        self.tell_lost(leaving.into_iter().map(|(key, _)| key).chain(evicted));
+        self.tell_lost(leaving.into_iter().map(|(name, _)| name).chain(evicted));
         copies
     }
 
@@ -388,85 +424,6 @@ impl KvCore {
         self.check();
     }
 
-    /// Returns how much of `prefix` is on the device or in host memory.
-    pub fn beginning(&self, prefix: &[PrefixKey]) -> Beginning {
-        let mut found = Beginning::default();
-        if !self.has_host() {
-            return found;
-        }
-        let known = prefix.iter().take_while(|key| self.named.contains_key(key) || self.host.holds(key)).count();
-        found.blocks = self.states.known(prefix, known);
-        let prefix = &prefix[..found.blocks];
-        let on_device = prefix.iter().take_while(|key| self.named.contains_key(key)).count();
-        found.resident = self.states.resumable(prefix, on_device);
-        found.lacks_state = prefix.last().is_some_and(|key| self.states.is_only_on_host(key));
-        // Free blocks that the sequence will share cannot be allocated to it as new blocks.
-        let blocks = || prefix.iter().filter_map(|key| self.named.get(key));
-        let woken = blocks().filter(|block| self.pool[**block as usize].references == 0).count();
-        found.missing = found.blocks - blocks().count();
-        let has_slot = !found.lacks_state || self.states.has_room_for_copy();
-        found.has_room = has_slot && found.missing <= self.free_blocks() - woken;
-        found
-    }
-
-    /// Assigns the available blocks of `prefix` to a sequence without blocks, and returns the
-    /// copies that bring the missing blocks and the missing state from the host. Until
-    /// [`fetched`](Self::fetched) is called, no step may use the fetched blocks and state, and no
-    /// other sequence may share these blocks. Returns `None` and changes nothing if nothing is
-    /// missing or there are too few free blocks or slots.
-    pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
-        let found = self.beginning(prefix);
-        let prefix = &prefix[..found.blocks];
-        let on_device: Vec<Option<u32>> = prefix.iter().map(|key| self.named.get(key).copied()).collect();
-        let has_state = found.lacks_state || prefix.last().is_none_or(|key| self.states.has_room(Some(key)));
-        let is_complete = found.missing == 0 && !found.lacks_state;
-        if is_complete || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
-            return None;
-        }
-        // The blocks on the device are held before any block is taken, so that none of them is
-        // reused.
-        on_device.iter().flatten().for_each(|block| self.hold(*block));
-        let table: Vec<u32> = on_device.iter().map(|block| block.unwrap_or_else(|| self.take())).collect();
-        let missing = (0..prefix.len()).filter(|place| on_device[*place].is_none());
-        let coming: Vec<_> = missing.map(|place| (place, prefix[place])).collect();
-        let kept: Vec<_> = coming.iter().map(|(_, key)| *key).collect();
-        let to_host = self.take_in(&kept);
-        let slot = |key| self.host.slots(key).expect("the content was kept on the host")[0];
-        let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
-        let last = prefix.last().expect("a prefix of which something is missing is not empty");
-        let state = if found.lacks_state {
-            Some(self.states.begin_from_host(sequence, last, prefix.len()))
-        } else {
-            self.states.begin(sequence, Some(last), prefix.len(), prefix.len());
-            None
-        };
-        let kept: &[PrefixKey] = if found.lacks_state { &[*last] } else { &[] };
-        let states = CopyLists { to_host: self.states.take_leaving(kept), to_device: state.into_iter().collect() };
-        self.coming.insert(sequence, coming);
-        self.tables.insert(sequence, table);
-        self.check();
-        Some(Copies { blocks: CopyLists { to_host, to_device }, states })
-    }
-
-    /// Names the blocks that were fetched for a sequence, because their copies have ended. Other
-    /// sequences may share them from now on.
-    pub fn fetched(&mut self, sequence: SequenceId) {
-        let coming = self.coming.remove(&sequence).expect("the sequence was fetching");
-        for (place, key) in coming {
-            self.name(sequence, place, &[key]);
-        }
-        self.states.fetched(sequence);
-    }
-
-    /// Whether a running copy fetches the first block of `prefix` that the device does not have, or
-    /// the state at the end of what is known of `prefix`.
-    pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
-        let next = prefix.iter().find(|key| !self.named.contains_key(key));
-        let comes = |next| self.coming.values().flatten().any(|(_, key)| key == next);
-        let is_at_end = |key| prefix[..self.known_prefix(prefix)].last() == Some(key);
-        self.states.coming().any(is_at_end) || !self.coming.is_empty() && next.is_some_and(comes)
-    }
-
     pub fn has_table(&self, sequence: SequenceId) -> bool {
         self.tables.contains_key(&sequence)
     }
@@ -479,17 +436,21 @@ impl KvCore {
 
     /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
     /// other sequences may share them. If another block already has a name, sequences keep sharing
-    /// that other block. Unknown sequences are ignored. Returns the table indices of the blocks
-    /// that were named.
+    /// that other block. Unknown sequences and blocks that were let go are ignored. Returns the
+    /// indices of the blocks that were named in the first cache group.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
-        let Some(table) = self.tables.get(&sequence) else { return Vec::new() };
+        let Some(tables) = self.tables.get(&sequence) else { return Vec::new() };
         let mut named = Vec::new();
-        for ((place, block), key) in table.iter().enumerate().skip(first).zip(keys) {
-            let entry = &mut self.pool[*block as usize];
-            if entry.key.is_none() && !self.named.contains_key(key) {
-                entry.key = Some(*key);
-                self.named.insert(*key, *block);
-                named.push(place);
+        for (group, table) in tables.iter().enumerate() {
+            let places = first.max(table.skipped)..table.end().min(first + keys.len());
+            for place in places {
+                let (block, name) = (table.blocks[place - table.skipped], Name { group, key: keys[place - first] });
+                let entry = &mut self.pool[block as usize];
+                if entry.name.is_none() && !self.named.contains_key(&name) {
+                    entry.name = Some(name);
+                    self.named.insert(name, block);
+                    named.extend((group == 0).then_some(place));
+                }
             }
         }
         self.check();
@@ -503,20 +464,30 @@ impl KvCore {
         self.states.release(sequence);
         // The last block is released first, because the end of a sequence is
         // useless without its beginning.
-        for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
-            let entry = &mut self.pool[block as usize];
-            entry.references -= 1;
-            match (entry.references, entry.key) {
-                (0, None) => drop(self.blank.insert(block)),
-                (0, Some(_)) => {
-                    self.clock += 1;
-                    entry.idle_since = self.clock;
-                    self.idle.insert((self.clock, block));
-                }
-                _ => {}
+        let mut tables = self.tables.remove(&sequence).unwrap_or_default();
+        let longest = tables.iter().map(BlockTable::end).max().unwrap_or(0);
+        for place in (0..longest).rev() {
+            for table in &mut tables {
+                let block = if table.end() > place { table.blocks.pop() } else { None };
+                block.into_iter().for_each(|block| self.give_back(block));
             }
         }
         self.check();
+    }
+
+    /// Removes a block from a table. If no other table includes the block, it becomes free.
+    fn give_back(&mut self, block: u32) {
+        let entry = &mut self.pool[block as usize];
+        entry.references -= 1;
+        match (entry.references, entry.name) {
+            (0, None) => drop(self.blank.insert(block)),
+            (0, Some(_)) => {
+                self.clock += 1;
+                entry.idle_since = self.clock;
+                self.idle.insert((self.clock, block));
+            }
+            _ => {}
+        }
     }
 
     /// Makes all blocks from index `to` on blank. Each sequence with a block in that tail is
@@ -526,7 +497,8 @@ impl KvCore {
     /// content of the tail [leaves](Self::take_leaving).
     pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
         let tail = to as u32..;
-        let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
+        let is_in_tail = |table: &BlockTable| table.blocks.iter().any(|block| tail.contains(block));
+        let holds = |(_, tables): &(&SequenceId, &Vec<BlockTable>)| tables.iter().any(is_in_tail);
         let mut holders: Vec<SequenceId> = self.tables.iter().filter(holds).map(|(id, _)| *id).collect();
         holders.sort_by_key(|holder| place(*holder));
         holders.iter().for_each(|holder| self.release(*holder));
@@ -553,7 +525,7 @@ impl KvCore {
         );
         let (too_late, leaving): (Vec<_>, _) = self.leaving.drain(..).partition(|(_, block)| gone.contains(block));
         self.leaving = leaving;
-        self.tell_lost(too_late.into_iter().map(|(key, _)| key));
+        self.tell_lost(too_late.into_iter().map(|(name, _)| name));
         self.pool.truncate(to);
         self.check();
         holders

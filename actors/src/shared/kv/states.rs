@@ -120,22 +120,14 @@ impl StatePool {
         StateUse { slots: self.slots, live, snapshots, on_host }
     }
 
-    /// The number of blocks at the beginning of `prefix`, at most `blocks`, from which a sequence
-    /// can resume without a copy from the host.
-    pub fn resumable(&self, prefix: &[PrefixKey], blocks: usize) -> usize {
-        self.deepest(prefix, blocks, |key| self.snapshots.contains_key(key))
+    /// Whether a sequence can resume after the block `key` without a copy from the host.
+    pub fn is_resumable(&self, key: &PrefixKey) -> bool {
+        !self.is_there() || self.snapshots.contains_key(key)
     }
 
-    /// Like [`resumable`](Self::resumable), but also counts snapshots in host memory.
-    pub fn known(&self, prefix: &[PrefixKey], blocks: usize) -> usize {
-        self.deepest(prefix, blocks, |key| self.snapshots.contains_key(key) || self.host.holds(key))
-    }
-
-    fn deepest(&self, prefix: &[PrefixKey], blocks: usize, has: impl Fn(&PrefixKey) -> bool) -> usize {
-        if !self.is_there() {
-            return blocks;
-        }
-        (1..=blocks.min(prefix.len())).rev().find(|count| has(&prefix[count - 1])).unwrap_or(0)
+    /// Like [`is_resumable`](Self::is_resumable), but also counts snapshots in host memory.
+    pub fn is_known(&self, key: &PrefixKey) -> bool {
+        self.is_resumable(key) || self.host.holds(key)
     }
 
     /// Whether a snapshot is only in host memory.

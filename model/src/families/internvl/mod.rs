@@ -47,6 +47,10 @@ impl Settings for Config {
         &self.decoder
     }
 
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.decoder
+    }
+
     fn pictures(&self) -> Option<VisionSettings> {
         Some(VisionSettings {
             merge: self.vision.merge,

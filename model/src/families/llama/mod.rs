@@ -1,5 +1,5 @@
 //! Llama 3 (arXiv 2407.21783) and models with its architecture, text only: SmolLM2 (arXiv
-//! 2502.02737) and Mistral 7B (arXiv 2310.06825) without its sliding window.
+//! 2502.02737) and Mistral 7B (arXiv 2310.06825).
 
 mod shape;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
-    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind},
+    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule},
     checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 use shape::Shape;
@@ -32,24 +32,15 @@ impl Settings for Config {
         let is_mistral = checkpoint.model_type() == Some(MISTRAL)
             || checkpoint.architectures().any(|name| name == "MistralForCausalLM");
         let defaults = if is_mistral { mistral_defaults() } else { llama_defaults() };
-        let decoder = DecoderConfig::read("", &checkpoint.config, &defaults)?;
-        let window = match checkpoint.config.get("sliding_window") {
-            // Default of `MistralConfig`.
-            None if is_mistral => Some(4096),
-            window => window.and_then(serde_json::Value::as_u64),
-        };
-        match window.filter(|window| is_mistral && (*window as usize) < decoder.context_tokens) {
-            None => Ok(Config(decoder)),
-            Some(window) => Err(ConfigError::Unsupported {
-                field: "sliding_window".to_owned(),
-                value: window.to_string(),
-                supported: "null, or at least max_position_embeddings",
-            }),
-        }
+        DecoderConfig::read("", &checkpoint.config, &defaults).map(Config)
     }
 
     fn decoder(&self) -> &DecoderConfig {
         &self.0
+    }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
     }
 }
 
@@ -69,7 +60,13 @@ fn llama_defaults() -> DecoderDefaults {
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
     });
-    DecoderDefaults { fields, rope_types: &["default"], axes: AxesRule::One, layer: LayerKind::ConfiguredBias }
+    DecoderDefaults {
+        fields,
+        rope_types: &["default"],
+        axes: AxesRule::One,
+        layer: LayerKind::ConfiguredBias,
+        window: WindowRule::Never,
+    }
 }
 
 /// Defaults of `MistralConfig` (transformers 5.17, `configuration_mistral.py`).
@@ -85,6 +82,7 @@ fn mistral_defaults() -> DecoderDefaults {
         "max_position_embeddings": 131_072,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
+        "sliding_window": 4096,
     });
-    DecoderDefaults { fields, ..llama_defaults() }
+    DecoderDefaults { fields, window: WindowRule::AllLayers, ..llama_defaults() }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
-    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind},
+    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule},
     checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 use shape::Shape;
@@ -41,6 +41,10 @@ impl Settings for Config {
     fn decoder(&self) -> &DecoderConfig {
         &self.0
     }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
+    }
 }
 
 /// Defaults of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).
@@ -59,5 +63,11 @@ fn defaults() -> DecoderDefaults {
         "sliding_window": 4096,
         "max_window_layers": 28,
     });
-    DecoderDefaults { fields, rope_types: &["default"], axes: AxesRule::One, layer: LayerKind::QkvBias }
+    DecoderDefaults {
+        fields,
+        rope_types: &["default"],
+        axes: AxesRule::One,
+        layer: LayerKind::QkvBias,
+        window: WindowRule::PerLayer,
+    }
 }

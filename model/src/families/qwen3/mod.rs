@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
-    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, config_keys},
+    blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule},
     checkpoint::{Checkpoint, GgufArchitecture, GgufLayers},
 };
 use shape::Shape;
@@ -44,6 +44,10 @@ impl Settings for Config {
     fn decoder(&self) -> &DecoderConfig {
         &self.0
     }
+
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        &mut self.0
+    }
 }
 
 // The `model_type` of models without experts, the `model_type` of models with experts, and the
@@ -53,12 +57,7 @@ const MIXED: &str = "qwen3_moe";
 const MIXED_CLASS: &str = "Qwen3MoeForCausalLM";
 
 fn read(place: &str, fields: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
-    if is_mixed {
-        config_keys::refuse_window(place, fields)?;
-        DecoderConfig::read(place, fields, &mixed_defaults())
-    } else {
-        DecoderConfig::read(place, fields, &defaults())
-    }
+    DecoderConfig::read(place, fields, &if is_mixed { mixed_defaults() } else { defaults() })
 }
 
 /// Defaults of `Qwen3MoeConfig` (transformers 5.17, `configuration_qwen3_moe.py`).
@@ -80,8 +79,9 @@ fn mixed_defaults() -> DecoderDefaults {
         "num_experts_per_tok": 8,
         "norm_topk_prob": false,
         "mlp_only_layers": null,
+        "sliding_window": 4096,
     });
-    DecoderDefaults { fields, ..defaults() }
+    DecoderDefaults { fields, window: WindowRule::AllLayersIfUsed, ..defaults() }
 }
 
 /// Defaults of `Qwen3Config` (transformers 5.17, `configuration_qwen3.py`).
@@ -101,5 +101,11 @@ fn defaults() -> DecoderDefaults {
         "sliding_window": 4096,
         "max_window_layers": 28,
     });
-    DecoderDefaults { fields, rope_types: &["default"], axes: AxesRule::One, layer: LayerKind::HeadNorms }
+    DecoderDefaults {
+        fields,
+        rope_types: &["default"],
+        axes: AxesRule::One,
+        layer: LayerKind::HeadNorms,
+        window: WindowRule::PerLayer,
+    }
 }

@@ -11,7 +11,9 @@ use super::{
     deepstack::{self, DeepstackFamily, Shape},
     vision_language_model::VisionLanguageModel,
 };
-use crate::blocks::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, vision::DeepstackTower};
+use crate::blocks::{
+    AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule, vision::DeepstackTower,
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Family;
@@ -78,5 +80,6 @@ fn defaults() -> DecoderDefaults {
         "rope_theta": 500_000.0,
     });
     let axes = AxesRule::Interleaved([24, 20, 20]);
-    DecoderDefaults { fields, rope_types: &["default"], axes, layer: LayerKind::HeadNorms }
+    let (rope_types, layer) = (&["default"], LayerKind::HeadNorms);
+    DecoderDefaults { fields, rope_types, axes, layer, window: WindowRule::Never }
 }

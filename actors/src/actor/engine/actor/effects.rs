@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::Gate;
+use bursar_kernels::BLOCK_TOKENS;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{ActorParts, EngineState};
@@ -134,7 +135,8 @@ impl EngineState {
         let envelope = inputs.envelope.clone();
         // The cache must have space for one sequence of the full context and for one whole step,
         // whichever is larger, so that requests can finish one at a time if necessary.
-        let (number, least_tokens) = (size.attempt, envelope.context_tokens.max(envelope.step_tokens));
+        let of_step = envelope.step_tokens.div_ceil(BLOCK_TOKENS) * size.needs.cache_groups.count();
+        let (number, least_blocks) = (size.attempt, size.needs.context_blocks.max(of_step));
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -162,7 +164,7 @@ impl EngineState {
         };
         let engine = myself.clone();
         let report: ReportAttempt = Box::new(move |outcome| {
-            Ok(engine.send_message(EngineMessage::Profiled { attempt: number, least_tokens, outcome })?)
+            Ok(engine.send_message(EngineMessage::Profiled { attempt: number, least_blocks, outcome })?)
         });
         let arguments = ProfileArguments { attempt, report };
         let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;

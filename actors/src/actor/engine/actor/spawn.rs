@@ -62,8 +62,10 @@ impl EngineState {
         let demand = self.demand.clone();
         let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
         let block_log = Arc::new(BlockLog::default());
+        let cache_groups = start.loaded.context.family.decoder().cache_groups();
         let arguments = SchedulerArguments {
             limits,
+            cache_groups,
             lane,
             model,
             block_bytes,

@@ -44,7 +44,7 @@ pub(crate) fn advice(
         _ => 0,
     });
     let tokens = shrunk(blocks, 1).min(by_bytes).min(by_room) * BLOCK_TOKENS;
-    let to = (tokens >= inputs.envelope.context_tokens).then_some(Change::Count(tokens as u64));
+    let to = (tokens / BLOCK_TOKENS >= needs.context_blocks).then_some(Change::Count(tokens as u64));
     let names = &question.options.names;
     let frees = block * (blocks - (tokens / BLOCK_TOKENS).min(blocks)) as u64;
     let kv = Suggestion::new(names, "kv_tokens", Change::Count(target_tokens as u64), to, frees);

@@ -2,6 +2,7 @@
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::flow::CacheGroups;
 
 use super::{
     Question, Unfit,
@@ -40,7 +41,10 @@ impl Question<'_> {
 pub struct Forecast {
     /// The largest inputs, lowered to the model's limits.
     pub inputs: EffectiveLimits,
-    /// KV cache tokens at READY. 0 if the model does not fit.
+    /// The attention layers, in groups that share block tables.
+    pub cache_groups: CacheGroups,
+    /// KV cache tokens at READY. Each token counts once in each cache group. 0 if the model does not
+    /// fit.
     pub kv_tokens: usize,
     /// The memory plan, with one line per claimant. If the model fits, the KV cache has its size at
     /// READY. Otherwise the KV cache has the minimum size, or the size that the user fixed.
@@ -65,7 +69,8 @@ impl Forecast {
         let forecast = |blocks, kv_tokens, unfit: Option<Box<Unfit>>| {
             let plan = needs.memory_plan_with(blocks);
             let free = if unfit.is_some() { Bytes::ZERO } else { available.saturating_sub(plan.total()) };
-            Forecast { inputs: inputs.clone(), kv_tokens, plan, available, free, unfit }
+            let cache_groups = needs.cache_groups.clone();
+            Forecast { inputs: inputs.clone(), cache_groups, kv_tokens, plan, available, free, unfit }
         };
         Ok(match question.settled(&inputs, &needs) {
             Ok(blocks) => forecast(blocks, blocks * BLOCK_TOKENS, None),
@@ -81,7 +86,8 @@ impl Forecast {
     /// Returns how many sequences can run at once if each has `tokens` tokens, prompt and reply
     /// together. The result is limited by the number of blocks and by `sequences`.
     pub fn concurrency(&self, tokens: usize, sequences: usize) -> usize {
-        (self.kv_tokens / BLOCK_TOKENS / tokens.div_ceil(BLOCK_TOKENS).max(1)).min(sequences)
+        let (blocks, step_tokens) = (self.kv_tokens / BLOCK_TOKENS, self.inputs.envelope.step_tokens);
+        self.cache_groups.sequences_in(blocks, tokens, step_tokens).min(sequences)
     }
 
     pub fn of_class(&self, class: &Class) -> Bytes {

@@ -110,9 +110,8 @@ pub(super) fn settle(
     let left = available.saturating_sub(claimed);
     let room = KvCapacity { total: place.total, beside, available: left, probe, is_host: place.is_host };
     let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
-    let (tokens, context_tokens) = (blocks * BLOCK_TOKENS, envelope.context_tokens);
-    if tokens < context_tokens {
-        return Err(Lack::Tokens { tokens, context_tokens });
+    if let Some(tokens) = needs.too_few_tokens(blocks, envelope) {
+        return Err(Lack::Tokens { tokens, context_tokens: envelope.context_tokens });
     }
     let blocks = blocks.max(needs.probe_blocks);
     debug_assert!(

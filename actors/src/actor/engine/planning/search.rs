@@ -153,7 +153,7 @@ impl Search<'_> {
     /// fixed size is too small for one context, the size of one context is suggested.
     fn fixed(&self) -> Option<Suggestion> {
         let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
-        let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
+        let context = (self.needs.context_blocks * BLOCK_TOKENS) as u64;
         let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
         // If the value must grow, only the minimum is tried. If it must shrink, the search finds
         // the largest value that fits.

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 use bursar_model::{
-    flow::{ContentSpan, Grid, PictureHash, PrefixKeys},
+    flow::{CacheGroups, ContentSpan, Grid, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
 };
 
@@ -96,6 +96,7 @@ impl Bed {
         let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
         let arguments = SchedulerArguments {
             limits,
+            cache_groups: CacheGroups::default(),
             lane,
             model,
             block_bytes: Bytes::kib(4),

@@ -143,8 +143,9 @@ impl SchedulerCore {
         if stay.len() >= self.limits.sequences {
             return false;
         }
-        let held: usize = stay.iter().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
-        let busy = held * 2 > self.kv_tokens();
+        let kv_groups = self.kv.groups();
+        let held: usize = stay.iter().map(|s| kv_groups.blocks_for(s.cached, 1)).sum();
+        let busy = held * 2 > self.kv.blocks();
         let mut groups = BTreeSet::new();
         let mut forecast = |sequence: &Sequence, is_next: bool| {
             // A sample without blocks will share the whole blocks of its prompt with the other
@@ -153,13 +154,33 @@ impl SchedulerCore {
             let of_group = if is_sample && sequence.cached == 0 { sequence.shared_tokens() } else { 0 };
             let found = if is_next { self.kv.held_prefix(sequence.takeable()) * BLOCK_TOKENS } else { 0 };
             let to_come = if sequence.is_kept() { sequence.remaining() } else { self.expected(sequence, busy) };
-            SequenceForecast { held: sequence.tokens() - of_group.max(found), to_come }
+            let tokens = sequence.tokens();
+            SequenceForecast {
+                held: tokens - of_group.max(found),
+                to_come,
+                windowed: kv_groups.windowed_blocks_for(tokens + to_come, 1) * BLOCK_TOKENS,
+            }
         };
         let mut forecasts: Vec<_> = stay.iter().map(|sequence| forecast(sequence, false)).collect();
         forecasts.push(forecast(next, true));
         let shared = self.kv.shared_blocks() * BLOCK_TOKENS;
-        let fits = predicted_peak(&mut forecasts, BLOCK_TOKENS).saturating_sub(shared) <= self.kv_tokens();
+        let peak = predicted_peak(&mut forecasts, kv_groups.full(), BLOCK_TOKENS) + self.of_prompts(next, &stay);
+        let fits = peak.saturating_sub(shared) <= self.kv_tokens();
         fits && (!next.is_kept() || self.keeps(next, &stay))
+    }
+
+    /// Tokens for which prompts need blocks, in groups with a window, in addition to the blocks that
+    /// the same number of decoded tokens would need: the chunks of two steps are held as a whole.
+    fn of_prompts(&self, next: &Sequence, stay: &[&Sequence]) -> usize {
+        let (groups, step_tokens) = (self.kv.groups(), self.limits.step_tokens);
+        let windowed = groups.count() - groups.full();
+        if windowed == 0 {
+            return 0;
+        }
+        let prompts = stay.iter().copied().filter(|sequence| !sequence.is_decoding()).chain([next]);
+        let more = |tokens| groups.windowed_blocks_for(tokens, step_tokens) - groups.windowed_blocks_for(tokens, 1);
+        let more = prompts.map(|sequence| more(sequence.tokens())).sum::<usize>() * BLOCK_TOKENS;
+        more.min(windowed * 2 * step_tokens)
     }
 
     /// Tokens that the sequence is still expected to produce.
@@ -171,8 +192,9 @@ impl SchedulerCore {
     /// of other sequences.
     fn keeps(&self, next: &Sequence, stay: &[&Sequence]) -> bool {
         let kept = stay.iter().copied().filter(|sequence| sequence.is_kept()).chain([next]);
-        let tokens = |s: &Sequence| (s.tokens() + s.remaining()).next_multiple_of(BLOCK_TOKENS);
-        kept.map(tokens).sum::<usize>() <= self.kv_tokens()
+        let (groups, step_tokens) = (self.kv.groups(), self.limits.step_tokens);
+        let blocks = |s: &Sequence| groups.blocks_for(s.tokens() + s.remaining(), step_tokens);
+        kept.map(blocks).sum::<usize>() <= self.kv.blocks()
     }
 
     /// Preempts the youngest of the least urgent sequences, so that the oldest of the most urgent

@@ -71,7 +71,7 @@ impl SchedulerCore {
         if !self.kv.has_host() || self.shrinks_to.is_some() || self.copies.under_way.len() >= AHEAD {
             return;
         }
-        let of_step = self.limits.step_tokens.div_ceil(BLOCK_TOKENS);
+        let of_step = self.limits.step_tokens.div_ceil(BLOCK_TOKENS) * self.kv.groups().count();
         self.kv.make_blank(of_step.min(self.kv.blocks() / BLANK_SHARE));
         self.copy_leaving(effects);
     }

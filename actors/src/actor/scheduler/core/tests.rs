@@ -25,6 +25,7 @@ mod pool;
 mod queue;
 mod sequences;
 mod states;
+mod windows;
 
 const STOP: u32 = 0;
 

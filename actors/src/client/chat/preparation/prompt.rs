@@ -2,8 +2,8 @@
 
 use std::{fmt, time::SystemTime};
 
+use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
-    RequestCost,
     error::{SamplingError, TextError},
     flow::{LayoutError, Media, MediaGrid, PromptLayout},
     processor::{MediaLimits, MediaPlan},
@@ -89,9 +89,11 @@ pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, C
     Ok(Prompt { token_ids: prompt.tokens, picture_tokens: pictures.iter().map(rows).collect() })
 }
 
-/// Maximum tokens of prompt and reply together.
+/// Maximum tokens of prompt and reply together, with a KV cache of `kv_tokens` tokens.
 pub(crate) fn tokens_limit(context: &ModelContext, kv_tokens: usize) -> usize {
-    RequestCost::largest(&context.envelope, context.family.merge()).tokens.min(kv_tokens)
+    let (groups, step_tokens) = (context.family.decoder().cache_groups(), context.envelope.step_tokens);
+    let (tokens, blocks) = (context.envelope.context_tokens, kv_tokens / BLOCK_TOKENS);
+    if groups.blocks_for(tokens, step_tokens) <= blocks { tokens } else { groups.tokens_in(blocks, step_tokens) }
 }
 
 /// Maximum number of tokens to count when a prompt may have `limit` tokens. The error for a prompt

@@ -7,6 +7,7 @@ use super::*;
 use crate::kv::StoredBlock;
 
 mod host;
+mod windows;
 
 const A: SequenceId = SequenceId(1);
 const B: SequenceId = SequenceId(2);
@@ -58,8 +59,12 @@ fn hear(kv: &mut KvCore, known: &mut BTreeSet<PrefixKey>) {
     }
 }
 
+fn of_first_group(table: &Table) -> &Vec<u32> {
+    &table.blocks[0].blocks
+}
+
 fn blocks(allotment: &Allotment) -> Vec<(SequenceId, Vec<u32>)> {
-    allotment.tables.iter().map(|table| (table.sequence, table.blocks.clone())).collect()
+    allotment.tables.iter().map(|table| (table.sequence, of_first_group(table).clone())).collect()
 }
 
 #[test]
@@ -84,7 +89,7 @@ fn a_sequence_with_a_known_prefix_takes_its_blocks() {
     kv.allot(&[demand(A, 0, 40)]);
     fill(&mut kv, A, 7, 40);
     let table = &kv.allot(&[alike(B, 7, 40, 40)]).tables[0];
-    assert_eq!((table.held, &table.blocks), (32, &vec![0, 1, 3]), "the begun block of A is not shared");
+    assert_eq!((table.held, of_first_group(table)), (32, &vec![0, 1, 3]), "the begun block of A is not shared");
     assert_eq!(kv.free_blocks(), 4);
     kv.release(A);
     assert_eq!(kv.free_blocks(), 5, "B still holds the shared blocks");
@@ -114,8 +119,8 @@ fn a_fully_cached_sequence_still_has_a_token_to_compute() {
     kv.allot(&[demand(A, 0, 32)]);
     fill(&mut kv, A, 7, 32);
     let table = &kv.allot(&[alike(B, 7, 32, 32)]).tables[0];
-    assert_eq!((table.held, table.blocks.len()), (16, 2));
-    assert_ne!(table.blocks[1], 1, "the last block is written again, so B needs a separate block");
+    assert_eq!((table.held, of_first_group(table).len()), (16, 2));
+    assert_ne!(of_first_group(table)[1], 1, "the last block is written again, so B needs a separate block");
 }
 
 #[test]
@@ -136,7 +141,7 @@ fn duplicate_blocks_stay_separate_and_only_one_is_shared() {
     kv.allot(&[demand(A, 0, 17), demand(B, 0, 17)]);
     fill(&mut kv, A, 7, 17);
     fill(&mut kv, B, 7, 17);
-    assert_eq!(kv.allot(&[alike(SequenceId(3), 7, 17, 17)]).tables[0].blocks[0], 0);
+    assert_eq!(of_first_group(&kv.allot(&[alike(SequenceId(3), 7, 17, 17)]).tables[0])[0], 0);
     kv.release(B);
     assert_eq!(kv.usage().cached, 0, "the block of B is blank again, because only the block of A is shared");
 }
@@ -148,7 +153,7 @@ fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
     fill(&mut kv, A, 7, 48);
     // B has 50 tokens. 48 of them are cached, and the step has room for 20 tokens.
     let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
-    assert_eq!((table.held, table.blocks.len()), (48, 4));
+    assert_eq!((table.held, of_first_group(table).len()), (48, 4));
 }
 
 #[test]
@@ -227,17 +232,30 @@ fn a_lost_block_is_noticed_unless_the_pool_is_large() {
     assert_eq!([1, CHECKED_MAX, CHECKED_MAX + 1].map(notices), [true, true, false]);
 }
 
+/// The groups of models without and with windows.
+fn groups() -> impl Strategy<Value = CacheGroups> {
+    let of = |windows: &[Option<usize>]| CacheGroups::new(windows.iter().copied().enumerate());
+    let models = [of(&[None]), of(&[None, Some(20)]), of(&[Some(33)]), of(&[None, Some(1), Some(40)])];
+    proptest::sample::select(models.to_vec())
+}
+
+/// The blocks that sequences hold, each once.
+fn held_blocks(kv: &KvCore) -> BTreeSet<u32> {
+    kv.tables.values().flatten().flat_map(|table| table.blocks.iter().copied()).collect()
+}
+
 proptest! {
     /// Compares the pool with a model that only remembers which content was written to which block.
     /// Tokens that are reported as cached have the content of the sequence's own beginning. No
     /// block of a sequence is written by another sequence, and no block is lost.
     #[test]
     fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
+        groups in groups(),
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {
-        let mut kv = KvCore::new(12);
-        // The content of each block: the name, and the block's index in its sequence.
-        let mut content: Vec<Option<(u32, usize)>> = vec![None; 12];
+        let mut kv = KvCore::new(12).with_groups(groups.clone());
+        // The content of each block: the cache group, the name, and the index in its sequence.
+        let mut content: Vec<Option<(usize, u32, usize)>> = vec![None; 12];
         let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
         for (kind, number, tokens, name) in steps {
             let sequence = SequenceId(number);
@@ -259,19 +277,19 @@ proptest! {
                     Vec::new()
                 };
                 prop_assert_eq!(kv.blocks(), to);
-                let holds = |id: &SequenceId| tables.get(id).is_some_and(|table| table.iter().any(|block| *block as usize >= to));
+                let holds = |id: &SequenceId| {
+                    let mut blocks = tables.get(id).into_iter().flatten().flat_map(|table| &table.blocks);
+                    blocks.any(|block| *block as usize >= to)
+                };
                 for id in alive.keys().map(|number| SequenceId(*number)) {
                     prop_assert_eq!(gone.contains(&id), holds(&id));
                 }
                 alive.retain(|number, _| !gone.contains(&SequenceId(*number)));
                 content.resize(to, None);
-            }
-            if kind == 1 {
-                let held: BTreeSet<u32> =
-                    alive.keys().flat_map(|number| kv.tables[&SequenceId(*number)].clone()).collect();
+                let held = held_blocks(&kv);
                 prop_assert!(held.iter().all(|block| (*block as usize) < kv.blocks()));
                 prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
-                prop_assert_eq!(kv.named.len(), kv.pool.iter().filter(|block| block.key.is_some()).count());
+                prop_assert_eq!(kv.named.len(), kv.pool.iter().filter(|block| block.name.is_some()).count());
                 continue;
             }
             let (name, held) = alive.get(&number).copied().unwrap_or((name, 0));
@@ -287,21 +305,27 @@ proptest! {
                 prop_assert!(allotment.short_by > 0);
                 continue;
             };
-            prop_assert_eq!(table.blocks.len(), tokens.div_ceil(BLOCK_TOKENS));
             prop_assert!(table.held >= held && table.held < tokens);
-            for (place, block) in table.blocks.iter().enumerate().take(table.held / BLOCK_TOKENS) {
-                prop_assert_eq!(content[*block as usize], Some((name, place)));
-            }
-            for place in table.held / BLOCK_TOKENS..table.blocks.len() {
-                content[table.blocks[place] as usize] = Some((name, place));
+            for (group, blocks) in table.blocks.iter().enumerate() {
+                prop_assert_eq!(blocks.end(), tokens.div_ceil(BLOCK_TOKENS));
+                prop_assert!(blocks.skipped <= groups.first_read(group, table.held));
+                for (place, block) in (blocks.skipped..).zip(&blocks.blocks) {
+                    let content = &mut content[*block as usize];
+                    if place < table.held / BLOCK_TOKENS {
+                        prop_assert_eq!(*content, Some((group, name, place)));
+                    } else {
+                        *content = Some((group, name, place));
+                    }
+                }
             }
             alive.insert(number, (name, tokens));
             fill(&mut kv, sequence, name, tokens);
-            let held: BTreeSet<u32> = alive
-                .keys()
-                .flat_map(|number| kv.tables[&SequenceId(*number)].clone())
-                .collect();
-            prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
+            kv.let_go(sequence, tokens);
+            for (group, blocks) in kv.tables[&sequence].iter().enumerate() {
+                prop_assert_eq!(blocks.skipped, groups.first_read(group, tokens));
+                prop_assert_eq!(blocks.end(), tokens.div_ceil(BLOCK_TOKENS));
+            }
+            prop_assert_eq!(kv.free_blocks() + held_blocks(&kv).len(), kv.blocks());
         }
     }
 }

@@ -40,7 +40,7 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
     scheduler.running.insert(SequenceId(1), scored);
     let plan = scheduler.plan(
         &[SequenceTokens { sequence: SequenceId(1), tokens: 16 }],
-        &[Table { sequence: SequenceId(1), blocks: vec![0, 1], held: 4 }],
+        &[Table { sequence: SequenceId(1), blocks: vec![vec![0, 1].into()], held: 4 }],
         &[None],
     );
     assert_eq!(plan.scored[0].first, 8, "seven steps scored the tokens 1 to 7");

@@ -114,10 +114,10 @@ fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
 
 /// Contents of device and host memory. Copies run as late as allowed.
 struct Memory {
-    /// The content of each block: the name, and the block's index in its sequence. `host` has the
+    /// The content of each block: the cache group, the name, and the block's index in its sequence. `host` has the
     /// same data for each slot.
-    device: Vec<Option<(u32, usize)>>,
-    host: Vec<Option<(u32, usize)>>,
+    device: Vec<Option<(usize, u32, usize)>>,
+    host: Vec<Option<(usize, u32, usize)>>,
     copies: VecDeque<(bool, BlockCopy)>,
 }
 
@@ -148,10 +148,11 @@ proptest! {
     /// receives all events knows all blocks.
     #[test]
     fn content_is_what_was_written_wherever_it_went(
+        groups in groups(),
         slots in 1usize..20,
         steps in proptest::collection::vec((0u8..9, 0u64..6, 1usize..90, 0u32..4), 1..150),
     ) {
-        let mut kv = KvCore::new(9).with_host(slots);
+        let mut kv = KvCore::new(9).with_groups(groups.clone()).with_host(slots);
         let mut memory = Memory { device: vec![None; 9], host: vec![None; slots], copies: VecDeque::new() };
         // The name and the number of tokens of each sequence. `fetching` lists the sequences that
         // wait for copies.
@@ -192,10 +193,12 @@ proptest! {
                         memory.run(usize::MAX);
                         kv.fetched(SequenceId(number));
                         let (name, held) = alive[&number];
-                        let table = &kv.tables[&SequenceId(number)];
-                        prop_assert_eq!(table.len() * BLOCK_TOKENS, held);
-                        for (place, block) in table.iter().enumerate() {
-                            prop_assert_eq!(memory.device[*block as usize], Some((name, place)));
+                        for (group, table) in kv.tables[&SequenceId(number)].iter().enumerate() {
+                            prop_assert_eq!(table.end() * BLOCK_TOKENS, held);
+                            prop_assert_eq!(table.skipped, groups.first_read(group, held));
+                            for (place, block) in (table.skipped..).zip(&table.blocks) {
+                                prop_assert_eq!(memory.device[*block as usize], Some((group, name, place)));
+                            }
                         }
                     }
                 }
@@ -217,38 +220,45 @@ proptest! {
                     let Some(table) = allotment.tables.first() else { continue };
                     memory.begin(kv.take_leaving());
                     memory.step();
-                    for (place, block) in table.blocks.iter().enumerate() {
-                        let content = &mut memory.device[*block as usize];
-                        if place < table.held / BLOCK_TOKENS {
-                            prop_assert_eq!(*content, Some((name, place)))
-                        } else {
-                            *content = Some((name, place))
+                    for (group, blocks) in table.blocks.iter().enumerate() {
+                        for (place, block) in (blocks.skipped..).zip(&blocks.blocks) {
+                            let content = &mut memory.device[*block as usize];
+                            if place < table.held / BLOCK_TOKENS {
+                                prop_assert_eq!(*content, Some((group, name, place)))
+                            } else {
+                                *content = Some((group, name, place))
+                            }
                         }
                     }
                     alive.insert(number, (name, tokens));
                     fill(&mut kv, sequence, name, tokens);
+                    kv.let_go(sequence, tokens);
                 }
                 _ => {}
             }
-            let held: BTreeSet<u32> = kv.tables.values().flatten().copied().collect();
-            prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
+            prop_assert_eq!(kv.free_blocks() + held_blocks(&kv).len(), kv.blocks());
             hear(&mut kv, &mut known);
             let places = (0..4).flat_map(|name| keys(name, 96));
-            let comes = |key: &PrefixKey| kv.coming.values().flatten().any(|(_, coming)| coming == key);
-            let leaves = |key: &PrefixKey| kv.leaving.iter().any(|(leaving, _)| leaving == key);
-            let is_there = |key: &PrefixKey| kv.named.contains_key(key) || kv.host.holds(key) || comes(key) || leaves(key);
+            let comes = |name: &Name| kv.coming.values().flatten().any(|(_, coming)| coming == name);
+            let leaves = |name: &Name| kv.leaving.iter().any(|(leaving, _)| leaving == name);
+            let is_there = |key: &PrefixKey| {
+                let name = Name { group: 0, key: *key };
+                kv.is_known(&name) || comes(&name) || leaves(&name)
+            };
             prop_assert_eq!(&known, &places.filter(is_there).collect(), "a listener knows exactly the cached blocks");
         }
         memory.run(usize::MAX);
-        for (name, place) in (0..4).flat_map(|name| (0..6).map(move |place| (name, place))) {
-            let key = keys(name, (place + 1) * BLOCK_TOKENS)[place];
-            let coming = fetching.iter().any(|number| kv.coming[&SequenceId(*number)].iter().any(|(_, of)| *of == key));
-            if let Some(block) = kv.named.get(&key).filter(|_| !coming) {
-                prop_assert_eq!(memory.device[*block as usize], Some((name, place)));
-            }
-            let is_leaving = kv.leaving.iter().any(|(of, _)| *of == key);
-            if let Some([slot]) = kv.host.slots(&key).filter(|_| !is_leaving) {
-                prop_assert_eq!(memory.host[*slot as usize], Some((name, place)));
+        for (number, place) in (0..4).flat_map(|name| (0..6).map(move |place| (name, place))) {
+            let key = keys(number, (place + 1) * BLOCK_TOKENS)[place];
+            for name in (0..groups.count()).map(|group| Name { group, key }) {
+                let is_coming = kv.coming.values().flatten().any(|(_, of)| *of == name);
+                if let Some(block) = kv.named.get(&name).filter(|_| !is_coming) {
+                    prop_assert_eq!(memory.device[*block as usize], Some((name.group, number, place)));
+                }
+                let is_leaving = kv.leaving.iter().any(|(of, _)| *of == name);
+                if let Some([slot]) = kv.host.slots(&name).filter(|_| !is_leaving) {
+                    prop_assert_eq!(memory.host[*slot as usize], Some((name.group, number, place)));
+                }
             }
         }
         for number in fetching {

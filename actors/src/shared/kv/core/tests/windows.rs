@@ -1,0 +1,117 @@
+//! Tests of cache groups with windows.
+
+use super::*;
+
+/// A pool for a model with layers of full attention and layers with a window of 32 tokens.
+fn mixed(blocks: usize) -> KvCore {
+    KvCore::new(blocks).with_groups(CacheGroups::new([(0, None), (1, Some(32))]))
+}
+
+/// The numbers of blocks skipped and held in each group.
+fn shape(kv: &KvCore, sequence: SequenceId) -> Vec<(usize, usize)> {
+    kv.tables[&sequence].iter().map(|table| (table.skipped, table.blocks.len())).collect()
+}
+
+/// Runs a sequence of this `name` to `tokens` tokens in one step.
+fn run(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) -> usize {
+    let held = kv.allot(&[alike(sequence, name, tokens, tokens)]).tables[0].held;
+    fill(kv, sequence, name, tokens);
+    kv.let_go(sequence, tokens);
+    held
+}
+
+#[test]
+fn blocks_before_the_window_are_let_go_when_their_step_has_ended() {
+    let mut kv = mixed(12);
+    kv.allot(&[demand(A, 0, 80)]);
+    assert_eq!(shape(&kv, A), [(0, 5), (0, 5)], "the rows of the step read all five blocks");
+    kv.let_go(A, 80);
+    assert_eq!(shape(&kv, A), [(0, 5), (3, 2)], "the next token reads the last 31 tokens");
+    kv.allot(&[demand(A, 80, 81)]);
+    kv.let_go(A, 81);
+    assert_eq!(shape(&kv, A), [(0, 6), (3, 3)]);
+    assert_eq!(kv.usage(), KvUse { blocks: 12, held: 9, cached: 0 });
+    kv.let_go(B, 81);
+    kv.release(A);
+    assert_eq!(kv.usage().held, 0);
+}
+
+#[test]
+fn a_pool_without_full_attention_runs_any_length() {
+    let mut kv = KvCore::new(4).with_groups(CacheGroups::new([(0, Some(32))]));
+    kv.allot(&[demand(A, 0, 1)]);
+    for tokens in 1..1000 {
+        assert_eq!(kv.allot(&[demand(A, tokens, tokens + 1)]).short_by, 0, "{tokens} tokens");
+        kv.let_go(A, tokens + 1);
+    }
+    assert!(kv.usage().held <= 3);
+}
+
+#[test]
+fn a_prefix_needs_only_the_blocks_within_the_window_at_its_end() {
+    let mut kv = mixed(16);
+    run(&mut kv, A, 7, 81);
+    // The last block is not whole. The first three blocks of the window's group are free.
+    assert_eq!(kv.usage(), KvUse { blocks: 16, held: 9, cached: 3 });
+    let table = &kv.allot(&[alike(B, 7, 81, 81)]).tables[0];
+    assert_eq!((table.held, shape(&kv, B)), (80, vec![(0, 6), (3, 3)]));
+    let of_a = kv.tables[&A].iter().map(|table| table.blocks[..table.blocks.len() - 1].to_vec());
+    let of_b = kv.tables[&B].iter().map(|table| table.blocks[..table.blocks.len() - 1].to_vec());
+    assert!(of_a.eq(of_b), "both read the same blocks");
+}
+
+#[test]
+fn a_prefix_ends_where_a_window_is_complete() {
+    let mut kv = mixed(16);
+    run(&mut kv, A, 7, 97);
+    kv.release(A);
+    let (whole, known) = (keys(7, 96), |kv: &KvCore| kv.known_prefix(&keys(7, 96)));
+    assert_eq!(known(&kv), 6);
+    let removed = kv.named[&Name { group: 1, key: whole[4] }];
+    kv.idle.retain(|(_, block)| *block != removed);
+    kv.forget(removed);
+    kv.blank.insert(removed);
+    assert_eq!(known(&kv), 4, "the window at the end of the fifth and of the sixth block is incomplete");
+    let removed = kv.named[&Name { group: 0, key: whole[1] }];
+    kv.idle.retain(|(_, block)| *block != removed);
+    kv.forget(removed);
+    kv.blank.insert(removed);
+    assert_eq!(known(&kv), 1, "full attention reads every block");
+}
+
+#[test]
+fn events_speak_only_of_the_first_group() {
+    let (mut kv, mut known) = (mixed(12), BTreeSet::new());
+    run(&mut kv, A, 7, 81);
+    hear(&mut kv, &mut known);
+    assert_eq!(known, keys(7, 80).into_iter().collect());
+    kv.release(A);
+    let full = kv.named.iter().filter(|(name, _)| name.group == 0).count();
+    assert_eq!((full, kv.named.len()), (5, 10));
+    // After the two blank blocks, the blocks that were let go are reused. They are in the second
+    // group.
+    kv.allot(&[demand(B, 0, 32)]);
+    hear(&mut kv, &mut known);
+    assert_eq!((known.len(), kv.named.len()), (5, 8));
+    kv.shrink(0);
+    hear(&mut kv, &mut known);
+    assert!(known.is_empty());
+}
+
+#[test]
+fn a_prefix_comes_from_the_host_in_every_group() {
+    let mut kv = mixed(12).with_host(16);
+    run(&mut kv, A, 7, 81);
+    kv.release(A);
+    kv.allot(&[demand(B, 0, 96)]);
+    assert_eq!(kv.take_leaving().blocks.to_host.len(), 10, "all named blocks of both groups leave");
+    kv.release(B);
+    let found = kv.beginning(&keys(7, 80));
+    assert_eq!(found, Beginning { blocks: 5, resident: 0, missing: 7, lacks_state: false, has_room: true });
+    let copies = kv.fetch(A, &keys(7, 80)).expect("the host has the prefix");
+    assert_eq!((copies.blocks.to_device.len(), shape(&kv, A)), (7, vec![(0, 5), (3, 2)]));
+    assert!(kv.is_coming(&keys(7, 80)));
+    kv.fetched(A);
+    let table = &kv.allot(&[alike(B, 7, 81, 1)]).tables[0];
+    assert_eq!((table.held, shape(&kv, B)), (80, vec![(0, 6), (3, 3)]));
+}

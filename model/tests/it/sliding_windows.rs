@@ -1,0 +1,133 @@
+//! Layers with a sliding window: which layers have one, what is refused, and what the window changes.
+//! `golden_text_families.rs` compares their logits with those of transformers.
+
+use bursar_budgets::Hint;
+use bursar_kernels::{CudaTarget, DType, Target};
+use bursar_model::{LoadError, Model, registry::FamilyConfig};
+use serde_json::{Value, json};
+
+use crate::{
+    bench::{Bench, Case, alone, relative_error},
+    copy::{Copy, QWEN2},
+    golden_text_families::WINDOWED,
+};
+
+const CPU: Target = Target::Cpu { threads: 2 };
+const CONFIG: &str = "config.json";
+
+/// The windows of four layers with the context of 8,192 tokens, or the refusal.
+fn windows(model_type: &str, edit: Value) -> Result<Vec<Option<usize>>, String> {
+    let mut fields = json!({ "model_type": model_type, "num_hidden_layers": 4, "max_position_embeddings": 8192 });
+    fields.as_object_mut().expect("an object").extend(edit.as_object().expect("an object").clone());
+    let read = FamilyConfig::of(&Copy::of(QWEN2).write(CONFIG, fields.to_string()).open());
+    let config = read.map_err(|error| error.to_string().trim_start_matches("config.json: ").to_owned())?;
+    Ok((0..4).map(|layer| config.decoder().window(layer)).collect())
+}
+
+#[test]
+fn each_class_has_its_rule_for_the_layers_with_a_sliding_window() {
+    let all = |window| Ok(vec![window; 4]);
+    let used = |more: Value| {
+        let mut fields = json!({ "use_sliding_window": true });
+        fields.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        fields
+    };
+    assert_eq!(windows("mistral", json!({})), all(Some(4096)), "the default of the class");
+    assert_eq!(windows("mistral", json!({ "sliding_window": 8191 })), all(Some(8191)));
+    assert_eq!(windows("mistral", json!({ "sliding_window": 8192 })), all(None), "the window is never full");
+    assert_eq!(windows("mistral", json!({ "sliding_window": null })), all(None));
+    assert_eq!(windows("llama", used(json!({ "sliding_window": 64 }))), all(None), "the class has no window");
+    assert_eq!(windows("qwen3_moe", json!({ "sliding_window": 64 })), all(None));
+    assert_eq!(windows("qwen3_moe", used(json!({ "max_window_layers": 4 }))), all(Some(4096)));
+    let kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"];
+    for model_type in ["qwen2", "qwen3"] {
+        assert_eq!(windows(model_type, json!({ "sliding_window": 64, "max_window_layers": 0 })), all(None));
+        assert_eq!(windows(model_type, used(json!({ "sliding_window": null, "max_window_layers": 0 }))), all(None));
+        assert_eq!(windows(model_type, used(json!({}))), all(None), "the first 28 layers have full attention");
+        let later = used(json!({ "sliding_window": 1, "max_window_layers": 3 }));
+        assert_eq!(windows(model_type, later), Ok(vec![None, None, None, Some(1)]));
+        let named = used(json!({ "sliding_window": 64, "max_window_layers": 0, "layer_types": kinds }));
+        assert_eq!(windows(model_type, named), Ok(vec![None, Some(64), Some(64), None]));
+    }
+}
+
+#[test]
+fn a_window_that_contradicts_the_class_is_refused_by_name() {
+    let refused = |model_type: &str, edit: Value| windows(model_type, edit).expect_err("the window is refused");
+    let zero = "sliding_window is 0; supported: null, or at least 1";
+    assert_eq!(refused("mistral", json!({ "sliding_window": 0 })), zero);
+    let of_kind = |kind: &str| json!(["full_attention", kind, "full_attention", "full_attention"]);
+    let sliding = of_kind("sliding_attention");
+    let unused =
+        "layer_types[1] is sliding_attention, which needs a sliding_window, and use_sliding_window must be true";
+    assert_eq!(refused("qwen2", json!({ "layer_types": sliding })), unused);
+    let chunked = json!({ "use_sliding_window": true, "layer_types": of_kind("chunked_attention") });
+    assert_eq!(
+        refused("qwen2", chunked),
+        "layer_types[1] is chunked_attention; supported: full_attention and sliding_attention"
+    );
+    let ignored = "layer_types[1] is sliding_attention; supported: full_attention";
+    assert_eq!(refused("llama", json!({ "layer_types": sliding })), ignored);
+    let mixed = "layer_types[0] is full_attention; supported: sliding_attention";
+    assert_eq!(refused("mistral", json!({ "layer_types": sliding })), mixed, "the class has a window in all layers");
+    let short = json!({ "use_sliding_window": true, "layer_types": ["sliding_attention"] });
+    assert_eq!(refused("qwen3", short), "layer_types names 1 layers, but num_hidden_layers is 4");
+    let negative = refused("mistral", json!({ "sliding_window": -1 }));
+    assert!(negative.contains("invalid value: integer `-1`, expected usize"), "{negative}");
+    let null = json!({ "use_sliding_window": true, "max_window_layers": null });
+    assert_eq!(refused("qwen2", null), "max_window_layers is null; supported: a number of layers");
+}
+
+#[test]
+fn a_gpu_serves_no_more_tokens_than_the_window_and_a_cpu_any_number() {
+    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+    let plan = |tokens: Option<usize>, target: &Target| {
+        let checkpoint = Copy::of("tests/golden/mistral_windowed").open();
+        let checkpoint = match tokens {
+            Some(tokens) => checkpoint.with_context_limit(tokens),
+            None => checkpoint,
+        };
+        Model::plan(&checkpoint, target).expect("any target plans the model")
+    };
+    for tokens in [None, Some(33)] {
+        let error = plan(tokens, &gpu).check_windows(&gpu).expect_err("a GPU has no kernels for windows");
+        assert!(matches!(error, LoadError::Window { window: 32, .. }), "{error}");
+        assert!(error.hint().starts_with("serve at most 32 tokens"), "{}", error.hint());
+        assert!(plan(tokens, &CPU).check_windows(&CPU).is_ok());
+    }
+    let short = plan(Some(32), &gpu);
+    assert!(short.check_windows(&gpu).is_ok());
+    assert_eq!(short.config().decoder().window(0), None, "32 tokens see each other");
+}
+
+#[test]
+fn without_the_window_the_recorded_logits_are_missed() {
+    for (folder, key) in WINDOWED.into_iter().zip(["sliding_window", "layer_types"]) {
+        // Without `layer_types`, the first `max_window_layers` layers have full attention: all four.
+        let copy = Copy::of(folder).set(CONFIG, &[key], json!(null));
+        let full = Bench::of(copy.open(), 2);
+        assert_eq!(full.model.config().decoder().sliding, None);
+        let case = Case::read(folder, &full.checkpoint, "long");
+        let (_, expected) = case.logits("logit_positions", "logits").pop().expect("the last token's logits");
+        let found = alone(&full, &case, &[], &[usize::MAX]);
+        let error = relative_error(&found.logits[0], &expected);
+        assert!(error > 1e-2, "{folder}: the window changes the logits by only {error:e}");
+    }
+}
+
+#[test]
+fn layers_from_max_window_layers_on_have_the_window() {
+    // The windowed layers are the last two, so `layer_types` and `max_window_layers` mean the same.
+    let named = json!(["full_attention", "full_attention", "sliding_attention", "sliding_attention"]);
+    let named = Copy::of(WINDOWED[1]).set(CONFIG, &["layer_types"], named);
+    let counted = Copy::of(WINDOWED[1]).set(CONFIG, &["layer_types"], json!(null));
+    let counted = counted.set(CONFIG, &["max_window_layers"], json!(2));
+    let [named, counted] = [&named, &counted].map(|copy| Bench::of(copy.open(), 2));
+    assert_eq!(
+        (0..4).map(|layer| counted.model.config().decoder().window(layer)).collect::<Vec<_>>(),
+        [None, None, Some(23), Some(23)]
+    );
+    let case = Case::read(WINDOWED[1], &named.checkpoint, "long");
+    let [named, counted] = [&named, &counted].map(|bench| alone(bench, &case, &[], &[usize::MAX]).logits);
+    assert_eq!(named, counted);
+}

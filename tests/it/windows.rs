@@ -1,0 +1,175 @@
+//! Chats with models whose layers have a sliding window, in a KV cache that would not hold the same
+//! chats with full attention. The models are random. Each reply is compared with the reply to the
+//! same chat alone, without cached tokens.
+
+use bursar::{
+    Bytes, Chat, ChatEvent, Envelope, LoadOptions, ModelHandle, ModelSource, Reply, messages::SchedulerMessage,
+};
+use bursar_actors::{kv::KvUse, responder::Responder};
+use serde_json::json;
+
+use crate::{
+    checkpoints::Copy,
+    stage::{Folder, Whole, ask, device_of, eventually, listen, runtime_on, small, story},
+};
+
+/// Tokens that a layer with a window sees.
+const WINDOW: usize = 32;
+/// Tokens of a prompt, and of its reply.
+const LENGTHS: [usize; 2] = [200, 120];
+/// Chats at once.
+const CHATS: usize = 8;
+/// Tokens of the longest sequence.
+const CONTEXT: usize = 512;
+
+/// A random model of two layers. The first `full` layers have full attention, the others a window.
+struct Windowed {
+    model: ModelHandle,
+    _runtime: bursar::Runtime,
+    _checkpoint: Copy,
+}
+
+impl Windowed {
+    async fn set(full: usize, kv_tokens: usize, swap_space: Bytes) -> Windowed {
+        let checkpoint = Copy::of("qwen2");
+        checkpoint.set("config.json", &["use_sliding_window"], json!(true));
+        checkpoint.set("config.json", &["sliding_window"], json!(WINDOW));
+        checkpoint.set("config.json", &["max_window_layers"], json!(full));
+        let envelope = Envelope {
+            context_tokens: CONTEXT,
+            sequences: CHATS,
+            step_tokens: 48,
+            ..small().envelope.expect("limits")
+        };
+        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(kv_tokens), swap_space, ..small() };
+        let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
+        let source = ModelSource::folder(folder(&checkpoint.0));
+        let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
+        Windowed { model, _runtime: runtime, _checkpoint: checkpoint }
+    }
+
+    async fn kv_use(&self) -> KvUse {
+        let (reply, usage) = Responder::new();
+        let scheduler = self.model.serving().await.expect("the model serves").scheduler.clone();
+        scheduler.send_message(SchedulerMessage::KvUse(reply)).expect("the scheduler lives");
+        usage.await.expect("the scheduler answers")
+    }
+
+    /// Changes the number of blocks that sequences may use.
+    async fn resize(&self, blocks: usize) {
+        let (reply, resized) = Responder::new();
+        let scheduler = self.model.serving().await.expect("the model serves").scheduler.clone();
+        scheduler.send_message(SchedulerMessage::Resize { blocks, reply }).expect("the scheduler lives");
+        resized.await.expect("the scheduler answers");
+    }
+
+    /// The replies to all chats, one at a time and without cached tokens.
+    async fn alone(&self) -> Vec<Whole> {
+        let mut replies = Vec::new();
+        for number in 0..CHATS {
+            let alone = chat(number).cache_salt(format!("alone {number}"));
+            replies.push(ask(&self.model, alone).await.expect("the model answers"));
+        }
+        replies
+    }
+
+    /// Begins all chats, and returns when each has a token and none has ended.
+    async fn all_begun(&self) -> Vec<(Reply, Vec<ChatEvent>)> {
+        let mut begun = Vec::new();
+        for number in 0..CHATS {
+            begun.push((self.model.chat(chat(number)).await.expect("the chat is accepted"), Vec::new()));
+        }
+        for (reply, events) in &mut begun {
+            events.push(reply.next().await.expect("an event").expect("no error"));
+        }
+        assert_eq!(self.model.requests().0, CHATS, "no reply has ended");
+        begun
+    }
+}
+
+fn folder(folder: &Folder) -> std::path::PathBuf {
+    folder.path().to_owned()
+}
+
+fn chat(number: usize) -> Chat {
+    let tokens = (0..LENGTHS[0]).map(|at| (40 + (at * 7 + number * 31 + at / 16 * number) % 200) as u32);
+    Chat::from_tokens(tokens.collect::<Vec<_>>()).temperature(0.0).max_tokens(LENGTHS[1]).ignore_end()
+}
+
+/// The rest of a reply whose first events were read.
+async fn rest(reply: Reply, events: Vec<ChatEvent>) -> String {
+    let first: String =
+        events.into_iter().map(|event| if let ChatEvent::Text(text) = event { text } else { String::new() }).collect();
+    let whole = listen(reply).await.expect("the model answers");
+    assert!(whole.text.starts_with(&first), "the text begins with what was read");
+    whole.text
+}
+
+#[test]
+fn more_long_chats_run_at_once_than_full_attention_would_admit() {
+    story(async {
+        // Eight windows of three blocks, and six blocks for the chunks of two steps. With full
+        // attention, not even one sequence of the context would fit.
+        let windowed = Windowed::set(0, 30 * 16, Bytes::ZERO).await;
+        assert!(30 * 16 < CONTEXT && windowed.kv_use().await.blocks == 30);
+        let expected = windowed.alone().await;
+        let begun = windowed.all_begun().await;
+        for ((reply, events), expected) in begun.into_iter().zip(&expected) {
+            assert_eq!(rest(reply, events).await, expected.text);
+        }
+        eventually("all blocks are free", async || windowed.kv_use().await.held == 0).await;
+    });
+}
+
+#[test]
+fn windows_leave_more_blocks_to_layers_with_full_attention() {
+    story(async {
+        // A sequence of 320 tokens holds 20 blocks with full attention and 3 in the window. With full
+        // attention in both groups it would hold 40, so 184 blocks would hold four.
+        let blocks = CHATS * (20 + 3) + 6;
+        let windowed = Windowed::set(1, blocks * 16, Bytes::ZERO).await;
+        let blocks = windowed.kv_use().await.blocks;
+        let expected = windowed.alone().await;
+        for ((reply, events), expected) in windowed.all_begun().await.into_iter().zip(&expected) {
+            assert_eq!(rest(reply, events).await, expected.text);
+        }
+        let most = (blocks - windowed.kv_use().await.cached) / CHATS;
+        assert!(most < 40, "{most} blocks for each sequence");
+    });
+}
+
+#[test]
+fn a_windowed_chat_survives_shrinks_and_resumes_its_prefix() {
+    story(async {
+        for (full, blocks, least) in [(0, 30, 9), (1, 200, 41)] {
+            let windowed = Windowed::set(full, blocks * 16, Bytes::ZERO).await;
+            let expected = windowed.alone().await;
+            let begun = windowed.all_begun().await;
+            // One sequence of the whole context fits. The others wait.
+            windowed.resize(least).await;
+            assert_eq!(windowed.kv_use().await.blocks, least);
+            for ((reply, events), expected) in begun.into_iter().zip(&expected) {
+                assert_eq!(rest(reply, events).await, expected.text, "{full} layers with full attention");
+            }
+            windowed.resize(blocks).await;
+            ask(&windowed.model, chat(0)).await.expect("the model answers");
+            let again = ask(&windowed.model, chat(0)).await.expect("the model answers");
+            assert_eq!(again.cached_tokens, (LENGTHS[0] - 1) / 16 * 16, "the prompt is resumed in its last block");
+            assert_eq!(again.text, expected[0].text);
+        }
+    });
+}
+
+#[test]
+fn a_prefix_with_windows_comes_back_from_host_memory() {
+    story(async {
+        let windowed = Windowed::set(1, 64 * 16, Bytes::mib(8)).await;
+        let first = ask(&windowed.model, chat(0)).await.expect("the model answers");
+        // Other prompts take over all blocks.
+        for number in 1..2 * CHATS {
+            ask(&windowed.model, chat(100 + number)).await.expect("the model answers");
+        }
+        let again = ask(&windowed.model, chat(0)).await.expect("the model answers");
+        assert_eq!((again.cached_tokens, &again.text), ((LENGTHS[0] - 1) / 16 * 16, &first.text));
+    });
+}
