@@ -10,7 +10,8 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Chat, DeviceChoice, Envelope, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig,
+    Bytes, Chat, ChatEvent, DeviceChoice, Envelope, Image, LoadOptions, ModelHandle, ModelSource, Runtime,
+    RuntimeConfig,
 };
 use image::{Rgb, RgbImage};
 
@@ -133,6 +134,27 @@ fn each_turn_of_an_agent_resumes_at_its_last_turn() {
             chat = chat.assistant(format!("Answer {turn}."));
         }
         assert!(before >= 4 * STEP, "the chat has grown");
+    });
+}
+
+#[test]
+fn the_next_turn_resumes_within_the_reply_before_it() {
+    // The turns are tokens, because the text of a random model's reply may have other tokens.
+    story(async {
+        let table = Table::set(envelope(1024, 2), 4096).await;
+        let tokens = |first: u32, count: u32| (0..count).map(|at| 20 + (first + at * 7) % 200).collect::<Vec<u32>>();
+        let mut turns = tokens(0, 150);
+        let chat = greedy(Chat::from_tokens(turns.clone())).max_tokens(120).ignore_end().token_ids();
+        let mut reply = table.model.chat(chat).await.expect("accepted");
+        while let Some(event) = reply.next().await {
+            if let ChatEvent::TokenId(token) = event.expect("the reply goes on") {
+                turns.push(token);
+            }
+        }
+        turns.extend(tokens(3, 30));
+        let next = table.ask(greedy(Chat::from_tokens(turns))).await;
+        // The last token of a reply is not computed, so there is a state after 256 of 269 tokens.
+        assert_eq!((next.cached, next.prompt), (4 * STEP, 300));
     });
 }
 

@@ -77,15 +77,24 @@ struct Live {
     /// Tokens of a prefix whose blocks are cached but that has no snapshot. The sequence takes the
     /// snapshot there, because another prompt that shares the prefix may follow.
     junction: Option<usize>,
-    /// Snapshots that planned steps take or that are being fetched from the host. Each has the
-    /// number of tokens before it, and its slot.
-    pending: Vec<(usize, u32)>,
+    /// Snapshots that planned steps take or that are being fetched from the host.
+    pending: Vec<PendingSnapshot>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PendingSnapshot {
+    /// The number of tokens before the snapshot.
+    tokens: usize,
+    slot: u32,
+    is_of_reply: bool,
 }
 
 #[derive(Clone, Debug)]
 struct Snapshot {
     slot: u32,
     used: u64,
+    /// The sequence whose reply the snapshot is within, until a sequence resumes from it.
+    of_reply: Option<SequenceId>,
 }
 
 impl StatePool {
@@ -192,7 +201,8 @@ impl StatePool {
         let held = self.live.values().map(|live| 1 + live.pending.len()).sum::<usize>() + 2;
         let others = self.sequences.saturating_sub(self.live.len() + 1);
         let snapshot = if held + others <= self.slots { self.take_for_copy() } else { None };
-        let pending = snapshot.map(|slot| (resumed * BLOCK_TOKENS, slot)).into_iter().collect();
+        let of_slot = |slot| PendingSnapshot { tokens: resumed * BLOCK_TOKENS, slot, is_of_reply: false };
+        let pending = snapshot.map(of_slot).into_iter().collect();
         let fetched = snapshot.map(|_| *key);
         let live = Live { slot, resumes_from: snapshot, reads: None, fetched, junction: None, pending };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
@@ -207,17 +217,17 @@ impl StatePool {
         let (Some(key), Some(slot)) = (live.fetched.take(), live.resumes_from) else { return };
         // If another sequence has computed the same snapshot, this one is freed after its use.
         if !self.snapshots.contains_key(&key) {
-            live.pending.retain(|(_, pending)| *pending != slot);
-            self.publish(key, slot);
+            live.pending.retain(|pending| pending.slot != slot);
+            self.publish(key, slot, None);
         }
         self.check();
     }
 
     /// Makes the snapshot in `slot` available to other sequences.
-    fn publish(&mut self, key: PrefixKey, slot: u32) {
+    fn publish(&mut self, key: PrefixKey, slot: u32, of_reply: Option<SequenceId>) {
         self.clock += 1;
         self.by_use.insert(self.clock, key);
-        self.snapshots.insert(key, Snapshot { slot, used: self.clock });
+        self.snapshots.insert(key, Snapshot { slot, used: self.clock, of_reply });
     }
 
     /// The snapshots that running copies bring to the device.
@@ -235,19 +245,27 @@ impl StatePool {
 
     /// The slots for a planned step that runs the tokens from `first` to `end` of a sequence. The
     /// step takes a snapshot at the junction and before the last token of the `known` tokens, if
-    /// there are slots. Returns `None` for a model without recurrent states.
+    /// there are slots. While the sequence decodes, it takes one every [`SNAPSHOT_TOKENS`] tokens,
+    /// for the next turn of its conversation. Returns `None` for a model without recurrent states.
     pub fn plan_step(&mut self, sequence: SequenceId, first: usize, end: usize, known: usize) -> Option<StateSlots> {
         let live = self.live.get(&sequence)?;
         let (write, read) = (live.slot, live.resumes_from.unwrap_or(live.slot));
-        let wanted = [live.junction, Some(snapshot_before(known - 1))];
+        let is_of_reply = first + 1 >= known;
+        let wanted = if is_of_reply {
+            [Some(snapshot_before(end)), None]
+        } else {
+            [live.junction, Some(snapshot_before(known - 1))]
+        };
         let mut slots = StateSlots { read, write, snapshots: [None; SNAPSHOTS] };
         for (tokens, to) in wanted.into_iter().flatten().zip(&mut slots.snapshots) {
-            let is_planned = self.live[&sequence].pending.iter().any(|(pending, _)| *pending == tokens);
+            let is_planned = self.live[&sequence].pending.iter().any(|pending| pending.tokens == tokens);
             if tokens <= first || tokens > end || is_planned {
                 continue;
             }
-            let Some(slot) = self.take(None) else { break };
-            self.live.get_mut(&sequence).expect("the sequence has a live state").pending.push((tokens, slot));
+            let slot = if is_of_reply { self.take_for_reply() } else { self.take(None) };
+            let Some(slot) = slot else { break };
+            let live = self.live.get_mut(&sequence).expect("the sequence has a live state");
+            live.pending.push(PendingSnapshot { tokens, slot, is_of_reply });
             *to = Some(((tokens - first) as u32, slot));
         }
         self.check();
@@ -269,17 +287,19 @@ impl StatePool {
     pub fn name(&mut self, sequence: SequenceId, end: usize, keys: &[PrefixKey]) {
         let Some(live) = self.live.get_mut(&sequence) else { return };
         live.reads = None;
-        let (named, left) = std::mem::take(&mut live.pending).into_iter().partition(|(tokens, _)| *tokens <= end);
-        live.pending = left;
-        let named: Vec<(usize, u32)> = named;
-        for (tokens, slot) in named {
+        let named: Vec<_> = live.pending.extract_if(.., |pending| pending.tokens <= end).collect();
+        for PendingSnapshot { tokens, slot, is_of_reply } in named {
             let key = keys[tokens / BLOCK_TOKENS - 1];
             if self.snapshots.contains_key(&key) {
                 self.touch(&key);
                 self.free.insert(slot);
-            } else {
-                self.publish(key, slot);
+                continue;
             }
+            let of_reply = is_of_reply.then_some(sequence);
+            let is_older = |snapshot: &Snapshot| is_of_reply && snapshot.of_reply == of_reply;
+            let older = self.snapshots.iter().find(|(_, snapshot)| is_older(snapshot)).map(|(older, _)| *older);
+            older.and_then(|older| self.remove(&older));
+            self.publish(key, slot, of_reply);
         }
         self.check();
     }
@@ -289,7 +309,7 @@ impl StatePool {
     pub fn release(&mut self, sequence: SequenceId) {
         if let Some(live) = self.live.remove(&sequence) {
             self.free.insert(live.slot);
-            self.free.extend(live.pending.into_iter().map(|(_, slot)| slot));
+            self.free.extend(live.pending.into_iter().map(|pending| pending.slot));
         }
         self.check();
     }
@@ -305,17 +325,25 @@ impl StatePool {
     /// Frees the slot of a snapshot, if it has one. With a host tier, the snapshot is queued to be
     /// copied to the host.
     fn evict(&mut self, key: &PrefixKey) {
-        let Some(Snapshot { slot, used }) = self.snapshots.remove(key) else { return };
-        self.by_use.remove(&used);
-        self.free.insert(slot);
-        if self.host.is_there() {
+        if let Some(slot) = self.remove(key)
+            && self.host.is_there()
+        {
             self.leaving.push((*key, slot));
         }
+    }
+
+    /// Frees the slot of a snapshot and returns it. `None` if no slot has this snapshot.
+    fn remove(&mut self, key: &PrefixKey) -> Option<u32> {
+        let Snapshot { slot, used, .. } = self.snapshots.remove(key)?;
+        self.by_use.remove(&used);
+        self.free.insert(slot);
+        Some(slot)
     }
 
     fn touch(&mut self, key: &PrefixKey) {
         self.clock += 1;
         let snapshot = self.snapshots.get_mut(key).expect("the snapshot is known");
+        snapshot.of_reply = None;
         self.by_use.remove(&snapshot.used);
         snapshot.used = self.clock;
         self.by_use.insert(self.clock, *key);
@@ -328,6 +356,22 @@ impl StatePool {
             self.evict(&victim);
         }
         self.free.pop_first()
+    }
+
+    /// A slot for a snapshot within a reply. Replies take at most a third of the slots, and only
+    /// while at most a third are live: otherwise the replies of many sequences would soon evict a
+    /// common system prompt.
+    fn take_for_reply(&mut self) -> Option<u32> {
+        let most = self.slots / 3;
+        if self.live.len() > most {
+            return None;
+        }
+        let of_replies = || self.snapshots.iter().filter(|(_, snapshot)| snapshot.of_reply.is_some());
+        if of_replies().count() >= most {
+            let oldest = of_replies().min_by_key(|(_, snapshot)| snapshot.used).map(|(key, _)| *key)?;
+            self.evict(&oldest);
+        }
+        self.take(None)
     }
 
     /// A slot for a copy from the host: like [`take`](Self::take), but none that a launched step
@@ -379,7 +423,8 @@ impl StatePool {
         if !cfg!(debug_assertions) {
             return;
         }
-        let of_live = self.live.values().flat_map(|live| live.pending.iter().map(|(_, slot)| *slot).chain([live.slot]));
+        let of_live =
+            self.live.values().flat_map(|live| live.pending.iter().map(|pending| pending.slot).chain([live.slot]));
         let all: Vec<u32> = of_live.chain(self.snapshots.values().map(|it| it.slot)).chain(self.free.clone()).collect();
         let distinct: BTreeSet<u32> = all.iter().copied().collect();
         assert!(all.len() == self.slots && distinct.len() == all.len(), "state slots were lost or doubled: {self:?}");

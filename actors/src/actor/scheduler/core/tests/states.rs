@@ -235,6 +235,37 @@ fn a_conversation_resumes_at_the_end_of_its_last_prompt() {
 }
 
 #[test]
+fn the_next_turn_resumes_within_the_last_reply() {
+    let mut story = Story::one_at_a_time(2, 256, 8);
+    let mut chat = prompt(1, 150);
+    let mut resumed = Vec::new();
+    for turn in 1..=4 {
+        story.admit(turn, &chat, 200);
+        story.run_all();
+        resumed.push(story.found[&SequenceId(turn)]);
+        chat = after(&story.tokens[&SequenceId(turn)], 20 + turn as u32, 30);
+    }
+    // The conversation has 150 and 200 tokens after the first turn, and 230 more after each turn.
+    // The very last token of a reply is never computed.
+    assert_eq!(resumed, [0, 320, 576, 768]);
+    // Each turn leaves the last snapshot of its reply, and one of its prompt if the prompt does not
+    // resume there: after 128 and 832 tokens.
+    assert_eq!(story.usage().snapshots, 6);
+}
+
+#[test]
+fn replies_take_no_snapshots_while_many_sequences_run() {
+    let mut story = Story::one_at_a_time(6, 256, 8);
+    let system = prompt(1, 140);
+    for id in 1..=3 {
+        story.ask(id, &after(&system, 100 + id as u32, 10));
+    }
+    (11..=15).for_each(|id| story.admit(id, &prompt(id as u32, 10), 250));
+    story.run_all();
+    assert_eq!(story.ask(4, &after(&system, 104, 10)), 128, "the common beginning was not evicted");
+}
+
+#[test]
 fn a_common_beginning_is_resumed_from_the_third_prompt_on() {
     let mut story = Story::one_at_a_time(4, 256, 8);
     let system = prompt(1, 140);
