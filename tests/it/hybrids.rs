@@ -24,25 +24,25 @@ use crate::{
 const STEP: usize = 64;
 
 /// A runtime with a random hybrid model.
-struct Table {
+struct HybridModel {
     model: ModelHandle,
     /// Keeps the model running.
     _runtime: Runtime,
 }
 
-impl Table {
-    async fn set(envelope: Envelope, kv_tokens: usize) -> Table {
+impl HybridModel {
+    async fn sized(envelope: Envelope, kv_tokens: usize) -> HybridModel {
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(kv_tokens), ..small() };
-        Table::with(options, Bytes::mib(96)).await
+        HybridModel::with(options, Bytes::mib(96)).await
     }
 
-    async fn with(options: LoadOptions, memory: Bytes) -> Table {
+    async fn with(options: LoadOptions, memory: Bytes) -> HybridModel {
         let device = placed(&device_of(memory));
         let config = RuntimeConfig { device: DeviceChoice::Custom(device), ..RuntimeConfig::default() };
         let runtime = Runtime::start(config).await.expect("host devices start");
         let source = ModelSource::folder(bursar_golden::path("qwen3_5"));
         let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
-        Table { model, _runtime: runtime }
+        HybridModel { model, _runtime: runtime }
     }
 
     /// Sends a chat, and sends it again with a new salt, so that no cached tokens are found. The
@@ -105,13 +105,13 @@ fn last_kept(prompt: usize) -> usize {
 fn a_long_prompt_is_resumed_when_it_comes_again() {
     // vLLM issues 51250 and 51198; Atlas `prefix_hit_reanchor`, for prompts of whole steps.
     story(async {
-        let table = Table::set(envelope(512, 2), 2048).await;
+        let hybrid = HybridModel::sized(envelope(512, 2), 2048).await;
         let mut lengths = Vec::new();
         for words_of_prompt in 20..40 {
             let chat =
                 greedy(Chat::new().user(words(1000 * words_of_prompt..1000 * words_of_prompt + words_of_prompt)));
-            let first = table.ask(chat.clone()).await;
-            let again = table.ask(chat).await;
+            let first = hybrid.ask(chat.clone()).await;
+            let again = hybrid.ask(chat).await;
             assert_eq!(again.cached, last_kept(again.prompt), "a prompt of {} tokens", again.prompt);
             lengths.push(first.prompt);
         }
@@ -123,12 +123,12 @@ fn a_long_prompt_is_resumed_when_it_comes_again() {
 fn each_turn_of_an_agent_resumes_at_its_last_turn() {
     // vLLM issue 42317: one client in a loop never found its own prefix.
     story(async {
-        let table = Table::set(envelope(1024, 2), 4096).await;
+        let hybrid = HybridModel::sized(envelope(1024, 2), 4096).await;
         let mut chat = Chat::new().system(words(0..20));
         let mut before = 0;
         for turn in 1..6 {
             chat = chat.user(words(100 * turn..100 * turn + 8));
-            let answered = table.ask(greedy(chat.clone())).await;
+            let answered = hybrid.ask(greedy(chat.clone())).await;
             assert_eq!(answered.cached, before, "turn {turn}");
             before = last_kept(answered.prompt);
             chat = chat.assistant(format!("Answer {turn}."));
@@ -141,18 +141,18 @@ fn each_turn_of_an_agent_resumes_at_its_last_turn() {
 fn the_next_turn_resumes_within_the_reply_before_it() {
     // The turns are tokens, because the text of a random model's reply may have other tokens.
     story(async {
-        let table = Table::set(envelope(1024, 2), 4096).await;
+        let hybrid = HybridModel::sized(envelope(1024, 2), 4096).await;
         let tokens = |first: u32, count: u32| (0..count).map(|at| 20 + (first + at * 7) % 200).collect::<Vec<u32>>();
         let mut turns = tokens(0, 150);
         let chat = greedy(Chat::from_tokens(turns.clone())).max_tokens(120).ignore_end().token_ids();
-        let mut reply = table.model.chat(chat).await.expect("accepted");
+        let mut reply = hybrid.model.chat(chat).await.expect("accepted");
         while let Some(event) = reply.next().await {
             if let ChatEvent::TokenId(token) = event.expect("the reply goes on") {
                 turns.push(token);
             }
         }
         turns.extend(tokens(3, 30));
-        let next = table.ask(greedy(Chat::from_tokens(turns))).await;
+        let next = hybrid.ask(greedy(Chat::from_tokens(turns))).await;
         // The last token of a reply is not computed, so there is a state after 256 of 269 tokens.
         assert_eq!((next.cached, next.prompt), (4 * STEP, 300));
     });
@@ -162,12 +162,12 @@ fn the_next_turn_resumes_within_the_reply_before_it() {
 fn a_common_system_prompt_is_found_by_all_but_the_first_two_prompts() {
     // vLLM issues 45238 and 40696: states were kept only in the part that no other prompt had.
     story(async {
-        let table = Table::set(envelope(512, 4), 4096).await;
+        let hybrid = HybridModel::sized(envelope(512, 4), 4096).await;
         let system = words(0..30);
         let mut found = Vec::new();
         for question in 1..6 {
             let chat = Chat::new().system(system.clone()).user(words(100 * question..100 * question + 20));
-            found.push(table.ask(greedy(chat)).await.cached);
+            found.push(hybrid.ask(greedy(chat)).await.cached);
         }
         let [first, second, others @ ..] = &found[..] else { unreachable!() };
         assert_eq!([first, second], [&0, &0], "the second prompt shows where the common part ends");
@@ -179,20 +179,20 @@ fn a_common_system_prompt_is_found_by_all_but_the_first_two_prompts() {
 fn other_questions_about_a_picture_resume_after_it() {
     // llama.cpp issue 26994; ik_llama issues 1383 and 1398: each turn read the picture again.
     story(async {
-        let table = Table::set(envelope(512, 2), 4096).await;
+        let hybrid = HybridModel::sized(envelope(512, 2), 4096).await;
         let about = |question: &str| {
             let chat = Chat::new().system(words(0..12)).image(picture("scene_101x157.png"));
             greedy(chat.user(format!("{} {question}", words(50..60))))
         };
         let mut found = Vec::new();
         for question in ["What is this?", "Which colour?", "How many?", "Where?"] {
-            found.push(table.ask(about(question)).await.cached);
+            found.push(hybrid.ask(about(question)).await.cached);
         }
         let [_, _, third, fourth] = found[..] else { unreachable!() };
         assert!(third >= 2 * STEP && fourth == third, "{found:?}");
         // A later turn of the same chat also resumes after the picture.
         let chat = about("What is this?").assistant("A scene.").user("Look again.");
-        assert!(table.ask(chat).await.cached >= third, "the picture is not read again");
+        assert!(hybrid.ask(chat).await.cached >= third, "the picture is not read again");
     });
 }
 
@@ -214,7 +214,7 @@ fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
             swap_space: Bytes::mib(4),
             ..small()
         };
-        let table = Table::with(options, Bytes::mib(96)).await;
+        let hybrid = HybridModel::with(options, Bytes::mib(96)).await;
         let gauge = |what: &str| metrics_log.now(&format!("bursar_state_{what}{{model=counted}}"));
         let gauges = || ["slots", "slots_used", "snapshots", "snapshots_swapped"].map(gauge);
         let copied = |direction: &str| {
@@ -226,7 +226,7 @@ fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
         };
         settled([4.0, 0.0, 0.0, 0.0]).await;
         let prompt = |number: usize| greedy(Chat::new().user(words(100 * number..100 * number + 15))).max_tokens(1);
-        let answered = async |number| ask(&table.model, prompt(number)).await.expect("the model answers");
+        let answered = async |number| ask(&hybrid.model, prompt(number)).await.expect("the model answers");
         // Each prompt leaves one snapshot. A running sequence needs one slot, so three are left.
         for (number, (snapshots, swapped)) in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3)].into_iter().enumerate() {
             let answered = answered(number).await;
@@ -241,7 +241,7 @@ fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
         settled([4.0, 0.0, 3.0, 4.0]).await;
         assert_eq!((copied("to_host"), copied("to_device")), (4.0, 1.0));
         let mut both = [6, 7].map(|number| {
-            let (model, chat) = (table.model.clone(), prompt(number).max_tokens(200).ignore_end());
+            let (model, chat) = (hybrid.model.clone(), prompt(number).max_tokens(200).ignore_end());
             tokio::spawn(async move { ask(&model, chat).await.expect("the model answers") })
         });
         eventually("both sequences hold a slot", async || gauge("slots_used") == 2.0).await;
@@ -257,7 +257,7 @@ fn metrics_of_states_count_slots_snapshots_and_copied_bytes() {
 fn another_picture_is_never_taken_for_the_first() {
     // ik_llama issues 1893 and 1985: the second turn described the first turn's picture.
     story(async {
-        let table = Table::set(envelope(512, 4), 4096).await;
+        let hybrid = HybridModel::sized(envelope(512, 4), 4096).await;
         let system = words(0..30);
         // The pictures have one size, so the prompts have the same tokens. Only the pixels differ.
         let [dark, grey, light] = [20, 120, 230].map(|level| {
@@ -265,14 +265,14 @@ fn another_picture_is_never_taken_for_the_first() {
         });
         let chat = || Chat::new().system(system.clone());
         let about = |shown: &Image| greedy(chat().image(shown.clone()).user(words(50..60)));
-        let before_picture = table.ask(greedy(chat().user(""))).await.prompt;
+        let before_picture = hybrid.ask(greedy(chat().user(""))).await.prompt;
         let mut prompts = Vec::new();
         for shown in [&dark, &light, &grey] {
-            let Answered { cached, prompt } = table.ask(about(shown)).await;
+            let Answered { cached, prompt } = hybrid.ask(about(shown)).await;
             assert!(cached <= before_picture, "{cached} tokens of another picture's prompt were resumed");
-            let again = table.ask(about(shown)).await.cached;
+            let again = hybrid.ask(about(shown)).await.cached;
             assert!(again == last_kept(prompt) && again > before_picture, "{again} of {prompt} tokens");
-            table.ask(about(shown).assistant("A scene.").user("And this?").image(dark.clone())).await;
+            hybrid.ask(about(shown).assistant("A scene.").user("And this?").image(dark.clone())).await;
             prompts.push(prompt);
         }
         assert!(prompts.iter().all(|prompt| *prompt == prompts[0]), "the tokens are equal: {prompts:?}");
@@ -284,11 +284,11 @@ fn the_longest_prompt_is_answered_while_others_run() {
     // vLLM issue 40420: one long prompt stopped the engine although the pool had enough free
     // blocks.
     story(async {
-        let table = Table::set(envelope(2048, 4), 4096).await;
+        let hybrid = HybridModel::sized(envelope(2048, 4), 4096).await;
         let long = greedy(Chat::new().user(words(0..250)));
         let short = |number: usize| greedy(Chat::new().user(words(100 * number..100 * number + 10)));
-        let others = (1..=6).map(|number| table.ask(short(number)));
-        let (long, _) = tokio::join!(table.ask(long), futures_util::future::join_all(others));
+        let others = (1..=6).map(|number| hybrid.ask(short(number)));
+        let (long, _) = tokio::join!(hybrid.ask(long), futures_util::future::join_all(others));
         assert!(long.prompt > 1500, "{}", long.prompt);
     });
 }
@@ -298,8 +298,8 @@ fn a_start_at_defaults_fits_the_memory_that_there_is() {
     // vLLM recipes issue 831: the default number of sequences exceeded the states that fit.
     story(async {
         for mebibytes in [52, 64, 96] {
-            let table = Table::with(LoadOptions::default(), Bytes::mib(mebibytes)).await;
-            table.ask(greedy(Chat::new().user(words(0..30)))).await;
+            let hybrid = HybridModel::with(LoadOptions::default(), Bytes::mib(mebibytes)).await;
+            hybrid.ask(greedy(Chat::new().user(words(0..30)))).await;
         }
     });
 }
