@@ -44,6 +44,11 @@ impl Reservation {
         };
         self.pieces.range(..to).map(reach).sum()
     }
+
+    /// The number of bytes of all pieces.
+    fn mapped(&self) -> Bytes {
+        self.pieces.values().map(|piece| piece.bytes).sum()
+    }
 }
 
 impl CudaDevice {
@@ -124,6 +129,23 @@ impl CudaDevice {
             let reason = "part of the range is not backed";
             return Err(DeviceError::BadRange { address, bytes, verb: "unbacked", reason });
         }
+        let before = reservation.mapped();
+        let outcome = self.unmap_range(start, reservation, from, to);
+        let freed = before - reservation.mapped();
+        state.counts.unbacks += 1;
+        state.counts.backed -= freed;
+        outcome
+    }
+
+    /// Frees the memory between two offsets. After an error, the reservation has the pieces that are
+    /// still mapped.
+    fn unmap_range(
+        &self,
+        start: Address,
+        reservation: &mut Reservation,
+        from: Bytes,
+        to: Bytes,
+    ) -> Result<(), DeviceError> {
         // First carve pieces that extend past an end of the range.
         for end in [from, to] {
             let over = reservation.pieces.range(..end).next_back().map(|(offset, piece)| (*offset, *piece));
@@ -137,15 +159,10 @@ impl CudaDevice {
             }
         }
         let inside: Vec<(Bytes, Piece)> = reservation.pieces.range(from..to).map(|(at, piece)| (*at, *piece)).collect();
-        let mut unmapped = Bytes::ZERO;
-        let outcome = inside.into_iter().try_for_each(|(offset, piece)| {
+        inside.into_iter().try_for_each(|(offset, piece)| {
             self.unmap(start.offset(offset), piece)?;
             reservation.pieces.remove(&offset);
-            unmapped += piece.bytes;
             Ok(())
-        });
-        state.counts.unbacks += 1;
-        state.counts.backed -= unmapped;
-        outcome
+        })
     }
 }
