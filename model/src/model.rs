@@ -3,7 +3,9 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Segment};
-use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Rank, Scope, StateLayer, StateShape, Target, Tensor};
+use bursar_kernels::{
+    Backend, KernelError, KvLayer, KvShape, MatrixType, Rank, Scope, StateLayer, StateShape, Target, Tensor,
+};
 
 use crate::{
     Depth,
@@ -21,6 +23,7 @@ pub struct Model {
     family: Family,
     quantization: Option<&'static str>,
     cache: CacheFormat,
+    states: MatrixType,
     weight_bytes: Bytes,
     parameters: u64,
     /// The memory of the family's tensors; `None` for a plan.
@@ -50,8 +53,9 @@ impl Model {
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
-        let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
-        Ok(Model { config, family, quantization, cache, weight_bytes, parameters, segment: None })
+        let (cache, states) = (checkpoint.cache(), checkpoint.states());
+        let (weight_bytes, parameters) = (map.used(), map.parameters());
+        Ok(Model { config, family, quantization, cache, states, weight_bytes, parameters, segment: None })
     }
 
     /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Apart from the
@@ -117,9 +121,9 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
-        let (cache, parameters) = (checkpoint.cache(), map.parameters());
+        let (cache, states, parameters) = (checkpoint.cache(), checkpoint.states(), map.parameters());
         let segment = Some(segment);
-        Ok(Model { config, family, quantization, cache, weight_bytes: total, parameters, segment })
+        Ok(Model { config, family, quantization, cache, states, weight_bytes: total, parameters, segment })
     }
 
     /// Checks, before anything is loaded, that `target` has kernels for the windows of all layers.
@@ -186,7 +190,7 @@ impl Model {
 
     /// The shape of this rank's recurrent states on `target`; `None` if all layers are attention.
     pub fn state_shape(&self, target: &Target) -> Option<StateShape> {
-        self.family.decoder().state_shape(target.activation())
+        self.family.decoder().state_shape(target.activation(), self.states)
     }
 
     /// The cache of each decoder layer, in order. `kv` has the layers of a block, which all cache
