@@ -139,7 +139,6 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         if device.is_any_number() { min_ranks_for(&sought, &planned, target, &mut notes)? } else { device.ranks() };
     let (whole, target, place) = (target, target.of_ranks(ranks), planned.place_of(ranks));
     let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
-    model.check_windows(&target)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let question = Question { model, pictures, target, options: &load, place };
     let forecast = Forecast::of(&question)?;

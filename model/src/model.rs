@@ -81,8 +81,8 @@ impl Model {
     /// continue.
     ///
     /// # Errors
-    /// See [`plan`](Self::plan) and [`check_windows`](Self::check_windows);
-    /// [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
+    /// See [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if
+    /// `progress` breaks.
     ///
     /// # Panics
     /// If the backed part of the segment is smaller than the weights.
@@ -109,7 +109,6 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
-        check_windows(&config, backend.target())?;
         let formats = checkpoint.weight_formats()?;
         let quantization = formats.name();
         // SAFETY: the model owns the segment for as long as it owns the tensors, and the assertion
@@ -124,14 +123,6 @@ impl Model {
         let (cache, states, parameters) = (checkpoint.cache(), checkpoint.states(), map.parameters());
         let segment = Some(segment);
         Ok(Model { config, family, quantization, cache, states, weight_bytes: total, parameters, segment })
-    }
-
-    /// Checks, before anything is loaded, that `target` has kernels for the windows of all layers.
-    ///
-    /// # Errors
-    /// [`LoadError::Window`].
-    pub fn check_windows(&self, target: &Target) -> Result<(), LoadError> {
-        check_windows(&self.config, target)
     }
 
     /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
@@ -293,14 +284,5 @@ impl Model {
 
     fn assert_loaded<B: Backend>(&self) {
         assert!(!B::COMPUTES || self.segment.is_some(), "a planned model has no weights to compute with");
-    }
-}
-
-fn check_windows(config: &FamilyConfig, target: &Target) -> Result<(), LoadError> {
-    match &config.decoder().sliding {
-        Some(sliding) if !target.has_windowed_attention() => {
-            Err(LoadError::Window { window: sliding.tokens, target: target.name() })
-        }
-        _ => Ok(()),
     }
 }

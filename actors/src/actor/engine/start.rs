@@ -313,7 +313,6 @@ impl EngineArguments {
         let (search, executor, progress) = (self.search(&ledger), executor.clone(), self.progress.clone());
         off_actor(move || {
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
-            model.check_windows(&target)?;
             let pictures = checkpoint.image_processor.clone();
             // If the weights are already loaded, this model has already leased their bytes.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
