@@ -82,7 +82,7 @@ pub use bursar_actors::{
         PrecisionError, Progress, RanksLack, RanksTried, Serving, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},
-    knobs,
+    knobs::{self, StateType},
     kv::{BlockEvent, KvUse, StoredBlock},
     pace::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     profile::{

@@ -97,14 +97,13 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     options.knobs.tell_notes()?;
     let config = options.knobs.runtime(HOST_BYTES, 1, device.ranks())?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
-    let (quantization, kv_cache_dtype) = (load.quantization, load.kv_cache_dtype);
     let ranks = runtime.device().ranks().len().max(1);
-    let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
+    let loaded = model::load_with(&runtime, source.clone(), load.clone(), !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;
     let fits = Fits::of(&serving);
     let planner = Planner {
-        model: planned(source.clone(), serving.target, ranks, quantization, kv_cache_dtype).await?,
+        model: planned(source.clone(), serving.target, ranks, load).await?,
         target: serving.target,
         step_tokens: serving.record.step_tokens,
         launch_patches: serving.record.launch_patches,
@@ -198,26 +197,19 @@ async fn picture_cut(source: &ModelSource) -> Option<PatchGeometry> {
 }
 
 /// Returns the model as planned for the rank with the most weights. No weights are loaded.
-async fn planned(
-    source: ModelSource,
-    target: Target,
-    ranks: usize,
-    quantization: Option<WeightQuantization>,
-    kv_cache_dtype: KvCacheType,
-) -> Result<Model, Failure> {
-    let cache = kv_cache_dtype.on(&target).map_err(StartError::from)?;
+async fn planned(source: ModelSource, target: Target, ranks: usize, load: LoadOptions) -> Result<Model, Failure> {
     let plan = move || {
         // Loading has already fetched the model's files.
-        let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(quantization);
-        let checkpoint = checkpoint.with_cache(cache);
-        Model::plan_heaviest(&checkpoint, &target, ranks)
+        let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(load.quantization);
+        let checkpoint = load.cached_on(&target, checkpoint).map_err(StartError::from)?;
+        Ok(Model::plan_heaviest(&checkpoint, &target, ranks)?)
     };
     let planned = tokio::task::spawn_blocking(plan).await;
     let planned = planned.map_err(|died| Failure {
         error: format!("planning died: {died}"),
         hint: "this is a bug in Bursar; please report it with the model".to_owned(),
     })?;
-    planned.map_err(|error: LoadError| Failure::of(&error))
+    planned.map_err(|error: StartError| Failure::of(&error))
 }
 
 struct Bench {

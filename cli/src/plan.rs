@@ -130,7 +130,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     notes.extend(files.left_out().iter().map(|error| format!("without pictures: {error} ({})", error.hint())));
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
-    let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
+    let checkpoint = load.cached_on(&target, checkpoint).map_err(StartError::from)?;
     let checkpoint = checkpoint.with_context_limit(load.context_tokens_for(planned.place_of(1).is_host));
     let pictures = checkpoint.image_processor.as_ref();
     let name = load.name.clone().unwrap_or_else(|| source.name());
@@ -139,7 +139,6 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         if device.is_any_number() { min_ranks_for(&sought, &planned, target, &mut notes)? } else { device.ranks() };
     let (whole, target, place) = (target, target.of_ranks(ranks), planned.place_of(ranks));
     let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
-    model.check_windows(&target)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let question = Question { model, pictures, target, options: &load, place };
     let forecast = Forecast::of(&question)?;

@@ -12,10 +12,12 @@
 //                    query_starts[s + 1]
 //   context_lengths  [sequences] u32: tokens of s in the cache, including this step's rows
 //   block_tables     [sequences, blocks_max] u32: the blocks of s in order; entries past its
-//                    context are not read
+//                    context are not read, and neither are entries before the block with the first
+//                    token that a row of s sees
+//   window           the most tokens that a row sees, at least 1; NO_WINDOW if it sees all
 //   out              [rows, heads * D], rows `out_pitch` elements apart
-// Row r of a sequence's n rows sees the first context - n + r + 1 tokens; if that is zero or less,
-// its output is zeros. Query head h uses KV head h / (heads / kv_heads). The kernel does not write
+// Row r of a sequence's n rows sees the last `window` of the first context - n + r + 1 tokens; if
+// there are none, its output is zeros. Query head h uses KV head h / (heads / kv_heads). The kernel does not write
 // the output of sequences before `first_sequence` and of rows that belong to no sequence. A
 // sequence may have any number of rows, including 0 and 1.
 //
@@ -33,8 +35,8 @@
 // are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
 // elements, heads is a multiple of kv_heads. A token that no row may see is never added, even if it
 // is a NaN, which the cache may contain past the end of a context. A NaN that a row sees makes that
-// head of that row NaN; under the causal mask, a NaN value may also reach earlier rows of its own
-// sequence within the same 64 tokens, or 32 with heads of 256 (0 * NaN). Starts are clamped to
+// head of that row NaN; a NaN value may also reach rows of its own sequence that do not see it, up to
+// 64 tokens earlier, or 32 with heads of 256, and with a window as many tokens later (0 * NaN). Starts are clamped to
 // `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so
 // nothing outside the arguments is accessed.
 //
@@ -245,11 +247,11 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
 }
 
 // Processes one tile: its query vectors over the keys 0 .. keys. If `CAUSAL`, row r of the sequence
-// sees only the first visible + r keys.
+// sees only the last `window` of the first visible + r keys.
 template <typename T, int D, bool CAUSAL, typename Keys>
 __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                        const QueryPlaces& places, const Keys& source, int32_t keys, int32_t visible,
-                                       float scale, float value_scale) {
+                                       int32_t window, float scale, float value_scale) {
     using Cached = typename Keys::Element;
     using Operand = Multiplied<T, Cached>;
     __shared__ __align__(16) Operand rows[2 * KEYS<D> * ROW<D>];
@@ -304,6 +306,11 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         }
         if ((step + 1) * KEYS<D> > seen_by_all) {
             OnlineSoftmax::mask(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), limit);
+        }
+        // A tile has at most QUERIES rows. Only its first steps have keys before a row's window.
+        if (CAUSAL && step * KEYS<D> < seen_by_all + QUERIES - 1 - window) {
+            const int32_t first[2] = {limit[0] - window, limit[1] - window};
+            OnlineSoftmax::mask_before(scores, step * KEYS<D> + static_cast<int32_t>(lane % 4 * 2), first);
         }
         float shrink[2];
         softmax.step(scores, scale * LOG2_E, shrink);
@@ -367,7 +374,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
                                                 const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,
                                                 uint32_t rows, uint32_t sequences, uint32_t first_sequence,
                                                 uint32_t heads, uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max,
-                                                const float* scales, float scale) {
+                                                uint32_t window, const float* scales, float scale) {
     const uint32_t group = heads / kv_heads;
     const uint32_t kv_head = blockIdx.x % kv_heads;
     TileCursor cursor = {first_sequence, 0};
@@ -377,14 +384,17 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     }
     const int32_t context =
         static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
-    const int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0 of the sequence
+    int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0 of the sequence
+    // Blocks and keys before the tile's first block do not count from here on.
+    const int32_t first_block = first_block_of(visible + static_cast<int32_t>(tile.first_query / group), window);
+    visible -= first_block * static_cast<int32_t>(BLOCK_TOKENS);
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
     const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
     PagedKeys<Cached, D> source;
     source.values_after = static_cast<size_t>(kv_heads) * BLOCK_TOKENS * D;
     source.block_pitch = 2 * source.values_after;
     source.head = layer + static_cast<size_t>(kv_head) * BLOCK_TOKENS * D;
-    source.table = block_tables + static_cast<size_t>(tile.sequence) * blocks_max;
+    source.table = block_tables + static_cast<size_t>(tile.sequence) * blocks_max + first_block;
     source.blocks = blocks;
     float value_scale = 1.0f;
     if constexpr (std::is_same_v<Cached, E4m3>) {
@@ -392,7 +402,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
         value_scale = __ldg(scales + kv_heads + kv_head);
     }
     attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible,
-                       scale, value_scale);
+                       static_cast<int32_t>(window), scale, value_scale);
 }
 
 // With `WINDOWS`, each stretch is one tile.
@@ -421,7 +431,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
     if (WINDOWS) {
         attend_once<T, D>(qkv, pitch, out, out_pitch, places, source, keys, scale);
     } else {
-        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, scale, 1.0f);
+        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, 0, scale, 1.0f);
     }
 }
 
@@ -436,10 +446,10 @@ constexpr int RESIDENT = D == 32 ? 4 : D >= 128 ? 2 : 3;
         TYPE* out, const TYPE* queries, const CACHED* layer, const uint32_t* query_starts,                          \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,              \
-        uint32_t blocks, uint32_t blocks_max, const float* scales, float scale) {                                   \
+        uint32_t blocks, uint32_t blocks_max, uint32_t window, const float* scales, float scale) {                  \
         attention_paged<TYPE, CACHED, D>(out, queries, layer, query_starts, context_lengths, block_tables,          \
                                          out_pitch, query_pitch, rows, sequences, first_sequence, heads, kv_heads,  \
-                                         blocks, blocks_max, scales, scale);                                        \
+                                         blocks, blocks_max, window, scales, scale);                                \
     }
 
 #define ATTENTION_PACKED(TYPE, NAME, D)                                                                        \

@@ -8,7 +8,8 @@
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
 //   The first argument is a tensor map, passed by value, through which keys and values are read
 //   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A NaN value
-//   that a row may not see can reach earlier rows of its own sequence within 128 tokens.
+//   can reach rows of its own sequence that do not see it, up to 128 tokens earlier and, with a
+//   window, later.
 //   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
 //   to 64 rows, attention_packed for stretches of up to 128 rows.
 //   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in
@@ -22,7 +23,7 @@
 //   For few rows with a long context, which would otherwise not fill the GPU. The keys of a tile
 //   are split among `splits` jobs (at least 1), which write partial results to `parts` [jobs, 128,
 //   D + 2] f32; the launch of attention_paged_combine.cu combines them into `out`. In the argument
-//   list, `parts` follows the other pointers, and `splits` precedes `scale`.
+//   list, `parts` follows the other pointers, and `splits` follows `window`.
 
 // Targets: sm_90a
 
@@ -224,6 +225,12 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             if ((step + 1) * S::KEYS > seen_by_all) {
                 OnlineSoftmax::mask(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
             }
+            // A tile has at most QUERIES rows. Only its first steps have keys before a row's window.
+            const int32_t window = static_cast<int32_t>(arguments.window);
+            if (S::PAGED && step * S::KEYS < seen_by_all + S::QUERIES - 1 - window) {
+                const int32_t first[2] = {limit[0] - window, limit[1] - window};
+                OnlineSoftmax::mask_before(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), first);
+            }
             softmax.step(scores, factor, shrink);
         };
 
@@ -375,10 +382,10 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,              \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,          \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,                    \
-        uint32_t blocks, uint32_t blocks_max, const float* scales, float scale) {                                         \
+        uint32_t blocks, uint32_t blocks_max, uint32_t window, const float* scales, float scale) {                        \
         const Arguments arguments = {                                                                                     \
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows, sequences,                      \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  1,    scales,    scale};              \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  window, 1, scales, scale};            \
         attention<Paged<D, false, E4M3>>(map, out, nullptr, queries, arguments);                                          \
     }                                                                                                                     \
     extern "C" __global__ void __launch_bounds__(Paged<D, true, E4M3>::THREADS, 1)                                        \
@@ -386,11 +393,11 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
             const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,          \
             const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,              \
             uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,             \
-            uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t splits, const float* scales,                \
-            float scale) {                                                                                                \
+            uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t window, uint32_t splits,                    \
+            const float* scales, float scale) {                                                                           \
         const Arguments arguments = {                                                                                     \
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                    \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scales,    scale};            \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  window, splits, scales, scale};       \
         attention<Paged<D, true, E4M3>>(map, out, parts, queries, arguments);                                             \
     }
 
@@ -404,7 +411,7 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
         uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                              \
         const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches,                      \
-                                     0,      1,       heads,   0,         0,     1,    nullptr, scale};                \
+                                     0,      1,       heads,   0,         0,     0,    1,       nullptr, scale};       \
         attention<Packed<D>>(map, out, nullptr, qkv, arguments);                                                       \
     }
 

@@ -17,11 +17,12 @@
 // log_decay  [value_heads] f32
 // bias       [value_heads] f32
 // sequences, slots                         see state_sequences.cuh. A matrix is
-//                                          [value_dim, key_dim] f32, S transposed
+//                                          [value_dim, key_dim] in f32 or bf16, S transposed
 // out        [tokens, value_heads * value_dim]  contiguous; the rows of padding are zeros, and rows
 //                                          that belong to no sequence are not written
 //
-// Arithmetic is f32; out is rounded once. A sequence's result does not depend on the batch, nor on
+// Arithmetic is f32; out is rounded once. A bf16 state is rounded where it is written: once per
+// sequence and step. A sequence's result does not depend on the batch, nor on
 // how its tokens are divided into steps, up to the order of additions that the compiler chooses. A
 // NaN affects only its own sequence. key_dim is a multiple of 16 and at most KEY_DIM_MAX; slots are
 // aligned to 16 bytes; activations have any alignment. The arrays of `sequences` are read before
@@ -68,6 +69,19 @@ __device__ __forceinline__ Words<PIECE, Element> load_piece(const Element* from,
     return words;
 }
 
+// Four adjacent elements of a matrix, as f32.
+__device__ __forceinline__ float4 load_four(const float* from) { return *reinterpret_cast<const float4*>(from); }
+__device__ __forceinline__ float4 load_four(const __nv_bfloat16* from) {
+    float values[PIECE];
+    load<PIECE>(from, values);
+    return make_float4(values[0], values[1], values[2], values[3]);
+}
+
+__device__ __forceinline__ void store_four(float* to, const float4& four) { *reinterpret_cast<float4*>(to) = four; }
+__device__ __forceinline__ void store_four(__nv_bfloat16* to, const float4& four) {
+    store<PIECE>(to, {four.x, four.y, four.z, four.w});
+}
+
 // The sum over the lanes of a row, returned to each of them.
 __device__ __forceinline__ float row_sum(float value) {
 #pragma unroll
@@ -80,8 +94,8 @@ __device__ __forceinline__ float row_sum(float value) {
 // One block: `HELD` matrix rows per lane group of one head of one sequence. With `WHOLE`, key_dim
 // is exactly PIECES * PIECE * ROW_LANES. With `SINGLE`, no sequence has more than one row, and no
 // registers are spent on fetching the next token.
-template <uint32_t PIECES, bool WHOLE, uint32_t HELD, bool SINGLE, typename Element>
-__device__ __forceinline__ void gated_delta(const Delta<Element>& call) {
+template <uint32_t PIECES, bool WHOLE, uint32_t HELD, bool SINGLE, typename Element, typename Stored>
+__device__ __forceinline__ void gated_delta(const Delta<Element, Stored>& call) {
     let_next_kernel_start();
     constexpr uint32_t SLICE = HELD * GROUPS;
     const uint32_t slices = (call.value_dim + SLICE - 1) / SLICE;
@@ -114,7 +128,7 @@ __device__ __forceinline__ void gated_delta(const Delta<Element>& call) {
 #pragma unroll
         for (uint32_t held = 0; held < HELD; ++held) {
             if (lane < PIECES && is_value(held)) {
-                const float* line = call.matrices(part.read) + call.of_matrix(head, value_of(held))
+                const Stored* line = call.matrices(part.read) + call.of_matrix(head, value_of(held))
                     + min(lane * ROW_LANES * PIECE, call.key_dim - PIECE);
                 asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
             }
@@ -152,7 +166,7 @@ __device__ __forceinline__ void gated_delta(const Delta<Element>& call) {
         for (uint32_t piece = 0; piece < PIECES; ++piece) {
             state[held][piece] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (part.read != nullptr && is_value(held) && is_column(piece)) {
-                state[held][piece] = *reinterpret_cast<const float4*>(call.matrices(part.read) + at + column_of(piece));
+                state[held][piece] = load_four(call.matrices(part.read) + at + column_of(piece));
             }
         }
     }
@@ -163,7 +177,7 @@ __device__ __forceinline__ void gated_delta(const Delta<Element>& call) {
 #pragma unroll
             for (uint32_t piece = 0; piece < PIECES; ++piece) {
                 if (is_value(held) && is_column(piece)) {
-                    *reinterpret_cast<float4*>(call.matrices(slot) + at + column_of(piece)) = state[held][piece];
+                    store_four(call.matrices(slot) + at + column_of(piece), state[held][piece]);
                 }
             }
         }
@@ -236,20 +250,21 @@ __device__ __forceinline__ void gated_delta(const Delta<Element>& call) {
     }
 }
 
-#define KERNEL_OF(name, Element, PIECES, WHOLE, HELD, SINGLE, RESIDENT)                                               \
+#define KERNEL_OF(name, Element, Stored, PIECES, WHOLE, HELD, SINGLE, RESIDENT)                                               \
     extern "C" __global__ void __launch_bounds__(ROW_THREADS, RESIDENT) name(                                         \
         const Element* qkv, uint32_t qkv_pitch, const Element* update, uint32_t update_pitch, const Element* decay,   \
         uint32_t decay_pitch, const float* log_decay, const float* bias, uint32_t key_heads, uint32_t value_heads,    \
         uint32_t key_dim, uint32_t value_dim, StateSequences sequences, StateSlots slots, uint32_t first_sequence,    \
         Element* out) {                                                                                               \
         gated_delta<PIECES, WHOLE, HELD, SINGLE>(                                                                     \
-            Delta<Element>{qkv, qkv_pitch, update, update_pitch, decay, decay_pitch, log_decay, bias, key_heads,      \
+            Delta<Element, Stored>{qkv, qkv_pitch, update, update_pitch, decay, decay_pitch, log_decay, bias, key_heads,      \
                            value_heads, key_dim, value_dim, sequences, slots, first_sequence, out});                  \
     }
-#define KERNEL(name, Element)                                                                                         \
-    KERNEL_OF(gated_delta_##name, Element, contract::gated_delta::KEY_DIM_MAX / 32, false, 1, false, 2)               \
-    KERNEL_OF(gated_delta_128_##name, Element, 4, true, 1, false, 4)                                                  \
-    KERNEL_OF(gated_delta_128_held_##name, Element, 4, true, contract::gated_delta::HELD, true, 3)
+#define KERNELS_OF(name, Element, Stored)                                                                             \
+    KERNEL_OF(gated_delta_##name, Element, Stored, contract::gated_delta::KEY_DIM_MAX / 32, false, 1, false, 2)       \
+    KERNEL_OF(gated_delta_128_##name, Element, Stored, 4, true, 1, false, 4)                                          \
+    KERNEL_OF(gated_delta_128_held_##name, Element, Stored, 4, true, contract::gated_delta::HELD, true, 3)
+#define KERNEL(name, Element) KERNELS_OF(name, Element, float) KERNELS_OF(stored_bf16_##name, Element, __nv_bfloat16)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (value_heads * slices, sequences from first_sequence on), where slices is
@@ -258,3 +273,4 @@ FOR_EACH_ACTIVATION(KERNEL)
 //   gated_delta_128       held 1; key_dim 128; for few blocks, and for many rows
 //   gated_delta_128_held  held HELD; key_dim 128; only sequences of one row. For many sequences and
 //                         heads, where more loads in flight matter more than more blocks
+// Each has a form for matrices in bf16, named `_stored_bf16` before the type of activations.

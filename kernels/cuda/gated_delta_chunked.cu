@@ -51,16 +51,16 @@ struct Loaded {
     float last;                       // C of the last token
 };
 
-template <typename Element>
+template <typename Element, typename Stored>
 struct Chunks : Role {
-    const Delta<Element>& call;
+    const Delta<Element, Stored>& call;
     const StatePart& part;
     Shared& shared;
     uint32_t head, first_value;
     Prepared prepared;
 
-    __device__ __forceinline__ Chunks(const Delta<Element>& call, const StatePart& part, Shared& shared, uint32_t head,
-                                      uint32_t first_value, __half* memory)
+    __device__ __forceinline__ Chunks(const Delta<Element, Stored>& call, const StatePart& part, Shared& shared,
+                                      uint32_t head, uint32_t first_value, __half* memory)
         : call(call), part(part), shared(shared), head(head), first_value(first_value),
           prepared(Prepared::of_head(memory, call, head)) {}
 
@@ -217,6 +217,19 @@ struct Chunks : Role {
     }
 };
 
+// Two adjacent elements of a matrix, as f32.
+__device__ __forceinline__ float2 load_two(const float* from) { return *reinterpret_cast<const float2*>(from); }
+__device__ __forceinline__ float2 load_two(const __nv_bfloat16* from) {
+    return pair_to_floats<__nv_bfloat16>(*reinterpret_cast<const uint32_t*>(from));
+}
+
+__device__ __forceinline__ void store_two(float* to, float low, float high) {
+    *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+__device__ __forceinline__ void store_two(__nv_bfloat16* to, float low, float high) {
+    *reinterpret_cast<uint32_t*>(to) = pair_from_floats<__nv_bfloat16>(low, high);
+}
+
 // The state of CHUNK_VALUES values, transposed: warp w of the first half has the keys 32 w to 32 w + 32.
 struct State {
     static constexpr uint32_t ROWS = CHUNK_VALUES / TILE, COLUMNS = KEY_DIM / HALF_WARPS / 8;
@@ -240,20 +253,22 @@ struct State {
     }
 
     // `matrix` is this block's first row of a slot's matrix, or null for zeros.
-    __device__ __forceinline__ void read(const float* matrix) {
+    template <typename Stored>
+    __device__ __forceinline__ void read(const Stored* matrix) {
         each([&](uint32_t value, uint32_t key, float& low, float& high) {
             float2 both = make_float2(0.0f, 0.0f);
             if (matrix != nullptr) {
-                both = *reinterpret_cast<const float2*>(matrix + value * KEY_DIM + key);
+                both = load_two(matrix + value * KEY_DIM + key);
             }
             low = both.x;
             high = both.y;
         });
     }
 
-    __device__ __forceinline__ void write(float* matrix) {
+    template <typename Stored>
+    __device__ __forceinline__ void write(Stored* matrix) {
         each([&](uint32_t value, uint32_t key, float& low, float& high) {
-            *reinterpret_cast<float2*>(matrix + value * KEY_DIM + key) = make_float2(low, high);
+            store_two(matrix + value * KEY_DIM + key, low, high);
         });
     }
 
@@ -289,14 +304,14 @@ struct State {
     }
 };
 
-template <typename Element>
-__device__ __forceinline__ void gated_delta_chunked(const Delta<Element>& call, __half* memory) {
+template <typename Element, typename Stored>
+__device__ __forceinline__ void gated_delta_chunked(const Delta<Element, Stored>& call, __half* memory) {
     extern __shared__ __align__(16) char dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic);
     let_next_kernel_start();
     const uint32_t slices = call.value_dim / CHUNK_VALUES, head = blockIdx.x / slices;
     const StatePart part = state_part(call.sequences, call.slots, call.first_sequence + blockIdx.y);
-    const Chunks<Element> chunks(call, part, shared, head, blockIdx.x % slices * CHUNK_VALUES, memory);
+    const Chunks<Element, Stored> chunks(call, part, shared, head, blockIdx.x % slices * CHUNK_VALUES, memory);
     const Prepared& prepared = chunks.prepared;
     chunks.clear_tokens(shared.inverse);
     chunks.clear_tokens(shared.of_queries);
@@ -380,13 +395,14 @@ __device__ __forceinline__ void gated_delta_chunked(const Delta<Element>& call, 
 
 }  // namespace
 
-#define KERNEL(name, Element)                                                                             \
+#define KERNEL_OF(name, Element, Stored)                                                                  \
     extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 2)                                        \
         gated_delta_chunked_##name(DELTA_PARAMETERS(Element)) {                                           \
-        gated_delta_chunked(DELTA_CALL(Element), prepared);                                               \
+        gated_delta_chunked(DELTA_CALL(Element, Stored), prepared);                                       \
     }
+#define KERNEL(name, Element) KERNEL_OF(name, Element, float) KERNEL_OF(stored_bf16_##name, Element, __nv_bfloat16)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: after gated_delta_prepare.cu; grid (value_heads * value_dim / CHUNK_VALUES, sequences from
 // first_sequence on), block CHUNK_THREADS, dynamic shared memory CHUNK_SHARED_BYTES. The out rows
-// must be aligned to 4 bytes.
+// must be aligned to 4 bytes. gated_delta_chunked_stored_bf16 is for matrices in bf16.

@@ -40,14 +40,14 @@ __device__ __forceinline__ void first_half_barrier() {
 
 template <typename Element>
 struct Chunks : Role {
-    const Delta<Element>& call;
+    const Delta<Element, float>& call;
     const StatePart& part;
     Shared& shared;
     uint32_t head;
     HeadGates gates;
     Prepared prepared;
 
-    __device__ __forceinline__ Chunks(const Delta<Element>& call, const StatePart& part, Shared& shared, uint32_t head,
+    __device__ __forceinline__ Chunks(const Delta<Element, float>& call, const StatePart& part, Shared& shared, uint32_t head,
                                       __half* memory)
         : call(call), part(part), shared(shared), head(head), gates(head_gates(call, head)),
           prepared(Prepared::of_head(memory, call, head)) {}
@@ -249,7 +249,7 @@ struct Chunks : Role {
 };
 
 template <typename Element>
-__device__ __forceinline__ void gated_delta_prepare(const Delta<Element>& call, __half* memory) {
+__device__ __forceinline__ void gated_delta_prepare(const Delta<Element, float>& call, __half* memory) {
     extern __shared__ __align__(16) char dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic);
     let_next_kernel_start();
@@ -287,7 +287,7 @@ __device__ __forceinline__ void gated_delta_prepare(const Delta<Element>& call, 
 #define KERNEL(name, Element)                                                                             \
     extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 3)                                        \
         gated_delta_prepare_##name(DELTA_PARAMETERS(Element)) {                                           \
-        gated_delta_prepare(DELTA_CALL(Element), prepared);                                               \
+        gated_delta_prepare(DELTA_CALL(Element, float), prepared);                                        \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

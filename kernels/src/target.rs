@@ -218,12 +218,6 @@ impl Target {
         }
     }
 
-    /// Returns `true` if there are kernels for attention with a sliding window over the KV cache. A
-    /// plan can be made in either case.
-    pub fn has_windowed_attention(&self) -> bool {
-        matches!(self, Target::Cpu { .. })
-    }
-
     /// Scratch for attention within packed ranges of rows, with heads of `head_dim` elements. The
     /// CPU needs one tile of queries, keys and scores per thread.
     pub fn packed_scratch(&self, head_dim: usize) -> Bytes {

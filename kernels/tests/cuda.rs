@@ -124,7 +124,6 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         | Pass::Linear { dtype, .. }
         | Pass::GatedLinear { dtype, .. }
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
-        Pass::Paged { window: Some(_), .. } | Pass::PagedFp8 { window: Some(_), .. } => target.has_windowed_attention(),
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
         Pass::PagedFp8 { head_dim, .. } => target.has_quantized_cache() && is_among(head_dim, target.paged_head_dims()),

@@ -31,14 +31,6 @@ pub enum LoadError {
     /// A tensor is missing, or does not match the configuration.
     #[error(transparent)]
     Weights(#[from] WeightError),
-    /// The target has no kernels for layers with a sliding window, and sequences may be longer than
-    /// the window.
-    #[error("attention with a sliding window of {window} tokens is not supported on {target} yet")]
-    Window {
-        /// Number of tokens that a query sees.
-        window: usize,
-        target: &'static str,
-    },
     /// The copy to the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -56,12 +48,6 @@ impl Hint for LoadError {
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(error) => error.hint(),
-            LoadError::Window { window, .. } => {
-                format!(
-                    "serve at most {window} tokens (`context_tokens`), for which the window changes nothing, or load \
-                     the model on a CPU"
-                )
-            }
             LoadError::Stopped => "load the model again".to_owned(),
             LoadError::Kernel(_) => "see the device's message: it refused the copy".to_owned(),
         }

@@ -3,7 +3,9 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Segment};
-use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Rank, Scope, StateLayer, StateShape, Target, Tensor};
+use bursar_kernels::{
+    Backend, KernelError, KvLayer, KvShape, MatrixType, Rank, Scope, StateLayer, StateShape, Target, Tensor,
+};
 
 use crate::{
     Depth,
@@ -21,6 +23,7 @@ pub struct Model {
     family: Family,
     quantization: Option<&'static str>,
     cache: CacheFormat,
+    states: MatrixType,
     weight_bytes: Bytes,
     parameters: u64,
     /// The memory of the family's tensors; `None` for a plan.
@@ -50,8 +53,9 @@ impl Model {
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
-        let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
-        Ok(Model { config, family, quantization, cache, weight_bytes, parameters, segment: None })
+        let (cache, states) = (checkpoint.cache(), checkpoint.states());
+        let (weight_bytes, parameters) = (map.used(), map.parameters());
+        Ok(Model { config, family, quantization, cache, states, weight_bytes, parameters, segment: None })
     }
 
     /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Apart from the
@@ -77,8 +81,8 @@ impl Model {
     /// continue.
     ///
     /// # Errors
-    /// See [`plan`](Self::plan) and [`check_windows`](Self::check_windows);
-    /// [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
+    /// See [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if
+    /// `progress` breaks.
     ///
     /// # Panics
     /// If the backed part of the segment is smaller than the weights.
@@ -105,7 +109,6 @@ impl Model {
     ) -> Result<Self, LoadError> {
         let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
-        check_windows(&config, backend.target())?;
         let formats = checkpoint.weight_formats()?;
         let quantization = formats.name();
         // SAFETY: the model owns the segment for as long as it owns the tensors, and the assertion
@@ -117,17 +120,9 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
-        let (cache, parameters) = (checkpoint.cache(), map.parameters());
+        let (cache, states, parameters) = (checkpoint.cache(), checkpoint.states(), map.parameters());
         let segment = Some(segment);
-        Ok(Model { config, family, quantization, cache, weight_bytes: total, parameters, segment })
-    }
-
-    /// Checks, before anything is loaded, that `target` has kernels for the windows of all layers.
-    ///
-    /// # Errors
-    /// [`LoadError::Window`].
-    pub fn check_windows(&self, target: &Target) -> Result<(), LoadError> {
-        check_windows(&self.config, target)
+        Ok(Model { config, family, quantization, cache, states, weight_bytes: total, parameters, segment })
     }
 
     /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
@@ -186,7 +181,7 @@ impl Model {
 
     /// The shape of this rank's recurrent states on `target`; `None` if all layers are attention.
     pub fn state_shape(&self, target: &Target) -> Option<StateShape> {
-        self.family.decoder().state_shape(target.activation())
+        self.family.decoder().state_shape(target.activation(), self.states)
     }
 
     /// The cache of each decoder layer, in order. `kv` has the layers of a block, which all cache
@@ -289,14 +284,5 @@ impl Model {
 
     fn assert_loaded<B: Backend>(&self) {
         assert!(!B::COMPUTES || self.segment.is_some(), "a planned model has no weights to compute with");
-    }
-}
-
-fn check_windows(config: &FamilyConfig, target: &Target) -> Result<(), LoadError> {
-    match &config.decoder().sliding {
-        Some(sliding) if !target.has_windowed_attention() => {
-            Err(LoadError::Window { window: sliding.tokens, target: target.name() })
-        }
-        _ => Ok(()),
     }
 }

@@ -19,13 +19,15 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 19] = [
+const RECORDED: [Recorded; 21] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
     text("tests/golden/llama"),
     text("tests/golden/llama_biased"),
     text("tests/golden/mistral"),
+    text("tests/golden/mistral_windowed"),
+    text("tests/golden/qwen2_windowed"),
     text("tests/golden/qwen3_moe"),
     text("tests/golden/qwen3_moe_sparse"),
     Recorded {

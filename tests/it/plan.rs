@@ -262,32 +262,19 @@ fn impossible_gpus_are_refused_by_name() {
 }
 
 #[test]
-fn a_gpu_is_planned_for_no_more_tokens_than_a_sliding_window() {
-    let folder = bursar_golden::path("mistral_windowed").display().to_string();
-    let on = |gpu: &[&str], tokens: &str| plan(&[&["--model", &folder, "--max-model-len", tokens][..], gpu].concat());
-    let output = on(&["--gpu", "h200"], "33");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("a sliding window of 32 tokens is not supported"), "{told}");
-    assert!(told.contains("serve at most 32 tokens"), "{told}");
-    for output in [on(&["--gpu", "h200"], "32"), on(&["--device", "host", "--total", "1GiB"], "33")] {
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-}
-
-#[test]
 fn a_plan_shows_the_cache_groups_of_a_model_with_windows() {
     let folder = bursar_golden::path("qwen2_windowed").display().to_string();
     let limits = ["--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "64"];
-    let place = ["--device", "host", "--total", "1GiB"];
-    let of = |more: &[&str]| plan(&[&["--model", &folder][..], &limits, &place, more].concat());
-    let told = object(&of(&["--json"]));
-    let groups = json!([{ "window": null, "layers": 2 }, { "window": 23, "layers": 2 }]);
-    // The window and the chunks of two steps lie in at most eleven blocks.
-    assert_eq!((&told["cache_groups"], &told["context_blocks"]), (&groups, &json!(32 + 11)));
-    let text = String::from_utf8_lossy(&of(&[]).stdout).into_owned();
-    assert!(text.contains("  2 layers with a window of 23 tokens\n"), "{text}");
-    assert!(text.contains("a sequence of 512 tokens holds at most 43 blocks"), "{text}");
+    for place in [&["--device", "host", "--total", "1GiB"][..], &["--gpu", "h200"]] {
+        let of = |more: &[&str]| plan(&[&["--model", &folder][..], &limits, place, more].concat());
+        let told = object(&of(&["--json"]));
+        let groups = json!([{ "window": null, "layers": 2 }, { "window": 23, "layers": 2 }]);
+        // The window and the chunks of two steps lie in at most eleven blocks.
+        assert_eq!((&told["cache_groups"], &told["context_blocks"]), (&groups, &json!(32 + 11)));
+        let text = String::from_utf8_lossy(&of(&[]).stdout).into_owned();
+        assert!(text.contains("  2 layers with a window of 23 tokens\n"), "{text}");
+        assert!(text.contains("a sequence of 512 tokens holds at most 43 blocks"), "{text}");
+    }
 }
 
 #[test]

@@ -226,7 +226,7 @@ class Step:
         self.caches = [drawn(rows * blocks, 2, 4, BLOCK_TOKENS, 128) for _ in range(LAYERS)]
         self.starts, self.contexts = indices(*range(rows + 1)), indices(*[CONTEXT] * rows)
         self.tables = indices(*range(rows * blocks)).view(rows, blocks)
-        self.decode = Decode(torch.bfloat16, 128, shape_of(rows, 4, 7))
+        self.decode = Decode("bf16", 128, shape_of(rows, 4, 7))
 
     def norm(self):
         arguments = (self.hidden, HIDDEN, self.norm_weight, self.rows, HIDDEN, 1e-6, 0.0, self.normed)

@@ -11,6 +11,7 @@ mod options;
 mod precision;
 mod product;
 mod resolve;
+mod state_type;
 mod table;
 
 pub use cache_type::{KvCacheType, KvCacheTypeError};
@@ -18,4 +19,5 @@ pub use error::KnobError;
 pub use names::{Names, Setting};
 pub use options::{Limits, LoadOptions, SamplingDefaults};
 pub use precision::{Precision, PrecisionError, UnknownPrecision};
+pub use state_type::StateType;
 pub use table::{Alias, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};

@@ -3,10 +3,14 @@
 use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use bursar_budgets::{Bytes, system_memory_left};
-use bursar_kernels::BlasSearch;
-use bursar_model::{Envelope, checkpoint::WeightQuantization, flow::ImageLimits};
+use bursar_kernels::{BlasSearch, Target};
+use bursar_model::{
+    Envelope,
+    checkpoint::{Checkpoint, WeightQuantization},
+    flow::ImageLimits,
+};
 
-use super::{KvCacheType, Names, Precision};
+use super::{KvCacheType, KvCacheTypeError, Names, Precision, StateType};
 use crate::{
     deadline::Deadlines,
     pace::TOKEN_INTERVAL,
@@ -66,6 +70,8 @@ pub struct LoadOptions {
     pub quantization: Option<WeightQuantization>,
     /// The element type of the KV cache. Default: the type of activations.
     pub kv_cache_dtype: KvCacheType,
+    /// The element type in which recurrent states are stored. Default: f32.
+    pub state_dtype: StateType,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -179,6 +185,7 @@ impl Default for LoadOptions {
             dtype: Precision::Auto,
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
+            state_dtype: StateType::Float32,
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),
@@ -205,6 +212,16 @@ impl LoadOptions {
     /// 16 requests that run or wait.
     pub fn small() -> Self {
         LoadOptions { envelope: Some(Envelope::small()), requests: Some(16), ..LoadOptions::default() }
+    }
+
+    /// Returns `checkpoint` with the storage types of keys, values and states that `target` uses
+    /// with these options.
+    ///
+    /// # Errors
+    /// [`KvCacheTypeError::Other`].
+    pub fn cached_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
+        let states = self.state_dtype.matrices();
+        Ok(checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_states(states))
     }
 
     /// Returns the options that determine the size of the KV cache.

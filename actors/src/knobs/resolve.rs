@@ -137,6 +137,7 @@ impl Knobs {
         options.dtype = self.dtype.unwrap_or(options.dtype);
         options.quantization = self.quantization.or(options.quantization);
         options.kv_cache_dtype = self.kv_cache_dtype.unwrap_or(options.kv_cache_dtype);
+        options.state_dtype = self.state_dtype.unwrap_or(options.state_dtype);
         options.tenant_weights = self.tenant_weights.clone().unwrap_or(options.tenant_weights);
         options.requests = self.requests.or(options.requests);
         let set = |option: &mut Option<Duration>, milliseconds: Option<usize>| {

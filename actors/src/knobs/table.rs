@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{KnobError, product::product};
-use super::{KvCacheType, Precision};
+use super::{KvCacheType, Precision, StateType};
 use crate::tenant::TenantWeights;
 
 /// The kind of value that a knob takes.
@@ -30,6 +30,8 @@ pub enum Kind {
     Type,
     /// The name of an element type of the KV cache.
     CacheType,
+    /// The name of an element type of recurrent states.
+    StateType,
     /// The name of a format to which weights are rounded.
     Format,
     /// Names, each with a weight.
@@ -47,7 +49,7 @@ impl Kind {
             Kind::Share => "share",
             Kind::Gibibytes => "GiB",
             Kind::Name => "name",
-            Kind::Type | Kind::CacheType => "type",
+            Kind::Type | Kind::CacheType | Kind::StateType => "type",
             Kind::Format => "format",
             Kind::Weights => "weights",
             Kind::Switch => "switch",
@@ -66,6 +68,7 @@ impl Kind {
             Kind::Name => "a non-empty text",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
             Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
+            Kind::StateType => "auto, float32 or bfloat16",
             Kind::Format => {
                 "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, or the checkpoint's own: compressed-tensors or modelopt"
             }
@@ -195,6 +198,12 @@ impl Set for KvCacheType {
     }
 }
 
+impl Set for StateType {
+    fn of(value: &Value) -> Option<Self> {
+        value.as_str()?.trim().parse().ok()
+    }
+}
+
 impl Set for WeightQuantization {
     fn of(value: &Value) -> Option<Self> {
         value.as_str()?.parse().ok()
@@ -261,7 +270,12 @@ macro_rules! knobs {
                             Kind::Share => is_share(value),
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
                             Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
-                            Kind::Type | Kind::CacheType | Kind::Format | Kind::Weights | Kind::Switch => true,
+                            Kind::Type
+                            | Kind::CacheType
+                            | Kind::StateType
+                            | Kind::Format
+                            | Kind::Weights
+                            | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -340,6 +354,8 @@ knobs! {
     quantization: WeightQuantization, Kind::Format, [];
     /// Type of the KV cache: auto (the type of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
     kv_cache_dtype: KvCacheType, Kind::CacheType, [];
+    /// Type in which the states of gated delta nets are stored: auto or float32, or bfloat16, which takes half the memory and rounds a state at the end of each step. Other models ignore it.
+    state_dtype: StateType, Kind::StateType, [Vllm mamba_ssm_cache_dtype, Sglang mamba_ssm_dtype];
     /// Name of the model in tables and metrics, instead of the checkpoint's name.
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// `bursar serve` logs only requests that fail. Other commands ignore it. Logs never contain the text of a request.

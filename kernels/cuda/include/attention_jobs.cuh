@@ -87,6 +87,7 @@ struct Arguments {
     uint32_t kv_heads;
     uint32_t blocks;
     uint32_t blocks_max;
+    uint32_t window;  // the most tokens that a row sees, paged only
     uint32_t splits;  // number of jobs that share a tile's keys; 1 unless `SPLIT`
     const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
@@ -110,9 +111,10 @@ struct Job {
     uint32_t rows;         // number of rows of the sequence
     uint32_t first_query;  // first query vector of the tile
     uint32_t head;         // KV head
-    uint32_t sequence;
-    int32_t keys;     // keys that at least one row of the tile sees
-    int32_t visible;  // keys that row 0 of the sequence sees
+    // Index in `block_tables` of the first block that the tile reads. Keys count from that block.
+    uint32_t table;
+    int32_t keys;     // keys that at least one row of the tile sees, without a window
+    int32_t visible;  // keys that row 0 of the sequence sees, without a window
     int32_t first_step;
     int32_t last_step;
     uint32_t torn;  // 1 if the last step ends with keys that must not be read
@@ -126,7 +128,6 @@ __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + 
 template <typename S>
 __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments, const AttentionTile& tile,
                                             int32_t& steps) {
-    job.sequence = tile.sequence;
     job.first_row = tile.first_row;
     job.rows = tile.rows;
     job.first_query = tile.first_query;
@@ -134,11 +135,16 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         const uint32_t context =
             min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
         const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
-        job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
-        job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
+        const int32_t visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
+        const int32_t keys = max(visible + static_cast<int32_t>(last_row), 0);
         // Blocks past the keys are read as zeros, but the end of the context's last block contains
         // arbitrary old data.
-        job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
+        job.torn = whole_blocks(keys) * BLOCK_TOKENS > context;
+        const int32_t first_row = static_cast<int32_t>(tile.first_query / arguments.group);
+        const int32_t first_block = first_block_of(visible + first_row, arguments.window);
+        job.table = tile.sequence * arguments.blocks_max + first_block;
+        job.visible = visible - first_block * static_cast<int32_t>(BLOCK_TOKENS);
+        job.keys = keys - first_block * static_cast<int32_t>(BLOCK_TOKENS);
     } else {
         job.keys = static_cast<int32_t>(tile.rows);
         job.torn = tile.rows % S::KEYS != 0;

@@ -43,9 +43,7 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
         const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
         uint32_t block = arguments.blocks;
         if (S::PAGED && job.found && lane < STEP_BLOCKS && place < static_cast<int32_t>(whole_blocks(job.keys))) {
-            block =
-                min(__ldg(arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max + place),
-                    block);
+            block = min(__ldg(arguments.block_tables + job.table + place), block);
         }
         return block;
     };

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "contract.cuh"
+
 struct AttentionTile {
     uint32_t sequence;
     uint32_t first_row;    // row of the batch at which the sequence begins
@@ -23,6 +25,12 @@ __device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t seq
     first_row = min(__ldg(starts + sequence), rows);
     const uint32_t end = min(__ldg(starts + sequence + 1), rows);
     return end > first_row ? end - first_row : 0u;
+}
+
+// The first block of a sequence that a tile reads, if its first row sees the last `window` of the
+// first `end` tokens.
+__device__ __forceinline__ int32_t first_block_of(int32_t end, uint32_t window) {
+    return max(end - static_cast<int32_t>(window), 0) / static_cast<int32_t>(contract::common::BLOCK_TOKENS);
 }
 
 // Progress of a search: the sequences before `base` have `passed` tiles.

@@ -9,10 +9,12 @@
 //                 values of this step are already in the cache.
 // query_starts    [sequences + 1] u32: the row of sequence s is query_starts[s]
 // context_lengths [sequences] u32: tokens in the cache, including this step's tokens
-// block_tables    [sequences, table_blocks] u32; unused entries are not read
+// block_tables    [sequences, table_blocks] u32; unused entries are not read, and neither are
+//                 entries before the block with the first token that a row of the sequence sees
 // partials        [gridDim.x, 2, 8, head_dim + 2] f32: scratch, 8-byte aligned
 // counters        [gridDim.x] u32: zero before the first launch, and zero again after each launch
 // scales          [2, kv_heads] f32: scales of E4M3 keys and values; not read for other caches
+// window          the most tokens that a row sees, at least 1; NO_WINDOW if it sees all
 // flags           PAST_IS_THERE: the previous kernel writes no past tokens (see below);
 //                 OTHERS_READ_ONCE: GEMMs read weights with the hint to evict them from the L2
 //                 cache first
@@ -20,13 +22,13 @@
 //
 // out = softmax(queries . keys * scale) . values for each head. Sums are f32; weights are rounded
 // to the element type before they are multiplied by the values. A sequence may have any number of
-// rows n (a few with speculative decoding): its row r sees the first context - n + r + 1 tokens,
-// and every 8 query vectors read the keys again. The output of a row that sees no tokens (for
-// example, with a context of 0) is zeros. A sequence whose two query_starts are equal, or are at or
-// past `rows`, has no rows, so nothing is written for it. Rows that belong to no sequence are not
-// written. A context longer than its table is truncated, and a block id at or past `blocks` is read
-// as the last block, so nothing outside the cache is read. A block may contain any bits past the
-// context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or value makes
+// rows n (a few with speculative decoding): its row r sees the last `window` of the first context -
+// n + r + 1 tokens, and every 8 query vectors read the keys again. The output of a row that sees no
+// tokens (for example, with a context of 0) is zeros. A sequence whose two query_starts are equal,
+// or are at or past `rows`, has no rows, so nothing is written for it. Rows that belong to no
+// sequence are not written. A context longer than its table is truncated, and a block id at or past
+// `blocks` is read as the last block, so nothing outside the cache is read. A block may contain any
+// bits past the context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or value makes
 // NaNs in outputs of its own sequence. No other output is affected.
 //
 // queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80,
@@ -196,8 +198,9 @@ struct WarpPart {
             float scores[4];
             multiply_keys<HEAD_DIM>(keys, queries, lane, scores);
             const uint32_t token = (first + step * warps) * BLOCK_TOKENS;
-            // Only the last blocks have keys that some rows do not see.
-            if (token + BLOCK_TOKENS + segment.sequence.rows > context + 1) {
+            // Only the last blocks and, with a window, the first blocks have keys that some rows do
+            // not see.
+            if (token + BLOCK_TOKENS + segment.sequence.rows > context + 1 || token + call.batch.window < context) {
                 mask(call, segment, token, lane, scores);
             }
             uint32_t weights[2];
@@ -222,8 +225,10 @@ struct WarpPart {
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t key = token + lane / 4 + i / 2 * 8;
             const uint32_t row = (segment.first_query + 2 * (lane % 4) + i % 2) / call.batch.group;
-            // This row sees `context - rows + row + 1` keys, or no keys if that number is negative.
-            if (key + segment.sequence.rows > segment.sequence.context + row) {
+            // This row sees the last `window` of the first `context - rows + row + 1` keys, or no keys
+            // if that number is negative.
+            const uint32_t end = segment.sequence.context + row, least = key + segment.sequence.rows;
+            if (least > end || least + call.batch.window <= end) {
                 scores[i] = -INFINITY;
             }
         }
@@ -330,7 +335,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         }
         const uint32_t run = (at - share.before) / run_length, run_start = share.before + run * run_length;
         const uint32_t tiles = tiles_of(batch, segment.sequence.rows);
-        segment.table = batch.block_tables + static_cast<uint64_t>(share.sequence) * batch.table_blocks;
+        segment.table = batch.block_tables + static_cast<uint64_t>(share.sequence) * batch.table_blocks +
+                        segment.sequence.first_block;
         segment.kv_head = tiles > 1 ? run / tiles : run;
         segment.first_query = (run - segment.kv_head * tiles) * TILE_QUERIES;
         segment.queries = min(TILE_QUERIES, segment.sequence.rows * batch.group - segment.first_query);
@@ -414,10 +420,9 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         const Element* queries, uint32_t queries_pitch, uint32_t rows, const Cached* cache, uint32_t blocks,          \
         uint32_t kv_heads, uint32_t group, const uint32_t* query_starts, const uint32_t* context_lengths,             \
         const uint32_t* block_tables, uint32_t sequences, uint32_t table_blocks, const float* scales, float scale,    \
-        uint32_t piece,                                                                                               \
-        uint32_t flags, float* partials, uint32_t* counters, Element* out) {                                          \
+        uint32_t window, uint32_t piece, uint32_t flags, float* partials, uint32_t* counters, Element* out) {         \
         const DecodeBatch batch = {query_starts, context_lengths, block_tables, sequences, table_blocks, rows, group, \
-                                   kv_heads};                                                                         \
+                                   kv_heads,     window};                                                             \
         /* Powers of two are cheaper than powers of e. */                                                             \
         const DecodeCall call = {queries, cache, queries_pitch, blocks, batch, scales, scale * 1.44269504f,           \
                                  (flags & PAST_IS_THERE) != 0, (flags & OTHERS_READ_ONCE) != 0};                      \

@@ -32,13 +32,16 @@ struct DecodeBatch {
     uint32_t rows;   // of the batch
     uint32_t group;  // query heads that share a KV head
     uint32_t kv_heads;
+    uint32_t window;  // the most tokens that a row sees
 };
 
-// One sequence, clamped to the batch and the block table, even if the inputs are invalid.
+// One sequence, clamped to the batch and the block table, even if the inputs are invalid. Blocks
+// and tokens before `first_block`, which no row sees, do not count in `context` and `blocks`.
 struct DecodeSequence {
     uint32_t first_row, rows, context;
-    uint32_t blocks;  // at least one: a sequence without a context still has zeros to write
-    uint32_t runs;    // 0 if the sequence has no row
+    uint32_t first_block;  // the block with the first token that a row sees
+    uint32_t blocks;       // at least one: a sequence without a context still has zeros to write
+    uint32_t runs;         // 0 if the sequence has no row
 };
 
 // Tiles for the query vectors of `rows` rows that share one KV head.
@@ -46,9 +49,21 @@ __device__ __forceinline__ uint32_t tiles_of(const DecodeBatch& batch, uint32_t 
     return (rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
 }
 
-// Key blocks of a context, which is truncated at the end of its table.
-__device__ __forceinline__ uint32_t blocks_of(const DecodeBatch& batch, uint32_t context) {
-    return max(1u, (min(context, batch.table_blocks * BLOCK_TOKENS) + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+// The first block that a sequence of `rows` rows reads. Its first row sees the `window` tokens
+// before token `context - rows + 1`.
+__device__ __forceinline__ uint32_t first_block_of(const DecodeBatch& batch, uint32_t context, uint32_t rows) {
+    const uint32_t end = context + 1, least = rows + batch.window;
+    return end > least ? (end - least) / BLOCK_TOKENS : 0;
+}
+
+// Key blocks of a context.
+__device__ __forceinline__ uint32_t blocks_of(uint32_t context) {
+    return max(1u, (context + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+}
+
+// A context, which is truncated at the end of its table.
+__device__ __forceinline__ uint32_t context_of(const DecodeBatch& batch, uint32_t context) {
+    return min(context, batch.table_blocks * BLOCK_TOKENS);
 }
 
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, uint32_t sequence) {
@@ -56,8 +71,10 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, 
     found.first_row = min(batch.query_starts[sequence], batch.rows);
     const uint32_t end = min(batch.query_starts[sequence + 1], batch.rows);
     found.rows = end > found.first_row ? end - found.first_row : 0;
-    found.context = min(batch.context_lengths[sequence], batch.table_blocks * BLOCK_TOKENS);
-    found.blocks = blocks_of(batch, found.context);
+    found.context = context_of(batch, batch.context_lengths[sequence]);
+    found.first_block = first_block_of(batch, found.context, found.rows);
+    found.context -= found.first_block * BLOCK_TOKENS;
+    found.blocks = blocks_of(found.context);
     found.runs = tiles_of(batch, found.rows) * batch.kv_heads;
     return found;
 }
@@ -120,7 +137,8 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
     for (uint32_t i = 0; i < EACH; ++i) {
         const uint32_t sequence = i * WARP + lane;
         if (sequence < batch.sequences) {
-            const uint32_t own = blocks_of(batch, contexts[i]);
+            const uint32_t context = context_of(batch, contexts[i]);
+            const uint32_t own = blocks_of(context) - first_block_of(batch, context, 1);
             is_plain &= ends[i] == sequence + 1;
             longest = max(longest, own);
             blocks += own;

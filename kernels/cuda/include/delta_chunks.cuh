@@ -61,8 +61,8 @@ struct Prepared {
     float2* gates;            // C and b, [value_heads, rows]
 
     // Pointers to the first row of a value head.
-    template <typename Element>
-    static __device__ __forceinline__ Prepared of_head(__half* memory, const Delta<Element>& call, uint32_t head) {
+    template <typename Element, typename Stored>
+    static __device__ __forceinline__ Prepared of_head(__half* memory, const Delta<Element, Stored>& call, uint32_t head) {
         const uint64_t rows = call.sequences.rows;
         __half *queries = memory + call.key_heads * rows * KEY_DIM, *inverse = queries + call.key_heads * rows * KEY_DIM;
         __half *of_queries = inverse + call.value_heads * rows * CHUNK;
@@ -175,8 +175,8 @@ struct Role {
         uint32_t decay_pitch, const float *log_decay, const float *bias, uint32_t key_heads, uint32_t value_heads,    \
         uint32_t key_dim, uint32_t value_dim, StateSequences sequences, StateSlots slots, uint32_t first_sequence,    \
         Element *out, __half *prepared
-#define DELTA_CALL(Element)                                                                                           \
-    Delta<Element> {                                                                                                  \
+#define DELTA_CALL(Element, Stored)                                                                                   \
+    Delta<Element, Stored> {                                                                                          \
         qkv, qkv_pitch, update, update_pitch, decay, decay_pitch, log_decay, bias, key_heads, value_heads, key_dim,   \
             value_dim, sequences, slots, first_sequence, out                                                          \
     }

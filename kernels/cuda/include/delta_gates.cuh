@@ -10,7 +10,8 @@
 // `l2norm` of `modeling_qwen3_5.py`).
 constexpr float L2_EPSILON = 1e-6f;
 
-template <typename Element>
+// `Stored` is the element type of the matrices in the slots: f32 or bf16.
+template <typename Element, typename Stored>
 struct Delta {
     const Element* qkv;
     uint32_t qkv_pitch;
@@ -40,11 +41,11 @@ struct Delta {
     __device__ __forceinline__ uint64_t of_matrix(uint32_t head, uint32_t value) const {
         return (static_cast<uint64_t>(head) * value_dim + value) * key_dim;
     }
-    __device__ __forceinline__ const float* matrices(const char* slot) const {
-        return reinterpret_cast<const float*>(slot + slots.matrices_at);
+    __device__ __forceinline__ const Stored* matrices(const char* slot) const {
+        return reinterpret_cast<const Stored*>(slot + slots.matrices_at);
     }
-    __device__ __forceinline__ float* matrices(char* slot) const {
-        return reinterpret_cast<float*>(slot + slots.matrices_at);
+    __device__ __forceinline__ Stored* matrices(char* slot) const {
+        return reinterpret_cast<Stored*>(slot + slots.matrices_at);
     }
 };
 
@@ -63,7 +64,7 @@ struct HeadGates {
     static __device__ __forceinline__ float strength(float b) { return 1.0f / (1.0f + expf(-b)); }
 };
 
-template <typename Element>
-__device__ __forceinline__ HeadGates head_gates(const Delta<Element>& call, uint32_t head) {
+template <typename Element, typename Stored>
+__device__ __forceinline__ HeadGates head_gates(const Delta<Element, Stored>& call, uint32_t head) {
     return {expf(call.log_decay[head]), call.bias[head]};
 }

@@ -39,6 +39,21 @@ struct OnlineSoftmax {
         }
     }
 
+    // Sets scores at columns before the row's first column to minus infinity.
+    template <int TILES>
+    static __device__ __forceinline__ void mask_before(float (&scores)[TILES][4], int32_t column,
+                                                       const int32_t (&first)[2]) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (column + tile * 8 + i % 2 < first[i / 2]) {
+                    scores[tile][i] = -INFINITY;
+                }
+            }
+        }
+    }
+
     // Converts scores to weights, 2^(factor * (score - maximum)), and returns in `shrink` the
     // factors for the earlier results. A NaN score makes a NaN weight and thus a NaN row. The sum
     // of a row without visible scores remains 0.

@@ -26,7 +26,7 @@ struct StateSequences {
 };
 
 // Slots of one layer: [slots], each with the convolution's inputs, followed by the matrices
-// [value_heads, value_dim, key_dim] f32.
+// [value_heads, value_dim, key_dim] in f32 or bf16.
 struct StateSlots {
     char* start;
     uint64_t slot_bytes;

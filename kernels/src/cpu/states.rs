@@ -1,7 +1,10 @@
 //! Layers with a recurrent state. Each sequence is computed token by token, so the result does not
-//! depend on how a prompt is divided into steps.
+//! depend on how a prompt is divided into steps, unless the states are rounded to bf16 between
+//! steps.
 
 use std::slice;
+
+use half::{bf16, slice::HalfFloatSliceExt};
 
 use super::{
     arithmetic::{dot, exp, logistic, silu},
@@ -9,7 +12,7 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    StateLayer,
+    MatrixType, StateLayer,
     calls::{CausalConv, GatedDelta, GatedRmsNorm, NO_STATE, SNAPSHOTS, SigmoidMul, StateSequences},
 };
 
@@ -147,15 +150,41 @@ unsafe fn conv_inputs(layer: &StateLayer, slot: u32) -> &mut [f32] {
 }
 
 /// A value head's matrix `[value_dim, key_dim]` in a slot.
-///
-/// # Safety
-/// No other slice of the matrix is alive.
-#[allow(clippy::mut_from_ref, reason = "the caller keeps the slots and heads apart")]
-unsafe fn matrix(layer: &StateLayer, slot: u32, head: usize) -> &mut [f32] {
-    let shape = layer.shape();
-    // SAFETY: the layer's creator guarantees that its slots are valid memory, `matrix` checks the
-    // slot and the head, and the caller guarantees that the slice is the only one.
-    unsafe { slice::from_raw_parts_mut(layer.matrix(slot, head).0 as *mut f32, shape.value_dim * shape.key_dim) }
+enum Matrix<'l> {
+    F32(&'l mut [f32]),
+    Bf16(&'l mut [bf16]),
+}
+
+impl Matrix<'_> {
+    /// # Safety
+    /// No other slice of the matrix is alive.
+    unsafe fn of(layer: &StateLayer, slot: u32, head: usize) -> Self {
+        let (shape, start) = (layer.shape(), layer.matrix(slot, head).0);
+        let elements = shape.value_dim * shape.key_dim;
+        // SAFETY: the layer's creator guarantees that its slots are valid memory, `matrix` checks
+        // the slot and the head, the elements have the shape's type, and the caller guarantees that
+        // the slice is the only one.
+        unsafe {
+            match shape.matrices {
+                MatrixType::F32 => Matrix::F32(slice::from_raw_parts_mut(start as *mut f32, elements)),
+                MatrixType::Bf16 => Matrix::Bf16(slice::from_raw_parts_mut(start as *mut bf16, elements)),
+            }
+        }
+    }
+
+    fn read(&self, state: &mut [f32]) {
+        match self {
+            Matrix::F32(matrix) => state.copy_from_slice(matrix),
+            Matrix::Bf16(matrix) => matrix.convert_to_f32_slice(state),
+        }
+    }
+
+    fn write(&mut self, state: &[f32]) {
+        match self {
+            Matrix::F32(matrix) => matrix.copy_from_slice(state),
+            Matrix::Bf16(matrix) => matrix.convert_from_f32_slice(state),
+        }
+    }
 }
 
 pub(super) fn gated_delta(threads: &Threads, call: GatedDelta<'_>) {
@@ -173,7 +202,7 @@ pub(super) fn gated_delta(threads: &Threads, call: GatedDelta<'_>) {
         if let Some(slot) = part.read {
             // SAFETY: each sequence and head is one item, so only this thread uses this matrix.
             // `parts` has checked that no other sequence writes the slot.
-            state.copy_from_slice(unsafe { matrix(call.layer, slot, head) });
+            unsafe { Matrix::of(call.layer, slot, head) }.read(&mut state);
         }
         let (mut query, mut key) = (vec![0.0; key_dim], vec![0.0; key_dim]);
         let rate = log_decay[head].exp();
@@ -196,7 +225,7 @@ pub(super) fn gated_delta(threads: &Threads, call: GatedDelta<'_>) {
             for slot in part.slots_after(row) {
                 // SAFETY: each sequence and head is one item, so only this thread uses this matrix.
                 // `parts` has checked that all slots that are written are different.
-                unsafe { matrix(call.layer, slot, head) }.copy_from_slice(&state);
+                unsafe { Matrix::of(call.layer, slot, head) }.write(&state);
             }
         }
     });

@@ -66,10 +66,13 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
+/// Returns the window as kernels take it. A window longer than every context is no window.
+fn window(call: &calls::AttentionPaged<'_>) -> u32 {
+    let window = call.window.and_then(|window| u32::try_from(window).ok());
+    window.unwrap_or(contract::common::NO_WINDOW).min(contract::common::NO_WINDOW)
+}
+
 pub(super) fn paged(cuda: &Cuda, call: calls::AttentionPaged<'_>) -> Result<(), KernelError> {
-    if call.window.is_some() {
-        return Err(KernelError::NoKernel { op: "attention_paged with a window" });
-    }
     let singles = call.sequences.single_rows;
     if singles > 0 {
         decode(cuda, &call, singles)?;
@@ -112,6 +115,7 @@ fn decode(cuda: &Cuda, call: &calls::AttentionPaged<'_>, sequences: usize) -> Re
         count(call.sequences.block_tables.columns()),
         scales_address(&call.scales),
         call.scale,
+        window(call),
         launch.piece,
         flags,
         call.scratch.address(),
@@ -139,7 +143,7 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
     let vectors = rows * (call.heads / shape.kv_heads);
     let hopper = paged_hopper(cuda, call)?;
     let jobs = shape.kv_heads * tiles(attention_paged_hopper::QUERIES, vectors, left);
-    let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
+    let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64).min(u64::from(window(call))) as usize;
     let splits = (sms / jobs).min(keys / attention_paged_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
     let (arguments, kernel, extent) = if let Some((head_dim, kernels)) = hopper {
@@ -171,7 +175,8 @@ fn prefill(cuda: &Cuda, call: &calls::AttentionPaged<'_>, first_sequence: usize)
         .with(count(call.heads))
         .with(count(shape.kv_heads))
         .with(count(call.layer.blocks))
-        .with(count(call.sequences.block_tables.columns()));
+        .with(count(call.sequences.block_tables.columns()))
+        .with(window(call));
     if split.is_some() {
         arguments = arguments.with(count(splits));
     }
@@ -204,6 +209,7 @@ fn combine(
         count(call.heads),
         count(call.layer.shape.kv_heads),
         count(call.sequences.block_tables.columns()),
+        window(call),
         count(splits),
         scales_address(&call.scales),
         call.scale,

@@ -141,7 +141,7 @@ fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences:
     let chunked = Extent { grid: [blocks, sequences, 1], block, shared: delta::CHUNK_SHARED_BYTES };
     // SAFETY: the arguments match the kernel's parameters, the op layer has checked the shapes, and
     // the scratch is large enough.
-    unsafe { cuda.launch(kernels.gated_delta_chunked, chunked, arguments()) }
+    unsafe { cuda.launch(kernels.delta(shape.matrices).chunked, chunked, arguments()) }
 }
 
 /// Computes `sequences` sequences from `first` on, token by token.
@@ -151,15 +151,16 @@ fn token_by_token(
     first: usize,
     sequences: usize,
 ) -> Result<(), KernelError> {
-    let (shape, kernels) = (call.layer.shape(), &cuda.entry_points().states);
+    let shape = call.layer.shape();
+    let kernels = cuda.entry_points().states.delta(shape.matrices);
     let blocks = |held: usize| shape.value_heads * shape.value_dim.div_ceil(delta::GROUPS * held);
     let are_single = first + sequences <= call.sequences.single_rows;
     // With fewer thread blocks, several rows per lane group leave SMs without work.
     let is_held = are_single && sequences * blocks(delta::HELD) >= cuda.kernels.target.sms;
     let (kernel, held) = match shape.key_dim {
-        delta::KEY_DIM if is_held => (kernels.gated_delta_128_held, delta::HELD),
-        delta::KEY_DIM => (kernels.gated_delta_128, 1),
-        _ => (kernels.gated_delta, 1),
+        delta::KEY_DIM if is_held => (kernels.by_token_128_held, delta::HELD),
+        delta::KEY_DIM => (kernels.by_token_128, 1),
+        _ => (kernels.by_token, 1),
     };
     let extent = Extent { grid: [blocks(held), sequences, 1], block: [delta::ROW_THREADS, 1], shared: 0 };
     // SAFETY: the arguments match the kernel's parameters, and the op layer has checked the shapes.

@@ -158,6 +158,17 @@ pub fn passes() -> Vec<Pass> {
         let sequences = vec![(1, 700), (1, 30), (61, 400)];
         passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 80, sequences, window: Some(window) });
     }
+    // The same with head sizes that have separate kernels on a GPU. A row of the last sequence sees
+    // keys of several tiles.
+    for (heads, head_dim, window) in [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200)] {
+        let sequences = vec![(1, 300), (1, 16), (1, 0), (40, 40), (0, 30), (3, 150), (131, 390)];
+        passes.push(Pass::Paged { heads, kv_heads: 1, head_dim, sequences, window: Some(window) });
+    }
+    // A few rows with a long window over a longer context, which a GPU splits.
+    for head_dim in [128, 256] {
+        let sequences = vec![(1, 30), (5, 1500), (0, 5)];
+        passes.push(Pass::Paged { heads: 4, kv_heads: 1, head_dim, sequences, window: Some(1100) });
+    }
     // Patches down, patches across and frames of each picture: still pictures, time steps of a
     // video and a picture of one patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];

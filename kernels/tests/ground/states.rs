@@ -33,6 +33,7 @@ pub struct Step {
     /// Logarithm of the heads' rates of decay.
     pub rate: f32,
     pub of: Of,
+    pub matrices: MatrixType,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,8 +42,8 @@ pub enum Of {
     Conv,
     /// The output of the gated delta rule and all states.
     Delta,
-    /// All states after the gated delta rule. They are exact to f32 if the step has only single
-    /// rows or keys that are not 128 elements.
+    /// All states after the gated delta rule. They are exact to the type of the matrices if the
+    /// step has only single rows or keys that are not 128 elements.
     DeltaStates,
 }
 
@@ -64,11 +65,29 @@ struct Numbers {
     matrices: Vec<f32>,  // [slots, value_heads, value_dim, key_dim]
 }
 
+/// Numbers in their memory format.
+fn stored(dtype: DType, numbers: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::F16 => numbers.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        DType::BF16 => numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// The first `count` numbers in `bytes`.
+fn read(dtype: DType, bytes: &[u8], count: usize) -> Vec<f32> {
+    match dtype {
+        DType::F16 => bytes.as_chunks().0[..count].iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        DType::BF16 => bytes.as_chunks().0[..count].iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        _ => bytes.as_chunks().0[..count].iter().map(|x| f32::from_le_bytes(*x)).collect(),
+    }
+}
+
 impl Step {
     pub fn cases() -> Vec<Step> {
         let step = |[key_heads, value_heads, key_dim, value_dim]: [usize; 4], taps, sequences: &[Rows], rate, of| {
             let sequences = sequences.to_vec();
-            Step { key_heads, value_heads, key_dim, value_dim, taps, sequences, rate, of }
+            Step { key_heads, value_heads, key_dim, value_dim, taps, sequences, rate, of, matrices: MatrixType::F32 }
         };
         let one = |context| (1, context, vec![]);
         let decoding = vec![one(7), one(1), one(0), (1, 9, vec![1]), one(1000)];
@@ -99,6 +118,9 @@ impl Step {
             cases.push(step([2, 4, 128, 128], 4, &many, rate, Of::DeltaStates));
             cases.push(step([2, 4, 128, 72], 4, &many, rate, Of::Delta));
         }
+        let rounded = |case: &Step| Step { matrices: MatrixType::Bf16, ..case.clone() };
+        let with_rounded_matrices: Vec<_> = cases.iter().filter(|case| case.of != Of::Conv).map(rounded).collect();
+        cases.extend(with_rounded_matrices);
         cases
     }
 
@@ -108,6 +130,7 @@ impl Step {
             Of::Conv => rounding,
             // Products of chunks have f16 operands, whose errors add up in the state.
             Of::Delta => 1.0 / 384.0,
+            Of::DeltaStates if self.matrices == MatrixType::Bf16 => 1.0 / 512.0 + 1e-5,
             Of::DeltaStates => 1e-5,
         }
     }
@@ -131,7 +154,14 @@ impl Step {
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             activation,
+            matrices: self.matrices,
         }
+    }
+
+    /// Bytes from the start of a slot to its matrices.
+    fn matrices_at(&self, activation: DType) -> usize {
+        let conv = activation.bytes((self.taps - 1) * self.channels());
+        conv.as_usize().next_multiple_of(256)
     }
 
     fn rows(&self) -> usize {
@@ -169,16 +199,13 @@ impl Step {
 
     /// The bytes of all slots as words. Bytes between the parts of a slot are zeros.
     fn image(&self, activation: DType, numbers: &Numbers) -> Vec<f32> {
-        let (kept, shape) = ((self.taps - 1) * self.channels(), self.shape(activation));
+        let kept = (self.taps - 1) * self.channels();
         let slots = numbers.conv.chunks(kept).zip(numbers.matrices.chunks(self.elements()));
         let slot = |(conv, matrices): (&[f32], &[f32])| -> Vec<u8> {
-            let mut bytes: Vec<u8> = match activation {
-                DType::F16 => conv.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-                DType::BF16 => conv.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-                _ => conv.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            };
-            bytes.resize(shape.slot_bytes().as_usize() - 4 * matrices.len(), 0);
-            bytes.extend(matrices.iter().flat_map(|x| x.to_le_bytes()));
+            let mut bytes = stored(activation, conv);
+            bytes.resize(self.matrices_at(activation), 0);
+            bytes.extend(stored(self.matrices.dtype(), matrices));
+            bytes.resize(self.shape(activation).slot_bytes().as_usize(), 0);
             bytes
         };
         let bytes: Vec<u8> = slots.flat_map(slot).collect();
@@ -189,15 +216,11 @@ impl Step {
     fn states(&self, activation: DType, image: &[f32]) -> Vec<f32> {
         let kept = (self.taps - 1) * self.channels();
         let of_slot = |slot: &[f32]| -> Vec<f32> {
-            if self.of != Of::Conv {
-                return slot[slot.len() - self.elements()..].to_vec();
-            }
             let bytes: Vec<u8> = slot.iter().flat_map(|word| word.to_le_bytes()).collect();
-            match activation {
-                DType::F16 => bytes.as_chunks().0[..kept].iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-                DType::BF16 => bytes.as_chunks().0[..kept].iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
-                _ => slot[..kept].to_vec(),
+            if self.of == Of::Conv {
+                return read(activation, &bytes, kept);
             }
+            read(self.matrices.dtype(), &bytes[self.matrices_at(activation)..], self.elements())
         };
         let words = self.shape(activation).slot_bytes().as_usize() / DType::F32.size();
         image.chunks(words).flat_map(of_slot).collect()
@@ -290,7 +313,7 @@ impl Step {
     ) -> (Vec<f64>, Vec<f64>) {
         let Step { key_heads, value_heads, key_dim, value_dim, .. } = *self;
         let size = value_dim * key_dim;
-        let before: Vec<f64> = numbers.matrices.iter().map(|x| f64::from(*x)).collect();
+        let before = rounded(self.matrices.dtype(), &numbers.matrices);
         let (mut out, mut states) = (vec![0.0; self.rows() * value_heads * value_dim], before.clone());
         let unit = |row: usize, first: usize| -> Vec<f64> {
             let x: Vec<f64> = (first..first + key_dim).map(|column| x.at(row, column)).collect();
@@ -372,6 +395,7 @@ pub fn divided<B: Backend>(scope: &Scope<'_, B>, stored: DType, cuts: &[usize]) 
         sequences: vec![],
         rate: -4.0,
         of: Of::Delta,
+        matrices: MatrixType::F32,
     };
     let (shape, heads, tokens) = (step.shape(activation), step.value_heads, *cuts.last().expect("the last token"));
     let mut drawn = |columns: usize| -> Vec<f32> {

@@ -2,8 +2,8 @@
 //! 2024, arXiv 2412.06464), in the form of Qwen3.5 (transformers 5.17, `modeling_qwen3_5.py`).
 
 use bursar_kernels::{
-    ActivationFormat, Activations, Backend, DType, KernelError, RankShard, Scope, StateLayer, StateShape, Tensor,
-    ops::gated_delta::DeltaInputs,
+    ActivationFormat, Activations, Backend, DType, KernelError, MatrixType, RankShard, Scope, StateLayer, StateShape,
+    Tensor, ops::gated_delta::DeltaInputs,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -68,7 +68,7 @@ impl GatedDeltaConfig {
     }
 
     /// The shape of a rank's states in `layers` layers, with convolution inputs of type
-    /// `activation`.
+    /// `activation` and matrices in f32.
     pub fn state_shape(&self, heads: DeltaHeads, layers: usize, activation: DType) -> StateShape {
         let (key_heads, value_heads) = (heads.keys.count, heads.values.count);
         StateShape {
@@ -80,6 +80,7 @@ impl GatedDeltaConfig {
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             activation,
+            matrices: MatrixType::F32,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bursar_kernels::MatrixType;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
@@ -45,6 +46,7 @@ pub struct Checkpoint {
     quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
+    states: MatrixType,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -100,6 +102,7 @@ impl Checkpoint {
             quantization_place,
             quantization: None,
             cache: CacheFormat::Plain,
+            states: MatrixType::F32,
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -122,6 +125,11 @@ impl Checkpoint {
         Checkpoint { cache, ..self }
     }
 
+    /// The same checkpoint, with the storage type of recurrent states that the user asks for.
+    pub fn with_states(self, states: MatrixType) -> Self {
+        Checkpoint { states, ..self }
+    }
+
     /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows that are not
     /// shorter are ignored, because they would change nothing.
     pub fn with_context_limit(self, tokens: usize) -> Self {
@@ -137,6 +145,11 @@ impl Checkpoint {
     /// The storage format of keys and values.
     pub fn cache(&self) -> CacheFormat {
         self.cache
+    }
+
+    /// The storage type of the matrices of recurrent states.
+    pub fn states(&self) -> MatrixType {
+        self.states
     }
 
     /// The folder, embedded files or shape from which the checkpoint was opened.

@@ -4,7 +4,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use bursar_budgets::{Bytes, Hint};
-use bursar_kernels::{CudaTarget, DType, Target};
+use bursar_kernels::{CudaTarget, DType, MatrixType, Target};
 use bursar_model::{
     Model,
     checkpoint::CheckpointSource,
@@ -13,7 +13,7 @@ use bursar_model::{
 use serde_json::{Value, json};
 
 use crate::{
-    bench::{Bench, Case, alone, assert_recorded, assert_same_run, open_random},
+    bench::{self, Bench, Case, alone, assert_recorded, assert_same_run, open_random, relative_error},
     copy::Copy,
 };
 
@@ -69,7 +69,7 @@ fn tensors_of_the_draft_head_stay_unread_and_all_others_are_needed() {
 }
 
 #[test]
-fn only_a_cpu_serves_gated_delta_nets_and_any_target_plans_them() {
+fn layers_divide_memory_into_keys_values_and_states() {
     let checkpoint = Copy::of(QWEN3_5).open();
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     let model = Model::plan(&checkpoint, &gpu).expect("the model can be planned");
@@ -95,6 +95,29 @@ fn released_shapes_have_the_bytes_of_their_states() {
         assert_eq!(model.kv_shape(&gpu).token_bytes(), Bytes(token), "{shape}");
         let found = model.parameters() as f64 / 1e9;
         assert!((found / billions - 1.0).abs() < 0.02, "{shape} has {found} billion parameters");
+    }
+}
+
+/// A prompt in one step rounds each state once, and a prompt in steps of one token rounds it once
+/// per token, as decoding does.
+#[test]
+fn states_in_bf16_take_half_the_memory_and_change_the_logits_little() {
+    let [exact, rounded] =
+        [MatrixType::F32, MatrixType::Bf16].map(|states| Bench::of(bench::open(QWEN3_5).with_states(states), 2));
+    let target = Target::Cpu { threads: 2 };
+    let [of_exact, of_rounded] = [&exact, &rounded].map(|bench| bench.model.state_shape(&target).expect("states"));
+    let matrices = of_exact.value_heads * of_exact.value_dim * of_exact.key_dim;
+    assert_eq!(of_exact.slot_bytes() - of_rounded.slot_bytes(), Bytes(2 * matrices as u64));
+    let case = Case::read(QWEN3_5, &exact.checkpoint, "tokens_200");
+    let expected = alone(&exact, &case, &[], &[usize::MAX]);
+    for (sizes, bounds) in [([usize::MAX], 1e-6..0.02), ([1], 1e-5..0.05)] {
+        let found = alone(&rounded, &case, &[], &sizes);
+        let errors = found.logits.iter().zip(&expected.logits).map(|(found, exact)| relative_error(found, exact));
+        // Later logits may follow other tokens.
+        let same = found.tokens.iter().zip(&expected.tokens).take_while(|(a, b)| a == b).count();
+        let worst = errors.take(same + 1).fold(0.0, f32::max);
+        println!("steps of {}: {same} equal tokens, logits differ by {worst:.1e}", sizes[0]);
+        assert!(bounds.contains(&worst), "steps of {}: {worst:e}", sizes[0]);
     }
 }
 

@@ -4,7 +4,7 @@ import torch
 
 from contract import contract
 from device import LIMITS, Kernel, Output, divide_up, processors
-from operations.paged import Paged
+from operations.paged import NO_WINDOW, Paged
 from table import Case
 
 NUMBERS = contract("attention_decode")
@@ -52,15 +52,15 @@ class Decode:
         self.counters = torch.zeros(self.workers, dtype=torch.int32, device="cuda")
 
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False,
-                 scales=None):  # fmt: skip
+                 scales=None, window=NO_WINDOW):  # fmt: skip
         """Launches the kernel. `queries` may be the first columns of wider rows. `past_is_there` is
         true if the preceding kernel writes no key of a position before a sequence's rows, as in a
         step that has only single rows."""
         flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= SMALL_M_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scales,
-                    scale, self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
-                    early=early)  # fmt: skip
+                    scale, window, self.piece, flags, self.partials, self.counters, out,
+                    shared_bytes=self.warps * self.ring_bytes, early=early)  # fmt: skip
 
 
 def case(paged, shape=None, past_is_there=True):
@@ -74,13 +74,13 @@ def case(paged, shape=None, past_is_there=True):
 
     def run():
         decode(paged.queries, paged.cache, paged.kv_heads, paged.group, paged.starts, paged.contexts, paged.tables,
-               paged.scale, out.tensor, past_is_there, scales=paged.scales)  # fmt: skip
+               paged.scale, out.tensor, past_is_there, scales=paged.scales, window=paged.window)  # fmt: skip
 
     def error():
         found = out.error(paged.reference(rows), rows.cuda(), paged.unwritten().cuda())
         return found if int(decode.counters.abs().sum()) == 0 else float("inf")
 
-    read = sum(context for _, context in paged.sequences) * 2 * paged.kv_heads * paged.head_dim
+    read = paged.tokens_read() * 2 * paged.kv_heads * paged.head_dim
     moved = read * paged.cache.itemsize + 2 * (paged.queries.numel() + out.tensor.numel())
     return Case(run, error, LIMITS[paged.kind], bytes=moved)
 
@@ -101,17 +101,37 @@ ODD = [  # head_dim, heads, KV heads, sequences of (rows, context)
     (256, 16, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33, 3000)]),
     (256, 9, 3, [(3, 100), (1, 999), (2, 0), (8, 64)]),
 ]
+# As above, with contexts around the windows' lengths and around the borders of blocks.
+WINDOWED = [
+    (128, 28, 4, [(1, context) for context in (1, 16, 17, 18, 0, 33, 511, 512, 513, 527, 528, 529, 576)]),
+    (128, 28, 4, [(1, 4096 + more) for more in (-1, 0, 1, 15, 16, 17, 900, 28_000)]),
+    (128, 28, 4, [(1, 700)] * 40),
+    (64, 4, 4, [(1, context) for context in (100, 3, 1777, 1000)]),
+    (80, 15, 3, [(1, context) for context in (5, 60, 999)] * 9),
+    (32, 64, 1, [(1, 130 + 5 * sequence) for sequence in range(250)]),
+    (128, 28, 4, [(3, 100), (5, 5), (2, 0), (8, 64), (4, 5000)]),
+    (256, 16, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33, 3000, 5001)]),
+    (256, 9, 3, [(3, 100), (1, 999), (2, 0), (8, 64), (3, 1041)]),
+]
+WINDOWS = (1, 17, 512, 4096)
+
+
+def check_odd(table, odd, window=NO_WINDOW):
+    name = "decode" if window == NO_WINDOW else "decode, windowed"
+    for kind in (torch.bfloat16, torch.float16):
+        for head_dim, heads, kv_heads, sequences in odd:
+            for is_e4m3 in (False, True):
+                paged = Paged(sequences, heads, kv_heads, head_dim, kind, behind=3, gap=8, is_e4m3=is_e4m3, window=window)
+                for shape in SHAPES:
+                    for past_is_there in (True, False):
+                        work = f"{sequences[:7]} by {shape}, window {window}" + (", past first" if past_is_there else "")
+                        table.check(f"{name}, E4M3" if is_e4m3 else name, work, case(paged, shape, past_is_there))
 
 
 def check(table):
-    for kind in (torch.bfloat16, torch.float16):
-        for head_dim, heads, kv_heads, sequences in ODD:
-            for is_e4m3 in (False, True):
-                paged = Paged(sequences, heads, kv_heads, head_dim, kind, behind=3, gap=8, is_e4m3=is_e4m3)
-                for shape in SHAPES:
-                    for past_is_there in (True, False):
-                        work = f"{sequences[:7]} by {shape}" + (", past first" if past_is_there else "")
-                        table.check("decode, E4M3" if is_e4m3 else "decode", work, case(paged, shape, past_is_there))
+    check_odd(table, ODD)
+    for window in WINDOWS:
+        check_odd(table, WINDOWED, window)
 
 
 def measure(table):
@@ -123,3 +143,11 @@ def measure(table):
     for count in (1, 16, 64, 256):
         wide = lambda: case(Paged([(1, 576)] * count, 16, 4, 256, torch.bfloat16, gap=1024))  # noqa: E731
         table.row("decode", f"{count} of 576, 16:4 heads of 256", wide)
+    # A window of 4,096 tokens should take as long as a context of 4,096 tokens.
+    for count in (1, 16, 64):
+        for context, window in ((4096, NO_WINDOW), (32_768, 4096), (32_768, NO_WINDOW)):
+            for is_e4m3 in (False, True):
+                make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024, is_e4m3=is_e4m3,
+                                          window=window))  # noqa: E731  # fmt: skip
+                seen = "" if window == NO_WINDOW else f", window {window:,}"
+                table.row("decode, E4M3" if is_e4m3 else "decode", f"{count} of {context:,}{seen}, 28:4 heads of 128", make)

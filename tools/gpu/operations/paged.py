@@ -5,19 +5,23 @@ import torch
 from contract import contract
 from device import ENDINGS, divide_up
 
-BLOCK_TOKENS = contract("common").BLOCK_TOKENS
+BLOCK_TOKENS, NO_WINDOW = contract("common").BLOCK_TOKENS, contract("common").NO_WINDOW
 
 
 class Paged:
     """Queries and the cache of one layer for sequences of (rows, context), with blocks in random order.
 
     queries [rows, heads * head_dim], a view of wider rows. cache [blocks, 2, kv_heads, 16, head_dim], in E4M3 with scales
-    [2, kv_heads] if `is_e4m3`.
+    [2, kv_heads] if `is_e4m3`. A row sees the last `window` tokens. Entries of blocks before the window are stale: they
+    name a block of NaNs.
     """
 
-    def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0, is_e4m3=False):
+    def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0, is_e4m3=False,
+                 window=NO_WINDOW):  # fmt: skip
         self.sequences, self.heads, self.kv_heads, self.head_dim, self.kind = sequences, heads, kv_heads, head_dim, kind
-        self.group, self.scale = heads // kv_heads, head_dim**-0.5
+        self.group, self.scale, self.window = heads // kv_heads, head_dim**-0.5, window
+        # Blocks of each sequence before the first token that one of its rows sees.
+        self.hidden = [max(context - rows + 1 - window, 0) // BLOCK_TOKENS for rows, context in sequences]
         self.firsts, end = [], before  # a sequence's first row
         for rows, _ in sequences:
             self.firsts.append(end)
@@ -42,6 +46,9 @@ class Paged:
         for sequence, (_, context) in enumerate(sequences):
             count = blocks_of[sequence]
             tables[sequence, :count] = order[at : at + count]
+            hidden = self.hidden[sequence]
+            self.bits[order[at : at + hidden].cuda()] = nan
+            tables[sequence, :hidden] = order[-1]
             at += count
             if context % BLOCK_TOKENS:
                 self.bits[order[at - 1], :, :, context % BLOCK_TOKENS :] = nan
@@ -69,15 +76,17 @@ class Paged:
             if len(places) == 0 or context == 0:
                 continue
             own = chosen[places]
-            ids = self.tables[sequence, : divide_up(context, BLOCK_TOKENS)].long()
+            begin = self.hidden[sequence] * BLOCK_TOKENS  # the first token that is read
+            ids = self.tables[sequence, self.hidden[sequence] : divide_up(context, BLOCK_TOKENS)].long()
             # [blocks, 2, kv_heads, 16, head_dim] -> [2, kv_heads, tokens, head_dim]
             both = self.bits[ids].permute(1, 2, 0, 3, 4).reshape(2, self.kv_heads, -1, self.head_dim)
-            both = both[:, :, :context].contiguous().view(self.cache.dtype).double()
+            both = both[:, :, : context - begin].contiguous().view(self.cache.dtype).double()
             keys, values = both if self.scales is None else both * self.scales.double()[:, :, None, None]
             queries = self.queries[own.cuda()].double().view(len(own), self.kv_heads, self.group, self.head_dim)
             scores = torch.einsum("nkgd,ktd->nkgt", queries, keys) * self.scale
-            seen = (context - rows + 1 + own - first).cuda()
-            hidden = torch.arange(context, device="cuda")[None] >= seen[:, None]
+            end = (context - rows + 1 + own - first).cuda()[:, None]  # a row sees `end - window .. end`
+            tokens = torch.arange(begin, context, device="cuda")[None]
+            hidden = (tokens >= end) | (tokens < end - self.window)
             scores.masked_fill_(hidden[:, None, None], -float("inf"))
             weights = torch.softmax(scores, -1).nan_to_num(0)  # a row that attends to no key
             out[places.cuda()] = torch.einsum("nkgt,ktd->nkgd", weights, values).reshape(len(own), -1)
@@ -85,4 +94,9 @@ class Paged:
 
     def pairs(self):
         """The number of pairs of a query and a key that it attends to."""
-        return sum(rows * context - rows * (rows - 1) // 2 for rows, context in self.sequences)
+        ends = (torch.arange(context - rows, context) + 1 for rows, context in self.sequences)
+        return sum(int(end.clamp(0, self.window).sum()) for end in ends)
+
+    def tokens_read(self):
+        """The number of cached tokens that the rows see."""
+        return sum(min(context, self.window + rows - 1) for rows, context in self.sequences)

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
-from operations.paged import BLOCK_TOKENS, Paged
+from operations.paged import BLOCK_TOKENS, NO_WINDOW, Paged
 from table import Case
 
 NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_paged_hopper")
@@ -28,7 +28,8 @@ def general(paged, out):
     kernel = Kernel("attention_prefill", f"attention_paged_{paged.ending}_d{paged.head_dim}")
     grid = tiles(paged, NUMBERS.TILE_QUERIES)
     return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, paged.queries, paged.cache, paged.starts,
-                          paged.contexts, paged.tables, *sizes(paged, out), paged.scales, paged.scale)  # fmt: skip
+                          paged.contexts, paged.tables, *sizes(paged, out), paged.window, paged.scales,
+                          paged.scale)  # fmt: skip
 
 
 def cache_map(paged):
@@ -51,13 +52,14 @@ def hopper(paged, out):
     kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{paged.ending}_d{paged.head_dim}", shared_bytes)
     grid, view = min(processors(), tiles(paged, HOPPER.QUERIES)), cache_map(paged)
     return lambda: kernel((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts,
-                          paged.tables, *sizes(paged, out), paged.scales, paged.scale)  # fmt: skip
+                          paged.tables, *sizes(paged, out), paged.window, paged.scales, paged.scale)  # fmt: skip
 
 
 def split(paged, out, splits=None):
     jobs, view, (threads, shared_bytes) = tiles(paged, HOPPER.QUERIES), cache_map(paged), block_of(paged)
     size = f"d{paged.head_dim}"
-    splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * BLOCK_TOKENS // HOPPER.SPLIT_KEYS))
+    keys = min(paged.tables.shape[1] * BLOCK_TOKENS, paged.window)
+    splits = splits or max(1, min(processors() // jobs, keys // HOPPER.SPLIT_KEYS))
     gather = Kernel("attention_prefill_hopper", f"attention_paged_hopper_split_{paged.ending}_{size}", shared_bytes)
     combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ENDINGS[paged.kind]}_{size}")
     parts = torch.full((jobs * splits, HOPPER.PART_NUMBERS[paged.head_dim]), float("nan"), device="cuda")
@@ -65,10 +67,10 @@ def split(paged, out, splits=None):
 
     def run():
         gather((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables, parts,
-               *sizes(paged, out), splits, paged.scales, paged.scale)  # fmt: skip
+               *sizes(paged, out), paged.window, splits, paged.scales, paged.scale)  # fmt: skip
         blocks = HOPPER.QUERIES // HOPPER.COMBINE_WARPS * jobs
         combine((blocks,), (32 * HOPPER.COMBINE_WARPS,), out.tensor, parts, paged.starts, paged.contexts, out_pitch,
-                *counts, table_blocks, splits, paged.scales, paged.scale)  # fmt: skip
+                *counts, table_blocks, paged.window, splits, paged.scales, paged.scale)  # fmt: skip
 
     return run
 
@@ -106,15 +108,26 @@ ODD = [  # heads, KV heads, sequences of (rows, context)
     (7, 1, [(20, 15), (3, 40)]),  # the first rows attend to no key
 ]
 
+# As above, with contexts around the windows' lengths, around the borders of blocks, and around the borders of steps (32, 64,
+# 80 and 128 keys).
+WINDOWED = [
+    (28, 4, [(1, 1), (17, 17), (300, 300), (65, 257), (0, 33), (129, 1129), (1, 700), (2, 64), (9, 5000)]),
+    (33, 1, [(5, 9), (31, 131), (33, 545), (200, 4300)]),
+    (3, 3, [(16, 16), (64, 128), (63, 130), (190, 1391), (128, 640), (129, 4225)]),
+    (7, 1, [(20, 15), (3, 40), (600, 900)]),
+]
+WINDOWS = (1, 17, 64, 128, 512, 4096)
 
-def check(table):
+
+def check_odd(table, odd, window=NO_WINDOW):
+    ending = "" if window == NO_WINDOW else ", windowed"
     for kind in (torch.bfloat16, torch.float16):
-        for heads, kv_heads, sequences in ODD:
+        for heads, kv_heads, sequences in odd:
             for is_e4m3 in (False, True):
-                ending = ", E4M3" if is_e4m3 else ""
+                ending = ending.removesuffix(", E4M3") + (", E4M3" if is_e4m3 else "")
                 for head_dim in (32, 64, 80, 128, 256):
-                    paged = Paged(sequences, heads, kv_heads, head_dim, kind, 3, 5, 8, is_e4m3)
-                    work = f"{sequences}, heads of {head_dim}"
+                    paged = Paged(sequences, heads, kv_heads, head_dim, kind, 3, 5, 8, is_e4m3, window)
+                    work = f"{sequences}, heads of {head_dim}, window {window}"
                     table.check(f"prefill, mma{ending}", work, case(general, paged, gap=8))
                     if head_dim not in ((HOPPER.E4M3_HEAD_DIM,) if is_e4m3 else HOPPER.SHARED_BYTES):
                         continue
@@ -122,6 +135,12 @@ def check(table):
                     for splits in (1, 2, 5, 33):
                         launch = functools.partial(split, splits=splits)
                         table.check(f"prefill, split{ending}", f"{work}, by {splits}", case(launch, paged, gap=8))
+
+
+def check(table):
+    check_odd(table, ODD)
+    for window in WINDOWS:
+        check_odd(table, WINDOWED, window)
 
 
 def measure(table):
@@ -146,3 +165,14 @@ def measure(table):
                   lambda: case(hopper, wide([(rows, rows)] * count), beside=other))  # fmt: skip
     table.row("prefill, split, heads of 256", "100 rows of 30,000",
               lambda: case(split, wide([(100, 30_000)]), beside={"unsplit": hopper, "mma": general}))  # fmt: skip
+    for rows, context in ((8000, 8000), (2048, 32_768)):
+        for window in (512, 4096, NO_WINDOW):
+            seen = "" if window == NO_WINDOW else f", window {window:,}"
+            for head_dim in (128, 256):
+                windowed = lambda **others: Paged([(rows, context)], 16, 4, head_dim, torch.bfloat16, gap=1024,
+                                                  window=window, **others)  # noqa: E731  # fmt: skip
+                work = f"{rows} of {context:,}{seen}, 16:4 heads of {head_dim}"
+                table.row("prefill", work, lambda: case(hopper, windowed(), beside={"mma": general}))
+                table.row("prefill, mma, E4M3", work, lambda: case(general, windowed(is_e4m3=True)))
+                if head_dim == HOPPER.E4M3_HEAD_DIM:
+                    table.row("prefill, E4M3", work, lambda: case(hopper, windowed(is_e4m3=True)))

@@ -33,9 +33,10 @@ class Slots(ctypes.Structure):
 
 class Step:
     """Sequences of (rows, tokens with these rows, rows before each snapshot), and one layer's states. A sequence without
-    tokens is padding. Every second sequence writes the slot that it reads."""
+    tokens is padding. Every second sequence writes the slot that it reads. `stored` is the type of the matrices."""
 
-    def __init__(self, sequences, key_heads, value_heads, key_dim, value_dim, kind, taps=4):
+    def __init__(self, sequences, key_heads, value_heads, key_dim, value_dim, kind, taps=4, stored=torch.float32):
+        self.stored = stored
         self.kind, self.taps, self.value_heads, self.key_heads = kind, taps, value_heads, key_heads
         self.key_dim, self.value_dim = key_dim, value_dim
         self.channels = 2 * key_heads * key_dim + value_heads * value_dim
@@ -55,7 +56,7 @@ class Step:
         self.lists = [unsigned(numbers) for numbers in lists]
         self.sequences = Sequences((ctypes.c_void_p * 6)(*[numbers.data_ptr() for numbers in self.lists]), len(places), self.rows)
         self.conv_bytes = divide_up(kind.itemsize * (taps - 1) * self.channels, 256) * 256
-        self.matrix_bytes = 4 * value_heads * value_dim * key_dim
+        self.matrix_bytes = stored.itemsize * value_heads * value_dim * key_dim
         self.memory = torch.empty(slots, self.conv_bytes + self.matrix_bytes, dtype=torch.uint8, device="cuda")
         self.inputs[:] = torch.randn(slots, taps - 1, self.channels, device="cuda").to(kind)
         self.matrices[:] = 0.3 * torch.randn(slots, value_heads, value_dim, key_dim, device="cuda")
@@ -70,7 +71,7 @@ class Step:
     @property
     def matrices(self):
         """[slots, value_heads, value_dim, key_dim]"""
-        return self.memory[:, self.conv_bytes :].view(torch.float32).unflatten(1, (self.value_heads, self.value_dim, self.key_dim))
+        return self.memory[:, self.conv_bytes :].view(self.stored).unflatten(1, (self.value_heads, self.value_dim, self.key_dim))
 
     @property
     def prepared_bytes(self):
@@ -121,13 +122,14 @@ def launches(step, by_tokens):
     """The launches of the gated delta rule as (kernel, grid, block, first sequence, further arguments), as in `states.rs`.
     With `by_tokens`, sequences with many rows also use the kernel for single tokens."""
     count, ending = len(step.places), ENDINGS[step.kind]
+    stored = "_stored_bf16" if step.stored == torch.bfloat16 else ""
     blocks = lambda held: step.value_heads * divide_up(step.value_dim, DELTA.GROUPS * held)  # noqa: E731
     is_128 = step.key_dim == DELTA.KEY_DIM
     by_token = "gated_delta_128" if is_128 else "gated_delta"
     found = []
     if step.singles:
         is_held = is_128 and step.singles * blocks(DELTA.HELD) >= processors()
-        kernel = Kernel("gated_delta", f"{'gated_delta_128_held' if is_held else by_token}_{ending}")
+        kernel = Kernel("gated_delta", f"{'gated_delta_128_held' if is_held else by_token}{stored}_{ending}")
         found.append((kernel, (blocks(DELTA.HELD if is_held else 1), step.singles), DELTA.ROW_THREADS, 0, ()))
     if step.singles < count:
         left, has_chunks = count - step.singles, is_128 and step.value_dim % DELTA.CHUNK_VALUES == 0
@@ -139,9 +141,10 @@ def launches(step, by_tokens):
                 ("gated_delta_prepare", (step.value_heads, tiles), DELTA.PREPARE_SHARED_BYTES),
                 ("gated_delta_chunked", (step.value_heads * step.value_dim // DELTA.CHUNK_VALUES, left), DELTA.CHUNK_SHARED_BYTES),
             ):
-                found.append((Kernel(source, f"{source}_{ending}", shared), grid, DELTA.CHUNK_THREADS, step.singles, (prepared,)))
+                name = f"{source}{stored if source == 'gated_delta_chunked' else ''}_{ending}"
+                found.append((Kernel(source, name, shared), grid, DELTA.CHUNK_THREADS, step.singles, (prepared,)))
         else:
-            kernel = Kernel("gated_delta", f"{by_token}_{ending}")
+            kernel = Kernel("gated_delta", f"{by_token}{stored}_{ending}")
             found.append((kernel, (blocks(1), left), DELTA.ROW_THREADS, step.singles, ()))
     return found
 
@@ -161,11 +164,11 @@ def delta_rule(step, place, q, k, v, decay, strength, before):
     return torch.stack(out), states
 
 
-def gated_delta(sequences, kind, shape=(16, 32, 128, 128), rate=-2.0, gap=0, name="chunks"):
+def gated_delta(sequences, kind, shape=(16, 32, 128, 128), rate=-2.0, gap=0, name="chunks", stored=torch.float32):
     """The gated delta rule. If `name` is `chunks` or `tokens`, sequences of many rows are computed in chunks or token by token.
     If `name` is a kernel for chunks, only this kernel is measured. No sequence may then have a state before the step,
     because the check runs all kernels again."""
-    step = Step(sequences, *shape, kind)
+    step = Step(sequences, *shape, kind, stored=stored)
     qkv = random_rows(step.rows, step.channels, gap, kind)
     update, decay = (random_rows(step.rows, step.value_heads, gap, kind) for _ in range(2))
     log_decay, bias = torch.randn(2, step.value_heads, device="cuda") + torch.tensor([[rate], [0.0]], device="cuda")
@@ -263,7 +266,10 @@ def check(table):
                 for rate, name in ((2.0, "chunks"), (-2.0, "chunks"), (-12.0, "chunks"), (-2.0, "tokens")):
                     table.check("gated_delta", f"{sequences[:3]}, {shape}, rate {rate}, {name}",
                                 gated_delta(sequences, kind, shape, rate, gap, name))  # fmt: skip
-        table.check("gated_delta", "decoding, rows held", gated_delta([ONE] * 40, kind))
+                    table.check("gated_delta", f"{sequences[:3]}, {shape}, rate {rate}, {name}, states in bf16",
+                                gated_delta(sequences, kind, shape, rate, gap, name, torch.bfloat16))  # fmt: skip
+        for stored in (torch.float32, torch.bfloat16):
+            table.check("gated_delta", f"decoding, rows held, states in {stored}", gated_delta([ONE] * 40, kind, stored=stored))
         for shape in ((2, 6, 128, 32), (3, 3, 128, 96)):
             # Decays far below 1, near 1, and so near 1 that nothing is forgotten.
             for rate in (4.0, -6.0, -20.0):
@@ -287,6 +293,8 @@ def measure(table):
             for operation in (causal_conv, gated_delta):
                 make = functools.partial(operation, [ONE] * count, kind, shape)
                 table.row(operation.__name__, f"{count} decoding, {value_heads} value heads", make)
+            make = functools.partial(gated_delta, [ONE] * count, kind, shape, stored=torch.bfloat16)
+            table.row("gated_delta", f"{count} decoding, {value_heads} value heads, states in bf16", make)
         for tokens in (512, 2048, 8192):
             prompt = [(tokens, tokens, [])]
             work = f"prompt of {tokens:,}, {value_heads} value heads"

@@ -160,9 +160,9 @@ impl EngineArguments {
         let open =
             off_actor(move || Ok(Checkpoint::open_with_tokenizer(opened, tokenizer)?.with_quantization(quantization)));
         let (executor, checkpoint) = tokio::try_join!(self.executor(&files), open)?;
-        let cache = self.options.kv_cache_dtype;
         let checkpoint = checkpoint.with_context_limit(self.options.context_tokens_for(self.device.is_host_memory()));
-        let cached = move |target: &Target| Ok(Arc::new(checkpoint.with_cache(cache.on(target)?)));
+        let options = self.options.clone();
+        let cached = move |target: &Target| Ok(Arc::new(options.cached_on(target, checkpoint)?));
         let (checkpoint, plan, needs) = self.plan(cached, &executor).await?;
         Ok((executor, checkpoint, plan, needs))
     }
@@ -313,7 +313,6 @@ impl EngineArguments {
         let (search, executor, progress) = (self.search(&ledger), executor.clone(), self.progress.clone());
         off_actor(move || {
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
-            model.check_windows(&target)?;
             let pictures = checkpoint.image_processor.clone();
             // If the weights are already loaded, this model has already leased their bytes.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };

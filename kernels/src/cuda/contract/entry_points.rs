@@ -6,7 +6,7 @@ use super::sizes::{
     ByHeadDim, ByHopperHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, HopperHeadDim, PLACES,
     PackedHeadDim, SmallMRows, TILED_ROWS,
 };
-use crate::{DType, QuantizationScheme};
+use crate::{DType, MatrixType, QuantizationScheme};
 
 /// A source file in `kernels/cuda`.
 #[derive(Clone, Copy)]
@@ -181,19 +181,25 @@ impl<K> ByScales<K> {
     }
 }
 
+/// The gated delta rule for one type of matrices.
+pub(in crate::cuda) struct Delta<F> {
+    pub by_token: F,
+    /// Kernel for keys of 128 elements.
+    pub by_token_128: F,
+    /// Kernel for keys of 128 elements and one row per sequence, with several rows of a matrix per
+    /// lane group.
+    pub by_token_128_held: F,
+    /// Kernel for keys of 128 elements and any number of rows, in chunks on the tensor cores.
+    pub chunked: F,
+}
+
 /// Layers with a recurrent state.
 pub(in crate::cuda) struct States<F> {
     pub causal_conv: F,
-    pub gated_delta: F,
-    /// Kernel for keys of 128 elements.
-    pub gated_delta_128: F,
-    /// Kernel for keys of 128 elements and one row per sequence, with several rows of a matrix per
-    /// lane group.
-    pub gated_delta_128_held: F,
-    /// Kernels for keys of 128 elements and any number of rows, in chunks on the tensor cores. The
-    /// first kernel computes what does not depend on the state.
+    pub delta_f32: Delta<F>,
+    pub delta_bf16: Delta<F>,
+    /// The part of the gated delta rule in chunks that does not depend on the state.
     pub gated_delta_prepare: F,
-    pub gated_delta_chunked: F,
     pub gated_rms_norm: F,
     pub sigmoid_mul: F,
     /// Kernel for one gate per row.
@@ -384,15 +390,32 @@ impl<F> PagedHopper<F> {
     }
 }
 
+impl<F> Delta<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, stored: &str) -> Result<Self, E> {
+        Ok(Delta {
+            by_token: all.typed(GATED_DELTA, &format!("gated_delta{stored}"))?,
+            by_token_128: all.typed(GATED_DELTA, &format!("gated_delta_128{stored}"))?,
+            by_token_128_held: all.typed(GATED_DELTA, &format!("gated_delta_128_held{stored}"))?,
+            chunked: all.typed(waiting("gated_delta_chunked"), &format!("gated_delta_chunked{stored}"))?,
+        })
+    }
+}
+
 impl<F> States<F> {
+    /// The kernels of the gated delta rule for matrices of this type.
+    pub(in crate::cuda) fn delta(&self, matrices: MatrixType) -> &Delta<F> {
+        match matrices {
+            MatrixType::F32 => &self.delta_f32,
+            MatrixType::Bf16 => &self.delta_bf16,
+        }
+    }
+
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         Ok(States {
             causal_conv: all.typed(waiting("causal_conv"), "causal_conv")?,
-            gated_delta: all.typed(GATED_DELTA, "gated_delta")?,
-            gated_delta_128: all.typed(GATED_DELTA, "gated_delta_128")?,
-            gated_delta_128_held: all.typed(GATED_DELTA, "gated_delta_128_held")?,
+            delta_f32: Delta::find(all, "")?,
+            delta_bf16: Delta::find(all, "_stored_bf16")?,
             gated_delta_prepare: all.typed(waiting("gated_delta_prepare"), "gated_delta_prepare")?,
-            gated_delta_chunked: all.typed(waiting("gated_delta_chunked"), "gated_delta_chunked")?,
             gated_rms_norm: all.typed(waiting("gated_rms_norm"), "gated_rms_norm")?,
             sigmoid_mul: all.typed(SIGMOID_MUL, "sigmoid_mul")?,
             sigmoid_mul_rows: all.typed(SIGMOID_MUL, "sigmoid_mul_rows")?,

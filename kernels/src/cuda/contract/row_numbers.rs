@@ -15,6 +15,9 @@ contract! {
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
         /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
         const NO_SLOT: u32 = crate::calls::NO_SLOT;
+        /// Window of attention over the KV cache in which a row sees all earlier tokens. It is the
+        /// largest window, and longer than any context. Adding a context to it does not overflow.
+        const NO_WINDOW: u32 = 1 << 30;
     }
 
     /// all_reduce.cu: a grid-stride loop over units; thread block b of a rank synchronizes with
