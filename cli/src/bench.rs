@@ -18,12 +18,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bursar::{KvCacheType, LoadOptions, ModelSource, Runtime, StartError};
+use bursar::{LoadOptions, ModelSource, Runtime, StartError};
 use bursar_kernels::{KernelError, Target, Work};
-use bursar_model::{
-    LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightQuantization, registry,
-    registry::FamilyConfig,
-};
+use bursar_model::{Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, registry, registry::FamilyConfig};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::json;
