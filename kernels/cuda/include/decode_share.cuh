@@ -49,11 +49,11 @@ __device__ __forceinline__ uint32_t tiles_of(const DecodeBatch& batch, uint32_t 
     return (rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
 }
 
-// The first block that a sequence of `rows` rows reads. Its first row sees the `window` tokens
-// before token `context - rows + 1`.
+// The first block that a sequence of `rows` rows reads: its rows together see the last
+// `rows + window - 1` tokens.
 __device__ __forceinline__ uint32_t first_block_of(const DecodeBatch& batch, uint32_t context, uint32_t rows) {
-    const uint32_t end = context + 1, least = rows + batch.window;
-    return end > least ? (end - least) / BLOCK_TOKENS : 0;
+    const uint32_t seen = rows + batch.window - 1;
+    return (max(context, seen) - seen) / BLOCK_TOKENS;
 }
 
 // Key blocks of a context.
