@@ -21,7 +21,7 @@ use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Ta
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{BlockTable, CacheFormat, SequencePart, StateSlots, StepBatch, StepFormat, Token},
+    flow::{BlockTable, CacheFormat, CacheGroups, SequencePart, StateSlots, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
@@ -39,6 +39,7 @@ struct Stage {
     device: Arc<CudaDevice>,
     memory: Arc<EngineMemory>,
     vocabulary: usize,
+    groups: CacheGroups,
     shape: GraphShape,
     _gpu_lock: GpuLock,
 }
@@ -114,7 +115,7 @@ impl Stage {
         let checkpoint = Checkpoint::open(source).expect("the checkpoint opens").with_cache(cache);
         let plan = Model::plan(&checkpoint, &kernels.target()).expect("the model can be planned");
         let (bytes, kv_shape) = (plan.weight_bytes(), plan.kv_shape(&kernels.target()));
-        let blocks = shape.sequences * blocks_each(shape);
+        let blocks = shape.sequences * blocks_each(shape) * shape.format.groups;
         let reserved = growth * blocks;
         let kv_bytes = KvMemory::bytes(kv_shape, reserved, device.page());
         let states = plan.state_shape(&kernels.target());
@@ -137,6 +138,7 @@ impl Stage {
         kv.grow_to(blocks).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, WORKSPACE));
         let vocabulary = model.config().decoder().vocabulary;
+        let groups = model.config().decoder().cache_groups();
         let sampling = SamplingShape { sequences: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling, device.page());
         let states = states.map(|states| {
@@ -159,7 +161,7 @@ impl Stage {
         assert_eq!(model.config().decoder().step_format(), shape.format);
         let runner = ModelRunner::new(backend, workspace, Arc::new(model), memory.clone());
         let lane = Lane::start("gpu", runner, device.timeline());
-        Some(Stage { lane, device: cuda, memory, vocabulary, shape, _gpu_lock: turn })
+        Some(Stage { lane, device: cuda, memory, vocabulary, groups, shape, _gpu_lock: turn })
     }
 
     /// Captures every size. Returns the memory that the graphs took.
@@ -211,8 +213,17 @@ impl Stage {
         let prompt =
             |sequence: usize| (0..5 + (longer * sequence) as u32).map(|at| (at * 7 + sequence as u32) % 300).collect();
         let prompts: Vec<Vec<u32>> = (0..sequences).map(prompt).collect();
-        let blocks = |sequence: usize| (0..blocks_each).map(move |at| (first_block + at * sequences + sequence) as u32);
-        let tables: Vec<[BlockTable; 1]> = (0..sequences).map(|s| [blocks(s).collect::<Vec<_>>().into()]).collect();
+        // The tables of a step after `cached` tokens, without the blocks before a window.
+        let groups = self.groups.count();
+        let tables_at = |sequence: usize, cached: usize| -> Vec<BlockTable> {
+            let block = |at: usize, group: usize| (first_block + (at * groups + group) * sequences + sequence) as u32;
+            let table = |group: usize| {
+                let skipped = self.groups.first_read(group, cached);
+                BlockTable { skipped, blocks: (skipped..blocks_each).map(|at| block(at, group)).collect() }
+            };
+            (0..groups).map(table).collect()
+        };
+        let tables: Vec<_> = (0..sequences).map(|sequence| tables_at(sequence, 0)).collect();
         let positions: Vec<Vec<[u32; 3]>> =
             prompts.iter().map(|prompt| (0..prompt.len() as u32).map(|at| [at; 3]).collect()).collect();
         let state = |s: usize| self.shape.format.has_states.then(|| StateSlots::in_place(s as u32));
@@ -254,6 +265,7 @@ impl Stage {
             };
             let unseen = |row: usize| tokens.is_empty().then_some(UnseenToken { row: row as u32 });
             let at: Vec<_> = prompts.iter().map(|prompt| [[(prompt.len() + step) as u32; 3]]).collect();
+            let tables: Vec<_> = (0..sequences).map(|s| tables_at(s, prompts[s].len() + step)).collect();
             let next_part = |s: usize| {
                 let seen = tokens.get(s..=s).unwrap_or_default();
                 let next = part(seen, &at[s], prompts[s].len() + step, &tables[s]);
@@ -365,6 +377,18 @@ fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
+}
+
+/// Two of four layers have a window of 23 tokens, which prompts and replies exceed.
+#[test]
+fn windowed_layers_reply_the_same_with_and_without_graphs() {
+    let source = || CheckpointSource::Folder(bursar_golden::path("qwen2_windowed"));
+    let format = StepFormat { axes: 1, groups: 2, has_states: false };
+    let shape = GraphShape { sequences: 11, context_tokens: 180, format };
+    for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
+        let Some(stage) = Stage::of(source(), cache, shape, 1) else { return };
+        assert_graphs_change_no_reply(&stage);
+    }
 }
 
 /// Checks that replies with graphs equal replies without graphs, for every number of sequences.

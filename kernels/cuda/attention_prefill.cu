@@ -16,10 +16,11 @@
 //                    token that a row of s sees
 //   window           the most tokens that a row sees, at least 1; NO_WINDOW if it sees all
 //   out              [rows, heads * D], rows `out_pitch` elements apart
-// Row r of a sequence's n rows sees the last `window` of the first context - n + r + 1 tokens; if
-// there are none, its output is zeros. Query head h uses KV head h / (heads / kv_heads). The kernel does not write
-// the output of sequences before `first_sequence` and of rows that belong to no sequence. A
-// sequence may have any number of rows, including 0 and 1.
+// Row r of a sequence's n rows sees the last `window` of the first context - n + r + 1 tokens. If
+// that number is zero or less, its output is zeros. Query head h uses KV head
+// h / (heads / kv_heads). The kernel does not write the output of sequences before
+// `first_sequence` and of rows that belong to no sequence. A sequence may have any number of rows,
+// including 0 and 1.
 //
 // attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its own stretch. A
 // stretch is a run of consecutive rows.
@@ -35,10 +36,10 @@
 // are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
 // elements, heads is a multiple of kv_heads. A token that no row may see is never added, even if it
 // is a NaN, which the cache may contain past the end of a context. A NaN that a row sees makes that
-// head of that row NaN; a NaN value may also reach rows of its own sequence that do not see it, up to
-// 64 tokens earlier, or 32 with heads of 256, and with a window as many tokens later (0 * NaN). Starts are clamped to
-// `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks` reads as zeros, so
-// nothing outside the arguments is accessed.
+// head of that row NaN; a NaN value may also reach rows of the same sequence that do not see it, up
+// to 64 tokens earlier, or 32 with heads of 256, and with a window as many tokens later (0 * NaN).
+// Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks`
+// reads as zeros, so nothing outside the arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
 // For Hopper see attention_prefill_hopper.cu.

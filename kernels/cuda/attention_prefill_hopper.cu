@@ -8,7 +8,7 @@
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
 //   The first argument is a tensor map, passed by value, through which keys and values are read
 //   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A NaN value
-//   can reach rows of its own sequence that do not see it, up to 128 tokens earlier and, with a
+//   can reach rows of the same sequence that do not see it, up to 128 tokens earlier and, with a
 //   window, later.
 //   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
 //   to 64 rows, attention_packed for stretches of up to 128 rows.
@@ -432,7 +432,7 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //     the same block and shared memory, and `splits` times as many jobs. This kernel is faster if
 //     the kernel without splits would have jobs for at most half of the SMs, and if contexts reach
 //     some thousand tokens. In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the
-//     number of jobs without splits. `parts` takes at most SMs * PART_NUMBERS<D> numbers.
+//     number of jobs without splits and at most `window` keys. `parts` takes at most SMs * PART_NUMBERS<D> numbers.
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)

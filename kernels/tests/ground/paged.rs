@@ -11,7 +11,7 @@ use bursar_kernels::{
 
 use super::{
     Random, attend, cache_scales, narrowed,
-    pass::starts,
+    pass::{Pass, starts},
     rounded,
     wide::{Wide, floats, inside, margins},
 };
@@ -24,6 +24,34 @@ fn pairs_of(rows: usize, context: usize) -> u64 {
 /// The first token that a row sees, if the last one is `end - 1`.
 fn first_seen(end: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| end.saturating_sub(window))
+}
+
+/// Attention with sliding windows. The same passes over a cache in E4M3 are added with the others.
+pub fn windowed() -> Vec<Pass> {
+    let mut passes = Vec::new();
+    let mut add = |heads, kv_heads, head_dim, window, sequences: &[(usize, usize)]| {
+        let sequences = sequences.to_vec();
+        passes.push(Pass::Paged { heads, kv_heads, head_dim, sequences, window: Some(window) });
+    };
+    // Windows that end within a block, at its ends and beyond each context: prompts in one chunk and
+    // in several, decoding, and a window that begins in a later tile of keys.
+    for window in [1, 15, 16, 17, 64, 127, 128, 5000] {
+        let sequences = [(1, 1), (1, 333), (1, 0), (37, 37), (141, 141), (18, 150), (0, 40), (1, 16), (3, 129)];
+        add(4, 2, 32, window, &sequences);
+        add(7, 1, 80, window, &[(1, 700), (1, 30), (61, 400)]);
+    }
+    // The same with head sizes that have separate kernels on a GPU. Rows of the last sequence see
+    // keys of several tiles.
+    for (heads, head_dim, window) in [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200)] {
+        add(heads, 1, head_dim, window, &[(1, 300), (1, 16), (1, 0), (40, 40), (0, 30), (3, 150), (131, 390)]);
+    }
+    // A few rows with a long window over a longer context, which a GPU splits.
+    for head_dim in [128, 256] {
+        add(4, 1, head_dim, 1100, &[(1, 30), (5, 1500), (0, 5)]);
+    }
+    // Only decoding, with windows that are cut into pieces.
+    add(2, 1, 64, 600, &[(1, 5000), (1, 601), (1, 616), (1, 617), (1, 599), (1, 3)]);
+    passes
 }
 
 /// Sequences over a cache that contains NaN except where the sequences have written.

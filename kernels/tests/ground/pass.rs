@@ -14,6 +14,7 @@ use bursar_kernels::{
 
 use super::{
     Batch, Fp8, Mixed, PagedData, Random, Routed, Step, Turned, attend, narrowed,
+    paged::windowed,
     pixels::PixelData,
     rounded,
     wide::{Wide, floats, inside, margins, wide},
@@ -150,25 +151,7 @@ pub fn passes() -> Vec<Pass> {
     // A few rows over a long context, which a GPU splits.
     let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
     passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences, window: None });
-    // Sliding windows that end within a block, at its ends and beyond each context: prompts in one
-    // chunk and in several, decoding, and a window that begins in a later tile of keys.
-    for window in [1, 15, 16, 17, 64, 127, 128, 5000] {
-        let sequences = vec![(1, 1), (1, 333), (1, 0), (37, 37), (141, 141), (18, 150), (0, 40), (1, 16), (3, 129)];
-        passes.push(Pass::Paged { heads: 4, kv_heads: 2, head_dim: 32, sequences, window: Some(window) });
-        let sequences = vec![(1, 700), (1, 30), (61, 400)];
-        passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 80, sequences, window: Some(window) });
-    }
-    // The same with head sizes that have separate kernels on a GPU. A row of the last sequence sees
-    // keys of several tiles.
-    for (heads, head_dim, window) in [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200)] {
-        let sequences = vec![(1, 300), (1, 16), (1, 0), (40, 40), (0, 30), (3, 150), (131, 390)];
-        passes.push(Pass::Paged { heads, kv_heads: 1, head_dim, sequences, window: Some(window) });
-    }
-    // A few rows with a long window over a longer context, which a GPU splits.
-    for head_dim in [128, 256] {
-        let sequences = vec![(1, 30), (5, 1500), (0, 5)];
-        passes.push(Pass::Paged { heads: 4, kv_heads: 1, head_dim, sequences, window: Some(1100) });
-    }
+    passes.extend(windowed());
     // Patches down, patches across and frames of each picture: still pictures, time steps of a
     // video and a picture of one patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
