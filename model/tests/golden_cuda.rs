@@ -119,12 +119,16 @@ struct Tolerance {
 /// In bf16, a token may be routed to another expert than in f32 if two experts are nearly tied:
 /// transformers' own bf16 logits are off by 2.0e-1 for the prompt `long` of `qwen3_moe`, and by 3.5e-1
 /// for `short` of `qwen3_5_moe`, whose states keep what such a token wrote. On an H200 the latter is
-/// off by 4.8e-1.
-fn tolerance(activation: DType, has_experts: bool) -> Tolerance {
-    match activation {
-        DType::BF16 => Tolerance { embeddings: 2.5e-2, logits: if has_experts { 6e-1 } else { 6e-2 } },
-        _ => Tolerance { embeddings: 4e-3, logits: 8e-3 },
-    }
+/// off by 4.8e-1. States also add up the errors of all tokens: transformers' bf16 logits of `qwen3_5`
+/// are off by 6.6e-2, and on an H200 Bursar's by 7.2e-2.
+fn tolerance(activation: DType, has_experts: bool, has_states: bool) -> Tolerance {
+    let logits = match activation {
+        DType::BF16 if has_experts => 6e-1,
+        DType::BF16 if has_states => 9e-2,
+        DType::BF16 => 6e-2,
+        _ => 8e-3,
+    };
+    Tolerance { embeddings: if activation == DType::BF16 { 2.5e-2 } else { 4e-3 }, logits }
 }
 
 /// A loaded checkpoint with its recorded cases.
@@ -145,7 +149,8 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
                 recorded.cases.iter().map(|name| Case::read(recorded.folder, &bench.checkpoint, name)).collect();
             let activation = bench.backend.target().activation();
             let family = recorded.folder.rsplit('/').next().expect("a folder has a name");
-            let tolerance = tolerance(activation, bench.model.expert_loads().is_some());
+            let has_states = bench.model.state_shape(bench.backend.target()).is_some();
+            let tolerance = tolerance(activation, bench.model.expert_loads().is_some(), has_states);
             Story { bench, cases, tolerance, name: format!("{family} in {activation}") }
         },
     )
@@ -386,11 +391,11 @@ fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_al
                         (distance(bench, &case, &rows, &[usize::MAX]), bits)
                     },
                 );
-                let has_experts = folder.contains("moe");
+                let (has_experts, has_states) = (folder.contains("moe"), folder.contains("qwen3_5"));
                 let what = format!("{folder} on {of} ranks in {}", target.activation);
                 println!("{what}: {:.1e} off", found[0].0);
                 assert!(found.iter().all(|rank| rank.1 == found[0].1), "{what}: ranks differ");
-                let tolerance = tolerance(target.activation, has_experts).logits;
+                let tolerance = tolerance(target.activation, has_experts, has_states).logits;
                 assert!(found[0].0 <= tolerance, "{what}: {:e}", found[0].0);
             }
         }
