@@ -309,6 +309,7 @@ impl Driver {
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
+            lookup: None,
         };
         // The blocks are hashed here. In the scheduler, every other request would wait for this
         // hashing.
