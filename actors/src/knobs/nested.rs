@@ -23,6 +23,10 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
             ("mm_processor_kwargs", "max_pixels") => settings.push((full, "picture_pixels", value.clone())),
             ("mm_processor_kwargs", "min_pixels") => settings.push((full, "picture_pixels_min", value.clone())),
             ("mm_processor_kwargs", "size") => settings.extend(edges(&full, value)?),
+            ("speculative_config", "method") => settings.push((full, "draft_method", value.clone())),
+            ("speculative_config", "num_speculative_tokens") => settings.push((full, "draft_tokens", value.clone())),
+            ("speculative_config", "prompt_lookup_max") => settings.push((full, "draft_ngram_max", value.clone())),
+            ("speculative_config", "prompt_lookup_min") => settings.push((full, "draft_ngram_min", value.clone())),
             ("limit_mm_per_prompt", "image") => settings.push((full, "pictures", count(value))),
             ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
             ("limit_mm_per_prompt", _) if count(value) == 0 => {}

@@ -11,6 +11,7 @@ use crate::{
     deadline::Deadlines,
     pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
+    scheduler::NgramSizes,
     supervise::Intensity,
     tenant::TenantWeights,
 };
@@ -66,6 +67,9 @@ pub struct LoadOptions {
     pub quantization: Option<WeightQuantization>,
     /// The element type of the KV cache. Default: the type of activations.
     pub kv_cache_dtype: KvCacheType,
+    /// How many of the last tokens must have occurred earlier in a sequence, so that the tokens which
+    /// followed there are drafted. Used only if [`draft_tokens`](Limits::draft_tokens) is set.
+    pub prompt_lookup: NgramSizes,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -130,6 +134,8 @@ pub struct Limits {
     pub sequences: Option<usize>,
     /// See [`Envelope::step_tokens`](bursar_model::Envelope::step_tokens).
     pub step_tokens: Option<usize>,
+    /// See [`Envelope::draft_tokens`](bursar_model::Envelope::draft_tokens).
+    pub draft_tokens: Option<usize>,
     /// Maximum pixels of a picture after resizing, instead of its processor's limit.
     pub picture_pixels: Option<u64>,
     /// Minimum pixels of a picture after resizing, instead of its processor's limit.
@@ -179,6 +185,7 @@ impl Default for LoadOptions {
             dtype: Precision::Auto,
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
+            prompt_lookup: NgramSizes::default(),
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),

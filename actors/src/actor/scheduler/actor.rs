@@ -28,7 +28,7 @@ use crate::{
     budget::{KvDemand, SharedKvDemand},
     compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{BlockLog, Copies, KvUse, SequenceId, StateUse},
-    metric::{self, Direction, Permit, Preempted},
+    metric::{self, Direction, DraftPosition, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
@@ -328,6 +328,13 @@ impl SchedulerState {
         }
         for (tenant, tokens) in self.core.take_tenants_tokens() {
             metric::TENANT_TOKENS_TOTAL.add(&(model.clone(), tenant), tokens);
+        }
+        let drafts = self.core.take_verified_drafts();
+        if drafts.drafted > 0 {
+            metric::DRAFT_TOKENS_TOTAL.add(model, drafts.drafted);
+        }
+        for (position, tokens) in drafts.accepted.into_iter().enumerate() {
+            metric::DRAFT_TOKENS_ACCEPTED_TOTAL.add(&(model.clone(), DraftPosition(position)), tokens);
         }
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [

@@ -23,6 +23,7 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::Type => [json!("half"), json!("bf16")],
         Kind::CacheType => [json!("fp8_e4m3"), json!("auto")],
         Kind::Format => [json!("fp8"), json!("fp8_per_block")],
+        Kind::Method => [json!("ngram"), json!("NONE")],
         Kind::Weights => [json!("gold=4,free=1"), json!({"gold": 4, "free": 2})],
         Kind::Switch => [json!(true), json!("false")],
     }
