@@ -137,3 +137,80 @@ impl Backoff {
         self.withheld == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn indexed(tokens: &[u32], min: usize, max: usize) -> PromptLookup {
+        let mut lookup = PromptLookup::new(NgramSizes { min, max }, tokens.len());
+        lookup.extend(tokens);
+        lookup
+    }
+
+    fn draft(tokens: &[u32], min: usize, max: usize, count: usize) -> Vec<u32> {
+        indexed(tokens, min, max).draft(tokens, count, |_| true)
+    }
+
+    #[test]
+    fn the_longest_and_then_the_latest_occurrence_counts() {
+        let tokens = [1, 2, 3, 50, 9, 3, 60, 8, 3, 70, 1, 2, 3];
+        assert_eq!(draft(&tokens, 1, 1, 2), [70, 1], "the latest of equal ones");
+        assert_eq!(draft(&tokens, 1, 3, 2), [50, 9], "three tokens are more than one");
+        assert_eq!(draft(&tokens, 3, 3, 9), [50, 9, 3, 60, 8, 3, 70, 1, 2]);
+        assert_eq!((draft(&tokens, 4, 5, 2), draft(&tokens[..2], 1, 5, 2)), (vec![], vec![]));
+        assert_eq!(draft(&[5, 6, 5, 6, 5], 2, 3, 5), [6, 5, 6, 5, 6], "a repetition goes on");
+    }
+
+    #[test]
+    fn a_draft_ends_before_a_token_that_may_not_be_drafted() {
+        let tokens = [1, 2, 3, 4, 9, 1];
+        let lookup = indexed(&tokens, 1, 3);
+        assert_eq!(lookup.draft(&tokens, 4, |token| token != 3), [2, 3]);
+        assert_eq!(lookup.draft(&tokens, 4, |token| token != 1), [0; 0]);
+    }
+
+    #[test]
+    fn a_long_sequence_costs_a_bounded_number_of_comparisons() {
+        // Every n-gram occurred 50,000 times before, and each occurrence is compared at once.
+        let tokens: Vec<u32> = (0..100_000).map(|at| at % 2).collect();
+        let began = std::time::Instant::now();
+        let lookup = indexed(&tokens, 5, 1000);
+        for _ in 0..1000 {
+            assert_eq!(lookup.draft(&tokens, 4, |_| true), [0, 1, 0, 1]);
+        }
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn drafts_return_after_a_pause_that_doubles() {
+        let mut backoff = Backoff::default();
+        assert!(backoff.allows(None) && backoff.allows(Some((4, 1))));
+        for withheld in [1, 2, 4, 8, 16, 32, 64, 64] {
+            assert!(!backoff.allows(Some((4, 0))));
+            let waits = (1..=200).find(|_| backoff.allows(None));
+            assert_eq!(waits, Some(withheld));
+        }
+        assert!(backoff.allows(Some((4, 2))) && !backoff.allows(Some((4, 0))) && backoff.allows(None));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn an_index_finds_what_a_search_of_all_tokens_finds(
+            tokens in prop::collection::vec(0u32..4, 1..COMPARED_MAX), min in 1usize..4, more in 0usize..3, count in 0usize..6,
+        ) {
+            let (max, len) = (min + more, tokens.len());
+            let equal = |end: usize| (0..end.min(max)).take_while(|back| tokens[end - 1 - back] == tokens[len - 1 - back]).count();
+            let found = (1..len).filter(|end| equal(*end) >= min).max_by_key(|end| (equal(*end), *end));
+            let mut extended = tokens.clone();
+            for from in found.into_iter().flat_map(|end| end..end + count) {
+                extended.push(extended[from]);
+            }
+            prop_assert_eq!(draft(&tokens, min, max, count), &extended[len..]);
+        }
+    }
+}

@@ -267,3 +267,26 @@ impl Job {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::sampling::SamplingParams;
+
+    use super::*;
+
+    #[test]
+    fn tokens_count_up_to_the_first_that_was_not_drafted() {
+        let sampler = Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy"));
+        let choice = Choice { sampler, position: 3, past: None, drafts: vec![5, 6] };
+        let token = |id| Ok::<_, &str>(Token { id, position: 3, log_probabilities: None });
+        let accepted = |chosen: [Result<Token, &'static str>; 3]| {
+            choice.accepted(chosen).into_iter().map(|token| token.map(|token| token.id)).collect::<Vec<_>>()
+        };
+        assert_eq!(accepted([token(5), token(6), token(7)]), [Ok(5), Ok(6), Ok(7)]);
+        assert_eq!(accepted([token(5), token(9), token(7)]), [Ok(5), Ok(9)]);
+        assert_eq!(accepted([token(6), token(6), token(7)]), [Ok(6)]);
+        assert_eq!(accepted([token(5), Err("NaN"), token(7)]), [Ok(5), Err("NaN")]);
+        let positions: Vec<_> = choice.pasts().map(|past| past.position()).collect();
+        assert_eq!(positions, [3, 4, 5]);
+    }
+}

@@ -18,6 +18,7 @@ use crate::{
 mod admit;
 mod ahead;
 mod charges;
+mod drafts;
 mod host;
 mod pace;
 mod pictures;
