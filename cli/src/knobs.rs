@@ -264,6 +264,7 @@ mod tests {
             let value = match Knob::named(flag.name).map(|knob| knob.kind) {
                 Some(Kind::Type) => "half",
                 Some(Kind::Format | Kind::CacheType) => "fp8",
+                Some(Kind::Method) => "ngram",
                 Some(Kind::Switch) => "true",
                 Some(Kind::Weights) => "gold=4",
                 _ => "1",
