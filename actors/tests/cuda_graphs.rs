@@ -139,7 +139,7 @@ impl Stage {
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, WORKSPACE));
         let vocabulary = model.config().decoder().vocabulary;
         let groups = model.config().decoder().cache_groups();
-        let sampling = SamplingShape { sequences: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
+        let sampling = SamplingShape { rows: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling, device.page());
         let states = states.map(|states| {
             let lease = leased.lease(Class::States, state_bytes);
@@ -236,7 +236,7 @@ impl Stage {
         let mut read = |replies: &mut Vec<Vec<Token>>, answer: Receiver<Result<Stepped, LaneError>>| {
             let stepped = answer.recv().expect("each job is answered").expect("the step runs");
             replayed += usize::from(stepped.is_by_graph);
-            let tokens = stepped.chosen.into_iter().map(|token| token.expect("a number"));
+            let tokens = stepped.chosen.into_iter().flatten().map(|token| token.expect("a number"));
             replies.iter_mut().zip(tokens).for_each(|(reply, token)| reply.push(token));
         };
         // The choices of a step after `position` tokens of each reply. The host may not have seen
@@ -248,7 +248,12 @@ impl Stage {
                 assert_eq!(produced.len() + usize::from(unseen.is_some()), position);
                 let prompt = samplers[row].read_of(&prompts[row]);
                 let past = PastTokens { prompt, produced, unseen };
-                Choice { sampler: samplers[row].clone(), position: position as u64, past: Some(past) }
+                Choice {
+                    sampler: samplers[row].clone(),
+                    position: position as u64,
+                    past: Some(past),
+                    drafts: Vec::new(),
+                }
             };
             (0..sequences).map(choice).collect()
         };
@@ -329,7 +334,7 @@ fn part<'a>(
         cached_tokens,
         tables,
         pictures: &[],
-        wants_logits: true,
+        logit_rows: 1,
         scored: 0..0,
         state: None,
     }

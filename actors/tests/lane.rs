@@ -62,7 +62,7 @@ impl Stage {
         let format = model.config().decoder().step_format();
         let graphs = GraphShape { sequences: 4, context_tokens: 64, format };
         let vocabulary = model.config().decoder().vocabulary;
-        let sampling_shape = SamplingShape { sequences: 4, context_tokens: 64, vocabulary };
+        let sampling_shape = SamplingShape { rows: 4, context_tokens: 64, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling_shape, device.page());
         let memory = EngineMemory::new(EngineParts {
             states: None,
@@ -100,7 +100,7 @@ impl Stage {
     /// A choice of the likeliest token after this many tokens.
     fn plain_choice(&self, tokens: usize) -> Choice {
         let sampler = self.sampler(SamplingParams::default());
-        Choice { sampler, position: (tokens - PROMPT) as u64, past: None }
+        Choice { sampler, position: (tokens - PROMPT) as u64, past: None, drafts: Vec::new() }
     }
 
     /// Submits a step with a choice. If `tokens` is empty, the step reads the token that
@@ -129,7 +129,7 @@ impl Stage {
             cached_tokens: cached,
             tables: &[vec![2, 1, 3].into()],
             pictures: &[],
-            wants_logits: true,
+            logit_rows: 1,
             scored: 0..scores.len(),
             state: None,
         };
@@ -176,7 +176,7 @@ impl Stage {
             let unseen = (is_ahead && position > 0).then_some(UNSEEN);
             let produced = seen.iter().map(|token| token.id).collect();
             let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced, unseen });
-            let choice = Choice { sampler: sampler.clone(), position: position as u64, past };
+            let choice = Choice { sampler: sampler.clone(), position: position as u64, past, drafts: Vec::new() };
             let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
             answers.push(self.choose("drawn", &fed, cached, choice));
             if !is_ahead || position > 0 {
@@ -210,7 +210,7 @@ type Outcome = Result<Stepped, LaneError>;
 
 fn token(answer: &Receiver<Outcome>) -> Token {
     let mut stepped = answer.recv().expect("each job is answered").expect("the step runs");
-    stepped.chosen.remove(0).expect("a number")
+    stepped.chosen.remove(0).remove(0).expect("a number")
 }
 
 fn chosen(answer: &Receiver<Outcome>) -> u32 {
@@ -263,7 +263,7 @@ fn a_sampling_step_is_followed_like_any_other() {
     let stage = Stage::set();
     let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
-    let drawn = stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None });
+    let drawn = stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None, drafts: Vec::new() });
     let next = stage.step_ahead("B", PROMPT);
     stage.clock.launched(2);
     stage.clock.let_past(ALL);
@@ -285,18 +285,18 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
             cached_tokens: 0,
             tables,
             pictures: &[],
-            wants_logits: true,
+            logit_rows: 1,
             scored: 0..0,
             state: None,
         });
         let choices = sequences.map(|seed| {
             let params = SamplingParams { temperature: 1.3, seed: seed.into(), ..SamplingParams::default() };
-            Choice { sampler: stage.sampler(params), position: 0, past: None }
+            Choice { sampler: stage.sampler(params), position: 0, past: None, drafts: Vec::new() }
         });
         let answer = stage.submit("drawn", &parts.collect::<Vec<_>>(), choices.collect(), Vec::new());
         let stepped = answer.recv().expect("each job is answered").expect("the step runs");
         assert!(!stepped.is_by_graph, "the step ran without a graph");
-        stepped.chosen.into_iter().map(|token| token.expect("a number").id).collect()
+        stepped.chosen.into_iter().flatten().map(|token| token.expect("a number").id).collect()
     };
     let alone: Vec<_> = (0..3).flat_map(|sequence| drawn(sequence..sequence + 1)).collect();
     assert_eq!(alone.iter().collect::<BTreeSet<_>>().len(), 3, "the rows differ, so swapped rows would be detected");
@@ -313,7 +313,8 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let unknown = stage.vocabulary as u32;
     let followed = prompt[1..].iter().chain([&unknown]).zip((0..=3).cycle());
     let wanted: Vec<Score> = followed.map(|(&token, top)| Score { token, top }).collect();
-    let choice = Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None };
+    let choice =
+        Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None, drafts: Vec::new() };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
     let next = stage.step_ahead("B", PROMPT);
     // The first step downloads its scores and its token, and the second step its token.

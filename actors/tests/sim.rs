@@ -20,13 +20,13 @@ use bursar_actors::{
     compute::LAUNCHES,
     deadline::Deadline,
     kv::SequenceId,
-    scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, SchedulerCore, StepPlan},
+    scheduler::{ChosenRows, Effect, Finish, Input, Limits, NewSequence, SchedulerCore, StepPlan},
     vision::{self, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{CacheGroup, CacheGroups, PictureHash, PrefixKeys};
 
-use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler, weights};
+use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafts, lookup, pace, sampler, weights};
 use tiers::{HostMemory, HostRows};
 use worlds::{for_each_world, run_and_say};
 
@@ -81,6 +81,9 @@ struct World {
     late: BTreeMap<Deadline, usize>,
     /// Prompt tokens that were scored.
     scored: usize,
+    /// Drafted tokens that were accepted, and that were rejected.
+    accepted: usize,
+    rejected: usize,
     /// The number of orders to shrink the pool.
     shrinks: usize,
     /// The number of times that each sequence lost its blocks.
@@ -123,7 +126,9 @@ impl World {
         let sequences = chance.between(1, 8);
         let blocks = chance.between(4, 40);
         let context = chance.between(blocks.div_ceil(2), blocks) * BLOCK_TOKENS;
-        let limits = Limits { sequences, step_tokens: sequences + chance.below(60), kv_tokens: blocks * BLOCK_TOKENS };
+        let kv_tokens = blocks * BLOCK_TOKENS;
+        let limits =
+            Limits { sequences, step_tokens: sequences + chance.below(60), draft_tokens: drafts(seed), kv_tokens };
         // With windows, a context may be longer than the pool.
         let context = match groups.full() == groups.count() {
             true => context,
@@ -168,6 +173,8 @@ impl World {
             made_way: 0,
             late: BTreeMap::new(),
             scored: 0,
+            accepted: 0,
+            rejected: 0,
             shrinks: 0,
             losses: BTreeMap::new(),
             found: BTreeSet::new(),
@@ -259,6 +266,7 @@ impl World {
             // step is planned ahead.
             sampler: sampler(number),
             prompt_read: [].into(),
+            lookup: lookup(number),
             prefix: PrefixKeys::default(),
             scheduling_params,
             group: None,
@@ -418,13 +426,6 @@ impl World {
         Vec::new()
     }
 
-    fn choices(&mut self, plan: &StepPlan) -> Vec<u32> {
-        let mut of_row = |row: &ChosenRow| {
-            chosen(self.of_sequence(row.sequence).expect("a request asked for the sequence").number, row.position)
-        };
-        plan.rows.iter().map(&mut of_row).collect()
-    }
-
     fn step_ends(&mut self) {
         if self.under_way.is_empty() {
             return;
@@ -437,7 +438,7 @@ impl World {
             let sequence = self.scheduler.sequence(row.sequence);
             assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "tokens are at their positions");
         }
-        let tokens = self.choices(&plan);
+        let tokens = self.accepted(&plan);
         // The device has executed this step, so the step's pictures are unpinned.
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step has an entry, even if empty") {
             self.vision_step(vision::Input::Unpin(keys));
@@ -447,7 +448,7 @@ impl World {
         self.clock += Duration::from_micros(took);
         self.scheduler_step(Input::Now(self.clock));
         self.scheduler_step(Input::Took(took));
-        self.scheduler_step(Input::Stepped(tokens.into_iter().map(Some).collect()));
+        self.scheduler_step(Input::Stepped(tokens));
     }
 
     fn all_pins(&self) -> impl Iterator<Item = &Pins> {
@@ -493,12 +494,10 @@ impl World {
 
 #[test]
 fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
-    let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
-    let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
-    let (mut made_way, mut late, mut scored) = (0, [0; 3], 0);
-    let (mut left, mut fetched) = (0, 0);
-    let (mut brought, mut lost) = (0, 0);
-    let (mut found_computed, mut missed) = (0, 0);
+    let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead, mut returned) = (0, 0, 0, 0, 0);
+    let (mut launched_ahead, mut resizes, mut preempted_by_shrinks, mut made_way, mut late) = (0, 0, 0, 0, [0; 3]);
+    let (mut brought, mut lost, mut scored, mut left, mut fetched) = (0, 0, 0, 0, 0);
+    let (mut accepted, mut rejected, mut found_computed, mut missed) = (0, 0, 0, 0);
     for_each_world(
         1000,
         |_| CacheGroups::default(),
@@ -511,12 +510,12 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
             made_way += world.made_way;
             late = Deadline::ALL.map(|deadline| late[deadline as usize] + world.late.get(&deadline).unwrap_or(&0));
             scored += world.scored;
+            (accepted, rejected) = (accepted + world.accepted, rejected + world.rejected);
             found_tokens += world.found_tokens;
             (found_computed, missed) = (found_computed + world.found_computed, missed + world.missed);
             (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
             (brought, lost) = (brought + world.host_rows.brought, lost + world.host_rows.lost);
-            steps += world.steps;
-            planned_ahead += world.planned_ahead;
+            (steps, planned_ahead) = (steps + world.steps, planned_ahead + world.planned_ahead);
         },
     );
     assert!(preemptions > 100, "pools were scarce enough for {preemptions} preemptions");
@@ -533,6 +532,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         found_computed > 1000 && missed > 100,
         "{found_computed} pictures needed no rows, {missed} requests relied on evicted blocks"
     );
+    assert!(accepted > 5000 && rejected > 5000, "{accepted} drafts were accepted, {rejected} were rejected");
     assert!(found_tokens > 10_000, "prompts shared prefixes: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another step ran");
 }

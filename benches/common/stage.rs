@@ -78,7 +78,7 @@ impl Stage {
                 cached_tokens: context,
                 tables,
                 pictures: &[],
-                wants_logits: true,
+                logit_rows: 1,
                 scored: 0..0,
                 state: None,
             })

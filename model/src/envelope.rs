@@ -13,6 +13,8 @@ pub struct Envelope {
     pub sequences: usize,
     /// Tokens in one step, over all sequences.
     pub step_tokens: usize,
+    /// Maximum drafted tokens of a sequence in one step; 0 disables drafts.
+    pub draft_tokens: usize,
     /// Patches of one picture after resizing.
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
@@ -37,6 +39,11 @@ const MOST: usize = 1 << 30;
 /// contains this many pictures.
 const PICTURES: usize = 1024;
 
+/// Maximum drafted tokens in one step, over all sequences. They are verified together, so that the
+/// weights of the output projection are read once. The logits of 64 rows and 152,064 tokens take
+/// 37 MiB.
+pub const DRAFTS_OF_STEP: usize = 64;
+
 /// Patches of the smallest picture.
 pub const PATCHES_LEAST: usize = 4;
 
@@ -59,6 +66,7 @@ impl Envelope {
             context_tokens: 512,
             sequences: 4,
             step_tokens: 128,
+            draft_tokens: 0,
             picture_patches: 1024,
             pictures: PICTURES,
             largest_pictures: 2,
@@ -81,12 +89,24 @@ impl Envelope {
             // into one more step. The step then also has 66 tiles of 128 rows, half of the 132 SMs
             // of a Hopper GPU, so the tiles of a GEMM divide evenly among the SMs.
             step_tokens: 8192 + 256,
+            draft_tokens: 0,
             picture_patches: 24_576,
             pictures: PICTURES,
             largest_pictures: 8,
             video_frames: 768,
             launch_patches: 24_576,
         }
+    }
+
+    /// Maximum drafted tokens in one step, over all sequences. Half of the tokens next to one of a
+    /// decoding sequence are left to prompts.
+    pub fn drafts_of_step(&self) -> usize {
+        (self.draft_tokens * self.sequences).min(DRAFTS_OF_STEP).min((self.step_tokens - 1) / 2)
+    }
+
+    /// Maximum rows of logits in one step: one for each sequence, and one for each drafted token.
+    pub fn logit_rows(&self) -> usize {
+        (self.sequences + self.drafts_of_step()).min(self.step_tokens)
     }
 
     /// Maximum total patches of the pictures and videos of one request: the patches of
@@ -127,6 +147,10 @@ impl Envelope {
         require("context_tokens", self.context_tokens, 2, "a sequence reads one token and writes one")?;
         require("sequences", self.sequences, 1, "at least one sequence runs")?;
         require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
+        if self.draft_tokens > DRAFTS_OF_STEP {
+            let required = format!("at most {DRAFTS_OF_STEP}: all sequences of a step together have as many drafts");
+            return Err(LimitError { limit: "draft_tokens".to_owned(), value: self.draft_tokens, required });
+        }
         require("launch_patches", self.launch_patches, PATCHES_LEAST, "a launch takes a picture of one token")?;
         require("picture_patches", self.picture_patches, PATCHES_LEAST, "a picture has at least one token")?;
         require("pictures", self.pictures, 1, "a request may have a picture")?;
@@ -142,6 +166,7 @@ impl Default for Envelope {
             context_tokens: 4096,
             sequences: 16,
             step_tokens: 512,
+            draft_tokens: 0,
             picture_patches: 4096,
             pictures: PICTURES,
             largest_pictures: 8,

@@ -31,7 +31,7 @@ pub mod worst_cases;
 
 pub use cost::{EncoderCost, RequestCost};
 pub use depth::Depth;
-pub use envelope::{Envelope, LimitError, PATCHES_LEAST};
+pub use envelope::{DRAFTS_OF_STEP, Envelope, LimitError, PATCHES_LEAST};
 pub use load_error::LoadError;
 pub use merge_size::MergeSize;
 pub use model::Model;

@@ -12,6 +12,8 @@ pub enum Workload {
     Prefill,
     /// Generating a token for every sequence, at the full context length.
     Decode,
+    /// Verifying drafted tokens of every sequence, at the full context length.
+    Verify,
     /// Log-probabilities of prompt tokens.
     Score,
     /// Sampling tokens, with every sampling feature.
@@ -19,8 +21,15 @@ pub enum Workload {
 }
 
 impl Workload {
-    pub const ALL: &[Workload] =
-        &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
+    pub const ALL: &[Workload] = &[
+        Workload::Encode,
+        Workload::Merge,
+        Workload::Prefill,
+        Workload::Decode,
+        Workload::Verify,
+        Workload::Score,
+        Workload::Choose,
+    ];
 
     /// Whether `list` contains the workload. The function uses a loop because `contains` is not
     /// `const`.
@@ -63,6 +72,11 @@ impl WorstCaseKind {
         name: "step: every sequence decodes at the full context",
         workloads: &[Workload::Decode, Workload::Choose],
     };
+    /// A step in which the decoding sequences have as many drafted tokens as a step may have.
+    pub const VERIFIES: WorstCaseKind = WorstCaseKind {
+        name: "step: every sequence decodes at the full context, with drafted tokens",
+        workloads: &[Workload::Verify, Workload::Choose],
+    };
     /// All kinds. [`worst_cases`](crate::worst_cases::worst_cases) creates the worst cases that
     /// a model can reach.
     pub const ALL: &[WorstCaseKind] = &[
@@ -70,6 +84,7 @@ impl WorstCaseKind {
         WorstCaseKind::SMALLEST_PICTURES,
         WorstCaseKind::PROMPTS,
         WorstCaseKind::DECODES,
+        WorstCaseKind::VERIFIES,
     ];
 }
 

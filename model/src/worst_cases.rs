@@ -89,6 +89,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     worst_cases.push(WorstCase::of(&WorstCaseKind::PROMPTS, Pass::Step(prompts)));
     let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
     worst_cases.push(WorstCase::of(&WorstCaseKind::DECODES, Pass::Step(decodes)));
+    if envelope.drafts_of_step() > 0 {
+        let verifies = step(model, envelope, room, request, envelope.logit_rows(), false);
+        worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(verifies)));
+    }
     worst_cases
 }
 
@@ -164,19 +168,19 @@ fn dry(
     Ok(Footprint { workspace: workspace.high_water(), work: counter.total() })
 }
 
-/// The shape of the sampling buffers for the sequences of `pass`.
+/// The shape of the sampling buffers for the rows of `pass` that sample.
 fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
-    let (sequences, context_tokens) = match pass {
+    let (rows, context_tokens) = match pass {
         Pass::Encode(_) => (0, 0),
         Pass::Step(batch) => {
             (batch.logit_rows.len(), batch.context_lengths.iter().max().map_or(0, |most| *most as usize))
         }
     };
-    SamplingShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
+    SamplingShape { rows, context_tokens, vocabulary: model.config().decoder().vocabulary }
 }
 
 /// Runs a pass as in serving. A step runs the decoder, scores prompt tokens, and samples in
-/// `buffers`, which must have a slot for each sequence of the envelope. Each row asks for every
+/// `buffers`, which must have a slot for each row of logits. Each row asks for every
 /// sampling feature. Layers beyond `depth` are skipped.
 pub fn run<B: Backend>(
     model: &Model,
@@ -268,8 +272,14 @@ fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     let longest = batch.context_lengths.iter().max().map_or(0, |most| *most as usize);
     let past: Vec<u32> = (0..longest as u32).map(|token| token % vocabulary as u32).collect();
     let mut asked = SampleBatch::new(vocabulary);
-    for context in batch.context_lengths.iter().take(batch.logit_rows.len()) {
-        let (prompt, produced) = past[..*context as usize].split_at(*context as usize / 2);
+    let ends = batch.query_starts[1..].iter().zip(&batch.context_lengths);
+    // The tokens up to each row, over which its penalties reach.
+    let context_of = |row: &u32| {
+        let (end, context) = ends.clone().find(|(end, _)| row < end).expect("each row belongs to a sequence");
+        context - (end - 1 - row)
+    };
+    for context in batch.logit_rows.iter().map(context_of) {
+        let (prompt, produced) = past[..context as usize].split_at(context as usize / 2);
         let forbidden = &listed[..listed.len() / 2];
         let allowed = Some(&mask[..]);
         let row_lists =
@@ -329,8 +339,9 @@ fn pictures(
 }
 
 /// A step of `tokens` tokens, divided among as many sequences as the envelope allows. Each sequence
-/// ends at the full context and asks for logits. If the model takes pictures, every token belongs
-/// to a picture. The step is smaller if the context is shorter than a sequence's share.
+/// ends at the full context and asks for the logits of its last tokens, so that the step has as many
+/// rows of logits as the envelope allows. If the model takes pictures, every token belongs to a
+/// picture. The step is smaller if the context is shorter than a sequence's share.
 fn step(
     model: &Model,
     envelope: &Envelope,
@@ -342,10 +353,12 @@ fn step(
     assert!(tokens > 0 && request.tokens > 0, "an envelope lets a token through: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
     let tokens = tokens.min(sequences * request.tokens);
+    let logits = envelope.logit_rows().min(tokens);
     let blocks: Vec<u32> =
         (0..request.tokens.div_ceil(BLOCK_TOKENS)).map(|block| (block % room.blocks.max(1)) as u32).collect();
     let tables = vec![BlockTable::from(blocks); model.cache_groups().count()];
-    let shares: Vec<usize> = (0..sequences).map(|s| tokens / sequences + usize::from(s < tokens % sequences)).collect();
+    let divided = |count: usize| (0..sequences).map(move |s| count / sequences + usize::from(s < count % sequences));
+    let (shares, logits): (Vec<_>, Vec<_>) = divided(tokens).zip(divided(logits)).unzip();
     let longest = shares[0];
     let ids = vec![0u32; longest];
     let positions = vec![[0u32; 3]; longest];
@@ -373,7 +386,7 @@ fn step(
             cached_tokens: request.tokens - share,
             tables: &tables,
             pictures,
-            wants_logits: true,
+            logit_rows: logits[sequence],
             scored: 0..if are_scored { *share } else { 0 },
             state: has_states.then(|| StateSlots::in_place(sequence as u32)),
         })

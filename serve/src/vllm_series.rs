@@ -5,13 +5,15 @@
 use std::collections::BTreeMap;
 
 /// Series that vLLM has under another name: Bursar's name, vLLM's name, and the type.
-const RENAMED: [(&str, &str, &str); 21] = [
+const RENAMED: [(&str, &str, &str); 23] = [
     ("bursar_sequences_running", "num_requests_running", "gauge"),
     ("bursar_sequences_waiting", "num_requests_waiting", "gauge"),
     ("bursar_asleep", "engine_sleeping", "gauge"),
     ("bursar_prompt_tokens_total", "prompt_tokens_total", "counter"),
     ("bursar_cached_prompt_tokens_total", "prompt_tokens_cached_total", "counter"),
     ("bursar_generated_tokens_total", "generation_tokens_total", "counter"),
+    ("bursar_draft_tokens_total", "spec_decode_num_draft_tokens_total", "counter"),
+    ("bursar_draft_tokens_accepted_total", "spec_decode_num_accepted_tokens_per_pos_total", "counter"),
     ("bursar_prefix_cache_queries_total", "prefix_cache_queries_total", "counter"),
     ("bursar_prefix_cache_hits_total", "prefix_cache_hits_total", "counter"),
     ("bursar_encoder_cache_queries_total", "mm_cache_queries_total", "counter"),
@@ -107,8 +109,9 @@ impl<'a> Series<'a> {
     /// Returns vLLM's labels. A histogram bucket also keeps its upper bound (`le`).
     fn labels_as_theirs(&self) -> String {
         let labels = labels_of(self.label("model").unwrap_or_default());
-        match self.label("le") {
-            Some(edge) => format!("{labels},le=\"{edge}\""),
+        let kept = ["le", "position"].into_iter().find_map(|name| Some((name, self.label(name)?)));
+        match kept {
+            Some((name, value)) => format!("{labels},{name}=\"{value}\""),
             None => labels,
         }
     }

@@ -75,6 +75,7 @@ fn envelope(context_tokens: usize, sequences: usize) -> Envelope {
         context_tokens,
         sequences,
         step_tokens: 96,
+        draft_tokens: 0,
         picture_patches: 208,
         pictures: 3,
         largest_pictures: 3,

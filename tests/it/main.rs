@@ -12,6 +12,7 @@ mod checkpoints;
 mod command_line;
 mod continued;
 mod deaths;
+mod drafts;
 mod drains;
 mod elastic;
 mod error_messages;

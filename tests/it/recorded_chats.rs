@@ -70,6 +70,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
             context_tokens: 512,
             sequences: 4,
             step_tokens: 96,
+            draft_tokens: 0,
             picture_patches: 208,
             pictures: 3,
             largest_pictures: 3,

@@ -122,6 +122,7 @@ pub fn small_envelope() -> Envelope {
         context_tokens: 256,
         sequences: 8,
         step_tokens: 48,
+        draft_tokens: 0,
         picture_patches: 64,
         pictures: 2,
         largest_pictures: 2,

@@ -1,11 +1,15 @@
 //! Settings whose value is an object with further settings, and their conversion to single knobs.
 
+use bursar_model::nearest_names;
 use serde_json::{Map, Value};
 
 use super::{Knobs, NESTED, error::KnobError, error::described, product::with_products_multiplied};
 
 /// A setting: its full name for errors, the knob's name, and the value.
 type Inner = (String, &'static str, Value);
+
+/// The settings inside of `speculative_config`.
+const SPECULATIVE: [&str; 4] = ["method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"];
 
 pub(super) fn is_nested(name: &str) -> bool {
     NESTED.iter().any(|nested| nested.name == name)
@@ -23,11 +27,18 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
             ("mm_processor_kwargs", "max_pixels") => settings.push((full, "picture_pixels", value.clone())),
             ("mm_processor_kwargs", "min_pixels") => settings.push((full, "picture_pixels_min", value.clone())),
             ("mm_processor_kwargs", "size") => settings.extend(edges(&full, value)?),
+            ("speculative_config", "method") => settings.push((full, "draft_method", value.clone())),
+            ("speculative_config", "num_speculative_tokens") => settings.push((full, "draft_tokens", value.clone())),
+            ("speculative_config", "prompt_lookup_max") => settings.push((full, "draft_ngram_max", value.clone())),
+            ("speculative_config", "prompt_lookup_min") => settings.push((full, "draft_ngram_min", value.clone())),
             ("limit_mm_per_prompt", "image") => settings.push((full, "pictures", count(value))),
             ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
             ("limit_mm_per_prompt", _) if count(value) == 0 => {}
             ("limit_mm_per_prompt", what) => {
                 return Err(KnobError::Modality { value: described(&count(value)), what: what.to_owned(), name: full });
+            }
+            ("speculative_config", _) => {
+                return Err(KnobError::Unknown { name: full, nearest: nearest_names(inner, SPECULATIVE, 1)[0] });
             }
             _ => return Err(KnobError::unknown(&full)),
         }

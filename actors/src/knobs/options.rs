@@ -15,6 +15,7 @@ use crate::{
     deadline::Deadlines,
     pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
+    scheduler::NgramSizes,
     supervise::Intensity,
     tenant::TenantWeights,
 };
@@ -72,6 +73,9 @@ pub struct LoadOptions {
     pub kv_cache_dtype: KvCacheType,
     /// The element type in which recurrent states are stored. Default: f32.
     pub state_dtype: StateType,
+    /// How many of the last tokens must have occurred earlier in a sequence, so that the tokens which
+    /// followed there are drafted. Used only if [`draft_tokens`](Limits::draft_tokens) is set.
+    pub prompt_lookup: NgramSizes,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -136,6 +140,8 @@ pub struct Limits {
     pub sequences: Option<usize>,
     /// See [`Envelope::step_tokens`](bursar_model::Envelope::step_tokens).
     pub step_tokens: Option<usize>,
+    /// See [`Envelope::draft_tokens`](bursar_model::Envelope::draft_tokens).
+    pub draft_tokens: Option<usize>,
     /// Maximum pixels of a picture after resizing, instead of its processor's limit.
     pub picture_pixels: Option<u64>,
     /// Minimum pixels of a picture after resizing, instead of its processor's limit.
@@ -186,6 +192,7 @@ impl Default for LoadOptions {
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
             state_dtype: StateType::Float32,
+            prompt_lookup: NgramSizes::default(),
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),

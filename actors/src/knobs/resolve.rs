@@ -5,7 +5,12 @@ use std::time::Duration;
 use bursar_budgets::Bytes;
 use serde_json::Value;
 
-use super::{Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested};
+use crate::scheduler::NgramSizes;
+
+use super::{DraftMethod, Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested};
+
+/// Drafted tokens of a sequence in a step, if a method is set without a number.
+const DRAFT_TOKENS: usize = 4;
 
 impl Knobs {
     /// Reads settings by any known name. Values are as in JSON, or text as typed by a user.
@@ -88,7 +93,12 @@ impl Knobs {
                 return Err(KnobError::Contradiction { first, second, what });
             }
         }
-        Ok(())
+        match self.ngram_sizes() {
+            Some(NgramSizes { min, max }) if min > max => {
+                Err(KnobError::value("draft_ngram_min", &min.into(), "a whole number of at most `draft_ngram_max`"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns a sentence for each setting that has no effect, with the reason.
@@ -98,6 +108,13 @@ impl Knobs {
             "disable_log_requests affects only the log of `bursar serve`; logs never contain the text of a request",
         )];
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
+    }
+
+    /// Returns the sizes of the n-grams that are looked up, if set. As in vLLM, both are equal if only
+    /// one is set.
+    fn ngram_sizes(&self) -> Option<NgramSizes> {
+        let (min, max) = (self.draft_ngram_min.or(self.draft_ngram_max)?, self.draft_ngram_max);
+        Some(NgramSizes { min, max: max.unwrap_or(min) })
     }
 
     /// Returns the host memory per device to which KV blocks may be copied, if set.
@@ -119,6 +136,11 @@ impl Knobs {
             context_tokens: self.context_tokens.or(limits.context_tokens),
             sequences: self.sequences.or(limits.sequences),
             step_tokens: self.step_tokens.or(limits.step_tokens),
+            draft_tokens: match self.draft_method {
+                Some(DraftMethod::None) => Some(0),
+                Some(DraftMethod::Ngram) => self.draft_tokens.or(Some(DRAFT_TOKENS)),
+                None => self.draft_tokens.or(limits.draft_tokens),
+            },
             picture_pixels: self.picture_pixels.or(limits.picture_pixels),
             picture_pixels_min: self.picture_pixels_min.or(limits.picture_pixels_min),
             picture_patches: self.picture_patches.or(limits.picture_patches),
@@ -132,6 +154,7 @@ impl Knobs {
         if self.kv_tokens.is_some() || self.kv_bytes.is_some() {
             (options.kv_tokens, options.kv_bytes) = (self.kv_tokens, self.kv_bytes);
         }
+        options.prompt_lookup = self.ngram_sizes().unwrap_or(options.prompt_lookup);
         options.swap_space = self.swap_bytes().unwrap_or(options.swap_space);
         options.name = self.model_name.clone().or(options.name);
         options.dtype = self.dtype.unwrap_or(options.dtype);

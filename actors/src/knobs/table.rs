@@ -34,6 +34,8 @@ pub enum Kind {
     StateType,
     /// The name of a format to which weights are rounded.
     Format,
+    /// The name of a method that drafts tokens.
+    Method,
     /// Names, each with a weight.
     Weights,
     /// Yes or no. On the command line, the flag takes no value.
@@ -51,6 +53,7 @@ impl Kind {
             Kind::Name => "name",
             Kind::Type | Kind::CacheType | Kind::StateType => "type",
             Kind::Format => "format",
+            Kind::Method => "method",
             Kind::Weights => "weights",
             Kind::Switch => "switch",
         }
@@ -72,6 +75,7 @@ impl Kind {
             Kind::Format => {
                 "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, or the checkpoint's own: compressed-tensors or modelopt"
             }
+            Kind::Method => "ngram or none; mtp, eagle3 and other draft models are not supported yet",
             Kind::Weights => "at most 64 tenant names with whole weights from 1 to 1000, such as gold=4,free=1",
             Kind::Switch => "true or false",
         }
@@ -210,6 +214,16 @@ impl Set for WeightQuantization {
     }
 }
 
+impl Set for DraftMethod {
+    fn of(value: &Value) -> Option<Self> {
+        match value.as_str()?.trim().to_lowercase().as_str() {
+            "ngram" => Some(DraftMethod::Ngram),
+            "none" => Some(DraftMethod::None),
+            _ => None,
+        }
+    }
+}
+
 impl Set for TenantWeights {
     fn of(value: &Value) -> Option<Self> {
         TenantWeights::read(value)
@@ -270,12 +284,8 @@ macro_rules! knobs {
                             Kind::Share => is_share(value),
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
                             Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
-                            Kind::Type
-                            | Kind::CacheType
-                            | Kind::StateType
-                            | Kind::Format
-                            | Kind::Weights
-                            | Kind::Switch => true,
+                            Kind::Type | Kind::CacheType | Kind::StateType | Kind::Format => true,
+                            Kind::Method | Kind::Weights | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -302,6 +312,14 @@ knobs! {
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
     /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
+    /// Maximum drafted tokens of a sequence in one step. A step verifies them together with the next token, and replies are the same as without drafts. A step has at most 64 for all sequences, and none if more than 64 sequences decode. Replies with a format have none. 0 disables drafts. Default 0, or 4 if draft_method is ngram.
+    draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
+    /// How tokens are drafted: ngram (prompt lookup) drafts the tokens that followed earlier where the sequence had the same last tokens. It helps replies that quote their prompt. none disables drafts.
+    draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
+    /// The most last tokens that are looked up. Default: draft_ngram_min, or 5.
+    draft_ngram_max: usize, Kind::Count("tokens"), [Sglang speculative_ngram_max_match_window_size];
+    /// The fewest last tokens that are looked up. Default: draft_ngram_max, or 5.
+    draft_ngram_min: usize, Kind::Count("tokens"), [Sglang speculative_ngram_min_match_window_size];
     /// Maximum pixels of a picture after resizing, instead of the model processor's limit. Larger pictures are scaled down.
     picture_pixels: u64, Kind::Count("pixels"), [Vllm max_pixels];
     /// Minimum pixels of a picture after resizing. Smaller pictures are scaled up.
@@ -370,6 +388,17 @@ knobs! {
     picture_source_pixels: u64, Kind::Count("pixels"), [];
 }
 
+/// A method that drafts tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DraftMethod {
+    /// Drafts are disabled, whatever their number is.
+    #[default]
+    None,
+    /// Prompt lookup: the tokens that followed earlier.
+    Ngram,
+}
+
 /// A name whose value is an object that sets several knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
@@ -393,5 +422,11 @@ pub const NESTED: &[Nested] = &[
         of: &[Peer::Vllm],
         meaning: "An object with image, which sets pictures, and video, which is 0 or an object with count and \
                   num_frames. Their product sets video_frames.",
+    },
+    Nested {
+        name: "speculative_config",
+        of: &[Peer::Vllm],
+        meaning: "An object with method, which sets draft_method, num_speculative_tokens, which sets draft_tokens, \
+                  prompt_lookup_max, which sets draft_ngram_max, and prompt_lookup_min, which sets draft_ngram_min.",
     },
 ];

@@ -23,14 +23,18 @@ impl World {
             assert!(request.has_begun, "{id} was reported as begun");
             let number = request.number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
-            let unseen: Vec<u32> = (0..2).map(|next| chosen(number, sequence.produced + next)).collect();
+            let rows_of = plan.rows.iter().find(|rows| rows.sequence == *id);
+            let unseen: Vec<u32> = match rows_of {
+                Some(rows) if !rows.drafts.is_empty() => rows.drafts.clone(),
+                _ => (0..2).map(|next| chosen(number, sequence.produced + next)).collect(),
+            };
             let content = content(sequence, &unseen);
             let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
             let last = match batch.tokens[rows.end - 1] {
                 InputToken::Unseen(unseen) => self.previous[unseen.row as usize],
                 InputToken::Known(id) => id,
             };
-            if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
+            if let Some(row) = rows_of {
                 let known = sequence.produced + usize::from(row.unseen.is_some());
                 assert_eq!(known, row.position, "at most one token of {id} is unseen");
                 let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
@@ -61,9 +65,9 @@ impl World {
         let mut scored_tokens = 0;
         let distinct: BTreeSet<_> = plan.rows.iter().map(|row| row.sequence).collect();
         assert_eq!(
-            (distinct.len(), plan.rows.len()),
+            (distinct.len(), plan.rows.iter().map(ChosenRows::count).sum()),
             (plan.rows.len(), batch.logit_rows.len()),
-            "each sequence chooses one token"
+            "each sequence chooses one token, and one after each draft"
         );
         for scored in &plan.scored {
             let request = self.of_sequence(scored.sequence).expect("a request asked for the sequence");

@@ -7,6 +7,31 @@ use std::sync::{
 
 use super::*;
 
+impl World {
+    /// The tokens that the model chooses in the rows of logits of a step, as if each draft were right.
+    pub fn choices(&mut self, plan: &StepPlan) -> Vec<u32> {
+        let mut of_sequence = |rows: &ChosenRows| {
+            let number = self.of_sequence(rows.sequence).expect("a request asked for the sequence").number;
+            (rows.position..rows.position + rows.count()).map(move |position| chosen(number, position))
+        };
+        plan.rows.iter().flat_map(&mut of_sequence).collect()
+    }
+
+    /// The tokens that the lane answers for a step: in each sequence up to the first that was not
+    /// drafted.
+    pub fn accepted(&mut self, plan: &StepPlan) -> Vec<Vec<Option<u32>>> {
+        let mut choices = self.choices(plan).into_iter();
+        let mut of_sequence = |rows: &ChosenRows| {
+            let chosen: Vec<u32> = choices.by_ref().take(rows.count()).collect();
+            let accepted = rows.drafts.iter().zip(&chosen).take_while(|(draft, token)| draft == token).count();
+            self.rejected += rows.drafts.len() - accepted;
+            self.accepted += accepted;
+            chosen.into_iter().take(accepted + 1).map(Some).collect()
+        };
+        plan.rows.iter().map(&mut of_sequence).collect()
+    }
+}
+
 /// Runs a seed to its end.
 fn run(seed: u64, groups: CacheGroups, looks_ahead: bool) -> World {
     let mut world = World::new(seed, groups, looks_ahead);

@@ -130,7 +130,7 @@ impl Planner {
             cached_tokens: share.cached,
             tables: &tables,
             pictures: &[],
-            wants_logits: share.chooses,
+            logit_rows: usize::from(share.chooses),
             scored: 0..0,
             state: has_states.then(|| StateSlots::in_place(slot as u32)),
         };

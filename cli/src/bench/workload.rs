@@ -150,6 +150,7 @@ impl Workload {
             context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
             sequences: self.requests(),
             step_tokens: self.step_tokens.max(self.requests()),
+            draft_tokens: 0,
             picture_patches: largest,
             pictures: 1,
             largest_pictures: 1,

@@ -80,7 +80,8 @@ pub trait Settings: Sized {
 
     /// Kinds of work that serving the family puts on a GPU. The default is for
     /// a family without pictures.
-    const WORKLOADS: &'static [Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
+    const WORKLOADS: &'static [Workload] =
+        &[Workload::Prefill, Workload::Decode, Workload::Verify, Workload::Score, Workload::Choose];
 
     type Shape: ReleasedShape;
 

@@ -36,8 +36,9 @@ pub struct SequencePart<'a> {
     pub tables: &'a [BlockTable],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
     pub pictures: &'a [EmbeddingRows<'a>],
-    /// Whether to return the last token's logits; false in the middle of a prompt.
-    pub wants_logits: bool,
+    /// The number of last tokens whose logits are returned: 0 in the middle of a prompt, otherwise
+    /// 1 and one for each drafted token at the end of `tokens`.
+    pub logit_rows: usize,
     /// The range of `tokens` to score. The logits of each of these tokens give the log-probability
     /// of the next token.
     pub scored: Range<usize>,
@@ -91,8 +92,8 @@ pub struct StepBatch {
     /// `[groups, sequences, blocks_max]`. Blocks before a window and padding are zeros that no
     /// kernel reads.
     pub block_tables: Vec<u32>,
-    /// Rows of `tokens` whose logits are returned, at most one per sequence, in the
-    /// order of the parts.
+    /// Rows of `tokens` whose logits are returned, in order: the last rows of each sequence that
+    /// chooses tokens.
     pub logit_rows: Vec<u32>,
     /// Rows of `tokens` whose logits score the next token, any number per sequence, in the
     /// order of the parts.
@@ -147,9 +148,8 @@ impl StepBatch {
         self.query_starts.push((first_row + count) as u32);
         self.context_lengths.push((cached + count) as u32);
         self.query_key_pairs += (cached + 1..=cached + count).sum::<usize>() as u64;
-        if part.wants_logits {
-            self.logit_rows.push((first_row + count - 1) as u32);
-        }
+        assert!(part.logit_rows <= count, "{} rows of logits exceed the part's {count} tokens", part.logit_rows);
+        self.logit_rows.extend((count - part.logit_rows..count).map(|token| (first_row + token) as u32));
         if let Some(StateSlots { read, write, snapshots }) = part.state {
             self.state_reads.push(read);
             self.state_writes.push(write);
@@ -197,10 +197,15 @@ impl StepBatch {
     /// `true` if each sequence has one token and samples the next one, without scores, pictures
     /// or snapshots. Such steps are captured in a CUDA graph.
     pub fn is_decoding_alone(&self) -> bool {
-        let rows = self.token_count();
+        self.has_no_prompts() && self.single_rows() == self.token_count()
+    }
+
+    /// `true` if each token of the step is the last of its sequence or drafted, without scores,
+    /// pictures or snapshots.
+    pub fn has_no_prompts(&self) -> bool {
         let takes_snapshots = self.snapshot_slots.iter().any(|slot| *slot != NO_STATE);
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty() && !takes_snapshots;
-        is_plain && self.single_rows() == rows && self.logit_rows.len() == rows
+        is_plain && self.logit_rows.len() == self.token_count()
     }
 
     /// Columns of the block tables.
@@ -239,7 +244,7 @@ mod tests {
                 cached_tokens: 14,
                 tables: &[vec![9, 4, 8].into()],
                 pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
-                wants_logits: false,
+                logit_rows: 0,
                 scored: 1..4,
                 state: None,
             },
@@ -250,7 +255,7 @@ mod tests {
                 cached_tokens: 7,
                 tables: &[vec![2].into()],
                 pictures: &[],
-                wants_logits: true,
+                logit_rows: 1,
                 scored: 0..0,
                 state: None,
             },
@@ -276,7 +281,7 @@ mod tests {
             cached_tokens: 16,
             tables: &[vec![0].into()],
             pictures: &[],
-            wants_logits: true,
+            logit_rows: 1,
             scored: 0..0,
             state: None,
         }]);
@@ -306,7 +311,7 @@ mod tests {
             cached_tokens: 7,
             tables,
             pictures: &[],
-            wants_logits: true,
+            logit_rows: 1,
             scored: 0..0,
             state: None,
         }
@@ -322,7 +327,7 @@ mod tests {
         assert!(alone(decoding()) && StepBatch::pack(&[]).is_decoding_alone());
         assert!(!alone(chunk), "a chunk of a prompt is not a lone decoding token");
         assert!(
-            !alone(SequencePart { wants_logits: false, ..decoding() }),
+            !alone(SequencePart { logit_rows: 0, ..decoding() }),
             "a token in the middle of a prompt is not a lone decoding token"
         );
         assert!(!alone(SequencePart { scored: 0..1, ..decoding() }), "a scored token is not a lone decoding token");

@@ -143,8 +143,8 @@ impl StepLayout {
 
     /// `true` if every row samples a token and no row scores a token, as when all sequences decode.
     pub fn chooses_in_every_row(&self) -> bool {
-        // A sequence samples at most once, from its last row. If the number of sampling rows equals
-        // the number of rows, they are therefore all rows, in order.
+        // The rows that sample are distinct and in order. If their number equals the number of
+        // rows, they are therefore all rows.
         self.logit_rows == self.tokens && self.score_rows == 0
     }
 
@@ -256,7 +256,7 @@ mod tests {
             cached_tokens: *context,
             tables,
             pictures: &[],
-            wants_logits: true,
+            logit_rows: 1,
             scored: 0..0,
             state: None,
         });
@@ -284,7 +284,7 @@ mod tests {
             cached_tokens: 14,
             tables: &[vec![9, 4].into()],
             pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
-            wants_logits: true,
+            logit_rows: 1,
             scored: 1..4,
             state: None,
         }]);

@@ -11,8 +11,8 @@ const ALIGNMENT: usize = 32;
 /// The sizes of sampling buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplingShape {
-    /// Maximum sequences in a step.
-    pub sequences: usize,
+    /// Maximum rows of logits in a step: one for each sequence, and one for each drafted token.
+    pub rows: usize,
     /// Maximum tokens of a sequence, all of which penalties may read.
     pub context_tokens: usize,
     /// Number of columns of the logits.
@@ -25,21 +25,21 @@ impl SamplingShape {
         SampleLayout { rows, vocabulary: self.vocabulary }
     }
 
-    /// Total size in words: the largest requests, one token per sequence, and the largest report.
+    /// Total size in words: the largest requests, one token per row, and the largest report.
     pub fn words(&self) -> usize {
         self.question_words() + self.result_words()
     }
 
     fn question_words(&self) -> usize {
-        self.layout(self.sequences).words_max(self.context_tokens).next_multiple_of(ALIGNMENT)
+        self.layout(self.rows).words_max(self.context_tokens).next_multiple_of(ALIGNMENT)
     }
 
     fn result_words(&self) -> usize {
-        self.sequences + self.layout(self.sequences).report_words()
+        self.rows + self.layout(self.rows).report_words()
     }
 }
 
-/// The requests, then one token per sequence, then the report, in one tensor. Tokens and
+/// The requests, then one token per row, then the report, in one tensor. Tokens and
 /// report are downloaded together.
 pub struct SamplingBuffers<'a> {
     shape: SamplingShape,
@@ -61,7 +61,7 @@ impl<'a> SamplingBuffers<'a> {
         self.shape
     }
 
-    /// The tokens that the latest step chose: `[sequences]` u32, one per row of its logits.
+    /// The tokens that the latest step chose: `[rows]` u32, one per row of its logits.
     pub fn chosen(&self) -> Tensor<'_> {
         self.results(0)
     }
@@ -70,7 +70,7 @@ impl<'a> SamplingBuffers<'a> {
     /// words of its report.
     pub fn results(&self, report_words: usize) -> Tensor<'_> {
         let first = self.shape.question_words();
-        self.words.row_range(first..first + self.shape.sequences + report_words)
+        self.words.row_range(first..first + self.shape.rows + report_words)
     }
 
     /// Chooses the likeliest token of each row. `own` has this rank's logits `[rows, own tokens]`,
@@ -102,7 +102,7 @@ impl<'a> SamplingBuffers<'a> {
     /// Same as [`sample_into`](Scope::sample_into).
     pub fn choose<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
         let (question, mut results) = self.words.split_rows_mut(self.shape.question_words());
-        let (mut chosen, mut report) = results.split_rows_mut(self.shape.sequences);
+        let (mut chosen, mut report) = results.split_rows_mut(self.shape.rows);
         scope.sample_into(logits, &question, self.shape.layout(logits.rows()), &mut chosen, &mut report)
     }
 }

@@ -119,7 +119,7 @@ impl Share<'_> {
             cached_tokens: self.sequence.cached,
             tables: &self.sequence.tables,
             pictures,
-            wants_logits: self.wants_logits,
+            logit_rows: usize::from(self.wants_logits),
             scored: self.count - self.scored..self.count,
             state: self.sequence.state.map(StateSlots::in_place),
         }

@@ -37,7 +37,7 @@ fn batch(tokens: &[Vec<u32>], cached: &[usize], has_states: bool) -> StepBatch {
         cached_tokens: cached[sequence],
         tables: &tables[sequence],
         pictures: &[],
-        wants_logits: true,
+        logit_rows: 1,
         scored: 0..0,
         // The state before a decoded token is kept, so that the token can be decoded again.
         state: has_states.then(|| StateSlots {

@@ -49,8 +49,8 @@ const FP8: [&str; 4] = [
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 
-/// Maximum sequences of the envelopes below.
-const SEQUENCES: usize = 7;
+/// Maximum rows of logits of the envelopes below: 7 sequences with 3 drafts each.
+const LOGIT_ROWS: usize = 28;
 
 /// Envelopes with sizes that do not divide each other: encode batches smaller and larger than a
 /// picture, steps with more sequences than tokens, contexts shorter than a sequence's share.
@@ -59,6 +59,7 @@ fn envelopes() -> Vec<Envelope> {
         context_tokens,
         sequences,
         step_tokens,
+        draft_tokens: sequences % 4,
         picture_patches,
         pictures: 3,
         largest_pictures: 3,
@@ -98,11 +99,8 @@ impl Machine {
         let caches = bench::Caches::poisoned(&memory, &cpu, &model, room.blocks);
         let row = model.picture_row_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
-        let sampling = SamplingShape {
-            sequences: SEQUENCES,
-            context_tokens: 300,
-            vocabulary: model.config().decoder().vocabulary,
-        };
+        let sampling =
+            SamplingShape { rows: LOGIT_ROWS, context_tokens: 300, vocabulary: model.config().decoder().vocabulary };
         let chosen = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(sampling.words()));
         let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(64)));
         Machine { model, cpu, room, caches, cache, sampling, chosen, workspace }
@@ -120,11 +118,11 @@ impl Machine {
         // test's thread accesses them.
         let mut cache =
             unsafe { Tensor::persistent(self.cache.address(), cache_shape, self.cpu.target().activation()) };
-        let sequences = match pass {
+        let rows = match pass {
             Pass::Step(batch) => batch.logit_rows.len(),
-            Pass::Encode(_) => SEQUENCES,
+            Pass::Encode(_) => LOGIT_ROWS,
         };
-        let sampling = SamplingShape { sequences, ..self.sampling };
+        let sampling = SamplingShape { rows, ..self.sampling };
         // SAFETY: the backed segment is at least as large as these words, and only the
         // test's thread accesses it.
         let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
@@ -309,7 +307,7 @@ impl Within<'_> {
     }
 
     fn step(&mut self) -> Pass {
-        let mut left = self.up_to(self.envelope.step_tokens);
+        let (mut left, mut drafts) = (self.up_to(self.envelope.step_tokens), self.envelope.drafts_of_step());
         let sequences = self.up_to(self.envelope.sequences);
         let mut shares = Vec::new();
         let (evenly, all_want) = (self.random.below(2) == 0, self.random.below(2) == 0);
@@ -318,7 +316,10 @@ impl Within<'_> {
             let count = if evenly { left.div_ceil(sequences - shares.len()).min(most) } else { self.up_to(most) };
             let cached = self.up_to(self.envelope.context_tokens - count + 1) - 1;
             let shown = if self.model.config().image_token().is_some() { self.random.below(count + 1) } else { 0 };
-            shares.push((count, cached, shown, all_want || self.random.below(2) == 0));
+            let drafted = (count - 1).min(self.envelope.draft_tokens).min(self.random.below(drafts + 1));
+            let logit_rows = if all_want || self.random.below(2) == 0 { 1 + drafted } else { 0 };
+            drafts -= logit_rows.saturating_sub(1);
+            shares.push((count, cached, shown, logit_rows));
             left -= count;
         }
         let longest = self.envelope.context_tokens;
@@ -334,14 +335,14 @@ impl Within<'_> {
         // All rows, no rows, or a random percentage of rows are scored: the last layer ends early
         // if at most half of the rows are wanted.
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
-        let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
+        let parts = shares.iter().zip(&pictures).map(|((count, cached, _, logit_rows), pictures)| SequencePart {
             tokens: &tokens[..*count],
             unseen: None,
             positions: &positions[..*count],
             cached_tokens: *cached,
             tables: &tables,
             pictures,
-            wants_logits: *wants_logits,
+            logit_rows: *logit_rows,
             scored: *count - *count * scored / 100..*count,
             state: None,
         });
@@ -406,11 +407,12 @@ fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Enve
 }
 
 fn any_envelope() -> impl Strategy<Value = Envelope> {
-    (1usize..300, 1usize..12, 1usize..200, 4usize..200, 4usize..400).prop_map(
-        |(context_tokens, sequences, step_tokens, picture_patches, launch_patches)| Envelope {
+    (1usize..300, 1usize..12, 1usize..200, 0usize..6, 4usize..200, 4usize..400).prop_map(
+        |(context_tokens, sequences, step_tokens, draft_tokens, picture_patches, launch_patches)| Envelope {
             context_tokens,
             sequences,
             step_tokens,
+            draft_tokens,
             picture_patches,
             pictures: 2,
             largest_pictures: 2,
@@ -445,10 +447,11 @@ proptest! {
 #[test]
 fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
     let room = CacheCapacity { blocks: 64, cache_rows: 1024 };
+    let envelope = Envelope { draft_tokens: 2, ..Envelope::small() };
     for folder in [QWEN2, QWEN2_5_VL, QWEN3, LLAMA] {
         let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("the model can be planned");
         let asked = model.config().workloads();
-        let worst_cases = worst_cases::worst_cases(&model, &Envelope::small(), room);
+        let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
         let stressed: Vec<Workload> = worst_cases.iter().flat_map(|worst_case| worst_case.workloads).copied().collect();
         for workload in asked {
             assert!(stressed.contains(workload), "{folder}: no worst case covers {workload:?}");

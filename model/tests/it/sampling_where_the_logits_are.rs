@@ -58,7 +58,7 @@ fn chosen(
     for (sampler, past) in samplers.iter().zip(pasts) {
         sampler.ask(*past, &mut batch).expect("the past tokens are given");
     }
-    let shape = SamplingShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
+    let shape = SamplingShape { rows: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
     let buffers = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
     // SAFETY: these words are backed, and only the test's thread accesses them.
     let words = unsafe { Tensor::persistent(buffers.address(), [shape.words()], DType::U32) };

@@ -278,6 +278,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 stop_tokens: [].into(),
                 sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy sampling")),
                 prompt_read: [].into(),
+                lookup: None,
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
             let admission =

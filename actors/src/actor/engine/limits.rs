@@ -79,6 +79,7 @@ impl LoadOptions {
             context_tokens: self.context_tokens_for(own.is_host).min(own.family.decoder().context_tokens),
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
+            draft_tokens: limits.draft_tokens.unwrap_or(expected.draft_tokens),
             pictures: limits.pictures.unwrap_or(expected.pictures),
             // A limit on the number of pictures that the user set also applies to pictures
             // of the largest size.
@@ -86,6 +87,9 @@ impl LoadOptions {
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };
+        if envelope.draft_tokens > 0 && own.family.decoder().step_format().has_states {
+            return Err(StartError::DraftsWithStates { draft_tokens: envelope.draft_tokens });
+        }
         let Some((processor, patch_pixels, merge)) = own.patch() else {
             envelope.picture_patches = envelope.picture_patches.min(envelope.launch_patches);
             envelope.check()?;

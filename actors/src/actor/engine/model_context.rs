@@ -14,7 +14,7 @@ use bursar_model::{
 };
 
 use super::{EffectiveLimits, LoadOptions};
-use crate::knobs::SamplingDefaults;
+use crate::{knobs::SamplingDefaults, scheduler::NgramSizes};
 
 /// The host side of a model: everything that requests need in addition to the actors.
 pub struct ModelContext {
@@ -31,6 +31,8 @@ pub struct ModelContext {
     pub cache: CacheFormat,
     /// The limits for which the start was planned.
     pub envelope: Envelope,
+    /// The drafter of each sequence. `None` if no tokens are drafted.
+    pub prompt_lookup: Option<NgramSizes>,
     /// Limits on a picture's file, checked before decoding.
     pub image_limits: ImageLimits,
     /// The compiler of grammars, created when the first reply must match a schema, expression or
@@ -75,6 +77,7 @@ impl ModelContext {
             processors: visual.map(Arc::new),
             generation: generation(checkpoint, family.decoder().vocabulary, options.sampling_defaults),
             cache: checkpoint.cache(),
+            prompt_lookup: (envelope.draft_tokens > 0).then_some(options.prompt_lookup),
             envelope,
             image_limits: options.image_limits.clone(),
             grammars: OnceLock::new(),

@@ -189,6 +189,7 @@ impl Attempt {
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
             step_tokens: self.envelope.step_tokens,
+            draft_tokens: self.envelope.draft_tokens,
             launch_patches: self.envelope.launch_patches,
             cache_rows,
             kv_blocks: blocks,

@@ -40,6 +40,8 @@ pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
 pub struct ProfileRecord {
     pub sequences: usize,
     pub step_tokens: usize,
+    /// Drafted tokens of a sequence in a step.
+    pub draft_tokens: usize,
     /// Patches in a vision encoder batch.
     pub launch_patches: usize,
     /// Rows of the encoder cache. Each row holds the embedding of one prompt token.
@@ -220,9 +222,19 @@ mod tests {
 
     #[test]
     fn a_records_blocks_hold_sixteen_tokens_each() {
-        let (sequences, step_tokens, launch_patches, cache_rows) = (1, 16, 0, 0);
+        let (sequences, step_tokens, draft_tokens) = (1, 16, 0);
+        let (launch_patches, cache_rows) = (0, 0);
         let (peaks, costs) = (Vec::new(), MeasuredCosts::default());
-        let record = ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks: 3, peaks, costs };
+        let record = ProfileRecord {
+            sequences,
+            step_tokens,
+            draft_tokens,
+            launch_patches,
+            cache_rows,
+            kv_blocks: 3,
+            peaks,
+            costs,
+        };
         assert_eq!(record.kv_tokens(), 48);
     }
 }

@@ -120,7 +120,7 @@ impl Sample {
             positions: &positions[*cached..cached + tokens],
             cached_tokens: *cached,
             tables: &tables,
-            wants_logits: true,
+            logit_rows: 1,
             state: format.has_states.then(|| StateSlots::in_place(slot as u32)),
             ..SequencePart::default()
         };
@@ -207,7 +207,7 @@ impl Attempt {
             }
             let batch = sample.batch(blocks, vocabulary, decoder.step_format());
             let run = || async {
-                let choice = Choice { sampler: sampler.clone(), position: 0, past: None };
+                let choice = Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new() };
                 let choices = vec![choice; batch.logit_rows.len()];
                 let (reply, answer) = Responder::new();
                 let answer_to = Answer::to(|outcome: Result<_, LaneError>| reply.answer(outcome.map(drop)));

@@ -181,7 +181,7 @@ impl MemoryRequirements {
             quantization: model.quantization(),
             step_workspace: peak(true),
             sampling: SamplingShape {
-                sequences: envelope.sequences,
+                rows: envelope.logit_rows(),
                 context_tokens: envelope.context_tokens,
                 vocabulary: model.config().decoder().vocabulary,
             },
@@ -309,7 +309,7 @@ impl MemoryRequirements {
             Class::StepWorkspace,
             "largest step",
             self.step_workspace,
-            "peak of the dry run of both worst cases of a step",
+            "peak of the dry run of all worst cases of a step",
         );
         let how = "each sequence's parameters, past and mask, its token for the next step, and a report";
         plan.push(Class::StepWorkspace, "choices", self.sampling_bytes(), how);
@@ -411,6 +411,7 @@ mod tests {
             context_tokens: 8192,
             sequences: 256,
             step_tokens: Envelope::gpu().step_tokens,
+            draft_tokens: 0,
             picture_patches: 10_764,
             pictures: 1,
             largest_pictures: 1,

@@ -50,7 +50,7 @@ pub struct Peak {
 impl RecordedProfile {
     /// Returns the profile to record after a start that took new measurements.
     pub fn of(profile_key: ProfileKey, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
-        let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
+        let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs, .. } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
             worst_case: (*worst_case).to_owned(),
             workspace: *workspace,

@@ -21,14 +21,14 @@ use tokio::{
 use tracing::{Level, Span, debug, enabled};
 
 use super::{
-    Admission, ChosenRow, Delivery, Effect, Input, Limits, Preemptions, SchedulerCore, SchedulerMessage, Scored,
+    Admission, ChosenRows, Delivery, Effect, Input, Limits, Preemptions, SchedulerCore, SchedulerMessage, Scored,
     StepPlan, late_tokens::Delays,
 };
 use crate::{
     budget::{KvDemand, SharedKvDemand},
     compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{BlockLog, Copies, KvUse, SequenceId, StateUse},
-    metric::{self, Direction, Permit, Preempted},
+    metric::{self, Direction, DraftPosition, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
@@ -98,7 +98,7 @@ pub struct SchedulerState {
     /// this actor.
     is_refused: bool,
     /// The tokens of the step that just ended, with the details that the core does not need.
-    chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
+    chosen: BTreeMap<SequenceId, VecDeque<Result<Token, SamplingError>>>,
     /// Pending replies to changes of the pool's size.
     resizing: Vec<Responder<()>>,
     /// The latest events that may have delayed tokens.
@@ -110,8 +110,8 @@ struct UnderWay {
     has_prompts: bool,
     /// Whether pictures were being encoded when the step was planned.
     encodes: bool,
-    /// The sequence of each row of logits.
-    rows: Vec<ChosenRow>,
+    /// The sequences that choose tokens.
+    rows: Vec<ChosenRows>,
     /// The prompt tokens that the step scores.
     scored: Vec<Scored>,
     launched: Instant,
@@ -329,6 +329,13 @@ impl SchedulerState {
         for (tenant, tokens) in self.core.take_tenants_tokens() {
             metric::TENANT_TOKENS_TOTAL.add(&(model.clone(), tenant), tokens);
         }
+        let drafts = self.core.take_verified_drafts();
+        if drafts.drafted > 0 {
+            metric::DRAFT_TOKENS_TOTAL.add(model, drafts.drafted);
+        }
+        for (position, tokens) in drafts.accepted.into_iter().enumerate() {
+            metric::DRAFT_TOKENS_ACCEPTED_TOTAL.add(&(model.clone(), DraftPosition(position)), tokens);
+        }
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [
             (&metric::GENERATED_TOKENS_TOTAL, counted.generated),
@@ -366,7 +373,7 @@ impl SchedulerState {
                 self.deliver(sequence, Delivery::Found(tokens));
             }
             Effect::Token(sequence, _) => {
-                let token = match self.chosen.remove(&sequence) {
+                let token = match self.next_chosen(sequence) {
                     Some(Ok(token)) => token,
                     _ => unreachable!("the core reports only rows with a chosen token"),
                 };
@@ -378,7 +385,7 @@ impl SchedulerState {
             }
             Effect::Finished(sequence, finish) => {
                 self.trace(sequence, || debug!(target: TARGET, ?finish, "last step finished"));
-                let end = match self.chosen.remove(&sequence) {
+                let end = match self.next_chosen(sequence) {
                     Some(Err(error)) => Delivery::Broken(Arc::new(error)),
                     _ => Delivery::Finished(finish),
                 };
@@ -454,9 +461,15 @@ impl SchedulerState {
             let scores = scores.by_ref().take(tokens.len()).collect();
             self.deliver(sequence, Delivery::Scores { first, scores });
         }
-        let tokens = chosen.iter().map(|chosen| chosen.as_ref().ok().map(|token| token.id)).collect();
-        self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
+        let id = |chosen: &Result<Token, _>| chosen.as_ref().ok().map(|token| token.id);
+        let tokens = chosen.iter().map(|chosen| chosen.iter().map(id).collect()).collect();
+        self.chosen = rows.iter().map(|rows| rows.sequence).zip(chosen.into_iter().map(VecDeque::from)).collect();
         (Input::Took(took.as_micros() as u64), Input::Stepped(tokens))
+    }
+
+    /// The next token that the step which just ended chose for this sequence.
+    fn next_chosen(&mut self, sequence: SequenceId) -> Option<Result<Token, SamplingError>> {
+        self.chosen.get_mut(&sequence)?.pop_front()
     }
 
     /// Records that a token was delivered, and counts it if it is later than promised.
@@ -491,7 +504,8 @@ impl SchedulerState {
         let span = |(id, tokens): (&SequenceId, u32)| {
             let caller = self.callers.get_mut(id)?;
             let begins = !std::mem::replace(&mut caller.has_begun, true);
-            (begins || tokens > 1).then(|| caller.span.clone())
+            let is_prompt = tokens > 1 && !plan.rows.iter().any(|rows| rows.sequence == *id && !rows.drafts.is_empty());
+            (begins || is_prompt).then(|| caller.span.clone())
         };
         plan.parts.iter().zip(tokens).filter_map(span).collect()
     }
@@ -516,7 +530,7 @@ impl SchedulerState {
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
-        let (has_prompts, encodes) = (!plan.batch.is_decoding_alone(), self.arguments.pacing.card.encodes());
+        let (has_prompts, encodes) = (!plan.batch.has_no_prompts(), self.arguments.pacing.card.encodes());
         let (rows, scored, launched) = (plan.rows, plan.scored, Instant::now());
         self.under_way.push_back(UnderWay { has_prompts, encodes, rows, scored, launched });
         metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
@@ -546,16 +560,17 @@ impl SchedulerState {
         self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { copied: Copied::Cache { blocks, states }, answer })));
     }
 
-    fn choice(&self, row: &ChosenRow) -> Choice {
-        let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
+    fn choice(&self, rows: &ChosenRows) -> Choice {
+        let ChosenRows { sequence, position, unseen, drafts } = rows;
+        let spec = self.core.sequence(*sequence).expect("a planned sequence runs");
         let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
-        assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "at most one token is unseen");
+        assert_eq!(produced.len() + usize::from(unseen.is_some()), *position, "at most one token is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
             prompt: spec.prompt_read.clone(),
-            produced: produced.to_vec(),
-            unseen: row.unseen,
+            produced: [produced, drafts].concat(),
+            unseen: *unseen,
         });
-        Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
+        Choice { sampler: spec.sampler.clone(), position: *position as u64, past, drafts: drafts.clone() }
     }
 }
 

@@ -14,6 +14,7 @@ mod host;
 mod input;
 mod pool;
 mod queue;
+mod stepped;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,11 +24,14 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{CacheGroups, SequencePart, StateSlots, StepBatch};
 
-pub use self::input::{Effect, Input};
+pub use self::{
+    input::{Effect, Input},
+    stepped::VerifiedDrafts,
+};
 use super::{
     admission::ReplyLengths,
-    sequence::{Charge, Finish, History, NewSequence, Sequence},
-    step::{ChosenRow, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
+    sequence::{Charge, History, NewSequence, Sequence},
+    step::{ChosenRows, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
     kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, Table},
@@ -49,6 +53,8 @@ pub struct Limits {
     pub sequences: usize,
     /// The most tokens in a step.
     pub step_tokens: usize,
+    /// The most drafted tokens of a sequence in a step.
+    pub draft_tokens: usize,
     /// Tokens that all blocks together can hold at first, before any resize. Each token counts once
     /// in each cache group.
     pub kv_tokens: usize,
@@ -100,6 +106,8 @@ pub struct SchedulerCore {
     /// since the last [`take_prediction_errors`](Self::take_prediction_errors).
     missed_by: Vec<usize>,
     preemptions: Preemptions,
+    /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
+    verified: VerifiedDrafts,
     /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, History>,
     /// The time since the scheduler began.
@@ -133,6 +141,7 @@ impl SchedulerCore {
             replies: ReplyLengths::default(),
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
+            verified: VerifiedDrafts::default(),
             sent_away: BTreeMap::new(),
             now: Duration::ZERO,
             pace: None,
@@ -234,6 +243,11 @@ impl SchedulerCore {
         std::mem::take(&mut self.missed_by)
     }
 
+    /// The drafted tokens that steps have verified since the last call.
+    pub fn take_verified_drafts(&mut self) -> VerifiedDrafts {
+        std::mem::take(&mut self.verified)
+    }
+
     /// The tokens that were computed since the last call, for each tenant with a weight, and for
     /// all other tenants together as `other`.
     pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
@@ -304,8 +318,9 @@ impl SchedulerCore {
 
     /// Whether few enough sequences would be left out of a step planned ahead.
     fn few_wait_to_be_seen(&self) -> bool {
+        let drafts_max = self.drafts_each();
         let would_run = self.running.values().filter(|sequence| !sequence.is_over());
-        let waiting = would_run.filter(|sequence| sequence.waits_to_be_seen()).count();
+        let waiting = would_run.filter(|sequence| sequence.waits_to_be_seen(drafts_max)).count();
         waiting * LEFT_OUT <= self.running.len()
     }
 
@@ -355,6 +370,10 @@ impl SchedulerCore {
                 shares = self.shares();
                 continue;
             }
+            if short_by > 0 && shares.iter().any(|share| share.drafts > 0) {
+                self.give_up_drafts(&mut shares);
+                continue;
+            }
             if short_by > 0 {
                 let unmet = demands[tables.len()..].iter().filter(|demand| demand.held == 0);
                 effects.push(Effect::Short(unmet.map(|demand| demand.sequence).collect(), short_by));
@@ -386,8 +405,8 @@ impl SchedulerCore {
         BlockRequest {
             sequence: share.sequence,
             held: sequence.cached,
-            more: share.tokens,
-            tokens: sequence.tokens(),
+            more: share.tokens + share.drafts,
+            tokens: sequence.tokens() + share.drafts,
             prefix: sequence.takeable().to_vec(),
         }
     }
@@ -415,25 +434,28 @@ impl SchedulerCore {
         shares.iter().for_each(|share| self.kv.launched(share.sequence));
         self.copy_leaving(effects);
         let plan = self.plan(shares, tables, &states);
-        self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
+        self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.has_no_prompts();
         self.launch(shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
         effects.extend(self.gathers.then_some(Effect::Gather));
     }
 
     fn plan(&self, shares: &[SequenceTokens], tables: &[Table], states: &[Option<StateSlots>]) -> StepPlan {
-        let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
-        let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
-        let next: Vec<_> = parts.iter().map(|(count, sequence)| sequence.next(*count)).collect();
+        let parts: Vec<_> = shares.iter().map(|share| (share, &self.running[&share.sequence])).collect();
+        let pictures: Vec<_> = parts.iter().map(|(share, sequence)| sequence.pictures_in_next(share.tokens)).collect();
+        let next: Vec<_> = parts.iter().map(|(share, sequence)| sequence.next(share.tokens, share.drafts)).collect();
         let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), Shown::default());
         let mut packed = Vec::with_capacity(parts.len());
-        for (place, (count, sequence)) in parts.into_iter().enumerate() {
-            let wants_logits = count == sequence.pending();
-            rows.extend(wants_logits.then(|| ChosenRow {
+        for (place, (share, sequence)) in parts.into_iter().enumerate() {
+            let count = share.tokens;
+            let chosen = (count == sequence.pending()).then(|| ChosenRows {
                 sequence: sequence.id(),
                 position: sequence.produced(),
                 unseen: sequence.unseen(),
-            }));
+                drafts: sequence.drafts(share.drafts).to_vec(),
+            });
+            let logit_rows = chosen.as_ref().map_or(0, ChosenRows::count);
+            rows.extend(chosen);
             let scored_part = sequence.scored_in_next(count);
             if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
                 let first = sequence.cached + scored_part.start + 1;
@@ -443,13 +465,13 @@ impl SchedulerCore {
             shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
             shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
-                tokens: next[place].tokens,
+                tokens: &next[place].tokens,
                 unseen: next[place].unseen,
                 positions: &next[place].positions,
                 cached_tokens: sequence.cached,
                 tables: &tables[place].blocks,
                 pictures: &pictures[place],
-                wants_logits,
+                logit_rows,
                 scored: scored_part,
                 state: states[place],
             });
@@ -464,13 +486,14 @@ impl SchedulerCore {
         let (work, pictures) = (self.work(shares), self.encodes);
         let parts = Vec::with_capacity(shares.len());
         let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
-        let mut next_row = 0;
-        for SequenceTokens { sequence: id, tokens } in shares {
+        let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
+        for SequenceTokens { sequence: id, tokens, drafts } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
-            let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
-            sequence.launch(*tokens, chooses.then_some(next_row as u32));
-            step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
-            next_row += usize::from(chooses);
+            let chosen = rows.next_if(|rows| rows.sequence == *id);
+            sequence.launch(*tokens, *drafts, chosen.map(|_| first_row as u32));
+            let (end, chooses, drafts) = (sequence.cached, chosen.is_some(), *drafts);
+            step.parts.push(PartUnderWay { sequence: *id, end, chooses, drafts });
+            first_row += chosen.map_or(0, ChosenRows::count);
         }
         for past in &shown.past {
             self.running.get_mut(past).expect("the sequence has a share of the step").holds_pictures = false;
@@ -507,65 +530,6 @@ impl SchedulerCore {
             self.remember(&sequence);
             effects.push(Effect::Readmit(sequence.id()));
         }
-    }
-
-    fn stepped(&mut self, tokens: &[Option<u32>], effects: &mut Vec<Effect>) {
-        let step = self.under_way.pop_front().expect("a step ended that was not under way");
-        (self.admission_paused, self.look_ahead_paused) = (false, false);
-        let mut tokens = tokens.iter();
-        let mut ended = Vec::new();
-        for PartUnderWay { sequence: id, end, chooses } in step.parts {
-            let chosen = chooses.then(|| *tokens.next().expect("each row of logits has a token"));
-            // The sequence has ended in the meantime, so its part of the step was wasted.
-            let Some(sequence) = self.running.get_mut(&id) else { continue };
-            sequence.to_come -= usize::from(chooses);
-            if let Some(Some(_)) = chosen {
-                let (first, keys) = sequence.filled(end);
-                for place in self.kv.name(id, first, keys) {
-                    self.kv.tell(BlockEvent::Stored(sequence.block(place).into()));
-                }
-                self.kv.name_snapshots(id, end, sequence.spec.prefix.as_slice());
-                sequence.named = end;
-            }
-            // The next step, which may be running, begins after these tokens.
-            self.kv.let_go(id, end);
-            if sequence.cancelled {
-                ended.push(id);
-                continue;
-            }
-            let finish = match chosen {
-                None => continue,
-                Some(None) => Some(Finish::Broken),
-                Some(Some(token)) => {
-                    self.waiting.tenants.token(&sequence.spec.scheduling_params.tenant);
-                    let finish = sequence.push(token);
-                    if !matches!(finish, Some(Finish::Stop(_))) {
-                        effects.push(Effect::Token(id, token));
-                    }
-                    finish
-                }
-            };
-            if let Some(finish) = finish {
-                let produced = sequence.spec.produced;
-                self.replies.record(sequence.spec.tokens_max, produced);
-                self.missed_by.extend(sequence.expected.map(|expected| expected.abs_diff(produced)));
-                effects.push(Effect::Finished(id, finish));
-                ended.push(id);
-            }
-        }
-        // Sequences that were canceled during the step and were not part of the step.
-        let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
-        let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
-        ended.extend(cancelled);
-        ended.iter().for_each(|id| drop(self.take_out(*id)));
-        let mut released = step.released_behind;
-        for id in ended {
-            match self.under_way.front_mut().filter(|next| next.has(id)) {
-                Some(next) => next.released_behind.push(id),
-                None => released.push(id),
-            }
-        }
-        self.release(released, effects);
     }
 
     fn release(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {

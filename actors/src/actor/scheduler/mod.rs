@@ -4,6 +4,7 @@
 mod actor;
 mod admission;
 mod core;
+mod drafts;
 mod late_tokens;
 mod message;
 mod scheduling_params;
@@ -12,8 +13,9 @@ mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};
-pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
+pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore, VerifiedDrafts};
+pub use drafts::{NgramSizes, PromptLookup};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use scheduling_params::SchedulingParams;
 pub use sequence::{Finish, NewSequence, Placeholder};
-pub use step::{ChosenRow, Scored, Shown, StepPlan};
+pub use step::{ChosenRows, Scored, Shown, StepPlan};

@@ -9,7 +9,10 @@ use bursar_model::{
     sampling::Sampler,
 };
 
-use super::SchedulingParams;
+use super::{
+    SchedulingParams,
+    drafts::{Backoff, PromptLookup},
+};
 use crate::{
     deadline::Deadlines,
     kv::{SequenceId, StoredBlock},
@@ -49,6 +52,8 @@ pub struct NewSequence {
     pub sampler: Arc<Sampler>,
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt_read: Arc<[u32]>,
+    /// The drafter. `None` if no tokens are drafted for the sequence.
+    pub lookup: Option<PromptLookup>,
 }
 
 /// Prints counts, never the tokens, because they are the user's text.
@@ -109,6 +114,12 @@ pub(super) struct Sequence {
     pub(super) to_come: usize,
     /// The row of the last token that is `to_come`, in the choices of its step.
     pub(super) chosen_at: u32,
+    /// Tokens that are expected after the known tokens.
+    pub(super) drafts: Vec<u32>,
+    /// Drafted tokens that the running step verifies. Until then, no step is planned for the
+    /// sequence.
+    pub(super) verifying: usize,
+    pub(super) backoff: Backoff,
     /// Tokens in blocks that have been named.
     pub(super) named: usize,
     /// Tokens whose logits have been used to score the following prompt token.
@@ -164,7 +175,7 @@ pub(super) enum Charge {
 
 /// The tokens of a sequence that a step runs.
 pub(super) struct NextTokens<'a> {
-    pub(super) tokens: &'a [u32],
+    pub(super) tokens: Cow<'a, [u32]>,
     /// A further token after `tokens`, which has not been chosen yet.
     pub(super) unseen: Option<UnseenToken>,
     pub(super) positions: Cow<'a, [[u32; POSITION_AXES]]>,
@@ -184,6 +195,9 @@ impl Sequence {
             cached: 0,
             to_come: 0,
             chosen_at: 0,
+            drafts: Vec::new(),
+            verifying: 0,
+            backoff: Backoff::default(),
             named: 0,
             scored: 0,
             has_begun: false,
@@ -238,9 +252,43 @@ impl Sequence {
     }
 
     /// Whether nothing more can be planned for the sequence until the host has seen the choices
-    /// of the running steps.
-    pub(super) fn waits_to_be_seen(&self) -> bool {
-        self.to_come > 0 && self.spec.must_be_seen()
+    /// of the running steps. Drafts follow known tokens only, so a sequence that may have up to
+    /// `drafts_max` of them waits if some are expected.
+    pub(super) fn waits_to_be_seen(&self, drafts_max: usize) -> bool {
+        self.to_come > 0 && (self.must_be_seen(drafts_max) || self.verifying > 0)
+    }
+
+    /// Whether the sequence takes part only in every other step, because the host must see its
+    /// tokens first.
+    pub(super) fn must_be_seen(&self, drafts_max: usize) -> bool {
+        self.spec.must_be_seen() || self.drafts_within(drafts_max) > 0
+    }
+
+    /// The number of tokens that are drafted for the sequence's next step, at most `drafts_max`. The
+    /// last token that the sequence may produce is never drafted, because the rows of the step then
+    /// choose one token more.
+    pub(super) fn drafts_within(&self, drafts_max: usize) -> usize {
+        drafts_max.min(self.drafts.len()).min(self.remaining().saturating_sub(1))
+    }
+
+    /// The first `count` drafted tokens.
+    pub(super) fn drafts(&self, count: usize) -> &[u32] {
+        &self.drafts[..count]
+    }
+
+    /// Looks up to `drafts_max` tokens up that are expected after the known tokens, of which
+    /// `verified` is the number of drafts that the last step verified and the number that it
+    /// accepted.
+    pub(super) fn draft(&mut self, drafts_max: usize, verified: Option<(usize, usize)>) {
+        let spec = &mut self.spec;
+        let Some(lookup) = spec.lookup.as_mut().filter(|_| drafts_max > 0) else { return };
+        lookup.extend(&spec.tokens);
+        self.drafts.clear();
+        if self.backoff.allows(verified) {
+            let pictures = &spec.pictures;
+            let is_text = |token: usize| !pictures.iter().any(|picture| picture.content.tokens.contains(&token));
+            self.drafts = lookup.draft(&spec.tokens, drafts_max, is_text);
+        }
     }
 
     /// The sequence's last token, if the running step has yet to choose it.
@@ -248,9 +296,9 @@ impl Sequence {
         (self.to_come > 0).then_some(UnseenToken { row: self.chosen_at })
     }
 
-    /// The sequence's next `count` tokens, with the positions of all of them. A token that has not
-    /// been chosen yet is the last.
-    pub(super) fn next(&self, count: usize) -> NextTokens<'_> {
+    /// The sequence's next `count` tokens and its first `drafts` drafted tokens, with the positions of
+    /// all of them. A token that has not been chosen yet is the last.
+    pub(super) fn next(&self, count: usize, drafts: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
@@ -258,17 +306,22 @@ impl Sequence {
         // A step that chooses a token runs all known tokens, so the next step runs
         // only the chosen token.
         let unseen = self.unseen();
-        let positions = match unseen {
-            None => positions.into(),
-            Some(_) => [positions, &[[self.spec.next_position; POSITION_AXES]]].concat().into(),
-        };
-        NextTokens { tokens, unseen, positions }
+        assert!(drafts == 0 || unseen.is_none(), "drafts of {} follow known tokens", self.id());
+        let further = drafts + usize::from(unseen.is_some());
+        if further == 0 {
+            return NextTokens { tokens: tokens.into(), unseen, positions: positions.into() };
+        }
+        let next = self.spec.next_position;
+        let further = (next..next + further as u32).map(|position| [position; POSITION_AXES]);
+        let positions = positions.iter().copied().chain(further).collect();
+        NextTokens { tokens: [tokens, self.drafts(drafts)].concat().into(), unseen, positions }
     }
 
-    /// Records a planned step that runs the sequence's next `count` tokens. If `chosen_at` is
-    /// given, the step chooses the following token in that row.
-    pub(super) fn launch(&mut self, count: usize, chosen_at: Option<u32>) {
+    /// Records a planned step that runs the sequence's next `count` tokens and `drafts` drafted
+    /// tokens. If `chosen_at` is given, the step chooses the token after `count` in that row.
+    pub(super) fn launch(&mut self, count: usize, drafts: usize, chosen_at: Option<u32>) {
         self.cached += count;
+        self.verifying = drafts;
         self.scored = self.scored.max(self.cached);
         if let Some(row) = chosen_at {
             self.to_come += 1;
@@ -351,6 +404,13 @@ impl Sequence {
         assert_eq!(self.to_come, 0, "{} has no token left to choose", self.id());
         self.cached = 0;
         self.named = 0;
+    }
+
+    /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its
+    /// blocks.
+    pub(super) fn chose(&mut self) {
+        self.to_come -= 1;
+        self.verifying = 0;
     }
 
     /// Adds the next token. Returns how the sequence has ended, if it has.

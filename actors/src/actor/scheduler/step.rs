@@ -15,8 +15,8 @@ pub struct StepPlan {
     pub batch: StepBatch,
     /// The sequence of each part of the batch.
     pub parts: Vec<SequenceId>,
-    /// The sequence and position of each row of logits.
-    pub rows: Vec<ChosenRow>,
+    /// The rows of logits of each sequence that chooses tokens, in order.
+    pub rows: Vec<ChosenRows>,
     /// The prompt tokens to score, in the order of the scored rows.
     pub scored: Vec<Scored>,
     /// The pictures that the step reads, and the pictures that no later step reads.
@@ -33,14 +33,25 @@ pub struct Shown {
     pub past: Vec<SequenceId>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChosenRow {
-    /// The sequence whose next token is chosen from this row.
+/// Rows of logits from which tokens of one sequence are chosen: the row of its last token, and the
+/// rows of its drafted tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenRows {
     pub sequence: SequenceId,
-    /// How many tokens the sequence will have produced before the token of this row.
+    /// How many tokens the sequence will have produced before the token of the first row.
     pub position: usize,
-    /// The last token before the token of this row, if the previous step has yet to choose it.
+    /// The last token before the token of the first row, if the previous step has yet to choose it.
     pub unseen: Option<UnseenToken>,
+    /// The tokens that are expected from the first rows. A row after the first counts only if each
+    /// row before it chose its expected token.
+    pub drafts: Vec<u32>,
+}
+
+impl ChosenRows {
+    /// The number of rows.
+    pub fn count(&self) -> usize {
+        1 + self.drafts.len()
+    }
 }
 
 /// Prompt tokens whose log-probabilities a step computes.
@@ -59,6 +70,8 @@ pub struct Scored {
 pub(super) struct SequenceTokens {
     pub(super) sequence: SequenceId,
     pub(super) tokens: usize,
+    /// Drafted tokens that follow.
+    pub(super) drafts: usize,
 }
 
 /// A step that was submitted to the lane and has not ended.
@@ -77,10 +90,12 @@ pub(super) struct StepUnderWay {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartUnderWay {
     pub(super) sequence: SequenceId,
-    /// Tokens in the sequence's blocks after the step has run.
+    /// Tokens in the sequence's blocks after the step has run, without drafted tokens.
     pub(super) end: usize,
     /// Whether the step chooses the token after `end`.
     pub(super) chooses: bool,
+    /// Drafted tokens after `end`.
+    pub(super) drafts: usize,
 }
 
 impl StepUnderWay {

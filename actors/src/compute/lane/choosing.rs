@@ -1,5 +1,7 @@
 //! Token choice of a step: the parameters sent to the device and the decoding of its answer.
 
+use std::collections::BTreeMap;
+
 use bursar_kernels::{
     Backend, KernelError, Scope,
     ops::{argmax::NO_CHOICE, sample::outcomes, transfer::Later},
@@ -25,7 +27,7 @@ pub(super) struct Asked {
     pub(super) batch: SampleBatch,
     /// Rows whose parameters could not be encoded, with the reason. Only the sequences
     /// of these rows fail.
-    refused: Vec<(usize, SamplingError)>,
+    refused: BTreeMap<usize, SamplingError>,
 }
 
 /// Returns which logits a step needs for `choices`. All ranks get the same choices, so they take
@@ -38,11 +40,12 @@ impl TokenChoice {
     /// Encodes `choices`, for a model with `vocabulary` logits.
     pub(super) fn of(choices: &[Choice], vocabulary: usize) -> Self {
         if logits_of(choices) == LogitsOf::OwnRank {
-            return TokenChoice::Greedy { rows: choices.len() };
+            return TokenChoice::Greedy { rows: choices.iter().map(Choice::rows).sum() };
         }
-        let (mut batch, mut refused) = (SampleBatch::new(vocabulary), Vec::new());
-        for (row, choice) in choices.iter().enumerate() {
-            let asked = choice.sampler.ask(choice.past(), &mut batch);
+        let (mut batch, mut refused) = (SampleBatch::new(vocabulary), BTreeMap::new());
+        let rows = choices.iter().flat_map(|choice| choice.pasts().map(move |past| (choice, past)));
+        for (row, (choice, past)) in rows.enumerate() {
+            let asked = choice.sampler.ask(past, &mut batch);
             refused.extend(asked.err().map(|error| (row, error)));
         }
         TokenChoice::Asked(Box::new(Asked { batch, refused }))
@@ -82,7 +85,7 @@ pub(super) struct Choosing {
 struct Report {
     layout: SampleLayout,
     report_words: usize,
-    refused: Vec<(usize, SamplingError)>,
+    refused: BTreeMap<usize, SamplingError>,
 }
 
 impl Choosing {
@@ -91,27 +94,30 @@ impl Choosing {
         self.results.has_come()
     }
 
-    /// Waits for the download. Returns one token per choice, or an error for a row
-    /// that allows no token.
-    pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Result<Token, SamplingError>>, KernelError> {
+    /// Waits for the download. Returns the tokens of each choice up to the first that is not the
+    /// expected one, or an error for a row that allows no token.
+    pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Vec<Result<Token, SamplingError>>>, KernelError> {
         let words = self.results.wait()?;
-        let Some(Report { layout, report_words, refused }) = self.report else {
-            let chosen = words.into_iter().zip(choices).map(|(id, choice)| match id {
+        let mut first_row = 0;
+        let mut rows = |choice: &Choice| {
+            first_row += choice.rows();
+            (choice.position..).zip(first_row - choice.rows()..first_row)
+        };
+        let Some(Report { layout, report_words, mut refused }) = self.report else {
+            let token = |(position, row)| match words[row] {
                 NO_CHOICE => Err(SamplingError::NotNumbers),
-                id => Ok(Token { id, position: choice.position, log_probabilities: None }),
-            });
-            return Ok(chosen.collect());
+                id => Ok(Token { id, position, log_probabilities: None }),
+            };
+            return Ok(choices.iter().map(|choice| choice.accepted(rows(choice).map(token))).collect());
         };
         let (ids, report) = words.split_at(words.len() - report_words);
         let answers = outcomes(ids, report, layout);
-        let mut chosen: Vec<_> = choices
-            .iter()
-            .zip(&answers)
-            .map(|(choice, outcome)| choice.sampler.answer(outcome, choice.position))
-            .collect();
-        for (row, error) in refused {
-            chosen[row] = Err(error);
-        }
-        Ok(chosen)
+        let chosen = choices.iter().map(|choice| {
+            choice.accepted(rows(choice).map(|(position, row)| match refused.remove(&row) {
+                Some(error) => Err(error),
+                None => choice.sampler.answer(&answers[row], position),
+            }))
+        });
+        Ok(chosen.collect())
     }
 }

@@ -58,21 +58,26 @@ impl<T> Drop for Answer<T> {
     }
 }
 
+/// The choice of a sequence's next token, and of the tokens after its drafts as far as the drafts
+/// are what the sampler chooses.
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub sampler: Arc<Sampler>,
-    /// Index of this token in the sequence, so that a seed gives the same token in any batch
+    /// Index of the next token in the reply, so that a seed gives the same token in any batch
     /// and after any restart.
     pub position: u64,
     /// The tokens before `position`, if the sampler reads them.
     pub past: Option<PastTokens>,
+    /// Tokens that are expected from `position` on. The step has a row of logits for the next
+    /// token, and one after each draft.
+    pub drafts: Vec<u32>,
 }
 
 #[derive(Clone)]
 pub struct PastTokens {
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt: Arc<[u32]>,
-    /// Tokens of the reply that the host has received so far.
+    /// Tokens of the reply that the host has received so far, followed by the drafts.
     pub produced: Vec<u32>,
     /// One more token that the host has not received, if the sampler
     /// need not [see](Sampler::must_see) it.
@@ -87,22 +92,46 @@ impl std::fmt::Debug for PastTokens {
 }
 
 impl Choice {
-    pub(super) fn past(&self) -> Past<'_> {
-        match &self.past {
+    /// The number of rows of logits.
+    pub(super) fn rows(&self) -> usize {
+        1 + self.drafts.len()
+    }
+
+    /// The past of each row. It contains the drafts before the row, because the row's token is used
+    /// only if they were all chosen. Penalties therefore count them.
+    pub(super) fn pasts(&self) -> impl Iterator<Item = Past<'_>> {
+        (0..self.rows()).map(|row| match &self.past {
             Some(PastTokens { prompt, produced, unseen }) => {
-                let seen = Past::new(prompt, produced);
+                let seen = Past::new(prompt, &produced[..produced.len() - self.drafts.len() + row]);
                 unseen.map_or(seen, |unseen| seen.then(unseen))
             }
-            None => Past::at(self.position),
+            None => Past::at(self.position + row as u64),
+        })
+    }
+
+    /// The tokens to use of the tokens that were chosen in each row: up to the first that is not the
+    /// expected one. A token is drafted with certainty, so this is rejection sampling (Leviathan
+    /// et al., arXiv 2211.17192) without a residual: the sampler's own choice replaces the draft.
+    pub(super) fn accepted<E>(&self, chosen: impl IntoIterator<Item = Result<Token, E>>) -> Vec<Result<Token, E>> {
+        let mut drafts = self.drafts.iter();
+        let (mut accepted, mut chosen) = (Vec::with_capacity(1), chosen.into_iter());
+        loop {
+            let token = chosen.next().expect("each row has an outcome");
+            let expected = drafts.next();
+            let goes_on = token.as_ref().is_ok_and(|token| Some(&token.id) == expected);
+            accepted.push(token);
+            if !goes_on {
+                return accepted;
+            }
         }
     }
 }
 
 #[derive(Debug)]
 pub struct Stepped {
-    /// One token per row of logits, or an error for a row that allows no token. Such an error fails
-    /// only its own sequence.
-    pub chosen: Vec<Result<Token, SamplingError>>,
+    /// The tokens of each choice: one, and one more for each accepted draft. The last may be an error
+    /// instead, if its row allows no token. Such an error fails only its own sequence.
+    pub chosen: Vec<Vec<Result<Token, SamplingError>>>,
     /// Log-probabilities of the scored tokens, in the job's order. `None` where the logits are not
     /// numbers or the token does not exist.
     pub scores: Vec<Option<LogProbabilities>>,
@@ -116,7 +145,7 @@ pub struct Stepped {
 pub struct StepJob {
     /// The tokens and sequences of the step.
     pub batch: StepBatch,
-    /// One choice per row of logits.
+    /// The choices of the sequences with rows of logits, in order.
     pub choices: Vec<Choice>,
     /// One score per scored row.
     pub scores: Vec<Score>,
@@ -236,5 +265,28 @@ impl Job {
             Job::Forget { answer, .. } => answer.give(Err(error)),
             Job::Wake | Job::FailLaunches { .. } | Job::Refuse | Job::Die => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::sampling::SamplingParams;
+
+    use super::*;
+
+    #[test]
+    fn tokens_count_up_to_the_first_that_was_not_drafted() {
+        let sampler = Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy"));
+        let choice = Choice { sampler, position: 3, past: None, drafts: vec![5, 6] };
+        let token = |id| Ok::<_, &str>(Token { id, position: 3, log_probabilities: None });
+        let accepted = |chosen: [Result<Token, &'static str>; 3]| {
+            choice.accepted(chosen).into_iter().map(|token| token.map(|token| token.id)).collect::<Vec<_>>()
+        };
+        assert_eq!(accepted([token(5), token(6), token(7)]), [Ok(5), Ok(6), Ok(7)]);
+        assert_eq!(accepted([token(5), token(9), token(7)]), [Ok(5), Ok(9)]);
+        assert_eq!(accepted([token(6), token(6), token(7)]), [Ok(6)]);
+        assert_eq!(accepted([token(5), Err("NaN"), token(7)]), [Ok(5), Err("NaN")]);
+        let positions: Vec<_> = choice.pasts().map(|past| past.position()).collect();
+        assert_eq!(positions, [3, 4, 5]);
     }
 }

@@ -24,6 +24,7 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::CacheType => [json!("fp8_e4m3"), json!("auto")],
         Kind::StateType => [json!("bf16"), json!("float32")],
         Kind::Format => [json!("fp8"), json!("fp8_per_block")],
+        Kind::Method => [json!("ngram"), json!("NONE")],
         Kind::Weights => [json!("gold=4,free=1"), json!({"gold": 4, "free": 2})],
         Kind::Switch => [json!(true), json!("false")],
     }
@@ -238,4 +239,34 @@ fn knobs_are_written_by_our_names_and_read_back() {
     let written = serde_json::to_value(&knobs).expect("the knobs serialize");
     assert_eq!(written, json!({ "sequences": 3, "swap_space": 0.0, "kv_bytes": 4096, "device_fraction": 0.5 }));
     assert_eq!(serde_json::from_value::<Knobs>(written).expect("the knobs deserialize"), knobs);
+}
+
+#[test]
+fn vllms_speculative_config_sets_drafts() {
+    let config = |config: Value| read(json!({ "speculative_config": config }));
+    let drafts = |knobs: Knobs| {
+        let options = knobs.options().expect("the options are consistent");
+        let NgramSizes { min, max } = options.prompt_lookup;
+        (options.limits.draft_tokens, min, max)
+    };
+    let all = json!({ "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2 });
+    assert_eq!(config(all.clone()).map(drafts), Ok((Some(3), 2, 4)));
+    assert_eq!(config(all.to_string().into()).map(drafts), Ok((Some(3), 2, 4)), "as typed on a command line");
+    assert_eq!(config(json!({ "method": "ngram" })).map(drafts), Ok((Some(4), 5, 5)), "vLLM looks 5 tokens up");
+    assert_eq!(config(json!({ "prompt_lookup_max": 3 })).map(drafts), Ok((None, 3, 3)), "one size sets both");
+    let sglang = json!({ "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 2 });
+    assert_eq!(read(sglang).map(drafts), Ok((Some(2), 5, 5)));
+    let none = json!({ "draft_method": "none", "draft_tokens": 2 });
+    assert_eq!(read(none).map(drafts), Ok((Some(0), 5, 5)));
+    for (wrong, said, hint) in [
+        (json!({ "method": "mtp" }), "mtp, eagle3 and other draft models are not supported yet", "ngram"),
+        (json!({ "method": "eagle3" }), "`speculative_config.method` is eagle3", "ngram or none"),
+        (json!({ "draft_model": "a/b" }), "speculative_config.draft_model", "see docs/knobs.md"),
+        (json!({ "num_speculative_tokens": -1 }), "a whole number, 0 for none", "num_speculative_tokens"),
+        (json!({ "prompt_lookup_max": 2, "prompt_lookup_min": 3 }), "at most `draft_ngram_max`", "draft_ngram_min"),
+        (json!(4), "an object of names and values", "speculative_config"),
+    ] {
+        let error = config(wrong).expect_err("the settings are refused");
+        assert!(error.to_string().contains(said) && error.hint().contains(hint), "{error}: {}", error.hint());
+    }
 }

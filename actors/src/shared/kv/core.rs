@@ -326,6 +326,23 @@ impl KvCore {
         self.check();
     }
 
+    /// Gives back the blocks of a sequence after its first `tokens` tokens, to which a step wrote keys
+    /// and values of rejected drafts. No step that runs now may include the sequence.
+    pub fn truncate(&mut self, sequence: SequenceId, tokens: usize) {
+        let Some(mut tables) = self.tables.remove(&sequence) else { return };
+        for table in &mut tables {
+            let kept = tokens.div_ceil(BLOCK_TOKENS).saturating_sub(table.skipped).min(table.blocks.len());
+            let rejected = table.blocks.split_off(kept);
+            assert!(
+                rejected.iter().all(|block| self.pool[*block as usize].name.is_none()),
+                "a block with rejected tokens of {sequence} has a name"
+            );
+            rejected.into_iter().rev().for_each(|block| self.give_back(block));
+        }
+        self.tables.insert(sequence, tables);
+        self.check();
+    }
+
     fn hold(&mut self, block: u32) {
         let entry = &mut self.pool[block as usize];
         if entry.references == 0 {

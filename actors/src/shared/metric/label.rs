@@ -197,6 +197,19 @@ impl LabelValue for HttpStatus {
     }
 }
 
+/// The index of a drafted token among the drafts of a step. A step has at most
+/// [`DRAFTS_OF_STEP`](bursar_model::DRAFTS_OF_STEP).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftPosition(pub usize);
+
+impl LabelValue for DraftPosition {
+    const NAME: &'static str = "position";
+
+    fn value(&self) -> SharedString {
+        self.0.to_string().into()
+    }
+}
+
 macro_rules! given {
     ($($(#[$doc:meta])* $name:ident = $label:literal;)*) => {
         $(

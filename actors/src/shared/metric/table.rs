@@ -3,9 +3,9 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram, HttpError,
-    HttpStatus, KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd, Route, Row, SleepReason, Version,
-    WakeReason,
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, DraftPosition, Dtype, Gauge, GroupLabel,
+    Histogram, HttpError, HttpStatus, KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd, Route, Row,
+    SleepReason, Version, WakeReason,
 };
 use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
@@ -159,6 +159,8 @@ table! {
     PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Prompt tokens, computed or found in the prefix cache.";
     CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache and therefore not computed.";
     GENERATED_TOKENS_TOTAL: Counter<Label> = "bursar_generated_tokens_total", "Tokens of replies.";
+    DRAFT_TOKENS_TOTAL: Counter<Label> = "bursar_draft_tokens_total", "Drafted tokens that steps have verified.";
+    DRAFT_TOKENS_ACCEPTED_TOTAL: Counter<(Label, DraftPosition)> = "bursar_draft_tokens_accepted_total", "Drafted tokens that were accepted, by their position among the drafts of a step, from 0.";
     TENANT_TOKENS_TOTAL: Counter<(Label, Tenant)> = "bursar_tenant_tokens_total", "Prompt and reply tokens computed for each tenant in `tenant_weights`, and for all `other` tenants. Stays 0 without weights.";
     TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "Time from the request to the first token of its reply.", FIRST_TOKEN;
     TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "Time from one token of a reply to the next.", BETWEEN_TOKENS;
@@ -211,6 +213,7 @@ mod tests {
                 "permit",
                 "tenant",
                 "direction",
+                "position",
                 "route",
                 "status",
                 "code",

@@ -45,6 +45,7 @@ impl EngineState {
         let limits = Limits {
             sequences: profiled.record.sequences,
             step_tokens: profiled.record.step_tokens,
+            draft_tokens: profiled.record.draft_tokens,
             kv_tokens: blocks * BLOCK_TOKENS,
         };
         let lane = profiled.lanes.step.clone();

@@ -65,6 +65,7 @@ fn sequence(id: u64) -> NewSequence {
         stop_tokens: [].into(),
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy")),
         prompt_read: [].into(),
+        lookup: None,
     }
 }
 
@@ -93,7 +94,7 @@ impl Bed {
         let (unpins, unpinned) = mpsc::channel(8);
         let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("the actor starts");
         let model = Label::from("demo");
-        let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
+        let limits = Limits { sequences: 2, step_tokens: 8, draft_tokens: 0, kv_tokens: blocks * BLOCK_TOKENS };
         let arguments = SchedulerArguments {
             limits,
             cache_groups: CacheGroups::default(),
@@ -136,7 +137,8 @@ impl Bed {
 
 /// Ends the step, as if the device had executed it.
 fn end(step: Box<StepJob>) {
-    let chosen = (0..step.choices.len()).map(|_| Ok(Token { id: 9, position: 0, log_probabilities: None })).collect();
+    let token = || Ok(Token { id: 9, position: 0, log_probabilities: None });
+    let chosen = step.choices.iter().map(|_| vec![token()]).collect();
     let StepJob { answer, pins, .. } = *step;
     answer.give(Ok(Stepped { chosen, scores: Vec::new(), is_by_graph: false, imbalance: None }));
     drop(pins);

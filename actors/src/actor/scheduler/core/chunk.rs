@@ -2,6 +2,8 @@
 //! replies are in progress, the prompt tokens are limited so that the step keeps the promised token
 //! interval, as predicted by the step costs.
 
+use bursar_model::DRAFTS_OF_STEP;
+
 use super::{SchedulerCore, Sequence, SequenceTokens};
 use crate::pace::{Pace, StepWork};
 
@@ -14,25 +16,43 @@ impl SchedulerCore {
     /// oldest first. While replies are in progress, the chunks are limited to the tokens that
     /// the promised interval allows.
     pub(super) fn shares(&self) -> Vec<SequenceTokens> {
+        let drafts_max = self.drafts_each();
         let runs = |sequence: &&Sequence| {
             !sequence.is_over()
-                && !sequence.waits_to_be_seen()
+                && !sequence.waits_to_be_seen(drafts_max)
                 && !self.finds_more_soon(sequence)
                 && !self.waits_for_host(sequence)
         };
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
+        let share = |sequence: &&Sequence| {
+            let drafts = if sequence.to_come > 0 { 0 } else { sequence.drafts_within(drafts_max) };
+            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts }
+        };
+        let mut shares: Vec<_> = decoding.iter().map(share).collect();
+        // Sequences with one row come first, because attention processes them together.
+        shares.sort_by_key(|share| share.drafts > 0);
         // The subtraction cannot underflow, because the limits allow at least as many tokens as
-        // sequences.
-        let mut shares: Vec<_> = decoding.iter().map(|s| SequenceTokens { sequence: s.id(), tokens: 1 }).collect();
-        let room = self.limits.step_tokens - shares.len();
+        // sequences, and drafts take at most half of the other tokens.
+        let room = self.limits.step_tokens - shares.iter().map(|share| 1 + share.drafts).sum::<usize>();
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
         let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
             Some(room) => split(&prompts, room),
             None => in_order(&prompts, room),
         };
-        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| SequenceTokens { sequence: s.id(), tokens });
+        let of_prompts =
+            prompts.iter().zip(tokens).map(|(s, tokens)| SequenceTokens { sequence: s.id(), tokens, drafts: 0 });
         shares.extend(of_prompts.filter(|share| share.tokens > 0));
         shares
+    }
+
+    /// The most tokens that are drafted for each decoding sequence.
+    pub(super) fn drafts_each(&self) -> usize {
+        if self.limits.draft_tokens == 0 {
+            return 0;
+        }
+        let decoding = self.streams();
+        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(decoding) / 2);
+        self.limits.draft_tokens.min(most.checked_div(decoding).unwrap_or(0))
     }
 
     /// The number of decoding sequences, whose readers wait for the next token.
@@ -95,7 +115,8 @@ impl SchedulerCore {
     /// Whether some sequence runs only in every other step, because the host must see its tokens
     /// first. The token interval of that sequence is two steps.
     fn some_join_every_other_step(&self) -> bool {
-        let must_be_seen = |s: &Sequence| s.is_decoding() && s.spec.must_be_seen();
+        let drafts_max = self.drafts_each();
+        let must_be_seen = |s: &Sequence| s.is_decoding() && s.must_be_seen(drafts_max);
         self.looks_ahead && self.running.len() >= super::LEFT_OUT && self.running.values().any(must_be_seen)
     }
 }

@@ -15,9 +15,10 @@ pub enum Input {
     Admit(Box<NewSequence>),
     /// The caller of this sequence has disconnected.
     Cancel(SequenceId),
-    /// The oldest running step has ended. The value is the token of each row of logits, in the
-    /// plan's order, or `None` where the logits are not numbers.
-    Stepped(Vec<Option<u32>>),
+    /// The oldest running step has ended. The value is the tokens of each sequence that chooses, in
+    /// the plan's order: the tokens of its first rows, up to the first that was not expected. `None`
+    /// if the logits are not numbers.
+    Stepped(Vec<Vec<Option<u32>>>),
     /// The pool must change to this many blocks. A smaller size takes effect when the running steps
     /// have ended.
     Resize(usize),

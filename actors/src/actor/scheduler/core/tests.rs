@@ -12,12 +12,13 @@ use bursar_model::{
 use super::*;
 use crate::{
     kv::Copies,
-    scheduler::{Placeholder, SchedulingParams},
+    scheduler::{Finish, Placeholder, SchedulingParams},
 };
 
 mod admit;
 mod ahead;
 mod charges;
+mod drafts;
 mod host;
 mod pace;
 mod pictures;
@@ -30,7 +31,7 @@ mod windows;
 const STOP: u32 = 0;
 
 fn limits(sequences: usize, step_tokens: usize, blocks: usize) -> Limits {
-    Limits { sequences, step_tokens, kv_tokens: blocks * BLOCK_TOKENS }
+    Limits { sequences, step_tokens, draft_tokens: 0, kv_tokens: blocks * BLOCK_TOKENS }
 }
 
 /// A sequence whose tokens and positions count up from `1000 * id`.
@@ -51,6 +52,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         score_prompt: None,
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
         prompt_read: [].into(),
+        lookup: None,
     }
 }
 
@@ -147,13 +149,13 @@ impl Bed {
     /// Ends the oldest running step with logits that are not numbers.
     fn broke(&mut self) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
-        self.give(Input::Stepped(vec![None; plan.rows.len()]))
+        self.give(Input::Stepped(vec![vec![None]; plan.rows.len()]))
     }
 
     /// Ends the oldest running step. Every row gets this token.
     fn stepped(&mut self, token: u32) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
-        self.give(Input::Stepped(vec![Some(token); plan.rows.len()]))
+        self.give(Input::Stepped(vec![vec![Some(token)]; plan.rows.len()]))
     }
 
     /// The token count of each part of the oldest running step.
@@ -330,11 +332,11 @@ fn a_caller_leaving_during_its_token_is_harmless() {
     // next step is already planned.
     let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
     scheduler.step(Input::Admit(Box::new(sequence(1, 3, 9))));
-    let effects = scheduler.step(Input::Stepped(vec![Some(5)]));
+    let effects = scheduler.step(Input::Stepped(vec![vec![Some(5)]]));
     assert_eq!(effects[0], token(1, 5));
     assert!(matches!(effects[1..], [Effect::Run(_)]));
     assert_eq!(scheduler.step(Input::Cancel(SequenceId(1))), []);
-    assert_eq!(scheduler.step(Input::Stepped(vec![Some(6)])), [released(&[1])]);
+    assert_eq!(scheduler.step(Input::Stepped(vec![vec![Some(6)]])), [released(&[1])]);
 }
 
 #[test]

@@ -101,6 +101,7 @@ fn envelopes() -> impl Strategy<Value = Envelope> {
             context_tokens,
             sequences,
             step_tokens,
+            draft_tokens: 0,
             picture_patches,
             pictures: 2 * pictures,
             largest_pictures: pictures,

@@ -21,7 +21,9 @@ use crate::{
     kv::SequenceId,
     metric::RequestEnd,
     order::Priority,
-    scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, SchedulingParams},
+    scheduler::{
+        Admission, Delivery, Finish, NewSequence, NgramSizes, PromptLookup, SchedulerMessage, SchedulingParams,
+    },
 };
 
 /// Maximum deaths of actors that a request survives. After more deaths the request is given up,
@@ -56,6 +58,7 @@ pub(crate) struct Driver {
     /// The end token, if an end token ended the reply.
     end_token: Option<u32>,
     stopwatch: Stopwatch,
+    prompt_lookup: Option<NgramSizes>,
 }
 
 /// How one life of the request ended. A life is the time during which one generation of
@@ -121,6 +124,7 @@ impl Driver {
             produced: Vec::new(),
             cached_tokens: None,
             stopwatch,
+            prompt_lookup: context.prompt_lookup,
         }
     }
 
@@ -309,11 +313,23 @@ impl Driver {
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
+            lookup: self.lookup(),
         };
         // The blocks are hashed here. In the scheduler, every other request would wait for this
         // hashing.
         sequence.name_blocks();
         sequence
+    }
+
+    /// The drafter of the sequence. A grammar decides after each token which tokens may follow, so its
+    /// sequences have no drafts.
+    fn lookup(&self) -> Option<PromptLookup> {
+        let Preparation { prompt, sampler, tokens_max, .. } = &self.preparation;
+        let sizes = self.prompt_lookup.filter(|_| !sampler.must_see())?;
+        let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + tokens_max);
+        // A long prompt is indexed here for the reason that its blocks are named here.
+        lookup.extend(&prompt.tokens);
+        Some(lookup)
     }
 
     /// Handles deliveries to a sequence. `computed` is the number of its pictures that need no rows

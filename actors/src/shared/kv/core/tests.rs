@@ -76,6 +76,19 @@ fn a_sequence_takes_a_block_only_after_filling_the_last() {
 }
 
 #[test]
+fn blocks_of_rejected_tokens_are_given_back_blank() {
+    let mut kv = KvCore::new(6);
+    kv.allot(&[demand(A, 0, 70)]);
+    fill(&mut kv, A, 7, 40);
+    kv.truncate(A, 40);
+    assert_eq!(kv.usage(), KvUse { blocks: 6, held: 3, cached: 0 });
+    kv.truncate(A, 48);
+    kv.truncate(B, 3);
+    assert_eq!(kv.usage().held, 3, "a longer end and an unknown sequence change nothing");
+    assert_eq!(blocks(&kv.allot(&[demand(A, 40, 50)])), [(A, vec![0, 1, 2, 3])], "the given block is blank");
+}
+
+#[test]
 fn an_unmet_demand_takes_nothing_and_is_not_overtaken() {
     let mut kv = KvCore::new(3);
     let allotment = kv.allot(&[demand(A, 0, 20), demand(B, 0, 40), demand(SequenceId(3), 0, 1)]);

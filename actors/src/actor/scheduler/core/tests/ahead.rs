@@ -63,7 +63,8 @@ fn the_next_step_is_planned_with_a_token_still_unchosen() {
         (vec![21], vec![20]),
         "the position of the unseen token is known"
     );
-    assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1, unseen: Some(UnseenToken { row: 0 }) }]);
+    let last = Some(UnseenToken { row: 0 });
+    assert_eq!(next.rows, [ChosenRows { sequence: SequenceId(1), position: 1, unseen: last, drafts: Vec::new() }]);
     bed.stepped(5);
     assert_eq!(bed.recorded(), [token(1, 5)]);
     let third = bed.plan(1);
@@ -406,7 +407,7 @@ impl Script {
                 _ => {
                     let plan = bed.running.pop_front().expect("a step was checked to be running");
                     seen -= 1;
-                    let tokens = plan.rows.iter().map(|row| self.chosen(row)).collect();
+                    let tokens = plan.rows.iter().map(|row| vec![self.chosen(row)]).collect();
                     bed.give(Input::Stepped(tokens));
                 }
             }
@@ -432,7 +433,7 @@ impl Script {
         played
     }
 
-    fn chosen(&self, row: &ChosenRow) -> Option<u32> {
+    fn chosen(&self, row: &ChosenRows) -> Option<u32> {
         self.roles[row.sequence.0 as usize].chosen(row.sequence.0, row.position)
     }
 

@@ -312,7 +312,7 @@ impl Arrivals {
         let took = self.now - self.step_begun;
         self.begin_step();
         self.schedule(Input::Took(took));
-        self.schedule(Input::Stepped(vec![Some(5); plan.rows.len()]));
+        self.schedule(Input::Stepped(vec![vec![Some(5)]; plan.rows.len()]));
     }
 
     fn schedule(&mut self, input: Input) {
@@ -368,7 +368,7 @@ fn mix(seed: u64, a_second: u64) -> Vec<(u64, usize, usize, usize)> {
     (0..a_second * 10).map(|_| request()).collect()
 }
 
-const LIMITS: Limits = Limits { sequences: 256, step_tokens: 8448, kv_tokens: 2_000_000 };
+const LIMITS: Limits = Limits { sequences: 256, step_tokens: 8448, draft_tokens: 0, kv_tokens: 2_000_000 };
 
 const PROMISE: u64 = 33_000;
 
@@ -422,7 +422,7 @@ proptest! {
         (sequences, blocks, more) in (1usize..12, 80usize..400, 0usize..600),
     ) {
         let device = Device { step, sequence, token, patch: 3.0 };
-        let limits = Limits { sequences, step_tokens: sequences + more, kv_tokens: blocks * BLOCK_TOKENS };
+        let limits = Limits { sequences, step_tokens: sequences + more, draft_tokens: 0, kv_tokens: blocks * BLOCK_TOKENS };
         let mut draw = Arrivals::new(device, None, limits, seed);
         let requests: Vec<_> = (0..12).map(|_| {
             let patches = if draw.below(3) == 0 { 400 } else { 0 };

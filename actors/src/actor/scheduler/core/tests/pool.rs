@@ -133,7 +133,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
     // While the actor handles these effects, it delivers a token to a disconnected caller.
-    let effects = bed.scheduler.step(Input::Stepped(vec![Some(6); plan.rows.len()]));
+    let effects = bed.scheduler.step(Input::Stepped(vec![vec![Some(6)]; plan.rows.len()]));
     assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "the waiting sequence holds no blocks");
     assert_eq!(bed.record(effects).recorded(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!(bed.scheduler.counts(), (0, 1));

@@ -388,7 +388,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
             give(bed, watch, Input::Cancel(SequenceId(id)));
         }
         if let Some(plan) = bed.running.pop_front() {
-            give(bed, watch, Input::Stepped(vec![Some(5); plan.rows.len()]));
+            give(bed, watch, Input::Stepped(vec![vec![Some(5)]; plan.rows.len()]));
         }
         now
     };

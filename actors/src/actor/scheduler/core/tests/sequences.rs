@@ -34,12 +34,12 @@ fn only_a_sequence_with_one_produced_token_left_goes_before_older_prompts() {
 fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
     let mut scheduler = SchedulerCore::new(limits(4, 100, 8));
     let mut scored = Sequence::new(NewSequence { score_prompt: Some(3), ..sequence(1, 20, 9) });
-    scored.launch(7, None);
+    scored.launch(7, 0, None);
     scored.forget_cache();
-    scored.launch(4, None);
+    scored.launch(4, 0, None);
     scheduler.running.insert(SequenceId(1), scored);
     let plan = scheduler.plan(
-        &[SequenceTokens { sequence: SequenceId(1), tokens: 16 }],
+        &[SequenceTokens { sequence: SequenceId(1), tokens: 16, drafts: 0 }],
         &[Table { sequence: SequenceId(1), blocks: vec![vec![0, 1].into()], held: 4 }],
         &[None],
     );

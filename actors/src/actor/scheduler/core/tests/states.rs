@@ -176,7 +176,7 @@ impl Story {
             self.tokens.get_mut(&row.sequence).expect("an admitted sequence").push(*token);
         }
         self.bed.running.pop_front();
-        self.bed.give(Input::Stepped(self.chosen.iter().map(|token| Some(*token)).collect()));
+        self.bed.give(Input::Stepped(self.chosen.iter().map(|token| vec![Some(*token)]).collect()));
         self.note();
     }
 

@@ -1,0 +1,126 @@
+//! Pure: the end of a step: the tokens that it chose, and its drafted tokens.
+
+use super::{Effect, SchedulerCore, Sequence};
+use crate::{
+    kv::BlockEvent,
+    scheduler::{
+        Finish,
+        step::{PartUnderWay, SequenceTokens},
+    },
+};
+
+/// Drafted tokens that steps have verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VerifiedDrafts {
+    /// Drafted tokens.
+    pub drafted: usize,
+    /// Accepted tokens, by their position among the drafts of a step.
+    pub accepted: Vec<usize>,
+}
+
+impl VerifiedDrafts {
+    fn count(&mut self, drafted: usize, accepted: usize) {
+        self.drafted += drafted;
+        self.accepted.resize(self.accepted.len().max(accepted), 0);
+        self.accepted[..accepted].iter_mut().for_each(|count| *count += 1);
+    }
+}
+
+impl SchedulerCore {
+    pub(super) fn stepped(&mut self, tokens: &[Vec<Option<u32>>], effects: &mut Vec<Effect>) {
+        let step = self.under_way.pop_front().expect("a step ended that was not under way");
+        (self.admission_paused, self.look_ahead_paused) = (false, false);
+        let mut tokens = tokens.iter();
+        let mut ended = Vec::new();
+        for part in step.parts {
+            let chosen = part.chooses.then(|| tokens.next().expect("each sequence that chooses has tokens"));
+            // The sequence has ended in the meantime, so its part of the step was wasted.
+            if !self.running.contains_key(&part.sequence) {
+                continue;
+            }
+            let finish = match chosen {
+                Some(chosen) => self.chose(part, chosen, effects),
+                None => {
+                    self.kv.let_go(part.sequence, part.end);
+                    None
+                }
+            };
+            let sequence = &self.running[&part.sequence];
+            if let Some(finish) = finish {
+                let produced = sequence.spec.produced;
+                self.replies.record(sequence.spec.tokens_max, produced);
+                self.missed_by.extend(sequence.expected.map(|expected| expected.abs_diff(produced)));
+                effects.push(Effect::Finished(part.sequence, finish));
+            }
+            ended.extend((finish.is_some() || sequence.cancelled).then_some(part.sequence));
+        }
+        // Sequences that were canceled during the step and were not part of the step.
+        let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
+        let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
+        ended.extend(cancelled);
+        ended.iter().for_each(|id| drop(self.take_out(*id)));
+        let mut released = step.released_behind;
+        for id in ended {
+            match self.under_way.front_mut().filter(|next| next.has(id)) {
+                Some(next) => next.released_behind.push(id),
+                None => released.push(id),
+            }
+        }
+        self.release(released, effects);
+    }
+
+    /// Records the tokens that a step chose for a sequence: one, and one more for each accepted
+    /// draft. Returns how the sequence has ended, if it has.
+    fn chose(&mut self, part: PartUnderWay, chosen: &[Option<u32>], effects: &mut Vec<Effect>) -> Option<Finish> {
+        let id = part.sequence;
+        let sequence = self.running.get_mut(&id).expect("the sequence was looked up before");
+        sequence.chose();
+        let (mut finish, mut pushed) = (None, 0);
+        let wanted = if sequence.cancelled { &[][..] } else { chosen };
+        for token in wanted {
+            let Some(token) = *token else {
+                finish = Some(Finish::Broken);
+                break;
+            };
+            self.waiting.tenants.token(&sequence.spec.scheduling_params.tenant);
+            finish = sequence.push(token);
+            pushed += 1;
+            if !matches!(finish, Some(Finish::Stop(_))) {
+                effects.push(Effect::Token(id, token));
+            }
+            if finish.is_some() {
+                break;
+            }
+        }
+        // The keys and values of the accepted drafts are in the cache. The last token is not.
+        let accepted = usize::saturating_sub(pushed, 1);
+        let end = part.end + accepted;
+        sequence.cached += accepted;
+        if let Some(Some(_)) = chosen.first() {
+            let (first, keys) = sequence.filled(end);
+            for place in self.kv.name(id, first, keys) {
+                self.kv.tell(BlockEvent::Stored(sequence.block(place).into()));
+            }
+            self.kv.name_snapshots(id, end, sequence.spec.prefix.as_slice());
+            sequence.named = end;
+        }
+        // The next step, which may be running, begins after these tokens.
+        self.kv.let_go(id, end);
+        let verified = (part.drafts > 0).then(|| (part.drafts, chosen.len() - 1));
+        if let Some((drafted, accepted)) = verified {
+            self.kv.truncate(id, sequence.spec.tokens.len());
+            self.verified.count(drafted, accepted);
+        }
+        sequence.draft(self.limits.draft_tokens, verified);
+        finish
+    }
+
+    /// Runs a step without drafted tokens, because there are too few blocks for them. No sequence
+    /// loses its blocks for the drafts of another.
+    pub(super) fn give_up_drafts(&mut self, shares: &mut [SequenceTokens]) {
+        for share in shares.iter_mut().filter(|share| share.drafts > 0) {
+            share.drafts = 0;
+            self.kv.truncate(share.sequence, self.running[&share.sequence].tokens());
+        }
+    }
+}

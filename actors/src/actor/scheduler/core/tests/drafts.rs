@@ -1,0 +1,183 @@
+//! Tests of steps that verify drafted tokens.
+
+use super::*;
+use crate::{
+    kv::KvUse,
+    scheduler::{NgramSizes, PromptLookup, VerifiedDrafts},
+};
+
+/// A sequence with this prompt, which drafts the tokens that followed the same 1 to 3 tokens.
+fn quoting(id: u64, prompt: &[u32], tokens_max: usize) -> NewSequence {
+    NewSequence {
+        tokens: prompt.to_vec(),
+        positions: (0..prompt.len() as u32).map(|position| [position; 3]).collect(),
+        lookup: Some(PromptLookup::new(NgramSizes { min: 1, max: 3 }, 256)),
+        ..sequence(id, prompt.len(), tokens_max)
+    }
+}
+
+/// Limits with up to `draft_tokens` drafts for a sequence.
+fn drafting(sequences: usize, step_tokens: usize, blocks: usize, draft_tokens: usize) -> Limits {
+    Limits { draft_tokens, ..limits(sequences, step_tokens, blocks) }
+}
+
+impl Bed {
+    /// Ends the oldest running step, in which the sequences choose these tokens.
+    fn chose(&mut self, tokens: &[&[u32]]) -> &mut Bed {
+        self.running.pop_front().expect("a step is under way");
+        self.give(Input::Stepped(tokens.iter().map(|of| of.iter().copied().map(Some).collect()).collect()))
+    }
+
+    /// The drafts of each sequence that chooses in the oldest running step.
+    fn drafted(&self) -> Vec<Vec<u32>> {
+        self.running.front().expect("a step is under way").rows.iter().map(|rows| rows.drafts.clone()).collect()
+    }
+}
+
+#[test]
+fn a_step_verifies_drafts_and_the_next_continues_after_accepted_ones() {
+    let mut bed = Bed::new(drafting(2, 64, 8, 3));
+    bed.admit(quoting(1, &[7, 8, 9, 10, 7], 20)).chose(&[&[8]]);
+    let step = bed.running.front().expect("a step");
+    assert_eq!(step.batch.tokens, known(&[8, 9, 10, 7]), "the last two tokens occurred before");
+    assert_eq!((&step.batch.slots[..], &step.batch.logit_rows[..]), (&[5, 6, 7, 8][..], &[0, 1, 2, 3][..]));
+    assert_eq!((&step.batch.positions[..4], step.batch.context_lengths[0]), (&[5, 6, 7, 8][..], 9));
+    assert_eq!((bed.drafted(), step.rows[0].position), (vec![vec![9, 10, 7]], 1));
+    bed.chose(&[&[9, 10, 11]]);
+    assert_eq!(bed.recorded(), [token(1, 8), token(1, 9), token(1, 10), token(1, 11)]);
+    let next = &bed.running.front().expect("a step").batch;
+    assert_eq!((&next.tokens[..], &next.slots[..], next.positions[0]), (&known(&[11])[..], &[8][..], 8));
+    let counted = VerifiedDrafts { drafted: 3, accepted: vec![1, 1] };
+    assert_eq!(bed.scheduler.take_verified_drafts(), counted);
+}
+
+#[test]
+fn a_sequence_with_drafts_is_not_planned_ahead() {
+    let mut bed = Bed::ahead(drafting(2, 64, 8, 3));
+    bed.admit(quoting(1, &[7, 8, 9, 10, 7], 20));
+    assert_eq!(bed.running.len(), 2, "no token is known that could be followed by drafts");
+    bed.chose(&[&[8]]);
+    assert_eq!(bed.running.len(), 1, "drafts are expected, so the next step waits for the token before them");
+    bed.chose(&[&[9]]);
+    assert_eq!((bed.drafted(), bed.running.len()), (vec![vec![10, 7, 8]], 1), "the step with drafts is not followed");
+    bed.chose(&[&[11]]);
+    assert_eq!((bed.drafted(), bed.running.len()), (vec![vec![]], 2), "nothing follows a new token");
+}
+
+#[test]
+fn rejected_drafts_are_withheld_for_some_steps() {
+    let mut bed = Bed::new(drafting(1, 64, 16, 2));
+    bed.admit(quoting(1, &[7, 8, 7], 90)).chose(&[&[8]]);
+    let mut steps = Vec::new();
+    for _ in 0..9 {
+        let drafts = bed.drafted()[0].len();
+        steps.push(drafts);
+        // The same token again, or after it the other one.
+        bed.chose(&[&[if drafts > 0 && bed.drafted()[0][0] == 7 { 8 } else { 7 }]]);
+    }
+    assert_eq!(steps, [2, 0, 2, 0, 0, 2, 0, 0, 0]);
+}
+
+#[test]
+fn no_sequence_loses_blocks_for_drafts_and_rejected_ones_hold_none() {
+    let prompt: Vec<u32> = (0..15).map(|at| 5 + at % 5).collect();
+    let mut bed = Bed::new(drafting(4, 128, 4, 20));
+    // Replies have been short so far, so that two sequences are admitted.
+    bed.admit(sequence(9, 2, 9)).admit(quoting(1, &prompt, 30)).admit(quoting(2, &prompt, 30)).stepped(STOP);
+    bed.chose(&[&[5], &[5]]);
+    assert_eq!(bed.drafted(), [vec![0; 0], vec![]], "the drafts of both would take two blocks each");
+    assert_eq!(bed.scheduler.preemptions(), Preemptions::default());
+    assert_eq!(bed.scheduler.kv().usage(), KvUse { blocks: 4, held: 2, cached: 0 });
+    bed.cancel(2).chose(&[&[6], &[6]]);
+    assert_eq!((bed.drafted()[0].len(), bed.scheduler.kv().usage().held), (20, 3));
+    bed.chose(&[&[11]]);
+    assert_eq!(bed.scheduler.kv().usage().held, 2, "the 18th token is in the second block");
+
+    let mut bed = Bed::new(drafting(1, 64, 3, 4));
+    bed.admit(quoting(1, &prompt[..14], 30)).chose(&[&[9]]);
+    assert_eq!((bed.drafted(), bed.scheduler.kv().usage().held), (vec![vec![5, 6, 7, 8]], 2));
+    bed.chose(&[&[11]]);
+    assert_eq!(bed.scheduler.kv().usage().held, 1, "the second block had only rejected drafts");
+}
+
+#[test]
+fn blocks_are_named_by_accepted_tokens_only() {
+    let prompt: Vec<u32> = (0..14).map(|at| 5 + at % 5).collect();
+    let mut bed = Bed::new(drafting(2, 64, 8, 4));
+    bed.admit(quoting(1, &prompt, 30)).chose(&[&[9]]);
+    assert_eq!(bed.drafted(), [vec![5, 6, 7, 8]]);
+    // The first block has 15 known tokens and an accepted draft. The next draft is rejected.
+    bed.chose(&[&[5, 11]]);
+    let stored: Vec<_> = bed.scheduler.take_block_events();
+    let [BlockEvent::Stored(block)] = &stored[..] else { panic!("one block is whole: {stored:?}") };
+    assert_eq!(*block.tokens, *[&prompt[..], &[9, 5]].concat());
+    let cached = |bed: &mut Bed, id, tokens: &[u32]| {
+        bed.admit(quoting(id, tokens, 1));
+        bed.recorded().contains(&Effect::Found(SequenceId(id), 16))
+    };
+    bed.cancel(1).chose(&[&[12]]);
+    let drafted = [&prompt[..], &[9, 6, 7, 8]].concat();
+    assert!(!cached(&mut bed, 2, &drafted), "these tokens were never chosen");
+    bed.stepped(5);
+    let chosen = [&prompt[..], &[9, 5, 11]].concat();
+    assert!(cached(&mut bed, 3, &chosen), "the block is found by its accepted tokens");
+}
+
+#[test]
+fn drafts_share_the_limits_of_a_step() {
+    let prompt = [7, 8, 9, 10, 7];
+    let drafts_of = |sequences: u64, step_tokens| {
+        let mut bed = Bed::new(drafting(40, step_tokens, 80, 8));
+        bed.admit(sequence(99, 2, 1));
+        (1..=sequences).for_each(|id| drop(bed.admit(quoting(id, &prompt, 20)).recorded()));
+        bed.stepped(5).chose(&vec![&[8][..]; sequences as usize]);
+        let step = bed.running.front().expect("a step");
+        assert!(step.batch.token_count() <= step_tokens);
+        step.rows.iter().map(|rows| rows.drafts.len()).max().expect("a sequence")
+    };
+    assert_eq!([drafts_of(1, 256), drafts_of(10, 256), drafts_of(33, 256)], [8, 64 / 10, 64 / 33]);
+    assert_eq!(drafts_of(2, 40), 8, "half of the other 38 tokens are enough for both");
+    // The last token of a reply is never drafted.
+    let mut bed = Bed::new(drafting(1, 64, 8, 8));
+    bed.admit(quoting(1, &prompt, 3)).chose(&[&[8]]);
+    assert_eq!(bed.drafted(), [vec![9]]);
+    bed.chose(&[&[9, 10]]);
+    assert_eq!(bed.recorded().last(), Some(&released(&[1])), "two tokens reach the limit of three");
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_sequence_may_end_inside_a_run_of_accepted_drafts() {
+    let mut bed = Bed::new(drafting(1, 64, 8, 3));
+    bed.admit(quoting(1, &[7, 8, 9, STOP, 7], 20)).chose(&[&[8]]);
+    assert_eq!(bed.drafted(), [vec![9, STOP, 7]]);
+    bed.chose(&[&[9, STOP, 7, 8]]);
+    let stopped = [token(1, 8), token(1, 9), finished(1, Finish::Stop(STOP)), released(&[1])];
+    assert_eq!(bed.recorded(), stopped);
+    bed.assert_all_home();
+
+    bed.admit(quoting(2, &[7, 8, 9, 10, 7], 20)).chose(&[&[8]]);
+    bed.running.pop_front();
+    bed.give(Input::Stepped(vec![vec![Some(9), None]]));
+    assert_eq!(bed.recorded(), [token(2, 8), token(2, 9), finished(2, Finish::Broken), released(&[2])]);
+    bed.assert_all_home();
+
+    bed.admit(quoting(3, &[7, 8, 9, 10, 7], 20)).chose(&[&[8]]).cancel(3).chose(&[&[9, 10, 7, 8]]);
+    assert_eq!(bed.recorded(), [token(3, 8), released(&[3])]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn placeholders_of_pictures_are_never_drafted() {
+    let content = ContentSpan { tokens: 2..4, hash: PictureHash([1; 32]) };
+    let pictures = vec![Placeholder { content, cache_rows: [0, 1].into() }];
+    let mut bed = Bed::new(drafting(1, 64, 8, 4));
+    bed.admit(NewSequence { pictures, ..quoting(1, &[7, 8, 999, 999, 9, 7], 20) }).chose(&[&[6]]);
+    bed.chose(&[&[7]]);
+    assert_eq!(bed.drafted(), [vec![6, 7, 6, 7]], "the later occurrence counts");
+    let content = ContentSpan { tokens: 1..3, hash: PictureHash([1; 32]) };
+    let pictures = vec![Placeholder { content, cache_rows: [0, 1].into() }];
+    let mut bed = Bed::new(drafting(1, 64, 8, 4));
+    bed.admit(NewSequence { pictures, ..quoting(1, &[7, 999, 999, 9], 20) }).chose(&[&[7]]);
+    assert_eq!(bed.drafted(), [vec![0; 0]], "a picture followed");
+}

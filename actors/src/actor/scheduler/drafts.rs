@@ -1,0 +1,216 @@
+//! Pure: tokens that are expected next, because they followed the same tokens earlier in the
+//! sequence. This is prompt lookup decoding (Saxena 2023), vLLM's `ngram` method. Replies that quote
+//! their prompt, such as summaries and edited code, repeat long parts of it.
+
+use std::fmt;
+
+/// The most earlier occurrences that one look-up compares.
+const COMPARED_MAX: usize = 32;
+
+/// The largest table of the index, in entries. In a longer sequence, more occurrences share an entry.
+const HEADS_MAX: usize = 1 << 17;
+
+/// Most tokens for which drafts are withheld after a rejection.
+const WITHHELD_MAX: u32 = 64;
+
+/// How many of the last tokens must have occurred before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NgramSizes {
+    /// At least 1.
+    pub min: usize,
+    /// At least `min`.
+    pub max: usize,
+}
+
+impl Default for NgramSizes {
+    /// vLLM's defaults.
+    fn default() -> Self {
+        NgramSizes { min: 5, max: 5 }
+    }
+}
+
+/// An index of the n-grams of a sequence: hash chains, as in zlib's `deflate`. The cost of a token
+/// does not depend on the length of the sequence.
+#[derive(Clone)]
+pub struct PromptLookup {
+    sizes: NgramSizes,
+    /// `[power of two]`: the end of the latest n-gram of the least size with this hash, or 0.
+    heads: Vec<u32>,
+    /// For the n-gram that ends after each number of tokens: the end of the latest earlier one with
+    /// the same hash, or 0.
+    before: Vec<u32>,
+}
+
+impl PromptLookup {
+    /// An empty index for a sequence of at most `tokens_max` tokens.
+    ///
+    /// # Panics
+    /// If the least size is 0 or exceeds the largest size.
+    pub fn new(sizes: NgramSizes, tokens_max: usize) -> Self {
+        assert!((1..=sizes.max).contains(&sizes.min), "{sizes:?}");
+        let heads = tokens_max.clamp(1, HEADS_MAX).next_power_of_two();
+        PromptLookup { sizes, heads: vec![0; heads], before: vec![0] }
+    }
+
+    /// Adds the n-grams of `tokens` that are not in the index yet. `tokens` continues the tokens of
+    /// earlier calls.
+    pub fn extend(&mut self, tokens: &[u32]) {
+        for end in self.before.len()..=tokens.len() {
+            let Some(first) = end.checked_sub(self.sizes.min) else {
+                self.before.push(0);
+                continue;
+            };
+            let head = hash(&tokens[first..end]) & (self.heads.len() - 1);
+            self.before.push(std::mem::replace(&mut self.heads[head], end as u32));
+        }
+    }
+
+    /// Up to `count` tokens that followed the longest n-gram at the end of `tokens` where it occurred
+    /// last. Empty if no n-gram of the least size occurred before. The draft ends before a token
+    /// for whose index `may_draft` is `false`. All of `tokens` must be in the index.
+    pub fn draft(&self, tokens: &[u32], count: usize, may_draft: impl Fn(usize) -> bool) -> Vec<u32> {
+        assert_eq!(self.before.len(), tokens.len() + 1, "the index covers all tokens");
+        let (mut longest, mut from) = (self.sizes.min - 1, 0);
+        let mut end = self.before[tokens.len()] as usize;
+        for _ in 0..COMPARED_MAX {
+            if end == 0 || longest == self.sizes.max {
+                break;
+            }
+            let pairs = tokens[..end].iter().rev().zip(tokens.iter().rev());
+            let equal = pairs.take(self.sizes.max).take_while(|(earlier, last)| earlier == last).count();
+            if equal > longest {
+                (longest, from) = (equal, end);
+            }
+            end = self.before[end] as usize;
+        }
+        let mut drafts = Vec::new();
+        if longest < self.sizes.min {
+            return drafts;
+        }
+        // If the n-gram overlaps its continuation, the draft repeats itself.
+        while drafts.len() < count && may_draft(from + drafts.len()) {
+            let next = from + drafts.len();
+            drafts.push(if next < tokens.len() { tokens[next] } else { drafts[next - tokens.len()] });
+        }
+        drafts
+    }
+}
+
+/// Prints sizes, never tokens or their hashes.
+impl fmt::Debug for PromptLookup {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "PromptLookup({:?}, {} tokens)", self.sizes, self.before.len() - 1)
+    }
+}
+
+/// FNV-1a over words, with the high half folded in, because the index takes the low bits.
+fn hash(tokens: &[u32]) -> usize {
+    let mixed = tokens
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, token| (hash ^ u64::from(*token)).wrapping_mul(0x0000_0100_0000_01b3));
+    (mixed ^ mixed >> 32) as usize
+}
+
+/// Withholds drafts while they are rejected. A step with drafts cannot be planned ahead, so drafts
+/// that are never accepted cost time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Backoff {
+    /// Steps in a row of which no draft was accepted.
+    rejections: u32,
+    /// Tokens for which drafts are still withheld.
+    withheld: u32,
+}
+
+impl Backoff {
+    /// Whether the next step may have drafts. `verified` is the number of drafts that the last step
+    /// verified, and the number that it accepted. After one step without an accepted draft, one
+    /// step runs without drafts; after two in a row, two, then four, up to [`WITHHELD_MAX`].
+    pub(super) fn allows(&mut self, verified: Option<(usize, usize)>) -> bool {
+        match verified {
+            Some((_, 0)) => {
+                self.withheld = (1 << self.rejections.min(31)).min(WITHHELD_MAX);
+                self.rejections += 1;
+            }
+            Some(_) => self.rejections = 0,
+            None => self.withheld = self.withheld.saturating_sub(1),
+        }
+        self.withheld == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn indexed(tokens: &[u32], min: usize, max: usize) -> PromptLookup {
+        let mut lookup = PromptLookup::new(NgramSizes { min, max }, tokens.len());
+        lookup.extend(tokens);
+        lookup
+    }
+
+    fn draft(tokens: &[u32], min: usize, max: usize, count: usize) -> Vec<u32> {
+        indexed(tokens, min, max).draft(tokens, count, |_| true)
+    }
+
+    #[test]
+    fn the_longest_and_then_the_latest_occurrence_counts() {
+        let tokens = [1, 2, 3, 50, 9, 3, 60, 8, 3, 70, 1, 2, 3];
+        assert_eq!(draft(&tokens, 1, 1, 2), [70, 1], "the latest of equal ones");
+        assert_eq!(draft(&tokens, 1, 3, 2), [50, 9], "three tokens are more than one");
+        assert_eq!(draft(&tokens, 3, 3, 9), [50, 9, 3, 60, 8, 3, 70, 1, 2]);
+        assert_eq!((draft(&tokens, 4, 5, 2), draft(&tokens[..2], 1, 5, 2)), (vec![], vec![]));
+        assert_eq!(draft(&[5, 6, 5, 6, 5], 2, 3, 5), [6, 5, 6, 5, 6], "a repetition goes on");
+    }
+
+    #[test]
+    fn a_draft_ends_before_a_token_that_may_not_be_drafted() {
+        let tokens = [1, 2, 3, 4, 9, 1];
+        let lookup = indexed(&tokens, 1, 3);
+        assert_eq!(lookup.draft(&tokens, 4, |token| token != 3), [2, 3]);
+        assert_eq!(lookup.draft(&tokens, 4, |token| token != 1), [0; 0]);
+    }
+
+    #[test]
+    fn a_long_sequence_costs_a_bounded_number_of_comparisons() {
+        // Every n-gram occurred 50,000 times before, and each occurrence is compared at once.
+        let tokens: Vec<u32> = (0..100_000).map(|at| at % 2).collect();
+        let began = std::time::Instant::now();
+        let lookup = indexed(&tokens, 5, 1000);
+        for _ in 0..1000 {
+            assert_eq!(lookup.draft(&tokens, 4, |_| true), [0, 1, 0, 1]);
+        }
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn drafts_return_after_a_pause_that_doubles() {
+        let mut backoff = Backoff::default();
+        assert!(backoff.allows(None) && backoff.allows(Some((4, 1))));
+        for withheld in [1, 2, 4, 8, 16, 32, 64, 64] {
+            assert!(!backoff.allows(Some((4, 0))));
+            let waits = (1..=200).find(|_| backoff.allows(None));
+            assert_eq!(waits, Some(withheld));
+        }
+        assert!(backoff.allows(Some((4, 2))) && !backoff.allows(Some((4, 0))) && backoff.allows(None));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn an_index_finds_what_a_search_of_all_tokens_finds(
+            tokens in prop::collection::vec(0u32..4, 1..COMPARED_MAX), min in 1usize..4, more in 0usize..3, count in 0usize..6,
+        ) {
+            let (max, len) = (min + more, tokens.len());
+            let equal = |end: usize| (0..end.min(max)).take_while(|back| tokens[end - 1 - back] == tokens[len - 1 - back]).count();
+            let found = (1..len).filter(|end| equal(*end) >= min).max_by_key(|end| (equal(*end), *end));
+            let mut extended = tokens.clone();
+            for from in found.into_iter().flat_map(|end| end..end + count) {
+                extended.push(extended[from]);
+            }
+            prop_assert_eq!(draft(&tokens, min, max, count), &extended[len..]);
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Drafted tokens: replies are those without drafts, whatever happens to a sequence while its drafts
+//! are verified.
+
+use std::{collections::BTreeMap, process::Command};
+
+use bursar::messages::SchedulerMessage;
+use bursar::{
+    Bytes, Chat, ChatEvent, Envelope, Hint, LoadOptions, ModelSource, NgramSizes, OutputFormat, RuntimeError,
+    StartError, TokenScore,
+};
+use bursar_actors::responder::Responder;
+use futures_util::future::join_all;
+
+use crate::{
+    metrics_log::MetricsLog,
+    stage::{Stage, Whole, about, ask, device, listen, runtime_on, small, small_envelope, story, text},
+};
+
+/// Options with drafts after each token that occurred before.
+fn drafting(name: &str) -> LoadOptions {
+    let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
+    options.limits.draft_tokens = Some(4);
+    options.prompt_lookup = NgramSizes { min: 1, max: 3 };
+    options
+}
+
+/// The same options without drafts.
+fn plain(name: &str) -> LoadOptions {
+    let mut options = drafting(name);
+    options.limits.draft_tokens = None;
+    options
+}
+
+/// The drafts of this model so far, and how many of them were accepted.
+fn drafts(metrics_log: &MetricsLog, model: &str) -> (f64, f64) {
+    let of = |name: &str| {
+        let all = metrics_log.all();
+        let is_of = |series: &&String| series.starts_with(name) && series.contains(&format!("model={model}"));
+        all.iter().filter(|(series, _)| is_of(series)).map(|(_, value)| value.now).sum::<f64>()
+    };
+    (of("bursar_draft_tokens_total"), of("bursar_draft_tokens_accepted_total"))
+}
+
+/// Chats that end at their limit, with log-probabilities: greedy ones, pictures, and prompts that
+/// repeat themselves.
+fn greedy() -> Vec<Chat> {
+    let repeated = |period: u32| Chat::from_tokens((0..60).map(|at| 40 + at % period).collect::<Vec<u32>>());
+    let chats = [about(1), about(2), text("Tell me something."), repeated(3), repeated(7), repeated(20)];
+    chats.map(|chat| chat.temperature(0.0).max_tokens(60).ignore_end().log_probabilities(2)).into()
+}
+
+/// Sampled chats, with every parameter that reads the tokens so far.
+fn sampled(seed: u64) -> Chat {
+    let chat = about(3).temperature(1.5).seed(seed).max_tokens(60).ignore_end().log_probabilities(2);
+    match seed % 4 {
+        0 => chat.repetition_penalty(1.3).presence_penalty(0.5).frequency_penalty(0.5),
+        1 => chat.min_p(0.1).logit_bias(50, 3.0),
+        2 => chat.top_k(3),
+        _ => chat.min_tokens(30).top_p(0.7),
+    }
+}
+
+/// Checks that two replies are equal.
+fn assert_same(found: &Whole, expected: &Whole, what: &str) {
+    assert_eq!((&found.text, found.finish_reason), (&expected.text, expected.finish_reason), "{what}");
+    assert_eq!((&found.usage, &found.stop_reason), (&expected.usage, &expected.stop_reason), "{what}");
+    assert_same_tokens(&found.tokens, &expected.tokens, what);
+}
+
+/// Checks that two replies have the same tokens, with the same log-probabilities except for the
+/// rounding of sums, which depends on the rows of a step.
+fn assert_same_tokens(found: &[TokenScore], expected: &[TokenScore], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let of = |score: &TokenScore| {
+            let all: Vec<_> = std::iter::once(&score.token).chain(&score.top).cloned().collect();
+            all.into_iter().map(|scored| (scored.id, scored.log_probability)).unzip::<_, _, Vec<u32>, Vec<f32>>()
+        };
+        let ((ids, found), (expected_ids, expected)) = (of(found), of(expected));
+        assert_eq!(ids, expected_ids, "{what}: token {place}");
+        let differ = found.iter().zip(&expected).any(|(found, expected)| (found - expected).abs() > 1e-3);
+        assert!(!differ, "{what}: token {place} has {found:?}, not {expected:?}");
+    }
+}
+
+async fn ask_all(stage: &Stage, chats: &[Chat]) -> Vec<Whole> {
+    let mut replies = Vec::new();
+    for chat in chats {
+        replies.push(ask(&stage.model, chat.clone()).await.expect("the model answers"));
+    }
+    replies
+}
+
+#[test]
+fn greedy_and_sampled_replies_are_equal_with_and_without_drafts() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        let (with, without) = (Stage::set(drafting("drafting")).await, Stage::set(plain("plain")).await);
+        let before = with.snapshot().await;
+        let chats: Vec<_> = greedy().into_iter().chain((0..8).map(sampled)).collect();
+        let expected = ask_all(&without, &chats).await;
+        for round in ["first", "with prefix hits"] {
+            for (found, expected) in ask_all(&with, &chats).await.iter().zip(&expected) {
+                assert_same(found, expected, round);
+            }
+        }
+        let together = join_all(chats.iter().map(|chat| ask(&with.model, chat.clone()))).await;
+        for (found, expected) in together.iter().zip(&expected) {
+            assert_same(found.as_ref().expect("the model answers"), expected, "together");
+        }
+        let (drafted, accepted) = drafts(&metrics_log, "drafting");
+        assert!(accepted > 500.0 && drafted > accepted, "{accepted} of {drafted} drafts were accepted");
+        assert_eq!(drafts(&metrics_log, "plain"), (0.0, 0.0));
+        with.settled(&before).await;
+    });
+}
+
+/// vLLM issue 43559: A differs after B.
+#[test]
+fn a_chat_is_answered_the_same_before_and_after_other_chats() {
+    story(async {
+        let stage = Stage::set(drafting("repeated")).await;
+        let first = ask_all(&stage, &greedy()).await;
+        let mut longer = Vec::new();
+        for (chat, reply) in greedy().into_iter().take(3).zip(&first) {
+            longer.push(chat.assistant(&reply.text).user("And then?"));
+        }
+        let turns = ask_all(&stage, &longer).await;
+        for (again, first) in ask_all(&stage, &greedy()).await.iter().zip(&first) {
+            assert_same(again, first, "A, B, A");
+        }
+        for (again, first) in ask_all(&stage, &longer).await.iter().zip(&turns) {
+            assert_same(again, first, "the second turn again");
+            assert!(again.cached_tokens > 16, "the second turn finds the first");
+        }
+    });
+}
+
+#[test]
+fn a_reply_may_end_anywhere_inside_an_accepted_run() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        let (with, without) = (Stage::set(drafting("ending")).await, Stage::set(plain("whole")).await);
+        let chat = greedy().swap_remove(3);
+        let whole = ask(&without.model, chat.clone()).await.expect("the model answers");
+        for tokens in 1..=30 {
+            let limited = chat.clone().max_tokens(tokens);
+            let expected = ask(&without.model, limited.clone()).await.expect("the model answers");
+            let found = ask(&with.model, limited).await.expect("the model answers");
+            assert_same(&found, &expected, &format!("{tokens} tokens"));
+            assert_eq!(found.usage.completion_tokens, tokens);
+            assert_same_tokens(&found.tokens, &whole.tokens[..tokens], "the whole reply");
+        }
+        // Each token of the reply ends it once, as a token and as text.
+        for place in 5..25 {
+            let token = &whole.tokens[place].token;
+            let by_token = chat.clone().stop_token(token.id);
+            for stopped in [by_token, chat.clone().stop(token.text.trim())] {
+                if token.text.trim().is_empty() {
+                    continue;
+                }
+                let expected = ask(&without.model, stopped.clone()).await.expect("the model answers");
+                let found = ask(&with.model, stopped).await.expect("the model answers");
+                assert_same(&found, &expected, &format!("stopped by token {place}"));
+            }
+        }
+        assert!(drafts(&metrics_log, "ending").1 > 100.0, "runs of several tokens were accepted");
+    });
+}
+
+/// The event that disturbs running replies.
+#[derive(Clone, Copy, PartialEq)]
+enum Event {
+    Nothing,
+    /// The KV cache shrinks to a quarter, so that sequences lose their blocks, and grows back.
+    Shrink,
+    /// The scheduler dies.
+    Death,
+}
+
+/// Runs 16 sequences. The event occurs once the last sequence has a token.
+async fn disturbed(options: LoadOptions, event: Event) -> Vec<Whole> {
+    let envelope = Envelope { sequences: 16, context_tokens: 512, step_tokens: 256, ..small_envelope() };
+    let stage = Stage::set(LoadOptions { envelope: Some(envelope), requests: Some(64), ..options }).await;
+    let before = stage.snapshot().await;
+    let chat = |number: u64| {
+        let prompt: Vec<u32> = (0..200).map(|at| (40 + (at * 7 + number * 31) % 200) as u32).collect();
+        let chat = Chat::from_tokens(prompt).max_tokens(200).ignore_end().log_probabilities(1);
+        let is_sampled = number.is_multiple_of(3);
+        if is_sampled { chat.temperature(1.0).repetition_penalty(1.1).seed(number) } else { chat.temperature(0.0) }
+    };
+    let mut replies = join_all((0..16).map(|number| stage.model.chat(chat(number)))).await;
+    let last = replies[15].as_mut().expect("accepted");
+    let first = last.next().await.expect("an event").expect("a token");
+    assert!(matches!(first, ChatEvent::Token(_)), "the chat asks for tokens");
+    let scheduler = stage.model.serving().await.expect("the model serves").scheduler.clone();
+    match event {
+        Event::Nothing => {}
+        Event::Shrink => {
+            for blocks in [128, 512] {
+                let (reply, resized) = Responder::new();
+                scheduler.send_message(SchedulerMessage::Resize { blocks, reply }).expect("the scheduler lives");
+                resized.await.expect("the scheduler answers");
+            }
+        }
+        Event::Death => scheduler.kill(),
+    }
+    let replies = join_all(replies.into_iter().map(|reply| listen(reply.expect("accepted")))).await;
+    stage.settled(&before).await;
+    replies.into_iter().map(|reply| reply.expect("the model answers")).collect()
+}
+
+#[test]
+fn drafts_survive_deaths_preemption_and_host_memory() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        let expected = disturbed(plain("undisturbed"), Event::Nothing).await;
+        for (name, swap_mib, event) in
+            [("shrunk", 0, Event::Shrink), ("swapped drafts", 32, Event::Shrink), ("died", 0, Event::Death)]
+        {
+            let found = disturbed(LoadOptions { swap_space: Bytes::mib(swap_mib), ..drafting(name) }, event).await;
+            for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert_eq!(found.text, expected.text, "{name}: reply {number}");
+                assert_same_tokens(&found.tokens, &expected.tokens, name);
+            }
+            let preempted = metrics_log.now(&format!("bursar_preemptions_total{{model={name},reason=shrink}}"));
+            let redone = metrics_log.now(&format!("bursar_requests_redone_total{{model={name}}}"));
+            let (drafted, accepted) = drafts(&metrics_log, name);
+            assert!((preempted > 0.0, redone > 0.0) == (event == Event::Shrink, event == Event::Death), "{name}");
+            assert!(accepted > 500.0, "{name}: {accepted} of {drafted} drafts were accepted");
+        }
+        assert!(metrics_log.now("bursar_prefix_cache_host_hits_total{model=swapped drafts}") > 0.0, "blocks came back");
+    });
+}
+
+#[test]
+fn a_reply_with_a_format_has_no_drafts() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        let stage = Stage::set(drafting("formed")).await;
+        let chat = about(1).format(OutputFormat::Regex("(ab){20}".to_owned())).max_tokens(60);
+        assert_eq!(ask(&stage.model, chat).await.expect("the model answers").text, "ab".repeat(20));
+        assert_eq!(drafts(&metrics_log, "formed"), (0.0, 0.0));
+    });
+}
+
+/// Pearson's statistic of these counts, for the tokens that are expected at least five times. The
+/// other tokens are one class.
+fn chi_square(counts: &BTreeMap<u32, usize>, expected: &BTreeMap<u32, f64>) -> (f64, usize) {
+    let all: usize = counts.values().sum();
+    let (mut sum, mut classes, mut rest, mut rest_expected) = (0.0, 0, all as f64, all as f64);
+    for (token, probability) in expected {
+        let (found, wanted) = (counts.get(token).copied().unwrap_or(0) as f64, probability * all as f64);
+        if wanted >= 5.0 {
+            sum += (found - wanted).powi(2) / wanted;
+            (classes, rest, rest_expected) = (classes + 1, rest - found, rest_expected - wanted);
+        }
+    }
+    if rest_expected >= 5.0 {
+        (sum, classes) = (sum + (rest - rest_expected).powi(2) / rest_expected, classes + 1);
+    }
+    (sum, classes)
+}
+
+#[test]
+fn sampled_tokens_have_the_models_distribution_with_drafts() {
+    let metrics_log = MetricsLog::open();
+    story(async {
+        const SAMPLES: u64 = 600;
+        let stage = Stage::set(drafting("distributed")).await;
+        let chat = |seed| {
+            let chat = Chat::from_tokens((0..40).map(|at| 40 + at % 5).collect::<Vec<u32>>()).ignore_end();
+            chat.temperature(1.0).top_k(0).top_p(1.0).max_tokens(4).log_probabilities(20).seed(seed)
+        };
+        // For each beginning, the tokens that followed, and the probabilities that the model reports.
+        let mut followed = BTreeMap::<Vec<u32>, (BTreeMap<u32, usize>, BTreeMap<u32, f64>)>::new();
+        for seed in 0..SAMPLES {
+            let whole = ask(&stage.model, chat(seed)).await.expect("the model answers");
+            let mut beginning = Vec::new();
+            for score in &whole.tokens {
+                let (counts, expected) = followed.entry(beginning.clone()).or_default();
+                *counts.entry(score.token.id).or_default() += 1;
+                expected.extend(score.top.iter().map(|top| (top.id, f64::from(top.log_probability).exp())));
+                beginning.push(score.token.id);
+            }
+        }
+        let (drafted, accepted) = drafts(&metrics_log, "distributed");
+        assert!(accepted > 50.0 && drafted - accepted > 50.0, "{accepted} of {drafted} drafts were accepted");
+        let mut tested = [0; 3];
+        for (beginning, (counts, expected)) in followed {
+            let (sum, classes) = chi_square(&counts, &expected);
+            if classes > 1 {
+                // Four standard deviations above the mean of the distribution.
+                let freedom = (classes - 1) as f64;
+                let most = freedom + 4.0 * (2.0 * freedom).sqrt() + 4.0;
+                assert!(sum < most, "{sum} after {beginning:?}, with {classes} classes");
+                tested[beginning.len().min(2)] += 1;
+            }
+        }
+        assert!(tested.iter().all(|count| *count > 0), "{tested:?} beginnings of each length were tested");
+    });
+}
+
+#[test]
+fn a_model_with_recurrent_states_refuses_drafts() {
+    story(async {
+        let runtime = runtime_on(&device()).await;
+        let source = ModelSource::folder(bursar_golden::path("qwen3_5"));
+        let Err(error) = runtime.load_with(source, drafting("hybrid"), |_| {}).await else {
+            panic!("a model with states starts with drafts")
+        };
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        assert!(matches!(**start, StartError::DraftsWithStates { draft_tokens: 4 }), "{start:?}");
+        assert!(error.to_string().contains("recurrent states") && error.hint().contains("draft_tokens"), "{error}");
+        runtime.shutdown().await;
+    });
+}
+
+/// The output of `bursar plan` for a model of 7B on an H200.
+fn plan(more: &[&str]) -> (bool, String) {
+    let arguments = ["plan", "--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b"];
+    let output = Command::new(env!("CARGO_BIN_EXE_bursar")).args(arguments).args(more).output().expect("the binary");
+    (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).expect("text"))
+}
+
+#[test]
+fn what_drafts_take_is_planned_from_vllms_flag() {
+    let step_workspace = |more: &[&str]| {
+        let (fits, told) = plan(more);
+        assert!(fits, "{told}");
+        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+        told["claims"]["step workspace"].as_u64().expect("a number")
+    };
+    let config = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}"#;
+    let [with, without] = [&["--speculative-config", config][..], &[]].map(step_workspace);
+    // The logits of 64 drafts, in f32.
+    let logits = 64 * 152_064 * 4;
+    assert!((logits..2 * logits).contains(&(with - without)), "{with} bytes with drafts, {without} without");
+    for (config, expected) in [
+        (
+            r#"{"method": "mtp", "num_speculative_tokens": 1}"#,
+            "mtp, eagle3 and other draft models are not supported yet",
+        ),
+        (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),
+        (
+            r#"{"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}"#,
+            "3; expected a whole number of at most",
+        ),
+        (r#"{"method": "ngram", "draft_model": "a/b"}"#, "speculative_config.draft_model"),
+    ] {
+        let (fits, told) = plan(&["--speculative-config", config]);
+        assert!(!fits && told.contains(expected), "{config}: {told}");
+    }
+}
