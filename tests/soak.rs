@@ -2,10 +2,10 @@
 //! its actors also have every kind of trouble. After all chats have ended, everything is as before
 //! and the process is no larger.
 //!
-//! The short soaks are part of every test run, with the demo model and with the hybrid demo. The
-//! long soaks, with ten thousand requests each, take minutes:
-//! `cargo test --release --test soak -- --ignored --nocapture`. The long soak of the hybrid demo
-//! and the soak on a GPU run for `BURSAR_SOAK_SECONDS`.
+//! The short soaks run in every test run, with the demo model and with the hybrid demo. The long
+//! soaks take minutes: `cargo test --release --test soak -- --ignored --nocapture`. With the demo
+//! model they send ten thousand requests. With the hybrid demo and on a GPU they run for
+//! `BURSAR_SOAK_SECONDS` seconds, by default 300.
 
 #[path = "soak/load.rs"]
 mod load;
@@ -126,7 +126,7 @@ fn hundreds_of_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
 }
 
 #[test]
-fn hundreds_of_chats_with_states_through_deaths_other_processes_and_sleep_lose_nothing() {
+fn hybrid_chats_survive_deaths_other_processes_and_sleep() {
     Soak { source: hybrid, ..SHORT_TROUBLE }.trouble(Duration::MAX);
 }
 
@@ -138,7 +138,7 @@ fn ten_thousand_chats_through_deaths_other_processes_and_sleep_lose_nothing() {
 
 #[test]
 #[ignore = "takes minutes: BURSAR_SOAK_SECONDS=600 cargo test --release --test soak -- --ignored --nocapture minutes"]
-fn minutes_of_chats_with_states_through_deaths_other_processes_and_sleep_lose_nothing() {
+fn minutes_of_hybrid_chats_survive_deaths_other_processes_and_sleep() {
     Soak { requests: usize::MAX, source: hybrid, ..LONG_TROUBLE }.trouble(asked_time());
 }
 

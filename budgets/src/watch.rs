@@ -92,8 +92,8 @@ impl FenceWatch {
     /// leases, each only once.
     ///
     /// # Errors
-    /// Any error of the device while a segment is unbacked. A later call returns all of the leases,
-    /// also those whose memory was returned before the error.
+    /// Any error of the device while a segment is unbacked. The next successful call returns all of
+    /// these leases, including leases whose memory was returned before the error.
     pub fn passed(&mut self) -> Result<Vec<LeaseId>, DeviceError> {
         let mut due = self.due();
         if let Err(error) = due.iter_mut().try_for_each(PendingReclaim::bring) {

@@ -36,9 +36,9 @@
 // are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
 // elements, heads is a multiple of kv_heads. A token that no row may see is never added, even if it
 // is a NaN, which the cache may contain past the end of a context. A NaN that a row sees makes that
-// head of that row NaN; a NaN value may also reach rows of the same sequence that do not see it, up
-// to 64 tokens earlier, or 32 with heads of 256, and with a window as many tokens later (0 * NaN).
-// Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks`
+// head of that row NaN. A masked NaN value can also make other rows of its sequence NaN (0 * NaN):
+// rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to as many tokens
+// later. Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks`
 // reads as zeros, so nothing outside the arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
@@ -386,7 +386,7 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     const int32_t context =
         static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
     int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0 of the sequence
-    // Blocks and keys before the tile's first block do not count from here on.
+    // From here on, blocks and keys are counted from the tile's first block.
     const int32_t first_block = first_block_of(visible + static_cast<int32_t>(tile.first_query / group), window);
     visible -= first_block * static_cast<int32_t>(BLOCK_TOKENS);
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};

@@ -7,9 +7,9 @@
 // attention_paged_hopper_<type>_d<D> (D in {128, 256})
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
 //   The first argument is a tensor map, passed by value, through which keys and values are read
-//   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A NaN value
-//   can reach rows of the same sequence that do not see it, up to 128 tokens earlier and, with a
-//   window, later.
+//   (see Launch). The other arguments are as in attention_prefill.cu, without `layer`. A masked NaN
+//   value can reach rows of the same sequence up to 128 tokens earlier and, with a window, up to
+//   128 tokens later.
 //   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up
 //   to 64 rows, attention_packed for stretches of up to 128 rows.
 //   Heads of 72 elements are multiplied as heads of 80 whose last eight elements are zeros in

@@ -21,10 +21,10 @@
 // out        [tokens, value_heads * value_dim]  contiguous; the rows of padding are zeros, and rows
 //                                          that belong to no sequence are not written
 //
-// Arithmetic is f32; out is rounded once. A bf16 state is rounded where it is written: once per
-// sequence and step. A sequence's result does not depend on the batch, nor on
-// how its tokens are divided into steps, up to the order of additions that the compiler chooses. A
-// NaN affects only its own sequence. key_dim is a multiple of 16 and at most KEY_DIM_MAX; slots are
+// Arithmetic is f32; out is rounded once. A bf16 state is rounded once per sequence and step, where
+// it is written. A sequence's result does not depend on the batch. With f32 matrices, it also does
+// not depend on how its tokens are divided into steps, up to the order of additions that the
+// compiler chooses. A NaN affects only its own sequence. key_dim is a multiple of 16 and at most KEY_DIM_MAX; slots are
 // aligned to 16 bytes; activations have any alignment. The arrays of `sequences` are read before
 // the previous kernel has ended (programmatic dependent launch); that kernel must not write them.
 //

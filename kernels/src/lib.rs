@@ -58,7 +58,7 @@ pub use quantization::{Quantization, QuantizationScheme, SCALE_BLOCK, ScaledBy};
 pub use rank::{Rank, RankShard};
 pub use scope::Scope;
 pub use shape::Shape;
-pub use state_layer::{MatrixType, StateLayer, StateShape};
+pub use state_layer::{StateDtype, StateLayer, StateShape};
 pub use target::Target;
 pub use tensor::Tensor;
 pub use weight::{Weight, WeightScales};

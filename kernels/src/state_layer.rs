@@ -8,8 +8,9 @@ use crate::DType;
 /// vectors.
 const ALIGNMENT: Bytes = Bytes(256);
 
-/// Slots are a multiple of this many bytes, also if matrices of two-byte elements have odd sizes.
-const VECTOR: Bytes = Bytes(16);
+/// Slot sizes are rounded up to this, because matrices of two-byte elements may have odd sizes and
+/// kernels require slots that are aligned to 16 bytes.
+const SLOT_ALIGNMENT: Bytes = Bytes(16);
 
 /// The shape of one sequence's state in the gated delta net layers of a model: the last inputs of
 /// the causal convolution, and one matrix for each value head.
@@ -31,13 +32,13 @@ pub struct StateShape {
     pub value_dim: usize,
     /// Element type of the convolution's inputs: the type of activations.
     pub activation: DType,
-    /// Element type of the matrices.
-    pub matrices: MatrixType,
+    /// Element type of the matrices in a slot.
+    pub state_dtype: StateDtype,
 }
 
 /// The element type in which slots store the matrices. Kernels compute in f32 for both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum MatrixType {
+pub enum StateDtype {
     #[default]
     F32,
     /// Half the bytes. A matrix is rounded at the end of each step, so decoding rounds it once per
@@ -45,11 +46,11 @@ pub enum MatrixType {
     Bf16,
 }
 
-impl MatrixType {
+impl StateDtype {
     pub fn dtype(self) -> DType {
         match self {
-            MatrixType::F32 => DType::F32,
-            MatrixType::Bf16 => DType::BF16,
+            StateDtype::F32 => DType::F32,
+            StateDtype::Bf16 => DType::BF16,
         }
     }
 }
@@ -57,7 +58,7 @@ impl MatrixType {
 impl StateShape {
     /// Returns the bytes of one slot in one layer.
     pub fn slot_bytes(&self) -> Bytes {
-        (self.conv_bytes() + self.matrix_bytes() * self.value_heads as u64).round_up(VECTOR)
+        (self.conv_bytes() + self.matrix_bytes() * self.value_heads as u64).round_up(SLOT_ALIGNMENT)
     }
 
     /// Returns the bytes of one sequence's state over all layers.
@@ -72,7 +73,7 @@ impl StateShape {
 
     /// Returns the bytes of one value head's matrix `[value_dim, key_dim]`.
     fn matrix_bytes(&self) -> Bytes {
-        self.matrices.dtype().bytes(self.value_dim * self.key_dim)
+        self.state_dtype.dtype().bytes(self.value_dim * self.key_dim)
     }
 
     /// Returns `true` if the numbers of heads and channels are consistent.
@@ -87,7 +88,7 @@ impl StateShape {
 
 /// One layer of the states: `[slot]`, each with the convolution's inputs
 /// `[conv_rows, channels]` of the activation type, the oldest first, followed by the matrices
-/// `[value_heads, value_dim, key_dim]`, whose type is the shape's [`MatrixType`].
+/// `[value_heads, value_dim, key_dim]`, whose type is the shape's [`StateDtype`].
 ///
 /// A matrix is stored transposed compared with the papers, so that the vectors that a key or a
 /// query is multiplied with are contiguous.
@@ -158,14 +159,14 @@ mod tests {
             key_dim: 128,
             value_dim: 128,
             activation: DType::BF16,
-            matrices: MatrixType::F32,
+            state_dtype: StateDtype::F32,
         };
         // Qwen3.5-2B, 9B and 27B.
         assert_eq!(shape(16, 18).slot_bytes(), Bytes(1_085_440));
         assert_eq!(shape(32, 24).slot_bytes(), Bytes(2_146_304));
         assert_eq!(shape(48, 48).slot_bytes(), Bytes(3_207_168));
         assert_eq!(shape(48, 48).sequence_bytes(), Bytes(153_944_064));
-        let half = StateShape { matrices: MatrixType::Bf16, ..shape(48, 48) };
+        let half = StateShape { state_dtype: StateDtype::Bf16, ..shape(48, 48) };
         assert_eq!(half.slot_bytes() - half.conv_bytes(), Bytes(48 * 128 * 128 * 2));
     }
 
@@ -180,7 +181,7 @@ mod tests {
             key_dim: 8,
             value_dim: 4,
             activation: DType::F32,
-            matrices: MatrixType::F32,
+            state_dtype: StateDtype::F32,
         };
         // SAFETY: no operation uses the layer.
         let layer = unsafe { StateLayer::new(Address(4096), 3, shape) };

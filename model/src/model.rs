@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{
-    Backend, KernelError, KvLayer, KvShape, MatrixType, Rank, Scope, StateLayer, StateShape, Target, Tensor,
+    Backend, KernelError, KvLayer, KvShape, Rank, Scope, StateDtype, StateLayer, StateShape, Target, Tensor,
 };
 
 use crate::{
@@ -23,7 +23,7 @@ pub struct Model {
     family: Family,
     quantization: Option<&'static str>,
     cache: CacheFormat,
-    states: MatrixType,
+    states: StateDtype,
     weight_bytes: Bytes,
     parameters: u64,
     /// The memory of the family's tensors; `None` for a plan.
@@ -53,7 +53,7 @@ impl Model {
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
-        let (cache, states) = (checkpoint.cache(), checkpoint.states());
+        let (cache, states) = (checkpoint.cache(), checkpoint.state_dtype());
         let (weight_bytes, parameters) = (map.used(), map.parameters());
         Ok(Model { config, family, quantization, cache, states, weight_bytes, parameters, segment: None })
     }
@@ -120,7 +120,7 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
-        let (cache, states, parameters) = (checkpoint.cache(), checkpoint.states(), map.parameters());
+        let (cache, states, parameters) = (checkpoint.cache(), checkpoint.state_dtype(), map.parameters());
         let segment = Some(segment);
         Ok(Model { config, family, quantization, cache, states, weight_bytes: total, parameters, segment })
     }
@@ -184,8 +184,8 @@ impl Model {
         self.family.decoder().state_shape(target.activation(), self.states)
     }
 
-    /// The cache of each decoder layer, in order. `kv` has the layers of a block, which all cache
-    /// groups share. Each layer with states gets the next of `states`.
+    /// The cache of each decoder layer, in order. `kv` has one entry for each layer of a block. Layer
+    /// `i` of every cache group uses `kv[i]`. Each gated delta net takes the next entry of `states`.
     ///
     /// # Panics
     /// If there are too few of either.

@@ -120,7 +120,7 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
                 return;
             }
         }
-        panic!("no preempted sequence had released the rows of its picture");
+        panic!("in five attempts, no preempted sequence released the rows of its picture");
     });
 }
 

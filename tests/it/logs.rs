@@ -159,7 +159,7 @@ fn a_vision_encoder_that_is_left_out_is_named_in_a_warning() {
     let output = command(&plan).output().expect("the program ends");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && text.contains("without pictures") && text.contains("mmproj-notes.gguf"),
+        output.status.success() && text.contains("pictures are not accepted") && text.contains("mmproj-notes.gguf"),
         "{text}"
     );
 }

@@ -165,7 +165,7 @@ fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
 }
 
 #[test]
-fn added_tokens_without_logits_are_spelled_and_never_read() {
+fn added_tokens_without_logits_can_be_detokenized_but_not_prompted() {
     story(async {
         let folder = Folder::empty();
         for entry in fs::read_dir(bursar_golden::path("qwen2")).expect("the golden folder") {

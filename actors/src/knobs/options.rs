@@ -221,14 +221,14 @@ impl LoadOptions {
         LoadOptions { envelope: Some(Envelope::small()), requests: Some(16), ..LoadOptions::default() }
     }
 
-    /// Returns `checkpoint` with the storage types of keys, values and states that `target` uses
-    /// with these options.
+    /// Returns `checkpoint` with the storage types of keys, values and states that these options
+    /// select for `target`.
     ///
     /// # Errors
-    /// [`KvCacheTypeError::Other`].
-    pub fn cached_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
+    /// [`KvCacheTypeError::Other`] if `kv_cache_dtype` is neither FP8 nor the type of activations.
+    pub fn with_cache_types(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
         let states = self.state_dtype.matrices();
-        Ok(checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_states(states))
+        Ok(checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_state_dtype(states))
     }
 
     /// Returns the options that determine the size of the KV cache.

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use bursar_kernels::MatrixType;
+use bursar_kernels::StateDtype;
 use serde::{Serialize, Serializer};
 
 /// The element type in which the states of gated delta nets are stored. Arithmetic is f32 for each
@@ -17,10 +17,10 @@ pub enum StateType {
 }
 
 impl StateType {
-    pub(crate) fn matrices(self) -> MatrixType {
+    pub(crate) fn matrices(self) -> StateDtype {
         match self {
-            StateType::Float32 => MatrixType::F32,
-            StateType::BFloat16 => MatrixType::Bf16,
+            StateType::Float32 => StateDtype::F32,
+            StateType::BFloat16 => StateDtype::Bf16,
         }
     }
 }

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use bursar::Serving;
-use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     flow::{CacheGroups, MediaGrid},
     processor::MediaProcessors,
@@ -65,8 +64,7 @@ impl Fits {
         if blocks <= self.kv_blocks {
             Ok(())
         } else {
-            let [tokens, limit] = [blocks, self.kv_blocks].map(|blocks| blocks * BLOCK_TOKENS);
-            Err(format!("{tokens} tokens do not fit in the KV cache, which holds {limit}"))
+            Err(format!("{} sequences need {blocks} KV cache blocks; the cache has {}", prompts.count, self.kv_blocks))
         }
     }
 

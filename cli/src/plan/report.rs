@@ -250,7 +250,7 @@ impl Report {
         if self.cache_groups.iter().all(|group| group.window.is_none()) {
             return Ok(());
         }
-        writeln!(f, "Cache groups, each with a block table for each sequence:")?;
+        writeln!(f, "Cache groups (each sequence has one block table per group):")?;
         for CacheGroup { window, layers } in &self.cache_groups {
             let sees =
                 window.map_or("full attention".to_owned(), |tokens| format!("a window of {} tokens", count(tokens)));

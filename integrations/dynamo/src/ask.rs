@@ -50,7 +50,8 @@ pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<
     if let Some(guided) = &request.sampling_options.guided_decoding {
         chat = chat.format(form(guided)?);
     }
-    // Both count the most probable tokens that are listed in addition to the chosen token.
+    // Dynamo's `logprobs` and `log_probabilities` both count the alternatives that are listed in
+    // addition to the chosen token.
     chat = chat.log_probabilities(request.output_options.logprobs.map(|top| top as usize));
     Ok(stops(&request.stop_conditions, sampled(&request.sampling_options, chat)))
 }

@@ -113,8 +113,8 @@ struct Job {
     uint32_t head;         // KV head
     // Index in `block_tables` of the first block that the tile reads. Keys count from that block.
     uint32_t table;
-    int32_t keys;     // keys that at least one row of the tile sees, without a window
-    int32_t visible;  // keys that row 0 of the sequence sees, without a window
+    int32_t keys;     // keys up to the last key that any row of the tile sees
+    int32_t visible;  // keys up to the last key that row 0 of the sequence sees
     int32_t first_step;
     int32_t last_step;
     uint32_t torn;  // 1 if the last step ends with keys that must not be read

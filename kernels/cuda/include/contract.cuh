@@ -58,8 +58,8 @@ constexpr uint32_t NO_CHOICE = 0xffffffffu;
 constexpr uint32_t PREVIOUS = 0x80000000u;
 // Cache slot of padding rows of a captured graph. Their keys and values are not written.
 constexpr uint32_t NO_SLOT = 0xffffffffu;
-// Window of attention over the KV cache in which a row sees all earlier tokens. It is the largest window, and longer
-// than any context. Adding a context to it does not overflow.
+// Value of a kernel's `window` argument for attention without a sliding window. It is longer than any context, and the
+// sum of this value and a context does not overflow.
 constexpr uint32_t NO_WINDOW = 1073741824;
 }  // namespace common
 

@@ -28,8 +28,8 @@
 // or are at or past `rows`, has no rows, so nothing is written for it. Rows that belong to no
 // sequence are not written. A context longer than its table is truncated, and a block id at or past
 // `blocks` is read as the last block, so nothing outside the cache is read. A block may contain any
-// bits past the context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or value makes
-// NaNs in outputs of its own sequence. No other output is affected.
+// bits past the context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or
+// value makes NaNs in outputs of the same sequence. No other output is affected.
 //
 // queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80,
 // 128 or 256.

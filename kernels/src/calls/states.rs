@@ -52,8 +52,8 @@ pub struct CausalConv<'a> {
 
 /// Computes the gated delta rule (Yang et al. 2024, arXiv 2412.06464) over the rows of each
 /// sequence. Each value head has a state `S` `[key_dim, value_dim]`, which is zero before the
-/// first token and stored as the layer's [`MatrixType`](crate::MatrixType). For each token, with `q` and `k` divided by their L2 norms and `q` multiplied by
-/// `key_dim^-0.5`, all in f32:
+/// first token and stored as the layer's [`StateDtype`](crate::StateDtype). For each token, with `q`
+/// and `k` divided by their L2 norms and `q` multiplied by `key_dim^-0.5`, all in f32:
 ///
 /// ```text
 /// decay = exp(-exp(log_decay) * softplus(a + bias))

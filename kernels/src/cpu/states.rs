@@ -12,7 +12,7 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    MatrixType, StateLayer,
+    StateDtype, StateLayer,
     calls::{CausalConv, GatedDelta, GatedRmsNorm, NO_STATE, SNAPSHOTS, SigmoidMul, StateSequences},
 };
 
@@ -165,9 +165,9 @@ impl Matrix<'_> {
         // the slot and the head, the elements have the shape's type, and the caller guarantees that
         // the slice is the only one.
         unsafe {
-            match shape.matrices {
-                MatrixType::F32 => Matrix::F32(slice::from_raw_parts_mut(start as *mut f32, elements)),
-                MatrixType::Bf16 => Matrix::Bf16(slice::from_raw_parts_mut(start as *mut bf16, elements)),
+            match shape.state_dtype {
+                StateDtype::F32 => Matrix::F32(slice::from_raw_parts_mut(start as *mut f32, elements)),
+                StateDtype::Bf16 => Matrix::Bf16(slice::from_raw_parts_mut(start as *mut bf16, elements)),
             }
         }
     }

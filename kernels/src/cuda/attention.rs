@@ -66,7 +66,7 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-/// Returns the window as kernels take it. A window longer than every context is no window.
+/// Returns the kernels' `window` argument. `None` and longer windows become `NO_WINDOW`.
 fn window(call: &calls::AttentionPaged<'_>) -> u32 {
     let window = call.window.and_then(|window| u32::try_from(window).ok());
     window.unwrap_or(contract::common::NO_WINDOW).min(contract::common::NO_WINDOW)

@@ -13,12 +13,12 @@ use super::stream::{Clock, Event, Stream};
 use crate::{
     KernelError,
     calls::{BlockRange, CopyBlocks, Copying, Pieces},
-    ops::copy_blocks::{JOBS_MAX, KINDS_MAX},
+    ops::copy_blocks::{KINDS_MAX, PREPARED_JOBS},
 };
 
 /// Clocks that are created in advance. If more copies are in flight, further clocks are created
 /// while the model serves.
-const CLOCKS: usize = JOBS_MAX * KINDS_MAX;
+const CLOCKS: usize = PREPARED_JOBS * KINDS_MAX;
 
 /// Maximum number of pieces that are passed to the driver in one call. On an H100, thousands of
 /// pieces in one call transfer at only four fifths of the bandwidth.

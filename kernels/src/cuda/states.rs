@@ -141,7 +141,7 @@ fn in_chunks(cuda: &Cuda, call: &calls::GatedDelta<'_>, first: usize, sequences:
     let chunked = Extent { grid: [blocks, sequences, 1], block, shared: delta::CHUNK_SHARED_BYTES };
     // SAFETY: the arguments match the kernel's parameters, the op layer has checked the shapes, and
     // the scratch is large enough.
-    unsafe { cuda.launch(kernels.delta(shape.matrices).chunked, chunked, arguments()) }
+    unsafe { cuda.launch(kernels.delta(shape.state_dtype).chunked, chunked, arguments()) }
 }
 
 /// Computes `sequences` sequences from `first` on, token by token.
@@ -152,7 +152,7 @@ fn token_by_token(
     sequences: usize,
 ) -> Result<(), KernelError> {
     let shape = call.layer.shape();
-    let kernels = cuda.entry_points().states.delta(shape.matrices);
+    let kernels = cuda.entry_points().states.delta(shape.state_dtype);
     let blocks = |held: usize| shape.value_heads * shape.value_dim.div_ceil(delta::GROUPS * held);
     let are_single = first + sequences <= call.sequences.single_rows;
     // With fewer thread blocks, several rows per lane group leave SMs without work.

@@ -53,13 +53,7 @@ impl<B: Backend> Scope<'_, B> {
             queries,
             "a row for each sequence that has one",
         )?;
-        check::holds(
-            window != Some(0),
-            OP,
-            "queries",
-            queries,
-            "rows that see at least their own token, but the window is 0",
-        )?;
+        check::holds(window != Some(0), OP, "queries", queries, "a window of at least 1 token, not 0")?;
         check::indices(OP, "query_starts", &sequences.query_starts)?;
         check::index_list(OP, "context_lengths", &sequences.context_lengths)?;
         check::indices(OP, "block_tables", &sequences.block_tables)?;

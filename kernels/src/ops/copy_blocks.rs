@@ -10,8 +10,9 @@ use crate::{
 
 pub use crate::calls::Copying;
 
-/// Copy jobs of a lane that a device is prepared for. A lane may have more in flight.
-pub const JOBS_MAX: usize = 6;
+/// Number of concurrent copy jobs per lane for which a device creates clocks in advance. More jobs
+/// may be in flight.
+pub const PREPARED_JOBS: usize = 6;
 
 /// Kinds of content that a job copies, each with a [`Copying`]: KV blocks and states.
 pub const KINDS_MAX: usize = 2;

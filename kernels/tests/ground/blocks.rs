@@ -118,7 +118,7 @@ pub fn states_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>
         key_dim: 8,
         value_dim: 4,
         activation: backend.target().activation(),
-        matrices: MatrixType::F32,
+        state_dtype: StateDtype::F32,
     };
     let (slots, of_host, bytes) = (5, 4, shape.slot_bytes());
     let segments: Vec<_> = (0..shape.layers).map(|_| leased(device.clone(), bytes * slots as u64)).collect();

@@ -33,7 +33,7 @@ pub struct Step {
     /// Logarithm of the heads' rates of decay.
     pub rate: f32,
     pub of: Of,
-    pub matrices: MatrixType,
+    pub state_dtype: StateDtype,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +87,7 @@ impl Step {
     pub fn cases() -> Vec<Step> {
         let step = |[key_heads, value_heads, key_dim, value_dim]: [usize; 4], taps, sequences: &[Rows], rate, of| {
             let sequences = sequences.to_vec();
-            Step { key_heads, value_heads, key_dim, value_dim, taps, sequences, rate, of, matrices: MatrixType::F32 }
+            Step { key_heads, value_heads, key_dim, value_dim, taps, sequences, rate, of, state_dtype: StateDtype::F32 }
         };
         let one = |context| (1, context, vec![]);
         let decoding = vec![one(7), one(1), one(0), (1, 9, vec![1]), one(1000)];
@@ -118,7 +118,7 @@ impl Step {
             cases.push(step([2, 4, 128, 128], 4, &many, rate, Of::DeltaStates));
             cases.push(step([2, 4, 128, 72], 4, &many, rate, Of::Delta));
         }
-        let rounded = |case: &Step| Step { matrices: MatrixType::Bf16, ..case.clone() };
+        let rounded = |case: &Step| Step { state_dtype: StateDtype::Bf16, ..case.clone() };
         let with_rounded_matrices: Vec<_> = cases.iter().filter(|case| case.of != Of::Conv).map(rounded).collect();
         cases.extend(with_rounded_matrices);
         cases
@@ -130,7 +130,7 @@ impl Step {
             Of::Conv => rounding,
             // Products of chunks have f16 operands, whose errors add up in the state.
             Of::Delta => 1.0 / 384.0,
-            Of::DeltaStates if self.matrices == MatrixType::Bf16 => 1.0 / 512.0 + 1e-5,
+            Of::DeltaStates if self.state_dtype == StateDtype::Bf16 => 1.0 / 512.0 + 1e-5,
             Of::DeltaStates => 1e-5,
         }
     }
@@ -154,7 +154,7 @@ impl Step {
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             activation,
-            matrices: self.matrices,
+            state_dtype: self.state_dtype,
         }
     }
 
@@ -204,7 +204,7 @@ impl Step {
         let slot = |(conv, matrices): (&[f32], &[f32])| -> Vec<u8> {
             let mut bytes = stored(activation, conv);
             bytes.resize(self.matrices_at(activation), 0);
-            bytes.extend(stored(self.matrices.dtype(), matrices));
+            bytes.extend(stored(self.state_dtype.dtype(), matrices));
             bytes.resize(self.shape(activation).slot_bytes().as_usize(), 0);
             bytes
         };
@@ -220,7 +220,7 @@ impl Step {
             if self.of == Of::Conv {
                 return read(activation, &bytes, kept);
             }
-            read(self.matrices.dtype(), &bytes[self.matrices_at(activation)..], self.elements())
+            read(self.state_dtype.dtype(), &bytes[self.matrices_at(activation)..], self.elements())
         };
         let words = self.shape(activation).slot_bytes().as_usize() / DType::F32.size();
         image.chunks(words).flat_map(of_slot).collect()
@@ -313,7 +313,7 @@ impl Step {
     ) -> (Vec<f64>, Vec<f64>) {
         let Step { key_heads, value_heads, key_dim, value_dim, .. } = *self;
         let size = value_dim * key_dim;
-        let before = rounded(self.matrices.dtype(), &numbers.matrices);
+        let before = rounded(self.state_dtype.dtype(), &numbers.matrices);
         let (mut out, mut states) = (vec![0.0; self.rows() * value_heads * value_dim], before.clone());
         let unit = |row: usize, first: usize| -> Vec<f64> {
             let x: Vec<f64> = (first..first + key_dim).map(|column| x.at(row, column)).collect();
@@ -395,7 +395,7 @@ pub fn divided<B: Backend>(scope: &Scope<'_, B>, stored: DType, cuts: &[usize]) 
         sequences: vec![],
         rate: -4.0,
         of: Of::Delta,
-        matrices: MatrixType::F32,
+        state_dtype: StateDtype::F32,
     };
     let (shape, heads, tokens) = (step.shape(activation), step.value_heads, *cuts.last().expect("the last token"));
     let mut drawn = |columns: usize| -> Vec<f32> {

@@ -115,8 +115,8 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
         Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache), ..Work::default() }
     );
 
-    // Prompts and decoding over contexts that a window of 16 tokens cuts: rows, context, sequences;
-    // pairs and keys that remain.
+    // A window of 16 tokens over prompts and decoding steps. Each case is [rows, context, sequences],
+    // the expected pairs and the expected keys.
     for ([rows, context, count], pairs, keys) in [
         ([5, 40, 1], 5 * 16, 20),
         ([20, 20, 1], (1..=16).sum::<u64>() + 4 * 16, 20),

@@ -1,6 +1,6 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
-use bursar_kernels::{Backend, DType, KernelError, KvShape, MatrixType, Scope, StateShape, Tensor, ops::rotary::Rope};
+use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, ops::rotary::Rope};
 
 use super::{
     decoder_config::DecoderConfig,
@@ -130,10 +130,10 @@ impl Decoder {
 
     /// The shape of this rank's recurrent states, with convolution inputs of type `activation`.
     /// `None` if all layers are attention.
-    pub fn state_shape(&self, activation: DType, matrices: MatrixType) -> Option<StateShape> {
+    pub fn state_shape(&self, activation: DType, state_dtype: StateDtype) -> Option<StateShape> {
         let (delta, heads) = self.config.gated_delta.as_ref().zip(self.share.delta)?;
         let layers = self.config.layers - self.config.attention_layers();
-        Some(StateShape { matrices, ..delta.state_shape(heads, layers, activation) })
+        Some(StateShape { state_dtype, ..delta.state_shape(heads, layers, activation) })
     }
 
     /// Number of times that each expert was chosen since the weights were loaded,

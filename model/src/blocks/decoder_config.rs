@@ -225,8 +225,8 @@ impl DecoderConfig {
         self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
     }
 
-    /// Removes a window that is not shorter than the longest sequence, `tokens`, because it would
-    /// change nothing. Layers with full attention run on every target.
+    /// Removes the window if it is not shorter than the longest sequence, `tokens`, because it would
+    /// then hide no token.
     pub(crate) fn limit_context(&mut self, tokens: usize) {
         self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
     }

@@ -2,7 +2,7 @@
 //! 2024, arXiv 2412.06464), in the form of Qwen3.5 (transformers 5.17, `modeling_qwen3_5.py`).
 
 use bursar_kernels::{
-    ActivationFormat, Activations, Backend, DType, KernelError, MatrixType, RankShard, Scope, StateLayer, StateShape,
+    ActivationFormat, Activations, Backend, DType, KernelError, RankShard, Scope, StateDtype, StateLayer, StateShape,
     Tensor, ops::gated_delta::DeltaInputs,
 };
 use serde::Deserialize;
@@ -80,7 +80,7 @@ impl GatedDeltaConfig {
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             activation,
-            matrices: MatrixType::F32,
+            state_dtype: StateDtype::F32,
         }
     }
 }

@@ -82,8 +82,8 @@ impl SlidingWindow {
             return match is_in.iter().position(|is_in| *is_in) {
                 None => Ok(None),
                 Some(layer) => Err(ConfigError::Contradiction(format!(
-                    "{place}layer_types[{layer}] is {SLIDING}, which needs a sliding_window, and use_sliding_window \
-                     must be true"
+                    "{place}layer_types[{layer}] is {SLIDING}, but sliding_window is not set or use_sliding_window \
+                     is not true"
                 ))),
             };
         };
@@ -95,7 +95,7 @@ impl SlidingWindow {
     }
 }
 
-/// Refuses `layer_types` that name other layers than the model has.
+/// Refuses `layer_types` whose length is not the number of layers.
 pub fn check_layer_types(types: &[String], layers: usize) -> Result<(), ConfigError> {
     if types.len() == layers {
         return Ok(());

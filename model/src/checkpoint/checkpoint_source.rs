@@ -47,11 +47,11 @@ impl CheckpointSource {
         }
     }
 
-    /// The reason for each file next to a GGUF file that looks like its vision encoder but does not
-    /// fit the model or cannot be read. The model then takes no pictures. Empty for every other
-    /// source, and if another file has the encoder.
-    pub fn left_out(&self) -> &[CheckpointError] {
-        if let CheckpointSource::Gguf(file) = self { file.left_out() } else { &[] }
+    /// Why each `mmproj` file next to a GGUF file was skipped: it does not fit the model or cannot be
+    /// read. If there is an entry, the model does not accept pictures. Empty for other sources, and
+    /// if a matching encoder was found.
+    pub fn skipped_encoders(&self) -> &[CheckpointError] {
+        if let CheckpointSource::Gguf(file) = self { file.skipped_encoders() } else { &[] }
     }
 
     /// A small file's content; `None` if there is no such file.

@@ -147,7 +147,7 @@ impl Hint for CheckpointError {
                 "load the model's safetensors checkpoint, or another GGUF file of it".into()
             }
             CheckpointError::Encoder { file, .. } => {
-                format!("for pictures, put the model's own mmproj file into its folder in place of {file}")
+                format!("to use pictures, replace {file} with the model's own mmproj file")
             }
             CheckpointError::Encoders { .. } => "leave one of them in the folder".into(),
             CheckpointError::BlockType { .. } => {

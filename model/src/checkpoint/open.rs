@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bursar_kernels::MatrixType;
+use bursar_kernels::StateDtype;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
@@ -46,7 +46,7 @@ pub struct Checkpoint {
     quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
-    states: MatrixType,
+    states: StateDtype,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -102,7 +102,7 @@ impl Checkpoint {
             quantization_place,
             quantization: None,
             cache: CacheFormat::Plain,
-            states: MatrixType::F32,
+            states: StateDtype::F32,
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -126,7 +126,7 @@ impl Checkpoint {
     }
 
     /// The same checkpoint, with the storage type of recurrent states that the user asks for.
-    pub fn with_states(self, states: MatrixType) -> Self {
+    pub fn with_state_dtype(self, states: StateDtype) -> Self {
         Checkpoint { states, ..self }
     }
 
@@ -148,7 +148,7 @@ impl Checkpoint {
     }
 
     /// The storage type of the matrices of recurrent states.
-    pub fn states(&self) -> MatrixType {
+    pub fn state_dtype(&self) -> StateDtype {
         self.states
     }
 

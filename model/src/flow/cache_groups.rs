@@ -1,17 +1,18 @@
 //! Pure: cache groups, the sets of attention layers that share block tables.
 //!
-//! A layer with a window reads only the last tokens of a sequence, so the sequence may let go of
+//! A layer with a window reads only the last tokens of a sequence, so the sequence may release
 //! earlier blocks. A sequence therefore has one block table for each group of layers with the same
 //! window. All groups take their blocks from one pool, so all groups have the same number of
-//! layers, and memory that one group lets go serves any other group. The method is that of vLLM's
-//! hybrid KV cache manager (`v1/core/kv_cache_coordinator.py`) and of Jenga (arXiv 2503.18292).
+//! layers, and any group can reuse a block that another group released. The method is that of
+//! vLLM's hybrid KV cache manager (`v1/core/kv_cache_coordinator.py`) and of Jenga
+//! (arXiv 2503.18292).
 
 use std::collections::BTreeMap;
 
 use bursar_kernels::BLOCK_TOKENS;
 
-/// At most 1 / `PADDING_PART` of a block pool's memory may be padding, in groups with fewer layers
-/// than other groups.
+/// There may be at most one padding layer for every `PADDING_PART` attention layers. A group with
+/// fewer layers than the other groups is filled up with padding.
 const PADDING_PART: usize = 16;
 
 /// Attention layers with the same window.
@@ -25,12 +26,13 @@ pub struct CacheGroup {
 
 impl CacheGroup {
     /// The most blocks that a sequence of `tokens` tokens ever holds in this group, in steps of at
-    /// most `step_tokens` tokens. Blocks before the window are let go when the step that computed
-    /// them has ended. At most two more steps are planned until then.
+    /// most `step_tokens` tokens. Blocks are released only when a step ends. Until then, the blocks
+    /// of up to two steps, one running and one planned, are held in addition to the window.
     fn blocks_for(&self, tokens: usize, step_tokens: usize) -> usize {
         let all = tokens.div_ceil(BLOCK_TOKENS);
-        // Two steps, and the tokens before them that their first row reads, may begin and end
-        // anywhere in a block.
+        // The held range is two steps and the `window - 1` tokens before them. A range of `n` tokens
+        // that starts anywhere in a block touches at most `(n - 1).div_ceil(BLOCK_TOKENS) + 1`
+        // blocks.
         let within = |window: usize| (window + 2 * step_tokens - 2).div_ceil(BLOCK_TOKENS) + 1;
         self.window.map_or(all, |window| all.min(within(window)))
     }
@@ -51,9 +53,9 @@ impl Default for CacheGroups {
 }
 
 impl CacheGroups {
-    /// Groups attention layers, each with its window. Equal layers form a single group. If there
-    /// are several kinds, all groups have as many layers as possible with at most one sixteenth of
-    /// padding. Without any layer, there is one empty group.
+    /// Groups attention layers by window. If all layers have the same window, they form one group.
+    /// Otherwise, the group size is the largest one for which padding layers are at most
+    /// 1 / `PADDING_PART` of the attention layers. Without any layer, there is one empty group.
     pub fn new(layers: impl IntoIterator<Item = (usize, Option<usize>)>) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
@@ -83,7 +85,8 @@ impl CacheGroups {
         self.groups.len()
     }
 
-    /// Layers of a block. Some layers of the last group of a kind may be padding.
+    /// Number of layers in a block, the same for all groups. The last group of each window size may
+    /// have fewer layers; the rest of its blocks is padding.
     pub fn layers_each(&self) -> usize {
         self.layers_each
     }
@@ -94,13 +97,12 @@ impl CacheGroups {
         self.groups.iter().enumerate().find_map(|(index, group)| Some((index, in_group(group)?)))
     }
 
-    /// Groups with full attention. They are the first ones.
+    /// Number of groups with full attention. They come first.
     pub fn full(&self) -> usize {
         self.groups.iter().take_while(|group| group.window.is_none()).count()
     }
 
-    /// The index of the first block of a sequence that its token after the first `tokens` tokens
-    /// reads in a group.
+    /// Index of the first block of a sequence that the token at position `tokens` reads in `group`.
     pub fn first_read(&self, group: usize, tokens: usize) -> usize {
         self.groups[group].window.map_or(0, |window| (tokens + 1).saturating_sub(window) / BLOCK_TOKENS)
     }
@@ -116,9 +118,9 @@ impl CacheGroups {
         self.groups[self.full()..].iter().map(|group| group.blocks_for(tokens, step_tokens)).sum()
     }
 
-    /// The blocks that `sequences` sequences of `tokens` tokens hold at once, in steps of at most
-    /// `step_tokens` tokens. The sequences share the steps, so that blocks which are held for two
-    /// steps, rather than for the window, count once.
+    /// The most blocks that `sequences` sequences of `tokens` tokens each hold at once, in steps of
+    /// at most `step_tokens` tokens. All sequences share a step's tokens, so the blocks of the two
+    /// unfinished steps are counted once and not per sequence.
     pub fn blocks_together(&self, sequences: usize, tokens: usize, step_tokens: usize) -> usize {
         let of_steps = (self.count() - self.full()) * (2 * step_tokens).div_ceil(BLOCK_TOKENS);
         let between_steps = sequences * self.blocks_for(tokens, 1) + of_steps;
@@ -134,11 +136,12 @@ impl CacheGroups {
         between_steps.max(blocks / self.blocks_for(tokens, step_tokens))
     }
 
-    /// The most tokens of a sequence for which `blocks` blocks always suffice.
+    /// The longest sequence, in tokens, that always fits in `blocks` blocks. `usize::MAX` if a
+    /// sequence of any length fits, because all groups have windows.
     pub fn tokens_in(&self, blocks: usize, step_tokens: usize) -> usize {
         let fits = |each: usize| self.blocks_for(each.saturating_mul(BLOCK_TOKENS), step_tokens) <= blocks;
-        // A group with more than all blocks is limited by its window, so if this fits, every group
-        // is, and no length needs more.
+        // A sequence of `blocks + 1` blocks fits only if its window limits every group. Longer
+        // sequences then need no more blocks.
         if fits(blocks + 1) {
             return usize::MAX;
         }
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_as_large_as_little_padding_allows() {
+    fn groups_are_as_large_as_the_padding_limit_allows() {
         let mixed = |full: usize, windowed: usize| of(&[vec![None; full], vec![Some(64); windowed]].concat());
         assert_eq!(shape(&mixed(14, 14)), (vec![(None, 14), (Some(64), 14)], 14));
         assert_eq!(shape(&mixed(21, 7)), (vec![(None, 7), (None, 7), (None, 7), (Some(64), 7)], 7));
@@ -234,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn a_pool_holds_exactly_the_tokens_that_it_should(
+        fn the_longest_sequence_in_a_pool_is_exact(
             windows in proptest::collection::vec(proptest::option::of(1usize..80), 1..5),
             blocks in 0usize..60,
             step_tokens in 1usize..40,

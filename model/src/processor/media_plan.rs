@@ -273,8 +273,8 @@ impl MediaProcessors {
 }
 
 impl MediaError {
-    /// The same error in the request, of which the files planned in `before` come before the files
-    /// that were processed.
+    /// Converts an error about the last files of a request to an error about the whole request: adds
+    /// the number of pictures or videos in `before`, the preceding files, to its index.
     #[must_use]
     pub fn after(mut self, before: &[MediaPlan]) -> Self {
         let videos = before.iter().filter(|plan| matches!(plan, MediaPlan::Video { .. })).count();

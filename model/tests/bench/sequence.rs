@@ -17,7 +17,7 @@ pub struct Sequence {
     groups: CacheGroups,
     tables: Vec<BlockTable>,
     /// Blocks before the windows, which no step reads any more.
-    let_go: Vec<u32>,
+    released: Vec<u32>,
     state: Option<u32>,
     cached: usize,
 }
@@ -46,14 +46,14 @@ impl Sequence {
     ) -> Self {
         let (tokens, positions) = (layout.tokens.clone(), layout.positions.clone());
         let tables = blocks.chunks(blocks.len() / groups.count()).map(|blocks| blocks.to_vec().into()).collect();
-        let (groups, let_go) = (groups.clone(), Vec::new());
-        Sequence { layout, tokens, positions, picture_rows, groups, tables, let_go, state, cached: 0 }
+        let (groups, released) = (groups.clone(), Vec::new());
+        Sequence { layout, tokens, positions, picture_rows, groups, tables, released, state, cached: 0 }
     }
 
     /// The blocks and the slot of the state.
     pub fn into_memory(self) -> (Vec<u32>, Option<u32>) {
         let held = self.tables.into_iter().flat_map(|table| table.blocks);
-        (held.chain(self.let_go).collect(), self.state)
+        (held.chain(self.released).collect(), self.state)
     }
 
     /// Tokens of the prompt that are not in the cache yet.
@@ -126,11 +126,11 @@ impl Share<'_> {
     }
 
     pub(super) fn advance(&mut self) {
-        let Sequence { groups, tables, let_go, cached, .. } = &mut *self.sequence;
+        let Sequence { groups, tables, released, cached, .. } = &mut *self.sequence;
         *cached += self.count;
         for (group, table) in tables.iter_mut().enumerate() {
             let before = groups.first_read(group, *cached) - table.skipped;
-            let_go.extend(table.blocks.drain(..before));
+            released.extend(table.blocks.drain(..before));
             table.skipped += before;
         }
     }

@@ -156,22 +156,24 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_vision_encoder_that_does_not_fit_is_left_out_by_name() {
+fn a_mismatched_vision_encoder_is_skipped_and_reported() {
     let model = || Files::of(&recorded("qwen3_5"));
-    let left_out = |files: &Files| {
+    let skipped = |files: &Files| {
         let checkpoint = files.opened();
         let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
         assert!(family.merge().is_none() && checkpoint.image_processor.is_none(), "it serves only text");
-        let [error] = checkpoint.source().left_out() else { panic!("{:?}", checkpoint.source().left_out()) };
+        let [error] = checkpoint.source().skipped_encoders() else {
+            panic!("{:?}", checkpoint.source().skipped_encoders())
+        };
         (error.to_string(), error.hint())
     };
     let wide = set(encoder(), "clip.vision.projection_dim", 96);
-    let (text, hint) = left_out(&model().with("mmproj-a.gguf", &wide));
+    let (text, hint) = skipped(&model().with("mmproj-a.gguf", &wide));
     let said = "clip.vision.projection_dim is 96; the model's embedding_length is 64";
     assert_eq!(text, format!("the vision encoder in mmproj-a.gguf does not fit the model: {said}"));
-    assert_eq!(hint, "for pictures, put the model's own mmproj file into its folder in place of mmproj-a.gguf");
+    assert_eq!(hint, "to use pictures, replace mmproj-a.gguf with the model's own mmproj file");
     let other = replaced(encoder(), b"qwen3vl_merger", b"qwen9vl_merger");
-    let (text, _) = left_out(&model().with("mmproj-a.gguf", &other));
+    let (text, _) = skipped(&model().with("mmproj-a.gguf", &other));
     assert!(text.ends_with("clip.projector_type is qwen9vl_merger; the model needs qwen3vl_merger"), "{text}");
     let whole = encoder();
     let renamed = |from: &str, to: &str| replaced(encoder(), from.as_bytes(), to.as_bytes());
@@ -185,7 +187,7 @@ fn a_vision_encoder_that_does_not_fit_is_left_out_by_name() {
         (&renamed("v.position_embd.weight", "v.position_emb_.weight"), "v.position_embd.weight is absent"),
         (&renamed("v.patch_embd.weight.1", "v.patch_embd.weight.2"), "it lacks the tensor v.patch_embd.weight.1"),
     ] {
-        let (text, hint) = left_out(&model().with("mmproj.gguf", bytes));
+        let (text, hint) = skipped(&model().with("mmproj.gguf", bytes));
         assert!(text.contains(expected) && text.contains("mmproj.gguf") && !hint.is_empty(), "{text}; {hint}");
     }
     let error = Files::of(&encoder()).open().expect_err("a file that the user names must be a model").to_string();
@@ -199,8 +201,8 @@ fn the_one_vision_encoder_that_fits_is_used() {
     // Files of other models and damaged files next to the model's own file do not matter.
     let files = model().with("mmproj-a.gguf", &wide).with("mmproj-b.gguf", &encoder()).with("mmproj-c.gguf", b"notes");
     let checkpoint = files.opened();
-    assert!(checkpoint.image_processor.is_some() && checkpoint.source().left_out().is_empty());
-    assert!(model().with("mmproj-a.txt", b"notes").opened().source().left_out().is_empty());
+    assert!(checkpoint.image_processor.is_some() && checkpoint.source().skipped_encoders().is_empty());
+    assert!(model().with("mmproj-a.txt", b"notes").opened().source().skipped_encoders().is_empty());
     let error = model().with("mmproj-a.gguf", &encoder()).with("mmproj-b.gguf", &encoder()).open();
     let error = error.expect_err("it is not known which file is meant");
     assert_eq!(error.to_string(), "2 files next to the model have its vision encoder: mmproj-a.gguf, mmproj-b.gguf");
@@ -257,7 +259,7 @@ fn a_text_without_placeholders_cannot_show_pictures() {
     let tokens = replaced(recorded("qwen3_5"), b"<|video_pad|>", b"<|audio_pad|>");
     let files = Files::of(&tokens).with("mmproj.gguf", &encoder());
     let checkpoint = files.opened();
-    let [error] = checkpoint.source().left_out() else { panic!("the file has no placeholder of videos") };
+    let [error] = checkpoint.source().skipped_encoders() else { panic!("the file has no placeholder of videos") };
     let text = error.to_string();
     assert!(text.contains("mmproj.gguf") && text.contains("a list without <|video_pad|>"), "{text}");
     let value: Value = Files::of(&tokens).opened().config["model_type"].clone();

@@ -4,7 +4,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use bursar_budgets::{Bytes, Hint};
-use bursar_kernels::{CudaTarget, DType, MatrixType, Target};
+use bursar_kernels::{CudaTarget, DType, StateDtype, Target};
 use bursar_model::{
     Model,
     checkpoint::CheckpointSource,
@@ -103,7 +103,7 @@ fn released_shapes_have_the_bytes_of_their_states() {
 #[test]
 fn states_in_bf16_take_half_the_memory_and_change_the_logits_little() {
     let [exact, rounded] =
-        [MatrixType::F32, MatrixType::Bf16].map(|states| Bench::of(bench::open(QWEN3_5).with_states(states), 2));
+        [StateDtype::F32, StateDtype::Bf16].map(|states| Bench::of(bench::open(QWEN3_5).with_state_dtype(states), 2));
     let target = Target::Cpu { threads: 2 };
     let [of_exact, of_rounded] = [&exact, &rounded].map(|bench| bench.model.state_shape(&target).expect("states"));
     let matrices = of_exact.value_heads * of_exact.value_dim * of_exact.key_dim;

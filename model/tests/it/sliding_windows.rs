@@ -57,8 +57,7 @@ fn a_window_that_contradicts_the_class_is_refused_by_name() {
     assert_eq!(refused("mistral", json!({ "sliding_window": 0 })), zero);
     let of_kind = |kind: &str| json!(["full_attention", kind, "full_attention", "full_attention"]);
     let sliding = of_kind("sliding_attention");
-    let unused =
-        "layer_types[1] is sliding_attention, which needs a sliding_window, and use_sliding_window must be true";
+    let unused = "layer_types[1] is sliding_attention, but sliding_window is not set or use_sliding_window is not true";
     assert_eq!(refused("qwen2", json!({ "layer_types": sliding })), unused);
     let chunked = json!({ "use_sliding_window": true, "layer_types": of_kind("chunked_attention") });
     assert_eq!(

@@ -70,7 +70,7 @@ def draw_weights(name, config):
 
 
 def vary_blocks(weights, name):
-    """Gives each block of a matrix another scale, so that a scale at a wrong place changes the logits."""
+    """Gives each block of a matrix a different scale, so that a misplaced scale changes the logits."""
     shape = weights.tensors[name].shape
     blocks = [math.ceil(extent / BLOCK) for extent in shape]
     factors = weights.random.permutation(np.linspace(0.5, 1, math.prod(blocks))).reshape(blocks)

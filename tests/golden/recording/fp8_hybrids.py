@@ -35,7 +35,7 @@ def draw_weights(config, first_added, seed):
     weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
     vision_weights(weights, config["vision_config"])
     qwen3_5.add_decoder(weights, config["text_config"], first_added)
-    # Not multiples of one step, as in `fp8.py`.
+    # The values of the embedding are not multiples of one step, as in `fp8.py`.
     rows = config["text_config"]["vocab_size"], config["text_config"]["hidden_size"]
     weights.vector("model.embed_tokens.weight", rows, deviation=1.0)
     for name in filter(PROJECTION.fullmatch, weights.tensors):
@@ -64,8 +64,8 @@ def write_checkpoint(folder, inputs, seed):
 def check_rounding(model, ids, expected):
     """Raises Tie if the same model in f32 rounds an activation to another E4M3 number than in f64.
 
-    Sums of many tokens have more noise than `fp8_formats` allows for, which no seed would leave room for. `model` is
-    converted to f32."""
+    Sums over many tokens have more noise than the margin in `fp8_formats`, and no seed would pass with a larger margin.
+    `model` is converted to f32."""
     model.float().model.rope_deltas = None
     prefill, tokens, logits = greedy(model, {"input_ids": ids})
     error = max(relative(prefill, expected[0]), relative(logits, expected[2]))

@@ -164,7 +164,7 @@ fn damaged() -> String {
 }
 
 #[test]
-fn a_picture_that_fails_in_decoding_is_named_by_its_place_too() {
+fn a_picture_that_fails_to_decode_is_reported_with_its_field() {
     story(async {
         let fixture = Fixture::usual().await;
         let url = |bytes: &str| format!("data:image/png;base64,{bytes}");

@@ -101,7 +101,7 @@ ODD = [  # head_dim, heads, KV heads, sequences of (rows, context)
     (256, 16, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33, 3000)]),
     (256, 9, 3, [(3, 100), (1, 999), (2, 0), (8, 64)]),
 ]
-# As above, with contexts around the windows' lengths and around the borders of blocks.
+# Sequences with a window: contexts around the windows' lengths and around block boundaries.
 WINDOWED = [
     (128, 28, 4, [(1, context) for context in (1, 16, 17, 18, 0, 33, 511, 512, 513, 527, 528, 529, 576)]),
     (128, 28, 4, [(1, 4096 + more) for more in (-1, 0, 1, 15, 16, 17, 900, 28_000)]),

@@ -108,8 +108,8 @@ ODD = [  # heads, KV heads, sequences of (rows, context)
     (7, 1, [(20, 15), (3, 40)]),  # the first rows attend to no key
 ]
 
-# As above, with contexts around the windows' lengths, around the borders of blocks, and around the borders of steps (32, 64,
-# 80 and 128 keys).
+# Sequences with a window: contexts around the windows' lengths, block boundaries, and step boundaries (32, 64, 80 and 128
+# keys).
 WINDOWED = [
     (28, 4, [(1, 1), (17, 17), (300, 300), (65, 257), (0, 33), (129, 1129), (1, 700), (2, 64), (9, 5000)]),
     (33, 1, [(5, 9), (31, 131), (33, 545), (200, 4300)]),

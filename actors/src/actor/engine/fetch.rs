@@ -16,8 +16,8 @@ use super::{Progress, ProgressSink, StartError};
 pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
     if !origin.is_remote() {
         let source = origin.bring(&())?;
-        for error in source.left_out() {
-            tracing::warn!(%error, hint = error.hint(), "a vision encoder is left out: the model takes no pictures");
+        for error in source.skipped_encoders() {
+            tracing::warn!(%error, hint = error.hint(), "skipped a vision encoder file; the model does not accept pictures");
         }
         return Ok(source);
     }

@@ -162,7 +162,7 @@ impl EngineArguments {
         let (executor, checkpoint) = tokio::try_join!(self.executor(&files), open)?;
         let checkpoint = checkpoint.with_context_limit(self.options.context_tokens_for(self.device.is_host_memory()));
         let options = self.options.clone();
-        let cached = move |target: &Target| Ok(Arc::new(options.cached_on(target, checkpoint)?));
+        let cached = move |target: &Target| Ok(Arc::new(options.with_cache_types(target, checkpoint)?));
         let (checkpoint, plan, needs) = self.plan(cached, &executor).await?;
         Ok((executor, checkpoint, plan, needs))
     }

@@ -104,8 +104,9 @@ impl Sample {
         work
     }
 
-    /// Returns the sample as a step of a model that reads `format`. All sequences use the same KV blocks, because no block has
-    /// content yet. With recurrent states, each sequence writes a separate state.
+    /// Returns the sample as a step of a model that reads `format`. All sequences use the same KV
+    /// blocks, because no block has content yet. With recurrent states, each sequence writes a
+    /// separate state.
     fn batch(&self, blocks: usize, vocabulary: usize, format: StepFormat) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();

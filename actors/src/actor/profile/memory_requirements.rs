@@ -253,8 +253,8 @@ impl MemoryRequirements {
         self.host_tiers().map(|tier| self.host_tier_bytes(tier)).into_iter().sum()
     }
 
-    /// The most tokens that a sequence can have in a KV cache of `blocks` blocks, if that is less
-    /// than a context.
+    /// Returns the longest sequence, in tokens, that fits in `blocks` blocks, if a whole context does
+    /// not fit. Otherwise returns `None`.
     pub fn too_few_tokens(&self, blocks: usize, envelope: &Envelope) -> Option<usize> {
         let is_too_small = blocks < self.context_blocks;
         is_too_small.then(|| self.cache_groups.tokens_in(blocks, envelope.step_tokens))

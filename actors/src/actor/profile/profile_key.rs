@@ -50,7 +50,7 @@ impl ProfileKey {
         profile_key.add("bursar", env!("CARGO_PKG_VERSION"));
         profile_key.add("weights", short(checkpoint.weights_fingerprint().to_string()));
         profile_key.add("cache", checkpoint.cache().name());
-        profile_key.add("states", checkpoint.states().dtype().name());
+        profile_key.add("states", checkpoint.state_dtype().dtype().name());
         profile_key.add("config", short(checkpoint.config_fingerprint().to_string()));
         let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
@@ -149,7 +149,7 @@ impl fmt::Display for Difference {
 
 #[cfg(test)]
 mod tests {
-    use bursar_kernels::MatrixType;
+    use bursar_kernels::StateDtype;
     use bursar_model::{demo, flow::CacheFormat};
 
     use super::*;
@@ -232,7 +232,7 @@ mod tests {
             }),
             ("states was f32, is bf16", |start| {
                 let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
-                start.checkpoint = checkpoint.with_states(MatrixType::Bf16);
+                start.checkpoint = checkpoint.with_state_dtype(StateDtype::Bf16);
             }),
             ("processor.max_pixels was 200704, is 100352", |Start { checkpoint, .. }| {
                 let pictures = checkpoint.image_processor.as_ref().expect("the checkpoint takes pictures");

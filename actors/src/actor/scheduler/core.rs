@@ -174,7 +174,7 @@ impl SchedulerCore {
         self
     }
 
-    /// Assigns blocks to these cache groups.
+    /// Sets the model's cache groups. The default is one group with full attention.
     #[must_use]
     pub fn with_groups(mut self, groups: CacheGroups) -> Self {
         self.kv = self.kv.with_groups(groups);
@@ -259,7 +259,7 @@ impl SchedulerCore {
         self.kv.take_events()
     }
 
-    /// Tokens that the blocks of the pool can hold now, each for one cache group.
+    /// The pool's current capacity in tokens. Each token counts once in each cache group.
     fn kv_tokens(&self) -> usize {
         self.kv.blocks() * BLOCK_TOKENS
     }

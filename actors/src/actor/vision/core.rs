@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use bursar_kernels::ops::copy_blocks::{BlockCopy, JOBS_MAX};
+use bursar_kernels::ops::copy_blocks::{BlockCopy, PREPARED_JOBS};
 use bursar_model::flow::PictureHash;
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 /// bounded.
 const COPIES: usize = 4;
 
-const _: () = assert!(COPIES <= JOBS_MAX, "the device is prepared for the copies");
+const _: () = assert!(COPIES <= PREPARED_JOBS, "the device creates clocks for this many copy jobs");
 
 /// The number of a request, in order of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

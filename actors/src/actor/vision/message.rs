@@ -107,8 +107,8 @@ pub enum VisionError {
     /// The pictures exceed the vision cache.
     #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     TooLarge { rows: usize, limit: usize },
-    /// A picture exceeds a launch of the vision encoder.
-    #[error("a picture takes {patches} patches; a launch of the vision encoder has at most {limit}")]
+    /// A picture has more patches than one batch of the vision encoder may have.
+    #[error("a picture has {patches} patches; the limit of an encoder batch (`launch_patches`) is {limit}")]
     PictureTooLarge { patches: usize, limit: usize },
     /// Host memory for the pixels could not be leased.
     #[error(transparent)]

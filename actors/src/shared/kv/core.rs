@@ -8,7 +8,7 @@
 //! host memory before its block is reused, and is copied back when a sequence begins with it.
 //!
 //! A sequence has a block table for each [cache group](CacheGroups) of the model. In a group with a
-//! window, the sequence lets go of the blocks before the window, and a prefix can be shared if the
+//! window, the sequence releases the blocks before the window, and a prefix can be shared if the
 //! blocks within the window at its end are available.
 
 mod prefix;
@@ -179,7 +179,7 @@ impl KvCore {
         }
     }
 
-    /// Assigns blocks to these cache groups.
+    /// Sets the model's cache groups. The default is one group with full attention.
     #[must_use]
     pub fn with_groups(mut self, groups: CacheGroups) -> Self {
         self.groups = groups;
@@ -309,10 +309,10 @@ impl KvCore {
         Ok(Table { sequence: demand.sequence, blocks, held })
     }
 
-    /// Lets go of the blocks of a sequence that its tokens after the first `tokens` tokens do not
-    /// read, because the blocks are before the windows of their groups. The step that computed
-    /// these tokens must have ended. Unknown sequences are ignored.
-    pub fn let_go(&mut self, sequence: SequenceId, tokens: usize) {
+    /// Releases the blocks of a sequence that are before the windows of their groups once the
+    /// sequence has `tokens` tokens. Later tokens do not read these blocks. The step that computed
+    /// the `tokens` tokens must have ended. Unknown sequences are ignored.
+    pub fn release_skipped(&mut self, sequence: SequenceId, tokens: usize) {
         if self.groups.full() == self.groups.count() {
             return;
         }
@@ -370,7 +370,7 @@ impl KvCore {
         let name = self.pool[block as usize].name.take().expect("an idle block has content");
         self.named.remove(&name);
         if !self.has_host() {
-            return self.tell_removed(name);
+            return self.push_removed(name);
         }
         self.clock += 1;
         if self.host.fetch(&name, self.clock).is_none() {
@@ -379,7 +379,7 @@ impl KvCore {
     }
 
     /// Adds [`BlockEvent::Removed`] for each of these names that no sequence would find any more.
-    fn tell_lost(&mut self, names: impl IntoIterator<Item = Name>) {
+    fn push_lost(&mut self, names: impl IntoIterator<Item = Name>) {
         if !self.has_host() {
             return;
         }
@@ -387,12 +387,13 @@ impl KvCore {
         let is_leaving = |name: &Name| self.leaving.iter().any(|(leaving, _)| leaving == name);
         let is_lost = |name: &Name| !self.is_known(name) && !is_coming(name) && !is_leaving(name);
         let lost: Vec<_> = names.into_iter().filter(is_lost).collect();
-        lost.into_iter().for_each(|name| self.tell_removed(name));
+        lost.into_iter().for_each(|name| self.push_removed(name));
     }
 
-    /// Events speak only of the blocks of the first group. It has full attention if any group has,
-    /// so its blocks are those that a prefix lacks first.
-    fn tell_removed(&mut self, Name { group, key }: Name) {
+    /// Reports a block as removed, and forgets the state snapshot at its end. Only blocks of the
+    /// first group are reported. If any group has full attention, the first group has it, so a
+    /// prefix cannot be shared past a missing block of this group.
+    fn push_removed(&mut self, Name { group, key }: Name) {
         if group == 0 {
             self.states.forget(&key);
             self.events.push(BlockEvent::Removed(key));
@@ -423,7 +424,7 @@ impl KvCore {
     fn take_in(&mut self, kept: &[Name]) -> Vec<BlockCopy> {
         let leaving = std::mem::take(&mut self.leaving);
         let (copies, evicted) = self.host.store_blocks(&leaving, kept, &mut self.clock);
-        self.tell_lost(leaving.into_iter().map(|(name, _)| name).chain(evicted));
+        self.push_lost(leaving.into_iter().map(|(name, _)| name).chain(evicted));
         copies
     }
 
@@ -542,7 +543,7 @@ impl KvCore {
         );
         let (too_late, leaving): (Vec<_>, _) = self.leaving.drain(..).partition(|(_, block)| gone.contains(block));
         self.leaving = leaving;
-        self.tell_lost(too_late.into_iter().map(|(name, _)| name));
+        self.push_lost(too_late.into_iter().map(|(name, _)| name));
         self.pool.truncate(to);
         self.check();
         holders

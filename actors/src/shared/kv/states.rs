@@ -245,8 +245,9 @@ impl StatePool {
 
     /// The slots for a planned step that runs the tokens from `first` to `end` of a sequence. The
     /// step takes a snapshot at the junction and before the last token of the `known` tokens, if
-    /// there are slots. While the sequence decodes, it takes one every [`SNAPSHOT_TOKENS`] tokens,
-    /// for the next turn of its conversation. Returns `None` for a model without recurrent states.
+    /// there are slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`] tokens, for the
+    /// next turn of the conversation, if replies may take a slot. Returns `None` for a model without
+    /// recurrent states.
     pub fn plan_step(&mut self, sequence: SequenceId, first: usize, end: usize, known: usize) -> Option<StateSlots> {
         let live = self.live.get(&sequence)?;
         let (write, read) = (live.slot, live.resumes_from.unwrap_or(live.slot));

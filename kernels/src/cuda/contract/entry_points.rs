@@ -6,7 +6,7 @@ use super::sizes::{
     ByHeadDim, ByHopperHeadDim, ByPackedHeadDim, BySmallMRows, GATED_WIDTHS, HeadDim, HopperHeadDim, PLACES,
     PackedHeadDim, SmallMRows, TILED_ROWS,
 };
-use crate::{DType, MatrixType, QuantizationScheme};
+use crate::{DType, QuantizationScheme, StateDtype};
 
 /// A source file in `kernels/cuda`.
 #[derive(Clone, Copy)]
@@ -403,10 +403,10 @@ impl<F> Delta<F> {
 
 impl<F> States<F> {
     /// The kernels of the gated delta rule for matrices of this type.
-    pub(in crate::cuda) fn delta(&self, matrices: MatrixType) -> &Delta<F> {
+    pub(in crate::cuda) fn delta(&self, matrices: StateDtype) -> &Delta<F> {
         match matrices {
-            MatrixType::F32 => &self.delta_f32,
-            MatrixType::Bf16 => &self.delta_bf16,
+            StateDtype::F32 => &self.delta_f32,
+            StateDtype::Bf16 => &self.delta_bf16,
         }
     }
 

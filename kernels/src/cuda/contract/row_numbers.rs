@@ -15,8 +15,8 @@ contract! {
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
         /// Cache slot of padding rows of a captured graph. Their keys and values are not written.
         const NO_SLOT: u32 = crate::calls::NO_SLOT;
-        /// Window of attention over the KV cache in which a row sees all earlier tokens. It is the
-        /// largest window, and longer than any context. Adding a context to it does not overflow.
+        /// Value of a kernel's `window` argument for attention without a sliding window. It is longer
+        /// than any context, and the sum of this value and a context does not overflow.
         const NO_WINDOW: u32 = 1 << 30;
     }
 

@@ -179,9 +179,9 @@ impl Keys<'_, '_> {
         Ok(head_dim)
     }
 
-    /// Refuses a window that some sequence would fill. llama.cpp does not read this setting for the
-    /// supported architectures and attends to the whole context, but the checkpoints that the files
-    /// were converted from have the window, so the file does not say what to compute.
+    /// Refuses a sliding window that is shorter than the context. llama.cpp ignores this setting for
+    /// the supported architectures and uses full attention, but the original checkpoints use the
+    /// window, so it is unclear which attention the file needs.
     fn refuse_window(&self) -> Result<(), CheckpointError> {
         let (window, context) = (self.number(WINDOW)?, self.required("context_length")?);
         match window.filter(|window| (1..context).contains(window)) {

@@ -72,8 +72,8 @@ pub(super) fn layers(keys: &Keys<'_, '_>, all: u64) -> Result<u64, CheckpointErr
     }
 }
 
-/// A size of gated delta nets. Sizes of tensors are products of up to three of them, which the
-/// limit keeps below 2^63.
+/// Reads a size of the gated delta nets, from 1 to `SIZE_MAX`. A tensor's size is the product of at
+/// most three such sizes, so it stays below 2^63.
 fn size(keys: &Keys<'_, '_>, key: &str) -> Result<usize, CheckpointError> {
     let size = keys.required(key)?;
     let is_within = (1..=SIZE_MAX).contains(&size);

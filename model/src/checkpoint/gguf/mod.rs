@@ -34,7 +34,7 @@ pub struct GgufFile {
     path: PathBuf,
     files: BTreeMap<&'static str, Vec<u8>>,
     shards: Vec<Shard>,
-    left_out: Vec<CheckpointError>,
+    skipped_encoders: Vec<CheckpointError>,
 }
 
 // Names of a decoder and of a vision encoder in Hugging Face checkpoints.
@@ -61,10 +61,11 @@ impl GgufFile {
         let architecture = settings.architecture(known)?;
         let config = Config::of(&settings, architecture, &header, content.bytes())?;
         let mut files = text_files::of(&settings)?;
-        let (mut shards, mut json, mut decoder, mut left_out) = (Vec::new(), config.json(), DECODER, Vec::new());
+        let (mut shards, mut json, mut decoder, mut skipped_encoders) =
+            (Vec::new(), config.json(), DECODER, Vec::new());
         if let Some(vision) = &architecture.vision {
             let found = FoundEncoder::find(path, vision, &config, ENCODER)?;
-            left_out = found.left_out;
+            skipped_encoders = found.skipped_encoders;
             match found.encoder.map(|encoder| (text_files::placeholders(&settings), encoder)) {
                 Some((Ok(placeholders), encoder)) => {
                     json = with_vision(json, &encoder, vision, &placeholders);
@@ -72,7 +73,7 @@ impl GgufFile {
                     (shards, decoder) = (vec![encoder.shard], DECODER_WITH_VISION);
                 }
                 Some((Err(error), encoder)) => {
-                    left_out.push(CheckpointError::Encoder { file: encoder.file, reason: error.to_string() });
+                    skipped_encoders.push(CheckpointError::Encoder { file: encoder.file, reason: error.to_string() });
                 }
                 None => {}
             }
@@ -81,7 +82,7 @@ impl GgufFile {
         let tensors = tensors::places(&file, &header, content.bytes(), &config, decoder)?;
         let listing = header.listing.clone();
         shards.insert(0, Shard::new(&file, content, listing, tensors));
-        Ok(GgufFile { path: path.to_owned(), files, shards, left_out })
+        Ok(GgufFile { path: path.to_owned(), files, shards, skipped_encoders })
     }
 
     /// The file's path, for messages.
@@ -94,8 +95,8 @@ impl GgufFile {
         self.files.get(file).map(Vec::as_slice)
     }
 
-    pub(super) fn left_out(&self) -> &[CheckpointError] {
-        &self.left_out
+    pub(super) fn skipped_encoders(&self) -> &[CheckpointError] {
+        &self.skipped_encoders
     }
 
     pub(super) fn shards(&self) -> &[Shard] {

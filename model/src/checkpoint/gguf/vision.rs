@@ -87,17 +87,17 @@ pub(super) struct FoundEncoder {
     pub encoder: Option<Encoder>,
     /// The reason for each file that was left out. Empty if there is an encoder, because files of
     /// other models do not matter then.
-    pub left_out: Vec<CheckpointError>,
+    pub skipped_encoders: Vec<CheckpointError>,
 }
 
 impl FoundEncoder {
     /// Looks for the vision encoder of the model in `path`: the file in the same folder whose name
-    /// contains `mmproj` and whose encoder fits the model. A file that does not fit or cannot be
-    /// read is left out, because no one asked for it. Its tensors get names that start with
-    /// `prefix`.
+    /// contains `mmproj` and whose encoder fits the model. Other files are skipped without an error,
+    /// because the user did not name them. Names of the encoder's tensors start with `prefix`.
     ///
     /// # Errors
-    /// [`CheckpointError::Encoders`] if several files fit; the folder cannot be read.
+    /// [`CheckpointError::Encoders`] if several files fit; [`CheckpointError::Unreadable`] if the
+    /// folder cannot be read.
     pub fn find(path: &Path, vision: &GgufVision, config: &Config, prefix: &str) -> Result<Self, CheckpointError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let unreadable = |error| CheckpointError::unreadable(&folder.display().to_string(), &error);
@@ -110,11 +110,11 @@ impl FoundEncoder {
             }
         }
         names.sort_unstable();
-        let (mut fitting, mut left_out) = (Vec::new(), Vec::new());
+        let (mut fitting, mut skipped_encoders) = (Vec::new(), Vec::new());
         for file in names {
             match Encoder::open(folder, &file, (vision, config), prefix) {
                 Ok(encoder) => fitting.extend(encoder),
-                Err(reason) => left_out.push(reason),
+                Err(reason) => skipped_encoders.push(reason),
             }
         }
         if fitting.len() > 1 {
@@ -122,8 +122,8 @@ impl FoundEncoder {
             return Err(CheckpointError::Encoders { files });
         }
         Ok(match fitting.pop() {
-            None => FoundEncoder { encoder: None, left_out },
-            encoder => FoundEncoder { encoder, left_out: Vec::new() },
+            None => FoundEncoder { encoder: None, skipped_encoders },
+            encoder => FoundEncoder { encoder, skipped_encoders: Vec::new() },
         })
     }
 }

@@ -164,14 +164,15 @@ impl SchedulerCore {
         let mut forecasts: Vec<_> = stay.iter().map(|sequence| forecast(sequence, false)).collect();
         forecasts.push(forecast(next, true));
         let shared = self.kv.shared_blocks() * BLOCK_TOKENS;
-        let peak = predicted_peak(&mut forecasts, kv_groups.full(), BLOCK_TOKENS) + self.of_prompts(next, &stay);
+        let peak = predicted_peak(&mut forecasts, kv_groups.full(), BLOCK_TOKENS) + self.prefill_overhead(next, &stay);
         let fits = peak.saturating_sub(shared) <= self.kv_tokens();
         fits && (!next.is_kept() || self.keeps(next, &stay))
     }
 
-    /// Tokens for which prompts need blocks, in groups with a window, in addition to the blocks that
-    /// the same number of decoded tokens would need: the chunks of two steps are held as a whole.
-    fn of_prompts(&self, next: &Sequence, stay: &[&Sequence]) -> usize {
+    /// Tokens of additional space that prompts need in groups with a window, compared with decoding
+    /// sequences of the same length, because the chunks of two steps are held whole. At most two
+    /// steps per group, because all prompts share the steps.
+    fn prefill_overhead(&self, next: &Sequence, stay: &[&Sequence]) -> usize {
         let (groups, step_tokens) = (self.kv.groups(), self.limits.step_tokens);
         let windowed = groups.count() - groups.full();
         if windowed == 0 {

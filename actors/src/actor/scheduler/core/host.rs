@@ -1,7 +1,7 @@
 //! Blocks that are copied to host memory, and copied back for sequences that begin
 //! with them (ADR 15).
 
-use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::JOBS_MAX};
+use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::PREPARED_JOBS};
 
 use super::{Effect, SchedulerCore, Sequence};
 use crate::{
@@ -10,10 +10,9 @@ use crate::{
     scheduler::step::CopyUnderWay,
 };
 
-/// While this many copies are running, only copies that a step needs may begin. The device is
-/// prepared for these copies and for the copies of two steps, and the lane's queue has room for
-/// them.
-const AHEAD: usize = JOBS_MAX - 2;
+/// While this many copies are running, only copies that a step needs may begin. The device has
+/// clocks for these copies and for the copies of two steps, and the lane's queue has room for them.
+const AHEAD: usize = PREPARED_JOBS - 2;
 
 /// With a host tier, 1 / `BLANK_SHARE` of the pool is kept blank, so that steps seldom wait for
 /// copies to the host.

@@ -41,7 +41,7 @@ impl SchedulerCore {
             let finish = match chosen {
                 Some(chosen) => self.chose(part, chosen, effects),
                 None => {
-                    self.kv.let_go(part.sequence, part.end);
+                    self.kv.release_skipped(part.sequence, part.end);
                     None
                 }
             };
@@ -105,7 +105,7 @@ impl SchedulerCore {
             sequence.named = end;
         }
         // The next step, which may be running, begins after these tokens.
-        self.kv.let_go(id, end);
+        self.kv.release_skipped(id, end);
         let verified = (part.drafts > 0).then(|| (part.drafts, chosen.len() - 1));
         if let Some((drafted, accepted)) = verified {
             self.kv.truncate(id, sequence.spec.tokens.len());

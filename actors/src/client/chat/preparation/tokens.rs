@@ -57,7 +57,7 @@ impl ModelHandle {
     pub async fn detokenize(&self, token_ids: impl Into<Vec<u32>>) -> Result<String, ChatError> {
         let ids = token_ids.into();
         let decode = move |context: &ModelContext| {
-            check_spelled(context, &ids)?;
+            check_in_vocabulary(context, &ids)?;
             Ok(context.prompts.tokenizer().decode(&ids, false)?)
         };
         self.on_a_thread(decode).await
@@ -72,7 +72,7 @@ impl ModelHandle {
     pub async fn token_strs(&self, token_ids: impl Into<Vec<u32>>) -> Result<Vec<String>, ChatError> {
         let ids = token_ids.into();
         let spell = move |context: &ModelContext| {
-            check_spelled(context, &ids)?;
+            check_in_vocabulary(context, &ids)?;
             Ok(ids.iter().map(|id| context.prompts.tokenizer().token_of(*id).unwrap_or_default()).collect())
         };
         self.on_a_thread(spell).await
@@ -107,10 +107,11 @@ impl ModelHandle {
     }
 }
 
-/// Refuses ids without a token. The tokenizer may have added tokens after the last row of logits.
-/// The model cannot read or choose them, but [`ModelHandle::tokenize`] may return them. Ids between
-/// the tokens of the tokenizer and the last row are padding.
-fn check_spelled(context: &ModelContext, ids: &[u32]) -> Result<(), ChatError> {
+/// Refuses ids that neither the tokenizer nor the model has. The tokenizer may have added tokens past
+/// the model's last row of logits: the model cannot read or sample them, but
+/// [`ModelHandle::tokenize`] may return them. Ids past the tokenizer's tokens that have a row of
+/// logits are padding, and are accepted.
+fn check_in_vocabulary(context: &ModelContext, ids: &[u32]) -> Result<(), ChatError> {
     let vocabulary = context.family.decoder().vocabulary.max(context.prompts.tokenizer().vocabulary_size());
     match ids.iter().find(|id| **id as usize >= vocabulary) {
         Some(&token) => Err(SamplingError::UnknownToken { parameter: "tokens", token, vocabulary }.into()),

@@ -1,4 +1,4 @@
-//! Pure: the part of a prefix that is available, and its way from the host to the device.
+//! Pure: finds the available part of a prefix, and plans the copies that fetch it from host memory.
 
 use bursar_kernels::{
     BLOCK_TOKENS,
@@ -29,8 +29,8 @@ impl KvCore {
         self.longest(prefix, |name| self.named.contains_key(name), |key| self.states.is_resumable(key))
     }
 
-    /// The longest beginning of `prefix`, in blocks, whose next token finds all blocks that it reads
-    /// and the state at its end.
+    /// Length, in blocks, of the longest part of `prefix` after which a sequence can continue: `has`
+    /// is true for all blocks that the next token reads, and `has_state` for the last block.
     fn longest(
         &self,
         prefix: &[PrefixKey],
@@ -39,7 +39,7 @@ impl KvCore {
     ) -> usize {
         let (groups, full) = (&self.groups, self.groups.full());
         let mut longest = 0;
-        // The number of available blocks in a row, up to the current block, in each group.
+        // For each group, the number of consecutive available blocks that end at the current block.
         let mut runs = vec![0; groups.count()];
         for (place, key) in prefix.iter().enumerate() {
             for (group, run) in runs.iter_mut().enumerate() {
@@ -47,7 +47,7 @@ impl KvCore {
             }
             let blocks = place + 1;
             let has_all = |group: usize| runs[group] >= blocks - groups.first_read(group, blocks * BLOCK_TOKENS);
-            // A group with full attention reads every block, so it has none beyond a missing one.
+            // Full attention reads every block, so a missing block rules out all longer prefixes.
             if !(0..full).all(has_all) {
                 break;
             }
@@ -67,9 +67,9 @@ impl KvCore {
         prefix.iter().take_while(|key| self.named.contains_key(&Name { group: 0, key: **key })).count()
     }
 
-    /// The blocks, in each cache group, that a sequence which begins with `prefix` reads: the number
-    /// of blocks before them, and their names.
-    fn read(&self, prefix: &[PrefixKey]) -> impl Iterator<Item = (usize, Vec<Name>)> {
+    /// For each cache group, the number of leading blocks that a sequence with this prefix skips, and
+    /// the names of the blocks that it reads.
+    fn blocks_to_read(&self, prefix: &[PrefixKey]) -> impl Iterator<Item = (usize, Vec<Name>)> {
         (0..self.groups.count()).map(move |group| {
             let first = self.groups.first_read(group, prefix.len() * BLOCK_TOKENS);
             (first, prefix[first..].iter().map(|key| Name { group, key: *key }).collect())
@@ -78,7 +78,7 @@ impl KvCore {
 
     /// The names of all blocks that a sequence which begins with `prefix` reads.
     fn names(&self, prefix: &[PrefixKey]) -> impl Iterator<Item = Name> {
-        self.read(prefix).flat_map(|(_, names)| names)
+        self.blocks_to_read(prefix).flat_map(|(_, names)| names)
     }
 
     /// The block tables of a new sequence that shares `prefix`, all of which is on the device.
@@ -87,7 +87,7 @@ impl KvCore {
             skipped,
             blocks: names.iter().map(|name| self.named[name]).collect(),
         };
-        self.read(prefix).map(table).collect()
+        self.blocks_to_read(prefix).map(table).collect()
     }
 
     /// Returns how much of `prefix` is on the device or in host memory.
@@ -123,7 +123,7 @@ impl KvCore {
         if is_complete || !found.has_room || !has_state || self.tables.contains_key(&sequence) {
             return None;
         }
-        let read: Vec<_> = self.read(prefix).collect();
+        let read: Vec<_> = self.blocks_to_read(prefix).collect();
         // The blocks on the device are held before any block is taken, so that none of them is
         // reused.
         let on_device: Vec<u32> = self.names(prefix).filter_map(|name| self.named.get(&name).copied()).collect();
@@ -171,8 +171,9 @@ impl KvCore {
         self.states.fetched(sequence);
     }
 
-    /// Whether a running copy fetches the first block of `prefix` that the device does not have, or
-    /// the state at the end of what is known of `prefix`.
+    /// Whether a running copy fetches content that this prefix waits for: the first missing block of
+    /// a group with full attention, a missing block within a window, or the state at the end of the
+    /// known part of `prefix`.
     pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
         let known = &prefix[..self.known_prefix(prefix)];
         let is_missing = |name: &Name| !self.named.contains_key(name);

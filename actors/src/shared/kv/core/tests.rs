@@ -333,7 +333,7 @@ proptest! {
             }
             alive.insert(number, (name, tokens));
             fill(&mut kv, sequence, name, tokens);
-            kv.let_go(sequence, tokens);
+            kv.release_skipped(sequence, tokens);
             for (group, blocks) in kv.tables[&sequence].iter().enumerate() {
                 prop_assert_eq!(blocks.skipped, groups.first_read(group, tokens));
                 prop_assert_eq!(blocks.end(), tokens.div_ceil(BLOCK_TOKENS));

@@ -245,11 +245,11 @@ fn the_next_turn_resumes_within_the_last_reply() {
         resumed.push(story.found[&SequenceId(turn)]);
         chat = after(&story.tokens[&SequenceId(turn)], 20 + turn as u32, 30);
     }
-    // The conversation has 150 and 200 tokens after the first turn, and 230 more after each turn.
-    // The very last token of a reply is never computed.
+    // The first turn has a prompt of 150 tokens and a reply of 200. Each later turn adds 30 and 200.
+    // The last token of a reply is never computed.
     assert_eq!(resumed, [0, 320, 576, 768]);
-    // Each turn leaves the last snapshot of its reply, and one of its prompt if the prompt does not
-    // resume there: after 128 and 832 tokens.
+    // Each turn leaves the last snapshot of its reply. Two prompts also leave one, after 128 and 832
+    // tokens. The other two prompts resume where they would take theirs.
     assert_eq!(story.usage().snapshots, 6);
 }
 

@@ -114,8 +114,8 @@ fn what_has_not_left_a_tail_when_the_pool_shrinks_is_forgotten() {
 
 /// Contents of device and host memory. Copies run as late as allowed.
 struct Memory {
-    /// The content of each block: the cache group, the name, and the block's index in its sequence. `host` has the
-    /// same data for each slot.
+    /// The content of each block: the cache group, the name, and the block's index in its sequence.
+    /// `host` has the same data for each slot.
     device: Vec<Option<(usize, u32, usize)>>,
     host: Vec<Option<(usize, u32, usize)>>,
     copies: VecDeque<(bool, BlockCopy)>,
@@ -232,7 +232,7 @@ proptest! {
                     }
                     alive.insert(number, (name, tokens));
                     fill(&mut kv, sequence, name, tokens);
-                    kv.let_go(sequence, tokens);
+                    kv.release_skipped(sequence, tokens);
                 }
                 _ => {}
             }

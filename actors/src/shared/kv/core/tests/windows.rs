@@ -16,22 +16,22 @@ fn shape(kv: &KvCore, sequence: SequenceId) -> Vec<(usize, usize)> {
 fn run(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) -> usize {
     let held = kv.allot(&[alike(sequence, name, tokens, tokens)]).tables[0].held;
     fill(kv, sequence, name, tokens);
-    kv.let_go(sequence, tokens);
+    kv.release_skipped(sequence, tokens);
     held
 }
 
 #[test]
-fn blocks_before_the_window_are_let_go_when_their_step_has_ended() {
+fn blocks_before_the_window_are_released_when_their_step_ends() {
     let mut kv = mixed(12);
     kv.allot(&[demand(A, 0, 80)]);
     assert_eq!(shape(&kv, A), [(0, 5), (0, 5)], "the rows of the step read all five blocks");
-    kv.let_go(A, 80);
+    kv.release_skipped(A, 80);
     assert_eq!(shape(&kv, A), [(0, 5), (3, 2)], "the next token reads the last 31 tokens");
     kv.allot(&[demand(A, 80, 81)]);
-    kv.let_go(A, 81);
+    kv.release_skipped(A, 81);
     assert_eq!(shape(&kv, A), [(0, 6), (3, 3)]);
     assert_eq!(kv.usage(), KvUse { blocks: 12, held: 9, cached: 0 });
-    kv.let_go(B, 81);
+    kv.release_skipped(B, 81);
     kv.release(A);
     assert_eq!(kv.usage().held, 0);
 }
@@ -42,7 +42,7 @@ fn a_pool_without_full_attention_runs_any_length() {
     kv.allot(&[demand(A, 0, 1)]);
     for tokens in 1..1000 {
         assert_eq!(kv.allot(&[demand(A, tokens, tokens + 1)]).short_by, 0, "{tokens} tokens");
-        kv.let_go(A, tokens + 1);
+        kv.release_skipped(A, tokens + 1);
     }
     assert!(kv.usage().held <= 3);
 }
@@ -80,7 +80,7 @@ fn a_prefix_ends_where_a_window_is_complete() {
 }
 
 #[test]
-fn events_speak_only_of_the_first_group() {
+fn only_blocks_of_the_first_group_are_reported() {
     let (mut kv, mut known) = (mixed(12), BTreeSet::new());
     run(&mut kv, A, 7, 81);
     hear(&mut kv, &mut known);
