@@ -326,10 +326,10 @@ fn plan(more: &[&str]) -> (bool, String) {
 #[test]
 fn what_drafts_take_is_planned_from_vllms_flag() {
     let step_workspace = |more: &[&str]| {
-        let (fits, told) = plan(more);
-        assert!(fits, "{told}");
-        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
-        told["claims"]["step workspace"].as_u64().expect("a number")
+        let (fits, output) = plan(more);
+        assert!(fits, "{output}");
+        let plan: serde_json::Value = serde_json::from_str(&output).expect("JSON");
+        plan["claims"]["step workspace"].as_u64().expect("a number")
     };
     let config = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}"#;
     let [with, without] = [&["--speculative-config", config][..], &[]].map(step_workspace);
@@ -348,7 +348,7 @@ fn what_drafts_take_is_planned_from_vllms_flag() {
         ),
         (r#"{"method": "ngram", "draft_model": "a/b"}"#, "speculative_config.draft_model"),
     ] {
-        let (fits, told) = plan(&["--speculative-config", config]);
-        assert!(!fits && told.contains(expected), "{config}: {told}");
+        let (fits, output) = plan(&["--speculative-config", config]);
+        assert!(!fits && output.contains(expected), "{config}: {output}");
     }
 }

@@ -24,12 +24,10 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{CacheGroups, SequencePart, StateSlots, StepBatch};
 
-pub use self::{
-    input::{Effect, Input},
-    stepped::VerifiedDrafts,
-};
+pub use self::input::{Effect, Input};
 use super::{
     admission::ReplyLengths,
+    drafts::VerifiedDrafts,
     sequence::{Charge, History, NewSequence, Sequence},
     step::{ChosenRows, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };

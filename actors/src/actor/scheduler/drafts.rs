@@ -23,7 +23,7 @@ pub struct NgramSizes {
 }
 
 impl Default for NgramSizes {
-    /// vLLM's defaults.
+    /// The defaults of vLLM's `prompt_lookup_min` and `prompt_lookup_max`.
     fn default() -> Self {
         NgramSizes { min: 5, max: 5 }
     }
@@ -109,6 +109,23 @@ fn hash(tokens: &[u32]) -> usize {
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, token| (hash ^ u64::from(*token)).wrapping_mul(0x0000_0100_0000_01b3));
     (mixed ^ mixed >> 32) as usize
+}
+
+/// Drafted tokens that steps have verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VerifiedDrafts {
+    /// Drafted tokens.
+    pub drafted: usize,
+    /// Accepted tokens, by their position among the drafts of a step.
+    pub accepted: Vec<usize>,
+}
+
+impl VerifiedDrafts {
+    pub(super) fn count(&mut self, drafted: usize, accepted: usize) {
+        self.drafted += drafted;
+        self.accepted.resize(self.accepted.len().max(accepted), 0);
+        self.accepted[..accepted].iter_mut().for_each(|count| *count += 1);
+    }
 }
 
 /// Withholds drafts while they are rejected. A step with drafts cannot be planned ahead, so drafts

@@ -13,8 +13,8 @@ mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};
-pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore, VerifiedDrafts};
-pub use drafts::{NgramSizes, PromptLookup};
+pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
+pub use drafts::{NgramSizes, PromptLookup, VerifiedDrafts};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use scheduling_params::SchedulingParams;
 pub use sequence::{Finish, NewSequence, Placeholder};

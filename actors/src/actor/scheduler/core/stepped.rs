@@ -9,23 +9,6 @@ use crate::{
     },
 };
 
-/// Drafted tokens that steps have verified.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VerifiedDrafts {
-    /// Drafted tokens.
-    pub drafted: usize,
-    /// Accepted tokens, by their position among the drafts of a step.
-    pub accepted: Vec<usize>,
-}
-
-impl VerifiedDrafts {
-    fn count(&mut self, drafted: usize, accepted: usize) {
-        self.drafted += drafted;
-        self.accepted.resize(self.accepted.len().max(accepted), 0);
-        self.accepted[..accepted].iter_mut().for_each(|count| *count += 1);
-    }
-}
-
 impl SchedulerCore {
     pub(super) fn stepped(&mut self, tokens: &[Vec<Option<u32>>], effects: &mut Vec<Effect>) {
         let step = self.under_way.pop_front().expect("a step ended that was not under way");
