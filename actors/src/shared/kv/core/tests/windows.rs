@@ -1,5 +1,7 @@
 //! Tests of cache groups with windows.
 
+use std::time::{Duration, Instant};
+
 use super::*;
 
 /// A pool for a model with layers of full attention and layers with a window of 32 tokens.
@@ -96,6 +98,19 @@ fn events_speak_only_of_the_first_group() {
     kv.shrink(0);
     hear(&mut kv, &mut known);
     assert!(known.is_empty());
+}
+
+#[test]
+fn shared_blocks_are_counted_without_a_walk_over_the_windows() {
+    let mut kv = KvCore::new(5_000).with_groups(CacheGroups::new([(0, None), (1, Some(2_000 * BLOCK_TOKENS))]));
+    let tokens = 2_000 * BLOCK_TOKENS;
+    run(&mut kv, A, 7, tokens);
+    run(&mut kv, B, 7, tokens);
+    let begun = Instant::now();
+    (0..20_000).for_each(|_| assert_eq!(kv.shared_blocks(), 1_999));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    kv.release(A);
+    assert_eq!(kv.shared_blocks(), 0);
 }
 
 #[test]
