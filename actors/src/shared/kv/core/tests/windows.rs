@@ -114,6 +114,15 @@ fn shared_blocks_are_counted_without_a_walk_over_the_windows() {
 }
 
 #[test]
+fn an_unknown_prompt_is_looked_up_without_a_walk_over_all_its_blocks() {
+    let kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(4_000 * BLOCK_TOKENS))]));
+    let prompt = keys(7, 16_000 * BLOCK_TOKENS);
+    let begun = Instant::now();
+    (0..20_000).for_each(|_| assert_eq!(kv.known_prefix(&prompt), 0));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn a_prefix_comes_from_the_host_in_every_group() {
     let mut kv = mixed(12).with_host(16);
     run(&mut kv, A, 7, 81);
