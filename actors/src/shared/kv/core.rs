@@ -398,13 +398,20 @@ impl KvCore {
         lost.into_iter().for_each(|name| self.tell_removed(name));
     }
 
-    /// Events speak only of the blocks of the first group. It has full attention if any group has,
-    /// so its blocks are those that a prefix lacks first.
     fn tell_removed(&mut self, Name { group, key }: Name) {
         if group == 0 {
             self.states.forget(&key);
-            self.events.push(BlockEvent::Removed(key));
+            if self.has_events() {
+                self.events.push(BlockEvent::Removed(key));
+            }
         }
+    }
+
+    /// Events speak only of the blocks of the first group, and only if it has full attention. A
+    /// window lets go of the first blocks of a long prompt before they are named, so later blocks
+    /// would have a parent that no event has announced.
+    fn has_events(&self) -> bool {
+        self.groups.full() > 0
     }
 
     /// Adds an event for a block that was just [named](Self::name).
@@ -462,10 +469,10 @@ impl KvCore {
     /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
     /// other sequences may share them. If another block already has a name, sequences keep sharing
     /// that other block. Unknown sequences and blocks that were let go are ignored. Returns the
-    /// indices of the blocks that were named in the first cache group.
+    /// indices of the blocks that were named in the first cache group, if it has events.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(tables) = self.tables.get(&sequence) else { return Vec::new() };
-        let mut named = Vec::new();
+        let (mut named, has_events) = (Vec::new(), self.has_events());
         for (group, table) in tables.iter().enumerate() {
             let places = first.max(table.skipped)..table.end().min(first + keys.len());
             for place in places {
@@ -474,7 +481,7 @@ impl KvCore {
                 if entry.name.is_none() && !self.named.contains_key(&name) {
                     entry.name = Some(name);
                     self.named.insert(name, block);
-                    named.extend((group == 0).then_some(place));
+                    named.extend((group == 0 && has_events).then_some(place));
                 }
             }
         }

@@ -101,6 +101,25 @@ fn events_speak_only_of_the_first_group() {
 }
 
 #[test]
+fn a_model_with_only_windows_has_no_events() {
+    let mut kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(32))]));
+    // The prompt runs in chunks that are longer than the window. Blocks are named when the last
+    // chunk has chosen a token, and by then the first blocks are gone.
+    for (held, tokens) in [(0, 64), (64, 128), (128, 161)] {
+        assert_eq!(kv.allot(&[demand(A, held, tokens)]).short_by, 0);
+        if tokens == 161 {
+            fill(&mut kv, A, 7, tokens);
+        }
+        kv.let_go(A, tokens);
+    }
+    assert!(!kv.named.contains_key(&Name { group: 0, key: keys(7, 16)[0] }) && kv.known_prefix(&keys(7, 160)) == 10);
+    assert_eq!(kv.take_events(), []);
+    kv.release(A);
+    kv.shrink(0);
+    assert_eq!(kv.take_events(), []);
+}
+
+#[test]
 fn shared_blocks_are_counted_without_a_walk_over_the_windows() {
     let mut kv = KvCore::new(5_000).with_groups(CacheGroups::new([(0, None), (1, Some(2_000 * BLOCK_TOKENS))]));
     let tokens = 2_000 * BLOCK_TOKENS;
