@@ -130,8 +130,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     notes.extend(files.left_out().iter().map(|error| format!("without pictures: {error} ({})", error.hint())));
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
-    let checkpoint = load.cached_on(&target, checkpoint).map_err(StartError::from)?;
-    let checkpoint = checkpoint.with_context_limit(load.context_tokens_for(planned.place_of(1).is_host));
+    let checkpoint = load.apply_on(&target, checkpoint).map_err(StartError::from)?;
     let pictures = checkpoint.image_processor.as_ref();
     let name = load.name.clone().unwrap_or_else(|| source.name());
     let sought = PlacementQuery { name: &name, checkpoint: &checkpoint, options: &load };
