@@ -198,7 +198,7 @@ async fn planned(source: ModelSource, target: Target, ranks: usize, load: LoadOp
     let plan = move || {
         // Loading has already fetched the model's files.
         let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(load.quantization);
-        let checkpoint = load.with_cache_types(&target, checkpoint).map_err(StartError::from)?;
+        let checkpoint = load.apply_on(&target, checkpoint).map_err(StartError::from)?;
         Ok(Model::plan_heaviest(&checkpoint, &target, ranks)?)
     };
     let planned = tokio::task::spawn_blocking(plan).await;

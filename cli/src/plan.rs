@@ -132,8 +132,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         files.skipped_encoders().iter().map(|error| format!("pictures are not accepted: {error} ({})", error.hint())),
     );
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
-    let checkpoint = load.with_cache_types(&target, checkpoint).map_err(StartError::from)?;
-    let checkpoint = checkpoint.with_context_limit(load.context_tokens_for(planned.place_of(1).is_host));
+    let checkpoint = load.apply_on(&target, checkpoint).map_err(StartError::from)?;
     let pictures = checkpoint.image_processor.as_ref();
     let name = load.name.clone().unwrap_or_else(|| source.name());
     let sought = PlacementQuery { name: &name, checkpoint: &checkpoint, options: &load };

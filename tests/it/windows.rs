@@ -6,10 +6,12 @@ use bursar::{
     Bytes, Chat, ChatEvent, Envelope, LoadOptions, ModelHandle, ModelSource, Reply, messages::SchedulerMessage,
 };
 use bursar_actors::{kv::KvUse, responder::Responder};
+use futures_util::future::join_all;
 use serde_json::json;
 
 use crate::{
     checkpoints::Copy,
+    metrics_log::MetricsLog,
     stage::{Folder, Whole, ask, device_of, eventually, listen, runtime_on, small, story},
 };
 
@@ -24,6 +26,7 @@ const CONTEXT: usize = 512;
 
 /// A random model of two layers. The first `full` layers have full attention, the others a window.
 struct Windowed {
+    name: String,
     model: ModelHandle,
     _runtime: bursar::Runtime,
     _checkpoint: Copy,
@@ -41,11 +44,18 @@ impl Windowed {
             step_tokens: 48,
             ..small().envelope.expect("limits")
         };
-        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(kv_tokens), swap_space, ..small() };
+        let name = format!("{full} of two layers have full attention, {kv_tokens} tokens");
+        let options = LoadOptions {
+            name: Some(name.clone()),
+            envelope: Some(envelope),
+            kv_tokens: Some(kv_tokens),
+            swap_space,
+            ..small()
+        };
         let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
         let source = ModelSource::folder(folder(&checkpoint.0));
         let model = runtime.load_with(source, options, |_| {}).await.expect("the model starts");
-        Windowed { model, _runtime: runtime, _checkpoint: checkpoint }
+        Windowed { name, model, _runtime: runtime, _checkpoint: checkpoint }
     }
 
     async fn kv_use(&self) -> KvUse {
@@ -53,6 +63,15 @@ impl Windowed {
         let scheduler = self.model.serving().await.expect("the model serves").scheduler.clone();
         scheduler.send_message(SchedulerMessage::KvUse(reply)).expect("the scheduler lives");
         usage.await.expect("the scheduler answers")
+    }
+
+    /// The most blocks that are held at once while all chats run.
+    async fn most_held(&self) -> usize {
+        let mut most = 0;
+        while self.model.requests().0 == CHATS {
+            most = most.max(self.kv_use().await.held);
+        }
+        most
     }
 
     /// Changes the number of blocks that sequences may use.
@@ -123,18 +142,25 @@ fn more_long_chats_run_at_once_than_full_attention_would_admit() {
 
 #[test]
 fn windows_leave_more_blocks_to_layers_with_full_attention() {
+    let metrics_log = MetricsLog::open();
     story(async {
         // A sequence of 320 tokens holds 20 blocks with full attention and 3 in the window. With full
-        // attention in both groups it would hold 40, so 184 blocks would hold four.
-        let blocks = CHATS * (20 + 3) + 6;
-        let windowed = Windowed::set(1, blocks * 16, Bytes::ZERO).await;
-        let blocks = windowed.kv_use().await.blocks;
-        let expected = windowed.alone().await;
-        for ((reply, events), expected) in windowed.all_begun().await.into_iter().zip(&expected) {
-            assert_eq!(rest(reply, events).await, expected.text);
+        // attention in both groups it would hold 40. The smaller pool has no blocks to spare: six are
+        // for the chunks of two steps. The larger pool would hold all sequences without windows too.
+        let needed = CHATS * (20 + 3);
+        for blocks in [needed + 6, CHATS * 40] {
+            let windowed = Windowed::set(1, blocks * 16, Bytes::ZERO).await;
+            let expected = windowed.alone().await;
+            let begun = windowed.all_begun().await;
+            let rests = join_all(begun.into_iter().map(|(reply, events)| rest(reply, events)));
+            let (texts, most) = tokio::join!(rests, windowed.most_held());
+            assert!(texts.iter().eq(expected.iter().map(|expected| &expected.text)));
+            assert!((CHATS * 13..=needed).contains(&most), "{most} of {blocks} blocks were held");
+            let name = &windowed.name;
+            assert_eq!(metrics_log.most(&format!("bursar_sequences_running{{model={name}}}")), Some(CHATS as f64));
+            let preempted = metrics_log.now(&format!("bursar_preemptions_total{{model={name},reason=blocks}}"));
+            assert_eq!(preempted, 0.0, "{blocks} blocks");
         }
-        let most = (blocks - windowed.kv_use().await.cached) / CHATS;
-        assert!(most < 40, "{most} blocks for each sequence");
     });
 }
 

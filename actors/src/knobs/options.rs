@@ -221,14 +221,15 @@ impl LoadOptions {
         LoadOptions { envelope: Some(Envelope::small()), requests: Some(16), ..LoadOptions::default() }
     }
 
-    /// Returns `checkpoint` with the storage types of keys, values and states that these options
-    /// select for `target`.
+    /// Returns `checkpoint` with the storage types of keys, values and states, and with the context
+    /// limit, that these options select for `target`. Every plan of the model needs them.
     ///
     /// # Errors
     /// [`KvCacheTypeError::Other`] if `kv_cache_dtype` is neither FP8 nor the type of activations.
-    pub fn with_cache_types(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
-        let states = self.state_dtype.matrices();
-        Ok(checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_state_dtype(states))
+    pub fn apply_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
+        let context_tokens = self.context_tokens_for(matches!(target, Target::Cpu { .. }));
+        let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
+        Ok(checkpoint.with_state_dtype(self.state_dtype.matrices()))
     }
 
     /// Returns the options that determine the size of the KV cache.
@@ -275,5 +276,26 @@ impl LoadOptions {
     /// Returns the default envelope of a host device if `is_host`, otherwise of a GPU.
     pub fn envelope_for(is_host: bool) -> Envelope {
         if is_host { Envelope::default() } else { Envelope::gpu() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_kernels::{CudaTarget, DType};
+    use bursar_model::demo;
+
+    use super::*;
+
+    #[test]
+    fn applied_options_limit_the_context_as_the_target_does() {
+        let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+        let limit = |options: &LoadOptions, target: &Target| {
+            let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
+            options.apply_on(target, checkpoint).expect("the types fit the target").context_limit()
+        };
+        let usual = LoadOptions::default();
+        assert_eq!(limit(&usual, &Target::Cpu { threads: 1 }), Envelope::default().context_tokens);
+        assert_eq!(limit(&usual, &gpu), Envelope::gpu().context_tokens);
+        assert_eq!(limit(&LoadOptions::small(), &gpu), Envelope::small().context_tokens);
     }
 }

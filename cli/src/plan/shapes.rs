@@ -73,7 +73,7 @@ impl Shape {
         let checkpoint = Checkpoint::open(files)?.with_quantization(load.quantization);
         let on = |gpu: &Gpu| load.dtype.on(Target::Cuda(gpu.target()), stored).map_err(StartError::from);
         let usual = on(&Gpu::expected())?;
-        let checkpoint = load.with_cache_types(&usual, checkpoint).map_err(StartError::from)?;
+        let checkpoint = load.apply_on(&usual, checkpoint).map_err(StartError::from)?;
         let whole = Model::plan(&checkpoint, &usual)?;
         let parameters = whole.parameters();
         // The shape's heads may not be divisible among this many ranks.

@@ -15,6 +15,10 @@ use bursar_kernels::BLOCK_TOKENS;
 /// fewer layers than the other groups is filled up with padding.
 const PADDING_PART: usize = 16;
 
+/// The most groups of layers, unless there are more kinds of layers. Each group costs a block table
+/// per sequence.
+const GROUPS_MAX: usize = 8;
+
 /// Attention layers with the same window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheGroup {
@@ -55,7 +59,9 @@ impl Default for CacheGroups {
 impl CacheGroups {
     /// Groups attention layers by window. If all layers have the same window, they form one group.
     /// Otherwise, the group size is the largest one for which padding layers are at most
-    /// 1 / `PADDING_PART` of the attention layers. Without any layer, there is one empty group.
+    /// 1 / `PADDING_PART` of the attention layers. If that would be more than `GROUPS_MAX` groups, it
+    /// is the size with the least padding that gives at most `GROUPS_MAX`. Without any layer, there
+    /// is one empty group.
     pub fn new(layers: impl IntoIterator<Item = (usize, Option<usize>)>) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
@@ -64,7 +70,11 @@ impl CacheGroups {
         let padding =
             |each: usize| -> usize { kinds.values().map(|kind| kind.len().next_multiple_of(each) - kind.len()).sum() };
         let is_dense = |each: &usize| padding(*each) * PADDING_PART <= all;
-        let layers_each = (1..=most).rev().find(is_dense).unwrap_or(1);
+        let groups = |each: usize| kinds.values().map(|kind| kind.len().div_ceil(each)).sum::<usize>();
+        let is_few = |each: &usize| groups(*each) <= GROUPS_MAX.max(kinds.len());
+        let dense = (1..=most).rev().find(is_dense).filter(is_few);
+        let sparse = || (1..=most).rev().filter(is_few).min_by_key(|each| padding(*each));
+        let layers_each = dense.or_else(sparse).unwrap_or(1);
         let of_kind = |(window, layers): (Option<usize>, Vec<usize>)| {
             let group = |layers: &[usize]| CacheGroup { window, layers: layers.to_vec() };
             layers.chunks(layers_each).map(group).collect::<Vec<_>>()
@@ -191,6 +201,17 @@ mod tests {
         assert_eq!((groups.len(), each), (5, 10), "two of 48 layers are padding");
         assert_eq!(shape(&mixed(16, 15)), (vec![(None, 16), (Some(64), 15)], 16), "one layer of padding");
         assert_eq!(shape(&mixed(5, 3)).1, 1, "a layer of padding would be an eighth");
+    }
+
+    #[test]
+    fn more_padding_is_allowed_if_there_would_be_many_groups() {
+        let mixed = |full: usize, windowed: usize| of(&[vec![None; full], vec![Some(64); windowed]].concat());
+        let size = |full, windowed| (mixed(full, windowed).count(), mixed(full, windowed).layers_each());
+        assert_eq!(size(13, 15), (2, 15), "two layers of padding");
+        assert_eq!(size(5, 23), (5, 6), "two layers of padding");
+        assert_eq!(size(27, 1), (8, 4), "four layers of padding");
+        let kinds = of(&(1..=20).map(Some).collect::<Vec<_>>());
+        assert_eq!((kinds.count(), kinds.layers_each()), (20, 1), "each kind needs a group");
     }
 
     #[test]

@@ -160,10 +160,9 @@ impl EngineArguments {
         let open =
             off_actor(move || Ok(Checkpoint::open_with_tokenizer(opened, tokenizer)?.with_quantization(quantization)));
         let (executor, checkpoint) = tokio::try_join!(self.executor(&files), open)?;
-        let checkpoint = checkpoint.with_context_limit(self.options.context_tokens_for(self.device.is_host_memory()));
         let options = self.options.clone();
-        let cached = move |target: &Target| Ok(Arc::new(options.with_cache_types(target, checkpoint)?));
-        let (checkpoint, plan, needs) = self.plan(cached, &executor).await?;
+        let applied = move |target: &Target| Ok(Arc::new(options.apply_on(target, checkpoint)?));
+        let (checkpoint, plan, needs) = self.plan(applied, &executor).await?;
         Ok((executor, checkpoint, plan, needs))
     }
 

@@ -179,8 +179,7 @@ impl Candidates {
         let Some(first) = self.opened.first() else { return Ok(None) };
         let best = Executor::best_target(first, options.threads)?;
         let target = options.dtype.on(best, stored)?;
-        let checkpoint = options.with_cache_types(&target, checkpoint)?;
-        let checkpoint = checkpoint.with_context_limit(options.context_tokens_for(first.is_host_memory()));
+        let checkpoint = options.apply_on(&target, checkpoint)?;
         Ok(Some(Planned { checkpoint, target }))
     }
 

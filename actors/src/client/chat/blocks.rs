@@ -9,7 +9,8 @@ use super::ModelHandle;
 use crate::kv::{BlockEvent, BlockLog, BlockReceiver, KvUse};
 
 /// A subscription, meant for routers, to the blocks in a model's prefix cache and to each change of
-/// them. See [`ModelHandle::block_events`].
+/// them. A model in which every layer has a sliding window reports no blocks. See
+/// [`ModelHandle::block_events`].
 pub struct BlockEvents {
     model: ModelHandle,
     generation: u64,

@@ -133,6 +133,13 @@ struct Block {
     idle_since: u64,
 }
 
+impl Block {
+    /// Whether the block is named in a group with full attention. Only named blocks are shared.
+    fn has_full_attention(&self, groups: &CacheGroups) -> bool {
+        self.name.is_some_and(|name| name.group < groups.full())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct KvCore {
     groups: CacheGroups,
@@ -145,6 +152,8 @@ pub struct KvCore {
     idle: BTreeSet<(u64, u32)>,
     named: BTreeMap<Name, u32>,
     tables: BTreeMap<SequenceId, Vec<BlockTable>>,
+    /// See [`shared_blocks`](Self::shared_blocks).
+    shared: usize,
     clock: u64,
     /// Slots of recurrent states. If there are any, a prefix is shared only up to a snapshot.
     states: StatePool,
@@ -170,6 +179,7 @@ impl KvCore {
             idle: BTreeSet::new(),
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
+            shared: 0,
             clock: 0,
             states: StatePool::new(0, 0),
             host: HostSlots::new(0),
@@ -252,11 +262,7 @@ impl KvCore {
     /// their tables, minus the blocks that are held there. Blocks in a window are not shared for
     /// long, so they do not count.
     pub fn shared_blocks(&self) -> usize {
-        let full = self.groups.full();
-        let in_tables: usize = self.tables.values().flat_map(|of| &of[..full]).map(|table| table.blocks.len()).sum();
-        let windowed = self.tables.values().flat_map(|of| &of[full..]).flat_map(|table| &table.blocks);
-        let windowed = windowed.collect::<BTreeSet<_>>().len();
-        in_tables - (self.blocks() - self.free_blocks() - windowed)
+        self.shared
     }
 
     /// Meets demands in order. The first demand that cannot be met, and all later demands, change
@@ -347,6 +353,8 @@ impl KvCore {
         let entry = &mut self.pool[block as usize];
         if entry.references == 0 {
             self.idle.remove(&(entry.idle_since, block));
+        } else if entry.has_full_attention(&self.groups) {
+            self.shared += 1;
         }
         entry.references += 1;
     }
@@ -396,8 +404,17 @@ impl KvCore {
     fn push_removed(&mut self, Name { group, key }: Name) {
         if group == 0 {
             self.states.forget(&key);
-            self.events.push(BlockEvent::Removed(key));
+            if self.has_events() {
+                self.events.push(BlockEvent::Removed(key));
+            }
         }
+    }
+
+    /// Events speak only of the blocks of the first group, and only if it has full attention. A
+    /// window lets go of the first blocks of a long prompt before they are named, so later blocks
+    /// would have a parent that no event has announced.
+    fn has_events(&self) -> bool {
+        self.groups.full() > 0
     }
 
     /// Adds an event for a block that was just [named](Self::name).
@@ -455,10 +472,10 @@ impl KvCore {
     /// Names blocks that a step has filled, from index `first` of the sequence's table on, so that
     /// other sequences may share them. If another block already has a name, sequences keep sharing
     /// that other block. Unknown sequences and blocks that were let go are ignored. Returns the
-    /// indices of the blocks that were named in the first cache group.
+    /// indices of the blocks that were named in the first cache group, if it has events.
     pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
         let Some(tables) = self.tables.get(&sequence) else { return Vec::new() };
-        let mut named = Vec::new();
+        let (mut named, has_events) = (Vec::new(), self.has_events());
         for (group, table) in tables.iter().enumerate() {
             let places = first.max(table.skipped)..table.end().min(first + keys.len());
             for place in places {
@@ -467,7 +484,7 @@ impl KvCore {
                 if entry.name.is_none() && !self.named.contains_key(&name) {
                     entry.name = Some(name);
                     self.named.insert(name, block);
-                    named.extend((group == 0).then_some(place));
+                    named.extend((group == 0 && has_events).then_some(place));
                 }
             }
         }
@@ -504,6 +521,7 @@ impl KvCore {
                 entry.idle_since = self.clock;
                 self.idle.insert((self.clock, block));
             }
+            _ if entry.has_full_attention(&self.groups) => self.shared -= 1,
             _ => {}
         }
     }
@@ -566,6 +584,9 @@ impl KvCore {
         }
         let held = self.pool.iter().filter(|block| block.references > 0).count();
         assert_eq!(held + self.free_blocks(), self.pool.len(), "blocks were lost or doubled");
+        let full = self.pool.iter().filter(|block| block.has_full_attention(&self.groups));
+        let shared = full.map(|block| block.references.saturating_sub(1) as usize).sum::<usize>();
+        assert_eq!(self.shared, shared, "shared blocks were miscounted");
     }
 }
 

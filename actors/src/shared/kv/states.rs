@@ -361,14 +361,16 @@ impl StatePool {
 
     /// A slot for a snapshot within a reply. Replies take at most a third of the slots, and only
     /// while at most a third are live: otherwise the replies of many sequences would soon evict a
-    /// common system prompt.
+    /// common system prompt. A pending snapshot counts, because the reply's previous snapshot keeps
+    /// its slot until the pending one is named.
     fn take_for_reply(&mut self) -> Option<u32> {
         let most = self.slots / 3;
         if self.live.len() > most {
             return None;
         }
+        let pending = self.live.values().flat_map(|live| &live.pending).filter(|pending| pending.is_of_reply).count();
         let of_replies = || self.snapshots.iter().filter(|(_, snapshot)| snapshot.of_reply.is_some());
-        if of_replies().count() >= most {
+        if pending + of_replies().count() >= most {
             let oldest = of_replies().min_by_key(|(_, snapshot)| snapshot.used).map(|(key, _)| *key)?;
             self.evict(&oldest);
         }
@@ -429,5 +431,51 @@ impl StatePool {
         let all: Vec<u32> = of_live.chain(self.snapshots.values().map(|it| it.slot)).chain(self.free.clone()).collect();
         let distinct: BTreeSet<u32> = all.iter().copied().collect();
         assert!(all.len() == self.slots && distinct.len() == all.len(), "state slots were lost or doubled: {self:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::flow::PrefixKeys;
+
+    use super::*;
+
+    /// Keys of the blocks of a sequence of `tokens` tokens whose first 64 tokens all sequences have.
+    fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
+        let ids: Vec<u32> = (0..tokens).map(|at| if at < SNAPSHOT_TOKENS { 0 } else { name }).collect();
+        let mut keys = PrefixKeys::default();
+        keys.extend(&ids, &vec![[0; 3]; tokens], &[]);
+        keys.as_slice().to_vec()
+    }
+
+    #[test]
+    fn replies_in_lockstep_do_not_evict_the_common_system_prompt() {
+        for replies in [6, 8] {
+            let slots = 3 * replies;
+            let mut states = StatePool::new(slots, replies);
+            let ids = || (1..=replies as u64).map(SequenceId);
+            let system = keys(0, SNAPSHOT_TOKENS)[SNAPSHOT_TOKENS / BLOCK_TOKENS - 1];
+            let blocks = SNAPSHOT_TOKENS / BLOCK_TOKENS;
+            // A first prompt leaves the snapshot at the end of the system prompt, and all replies resume
+            // from it.
+            let first = SequenceId(0);
+            states.begin(first, None, 0, 0);
+            states.plan_step(first, 0, SNAPSHOT_TOKENS + 1, SNAPSHOT_TOKENS + 1);
+            states.name(first, SNAPSHOT_TOKENS, &keys(0, SNAPSHOT_TOKENS));
+            states.release(first);
+            ids().for_each(|id| states.begin(id, Some(&system), blocks, blocks));
+            ids().for_each(|id| states.launched(id));
+            for round in 2..8 {
+                let end = round * SNAPSHOT_TOKENS;
+                for id in ids() {
+                    states.plan_step(id, end - 1, end, end);
+                }
+                ids().for_each(|id| states.name(id, end, &keys(id.0 as u32, end)));
+                assert!(states.is_resumable(&system), "{replies} replies of {end} tokens");
+                let last = |id: SequenceId| keys(id.0 as u32, end)[end / BLOCK_TOKENS - 1];
+                assert!(ids().all(|id| states.is_resumable(&last(id))), "each reply has its last snapshot");
+                assert_eq!(states.usage().snapshots, replies + 1);
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::{
     driver::{self, check},
-    gpu::{CudaDevice, Piece},
+    gpu::{CudaDevice, Piece, Reservation},
     pieces,
 };
 use crate::{Address, Bytes, DeviceError};
@@ -41,30 +41,30 @@ impl CudaDevice {
     }
 
     /// Replaces a piece by pages that contain its first `kept` bytes. Until the piece is freed,
-    /// this needs `kept` bytes of additional memory.
+    /// this needs `kept` bytes of additional memory. After an error, the reservation has the pieces
+    /// that are still mapped.
     pub(super) fn carve(
         &self,
         start: Address,
+        reservation: &mut Reservation,
         (offset, piece): (Bytes, Piece),
         kept: Bytes,
-    ) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
+    ) -> Result<(), DeviceError> {
         let reserve = |out| unsafe { sys::cuMemAddressReserve(out, kept.as_usize(), 0, 0, 0) };
         let aside = Address(driver::value("cuMemAddressReserve", reserve)?);
         let there = start.offset(offset);
         let carved = self.copy_aside(aside, there, kept).and_then(|copies| {
-            match self.unmap(there, piece) {
-                // From here on, a failure leaves a hole in memory that is in use.
-                Ok(()) => self.move_home(aside, there, &copies, kept).map(|()| copies),
-                Err(error) => {
-                    self.unmap_all(aside, &copies);
-                    Err(error)
-                }
-            }
+            self.unmap(there, piece).inspect_err(|_| self.unmap_all(aside, &copies))?;
+            // From here on, a failure leaves a hole in memory that is in use.
+            reservation.pieces.remove(&offset);
+            let released = self.release(piece);
+            self.move_home(aside, start, offset, &copies, reservation)?;
+            released
         });
         // SAFETY: these temporary addresses were reserved above, and no code uses them any more.
         drop(check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(aside.0, kept.as_usize()) }));
         self.replenish();
-        Ok(carved?.into_iter().map(|(place, copy)| (offset + place, copy)).collect())
+        carved
     }
 
     /// Copies the content of a range to new pages at temporary addresses.
@@ -81,24 +81,29 @@ impl CudaDevice {
         Ok(copies)
     }
 
-    /// Moves the mappings of pages from their temporary addresses to their final addresses.
+    /// Moves the mappings of pages from their temporary addresses to `offset` in a reservation, and
+    /// adds each page to the reservation. If a page cannot be moved, the pages after it are freed.
     fn move_home(
         &self,
         aside: Address,
-        there: Address,
+        start: Address,
+        offset: Bytes,
         copies: &[(Bytes, Piece)],
-        bytes: Bytes,
+        reservation: &mut Reservation,
     ) -> Result<(), DeviceError> {
-        let moved = copies.iter().try_for_each(|(place, copy)| {
-            let (from, to, bytes) = (aside.offset(*place), there.offset(*place), copy.bytes.as_usize());
-            // SAFETY: the handle stays valid while its mapping moves, and nothing is mapped
-            // at the new address.
-            unsafe {
-                check("cuMemUnmap", sys::cuMemUnmap(from.0, bytes))?;
-                check("cuMemMap", sys::cuMemMap(to.0, bytes, 0, copy.handle, 0))
-            }
+        let mut left = copies.iter();
+        let moved = left.try_for_each(|(place, copy)| {
+            self.unmap(aside.offset(*place), *copy)?;
+            let home = offset + *place;
+            self.map(start.offset(home), *copy).inspect_err(|_| drop(self.release(*copy)))?;
+            reservation.pieces.insert(home, *copy);
+            Ok(())
         });
-        let opened = moved.and_then(|()| driver::open(self.device, there, bytes));
-        opened.map_err(|error| DeviceError::Lost { reason: format!("memory in use could not be remapped: {error}") })
+        self.unmap_all(aside, left.as_slice());
+        let bytes = copies.iter().map(|(_, copy)| copy.bytes).sum();
+        let opened = moved.and_then(|()| driver::open(self.device, start.offset(offset), bytes));
+        opened.map_err(|error: DeviceError| DeviceError::Lost {
+            reason: format!("memory in use could not be remapped: {error}"),
+        })
     }
 }

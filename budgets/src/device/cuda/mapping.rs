@@ -34,11 +34,12 @@ impl CudaDevice {
         check("cuMemMap", unsafe { sys::cuMemMap(address.0, piece.bytes.as_usize(), 0, piece.handle, 0) })
     }
 
+    /// Unmaps a piece. The caller must remove it from its reservation before anything else can fail,
+    /// because a piece cannot be unmapped twice, and must then [release](Self::release) it.
     pub(super) fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
         // SAFETY: the piece is mapped there, and the caller guarantees that the device is
         // past its last use.
-        check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })?;
-        self.release(piece)
+        check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })
     }
 
     /// Maps consecutive pieces, each allocated with `create`, and makes them accessible. `cut`
@@ -107,10 +108,12 @@ impl CudaDevice {
         self.stream.wait()
     }
 
-    /// Unmaps the pieces that were mapped before an error. The caller reports that error, so
-    /// errors here are ignored.
+    /// Unmaps and frees the pieces that were mapped before an error. The caller reports that error,
+    /// so errors here are ignored.
     pub(super) fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
-        pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
+        for (offset, piece) in pieces {
+            drop(self.unmap(start.offset(*offset), *piece).and_then(|()| self.release(*piece)));
+        }
     }
 }
 

@@ -89,6 +89,7 @@ impl CudaDevice {
             self.unmap(address.offset(offset), piece)?;
             reservation.pieces.remove(&offset);
             counts.backed -= piece.bytes;
+            self.release(piece)?;
         }
         // SAFETY: all pieces of this reservation were unmapped above.
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address.0, reservation.bytes.as_usize()) })?;
@@ -153,16 +154,14 @@ impl CudaDevice {
                 // Copy only the part before the range, unless the piece also extends past the
                 // end of the range.
                 let kept = if offset + piece.bytes <= to { end - offset } else { piece.bytes };
-                let carved = self.carve(start, (offset, piece), kept)?;
-                reservation.pieces.remove(&offset);
-                reservation.pieces.extend(carved);
+                self.carve(start, reservation, (offset, piece), kept)?;
             }
         }
         let inside: Vec<(Bytes, Piece)> = reservation.pieces.range(from..to).map(|(at, piece)| (*at, *piece)).collect();
         inside.into_iter().try_for_each(|(offset, piece)| {
             self.unmap(start.offset(offset), piece)?;
             reservation.pieces.remove(&offset);
-            Ok(())
+            self.release(piece)
         })
     }
 }

@@ -41,20 +41,21 @@ fn has_alternatives(text: &str) -> bool {
 /// The bytes that are neither escaped nor in a character class, each with its offset and the number
 /// of groups that are open after the byte.
 fn plain(text: &str) -> impl Iterator<Item = (usize, u8, i32)> {
-    // `classes` counts the open character classes, because a class may contain classes. At the
-    // start of a class, `]` is one of its characters.
-    let (mut is_escaped, mut classes, mut begins) = (false, 0usize, false);
+    // `classes` is the nesting depth of character classes, as in `[a[b]]`. A `]` directly after `[`
+    // or `[^` is a literal.
+    let (mut is_escaped, mut classes, mut at_class_start, mut last) = (false, 0usize, false, 0);
     let plain = text.bytes().enumerate().filter(move |(_, byte)| {
         let was_special = is_escaped || classes > 0;
         let is_real = !is_escaped;
-        let is_first = std::mem::take(&mut begins);
+        let is_first = std::mem::take(&mut at_class_start);
         is_escaped = is_real && *byte == b'\\';
         match byte {
-            b'[' if is_real => (classes, begins) = (classes + 1, true),
-            b'^' if is_first => begins = true,
+            b'[' if is_real => (classes, at_class_start) = (classes + 1, true),
+            b'^' if is_first && last == b'[' => at_class_start = true,
             b']' if is_real && !is_first => classes = classes.saturating_sub(1),
             _ => {}
         }
+        last = *byte;
         !was_special && !is_escaped && classes == 0
     });
     plain.scan(0, |depth, (at, byte)| {
@@ -211,7 +212,7 @@ mod tests {
         // The expected result combines the separate results of each look-ahead and of the rest.
         type Says = fn(&str) -> bool;
         let rest = |pattern: &str, text: &str| Regex::new(pattern).expect("a pattern").is_match(text);
-        let cases: [(&str, &str, Says, &str); 12] = [
+        let cases: [(&str, &str, Says, &str); 13] = [
             (
                 r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
                 r"^[+-]?0*\d*\.?\d*$",
@@ -233,6 +234,7 @@ mod tests {
             (r"^(?!$)a*$", r"^a*$", |text| !text.is_empty(), "a"),
             (r"^(?![])]b)[])b]*$", r"^[])b]*$", |text| !text.starts_with("]b") && !text.starts_with(")b"), "])b"),
             (r"^(?![^])]b)[])b]*$", r"^[])b]*$", |text| !text.starts_with("bb"), "])b"),
+            (r"^(?![^^]b)[ab^]*$", r"^[ab^]*$", |text| !text.starts_with("ab") && !text.starts_with("bb"), "ab^"),
             (r"^(?![a[b)]])[ab)|]*$", r"^[ab)|]*$", |text| text.is_empty() || text.starts_with('|'), "ab)|"),
         ];
         for (pattern, base, says, letters) in cases {
@@ -253,6 +255,7 @@ mod tests {
             "(?!a)b",
             "^(?!a)b|c",
             "^(?!a|bc)d",
+            "^(?!c)[^^]*b|c$",
             "^(?!(ab)+)c",
             "^(?!a",
             r"^\(?!a",

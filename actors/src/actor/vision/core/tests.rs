@@ -441,7 +441,7 @@ proptest::proptest! {
     fn pictures_never_share_rows_and_no_request_starves(
         events in proptest::collection::vec(event(), 1..120),
         cache_rows in 7usize..20,
-        permits in 7usize..20,
+        permits in 5usize..20,
         host_rows in proptest::prop_oneof![proptest::strategy::Just(0), 1usize..40],
     ) {
         let mut vision = VisionCore::new(cache_rows, permits * 4).with_host(host_rows);
@@ -544,11 +544,15 @@ proptest::proptest! {
                     }
                     Effect::Refused(ticket, reason) => {
                         let (names, _) = open.remove(&ticket.0).expect("each ticket is answered once");
-                        let (most, limit) = match reason {
-                            TooLarge::Request { rows, limit } => (rows, limit),
-                            TooLarge::Picture { patches, limit } => (patches, limit),
+                        let sizes: BTreeSet<usize> = names.iter().map(|name| usize::from(*name)).collect();
+                        let patches = sizes.last().expect("a request has pictures") * 4;
+                        let expected = if patches > permits * 4 {
+                            TooLarge::Picture { patches, limit: permits * 4 }
+                        } else {
+                            TooLarge::Request { rows: sizes.iter().sum(), limit: cache_rows }
                         };
-                        proptest::prop_assert!(!names.is_empty() && most > limit);
+                        proptest::prop_assert_eq!(&reason, &expected);
+                        proptest::prop_assert!(patches > permits * 4 || sizes.iter().sum::<usize>() > cache_rows);
                     }
                 }
             }

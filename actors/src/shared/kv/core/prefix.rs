@@ -37,25 +37,24 @@ impl KvCore {
         has: impl Fn(&Name) -> bool,
         has_state: impl Fn(&PrefixKey) -> bool,
     ) -> usize {
-        let (groups, full) = (&self.groups, self.groups.full());
-        let mut longest = 0;
-        // For each group, the number of consecutive available blocks that end at the current block.
-        let mut runs = vec![0; groups.count()];
-        for (place, key) in prefix.iter().enumerate() {
-            for (group, run) in runs.iter_mut().enumerate() {
-                *run = if has(&Name { group, key: *key }) { *run + 1 } else { 0 };
+        let full = self.groups.full();
+        let lacks = |group: usize, place: usize| !has(&Name { group, key: prefix[place] });
+        // A group with full attention reads every block, so it has none beyond a missing one.
+        let run = |group| (0..prefix.len()).find(|place| lacks(group, *place)).unwrap_or(prefix.len());
+        let mut end = (0..full).map(run).min().unwrap_or(prefix.len());
+        // Windows are searched from the last one backwards. All windows that end between a missing
+        // block and `end` include the missing block. The first one in a window skips the most.
+        while end > 0 {
+            if !has_state(&prefix[end - 1]) {
+                end -= 1;
+                continue;
             }
-            let blocks = place + 1;
-            let has_all = |group: usize| runs[group] >= blocks - groups.first_read(group, blocks * BLOCK_TOKENS);
-            // Full attention reads every block, so a missing block rules out all longer prefixes.
-            if !(0..full).all(has_all) {
-                break;
-            }
-            if (full..groups.count()).all(has_all) && has_state(key) {
-                longest = blocks;
-            }
+            let window = |group| self.groups.first_read(group, end * BLOCK_TOKENS)..end;
+            let missing = |group| window(group).find(|place| lacks(group, *place));
+            let Some(missing) = (full..self.groups.count()).find_map(missing) else { break };
+            end = missing;
         }
-        longest
+        end
     }
 
     pub(super) fn is_known(&self, name: &Name) -> bool {

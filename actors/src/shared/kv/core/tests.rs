@@ -339,6 +339,8 @@ proptest! {
                 prop_assert_eq!(blocks.end(), tokens.div_ceil(BLOCK_TOKENS));
             }
             prop_assert_eq!(kv.free_blocks() + held_blocks(&kv).len(), kv.blocks());
+            let full = || kv.tables.values().flat_map(|of| &of[..groups.full()]).flat_map(|table| &table.blocks);
+            prop_assert_eq!(kv.shared_blocks(), full().count() - full().collect::<BTreeSet<_>>().len());
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of cache groups with windows.
 
+use std::time::{Duration, Instant};
+
 use super::*;
 
 /// A pool for a model with layers of full attention and layers with a window of 32 tokens.
@@ -96,6 +98,47 @@ fn only_blocks_of_the_first_group_are_reported() {
     kv.shrink(0);
     hear(&mut kv, &mut known);
     assert!(known.is_empty());
+}
+
+#[test]
+fn a_model_with_only_windows_has_no_events() {
+    let mut kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(32))]));
+    // The prompt runs in chunks that are longer than the window. Blocks are named when the last
+    // chunk has chosen a token, and by then the first blocks are gone.
+    for (held, tokens) in [(0, 64), (64, 128), (128, 161)] {
+        assert_eq!(kv.allot(&[demand(A, held, tokens)]).short_by, 0);
+        if tokens == 161 {
+            fill(&mut kv, A, 7, tokens);
+        }
+        kv.release_skipped(A, tokens);
+    }
+    assert!(!kv.named.contains_key(&Name { group: 0, key: keys(7, 16)[0] }) && kv.known_prefix(&keys(7, 160)) == 10);
+    assert_eq!(kv.take_events(), []);
+    kv.release(A);
+    kv.shrink(0);
+    assert_eq!(kv.take_events(), []);
+}
+
+#[test]
+fn shared_blocks_are_counted_without_a_walk_over_the_windows() {
+    let mut kv = KvCore::new(5_000).with_groups(CacheGroups::new([(0, None), (1, Some(2_000 * BLOCK_TOKENS))]));
+    let tokens = 2_000 * BLOCK_TOKENS;
+    run(&mut kv, A, 7, tokens);
+    run(&mut kv, B, 7, tokens);
+    let begun = Instant::now();
+    (0..20_000).for_each(|_| assert_eq!(kv.shared_blocks(), 1_999));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    kv.release(A);
+    assert_eq!(kv.shared_blocks(), 0);
+}
+
+#[test]
+fn an_unknown_prompt_is_looked_up_without_a_walk_over_all_its_blocks() {
+    let kv = KvCore::new(12).with_groups(CacheGroups::new([(0, Some(4_000 * BLOCK_TOKENS))]));
+    let prompt = keys(7, 16_000 * BLOCK_TOKENS);
+    let begun = Instant::now();
+    (0..20_000).for_each(|_| assert_eq!(kv.known_prefix(&prompt), 0));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[test]
