@@ -218,15 +218,27 @@ fn drafts_survive_deaths_preemption_and_host_memory() {
         for (name, swap_mib, event) in
             [("shrunk", 0, Event::Shrink), ("swapped drafts", 32, Event::Shrink), ("died", 0, Event::Death)]
         {
-            let found = disturbed(LoadOptions { swap_space: Bytes::mib(swap_mib), ..drafting(name) }, event).await;
-            for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                assert_eq!(found.text, expected.text, "{name}: reply {number}");
-                assert_same_tokens(&found.tokens, &expected.tokens, name);
+            let occurred = || {
+                let of = |metric: String| metrics_log.now(&metric) > 0.0;
+                match event {
+                    Event::Nothing => true,
+                    Event::Shrink => of(format!("bursar_preemptions_total{{model={name},reason=shrink}}")),
+                    Event::Death => of(format!("bursar_requests_redone_total{{model={name}}}")),
+                }
+            };
+            // On a busy machine, the replies may have ended before the event.
+            for _ in 0..5 {
+                let options = LoadOptions { swap_space: Bytes::mib(swap_mib), ..drafting(name) };
+                for (number, (found, expected)) in disturbed(options, event).await.iter().zip(&expected).enumerate() {
+                    assert_eq!(found.text, expected.text, "{name}: reply {number}");
+                    assert_same_tokens(&found.tokens, &expected.tokens, name);
+                }
+                if occurred() {
+                    break;
+                }
             }
-            let preempted = metrics_log.now(&format!("bursar_preemptions_total{{model={name},reason=shrink}}"));
-            let redone = metrics_log.now(&format!("bursar_requests_redone_total{{model={name}}}"));
+            assert!(occurred(), "{name}: the event disturbed no reply");
             let (drafted, accepted) = drafts(&metrics_log, name);
-            assert!((preempted > 0.0, redone > 0.0) == (event == Event::Shrink, event == Event::Death), "{name}");
             assert!(accepted > 500.0, "{name}: {accepted} of {drafted} drafts were accepted");
         }
         assert!(metrics_log.now("bursar_prefix_cache_host_hits_total{model=swapped drafts}") > 0.0, "blocks came back");

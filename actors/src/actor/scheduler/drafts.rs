@@ -7,7 +7,7 @@ use std::fmt;
 /// The most earlier occurrences that one look-up compares.
 const COMPARED_MAX: usize = 32;
 
-/// The largest table of the index, in entries. In a longer sequence, more occurrences share an entry.
+/// The largest table of the index, in entries of 4 bytes.
 const HEADS_MAX: usize = 1 << 17;
 
 /// Most tokens for which drafts are withheld after a rejection.
@@ -42,13 +42,14 @@ pub struct PromptLookup {
 }
 
 impl PromptLookup {
-    /// An empty index for a sequence of at most `tokens_max` tokens.
+    /// An empty index for a sequence of about `tokens` tokens. In a longer sequence, more n-grams share
+    /// an entry, so some occurrences are missed.
     ///
     /// # Panics
     /// If the least size is 0 or exceeds the largest size.
-    pub fn new(sizes: NgramSizes, tokens_max: usize) -> Self {
+    pub fn new(sizes: NgramSizes, tokens: usize) -> Self {
         assert!((1..=sizes.max).contains(&sizes.min), "{sizes:?}");
-        let heads = tokens_max.clamp(1, HEADS_MAX).next_power_of_two();
+        let heads = tokens.clamp(1, HEADS_MAX).next_power_of_two();
         PromptLookup { sizes, heads: vec![0; heads], before: vec![0] }
     }
 

@@ -324,9 +324,11 @@ impl Driver {
     /// The drafter of the sequence. A grammar decides after each token which tokens may follow, so its
     /// sequences have no drafts.
     fn lookup(&self) -> Option<PromptLookup> {
-        let Preparation { prompt, sampler, tokens_max, .. } = &self.preparation;
+        /// Room for a reply, in entries. A waiting request should take little memory.
+        const REPLY: usize = 1024;
+        let Preparation { prompt, sampler, .. } = &self.preparation;
         let sizes = self.prompt_lookup.filter(|_| !sampler.must_see())?;
-        let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + tokens_max);
+        let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + REPLY);
         // A long prompt is indexed here for the reason that its blocks are named here.
         lookup.extend(&prompt.tokens);
         Some(lookup)
