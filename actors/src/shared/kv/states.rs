@@ -66,6 +66,8 @@ pub(super) struct StatePool {
 struct Live {
     /// The slot of the state after the last step that was planned.
     slot: u32,
+    /// The snapshot with which the sequence began.
+    began_with: Option<PrefixKey>,
     /// The slot of the snapshot with which the sequence begins, until its first step is
     /// [launched](StatePool::launched). Until then, nothing may be written to that slot.
     resumes_from: Option<u32>,
@@ -175,7 +177,9 @@ impl StatePool {
         let slot = slot.expect("there is room for the state");
         let junction = snapshot_before(cached * BLOCK_TOKENS);
         let junction = (junction > resumed * BLOCK_TOKENS).then_some(junction);
-        let live = Live { slot, resumes_from: from, reads: None, fetched: None, junction, pending: Vec::new() };
+        let began_with = resumes_from.copied();
+        let live =
+            Live { slot, began_with, resumes_from: from, reads: None, fetched: None, junction, pending: Vec::new() };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
     }
@@ -204,7 +208,8 @@ impl StatePool {
         let of_slot = |slot| PendingSnapshot { tokens: resumed * BLOCK_TOKENS, slot, is_of_reply: false };
         let pending = snapshot.map(of_slot).into_iter().collect();
         let fetched = snapshot.map(|_| *key);
-        let live = Live { slot, resumes_from: snapshot, reads: None, fetched, junction: None, pending };
+        let began_with = Some(*key);
+        let live = Live { slot, began_with, resumes_from: snapshot, reads: None, fetched, junction: None, pending };
         assert!(self.live.insert(sequence, live).is_none(), "{sequence} already has a state");
         self.check();
         BlockCopy { block: snapshot.unwrap_or(slot), slot: from }
@@ -362,7 +367,8 @@ impl StatePool {
     /// A slot for a snapshot within a reply. Replies take at most a third of the slots, and only
     /// while at most a third are live: otherwise the replies of many sequences would soon evict a
     /// common system prompt. A pending snapshot counts, because the reply's previous snapshot keeps
-    /// its slot until the pending one is named.
+    /// its slot until the pending one is named. A snapshot with which a running sequence began is
+    /// not evicted, although it may be the least recently used.
     fn take_for_reply(&mut self) -> Option<u32> {
         let most = self.slots / 3;
         if self.live.len() > most {
@@ -374,7 +380,13 @@ impl StatePool {
             let oldest = of_replies().min_by_key(|(_, snapshot)| snapshot.used).map(|(key, _)| *key)?;
             self.evict(&oldest);
         }
-        self.take(None)
+        if self.free.is_empty() {
+            let is_in_use = |key: &PrefixKey| self.live.values().any(|live| live.began_with == Some(*key));
+            let may_go = |key: &&PrefixKey| !is_in_use(key) && !self.is_about_to_be_read(key);
+            let victim = *self.by_use.values().find(may_go)?;
+            self.evict(&victim);
+        }
+        self.free.pop_first()
     }
 
     /// A slot for a copy from the host: like [`take`](Self::take), but none that a launched step
@@ -465,16 +477,22 @@ mod tests {
             states.release(first);
             ids().for_each(|id| states.begin(id, Some(&system), blocks, blocks));
             ids().for_each(|id| states.launched(id));
-            for round in 2..8 {
+            // Each prompt has a snapshot at its end, which was used after the system prompt.
+            let prompt = 2 * SNAPSHOT_TOKENS + 1;
+            ids().for_each(|id| _ = states.plan_step(id, SNAPSHOT_TOKENS, prompt, prompt));
+            ids().for_each(|id| states.name(id, prompt, &keys(id.0 as u32, prompt)));
+            for round in 3..9 {
                 let end = round * SNAPSHOT_TOKENS;
                 for id in ids() {
                     states.plan_step(id, end - 1, end, end);
                 }
+                let pending = states.live.values().map(|live| live.pending.len()).sum::<usize>();
+                let published = states.snapshots.values().filter(|snapshot| snapshot.of_reply.is_some()).count();
+                assert!(pending + published <= slots / 3, "{replies} replies: {pending} and {published} snapshots");
                 ids().for_each(|id| states.name(id, end, &keys(id.0 as u32, end)));
                 assert!(states.is_resumable(&system), "{replies} replies of {end} tokens");
                 let last = |id: SequenceId| keys(id.0 as u32, end)[end / BLOCK_TOKENS - 1];
                 assert!(ids().all(|id| states.is_resumable(&last(id))), "each reply has its last snapshot");
-                assert_eq!(states.usage().snapshots, replies + 1);
             }
         }
     }
