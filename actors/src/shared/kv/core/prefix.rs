@@ -31,7 +31,7 @@ impl KvCore {
 
     /// Length, in blocks, of the longest part of `prefix` after which a sequence can continue: `has`
     /// is true for all blocks that the next token reads, and `has_state` for the last block.
-    fn longest(
+    pub(super) fn longest(
         &self,
         prefix: &[PrefixKey],
         has: impl Fn(&Name) -> bool,
