@@ -3,7 +3,7 @@
 //! ```sh
 //! cargo run --release --example 12_serve_beside_routes            # serves on port 8080 until it is interrupted
 //! curl 127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}]}'
-//! cargo run --release --example 12_serve_beside_routes -- --once  # asks itself, and ends
+//! cargo run --release --example 12_serve_beside_routes -- --once  # sends itself two requests and exits
 //! ```
 
 use axum::{Json, Router, extract::State, routing::get};

@@ -19,7 +19,8 @@ use crate::{failure::Failure, logging};
 #[derive(Clone, Debug, Default)]
 pub struct KnobOptions {
     file: Option<PathBuf>,
-    /// Name in the table and typed value, in the table's order.
+    /// The name in the table and the text of the value, for each flag that was set. In the table's
+    /// order.
     typed: Vec<(&'static str, String)>,
 }
 
@@ -42,9 +43,9 @@ impl KnobOptions {
     }
 
     /// Returns the settings of a runtime that serves `models` models on `devices` devices. The
-    /// caller sets the device itself. The runtime may lease `host` bytes of host memory, unless a
-    /// knob sets another size, plus the host tier of the KV cache: `swap_space` for each model on
-    /// each device.
+    /// caller sets the device itself. The runtime may lease `host` bytes of host memory, or the
+    /// number of bytes that a knob sets. The host tier of the KV cache is added to this:
+    /// `swap_space` for each model on each device.
     ///
     /// # Errors
     /// See [`options`](Self::options).

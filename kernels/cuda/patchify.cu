@@ -24,10 +24,14 @@
 // rate). Staging pixels in shared memory took twice as long. Processing two units per thread at
 // once took as long as one unit.
 //
-// H200, bf16, side 14, 2 frames, launches in a graph over inputs larger than the L2: a still
-// picture of 1036 x 1036 pixels (16.2 MB in and out) 9.4 us, a step of a video of that size 11.0
-// us, four pictures 28 us, 1932 x 1092 15.4 us, 256 pictures of one merged patch 3.4 us. For
-// comparison, a copy of 8 MB takes 6.2 us.
+// On an H200, with bf16, side 14, 2 frames, in a graph over inputs larger than the L2:
+//
+//   one picture of 1036 x 1036 pixels (16.2 MB in and out)    9.4 us
+//   one step of a video of that size                         11.0 us
+//   four pictures of that size                               28 us
+//   one picture of 1932 x 1092 pixels                        15.4 us
+//   256 pictures of one merged patch                          3.4 us
+//   for comparison, a copy of 8 MB                            6.2 us
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -59,9 +63,10 @@ __device__ __forceinline__ Source find(const uint8_t* bytes, uint32_t byte_count
     return {bytes + corner, frame_bytes, row_bytes, given, layout.x % 4 == 0};
 }
 
-// Loads two pixels from an even address on, into the lowest six bytes. The two pixels lie in two
-// aligned words. If the picture begins at a multiple of four bytes, these words end within the
-// picture, because an even side makes the picture's size a multiple of four bytes.
+// Loads two adjacent pixels into the lowest six bytes of the result. With `by_words`, `from` must
+// be even, so that the pixels lie in two aligned words. These words end within the picture, because
+// `by_words` means that the picture begins at a multiple of four bytes, and an even side makes its
+// size a multiple of four bytes.
 __device__ __forceinline__ uint2 load_two(const uint8_t* from, bool by_words) {
     if (by_words) {
         const uint64_t address = reinterpret_cast<uint64_t>(from);

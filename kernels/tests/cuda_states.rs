@@ -1,5 +1,5 @@
-//! The states of gated delta nets on a GPU, carried from step to step. Without a GPU, each test
-//! prints that and ends.
+//! The states of gated delta nets on a GPU, carried from step to step. Without a GPU, the GPU test
+//! prints that it is skipped, and ends.
 
 mod ground;
 
@@ -10,8 +10,8 @@ use bursar_kernels::*;
 
 use ground::{assert_close, compute, divided, first_gpu, leased, load, widened};
 
-/// Numbers of tokens after which a step ends: one step, steps of one to three tokens, steps that
-/// are whole chunks, and steps that end inside chunks.
+/// Each row divides a prompt of 200 tokens into steps at these tokens: one step, short steps, steps
+/// of whole chunks, and steps that end inside chunks.
 const CUTS: [&[usize]; 6] = [
     &[0, 200],
     &[0, 1, 2, 3, 200],
@@ -24,7 +24,7 @@ const CUTS: [&[usize]; 6] = [
 #[test]
 fn a_prompt_divided_into_steps_has_the_numbers_of_one_step() {
     let Some(device) = first_gpu() else { return };
-    let best = CudaTarget::of(&device).expect("it says what it is");
+    let best = CudaTarget::of(&device).expect("the GPU can be queried");
     for target in [best, CudaTarget { activation: DType::F16, ..best }] {
         let kernels: Arc<CudaKernels> = load(&device, target);
         let (cuda, counter) = (Cuda::new(&kernels).expect("a stream"), WorkCounter::default());

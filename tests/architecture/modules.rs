@@ -44,7 +44,7 @@ impl Crate {
         Crate(modules)
     }
 
-    /// Each file with the files that it names items of.
+    /// Each file, and the files whose items it names.
     pub fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (at, module) in &self.0 {
@@ -154,8 +154,8 @@ impl Crate {
             name => {
                 let module = self.0.get(&here)?;
                 let is_known = module.children.contains(name) || module.imports.contains_key(name);
-                // In a `use`, a path whose first name is the imported name itself starts at another
-                // crate.
+                // In a `use`, if the first name of a path is also the imported name, the path
+                // starts at another crate.
                 let is_own =
                     module.imports.get(name).is_some_and(|import| import.first().is_some_and(|first| first == name));
                 return (is_known && !is_own).then_some((here, path));

@@ -91,7 +91,7 @@ impl Fixture {
     /// Waits until all leases are as they were when the last model became READY.
     async fn regained(&self) {
         let before = self.before.as_ref().expect("a model is loaded");
-        eventually("all is as at READY, and backed", async || {
+        eventually("all leases are as at READY, and backed", async || {
             self.ledger().await == *before && self.device.counts().backed == before.granted
         })
         .await;
@@ -119,13 +119,15 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
         let replies = crowd(&busy);
         // 768 tokens of 2 KiB each, divided among the ranks.
         let floor = Bytes::kib(1536) / ranks() as u64;
-        eventually("it has nearly all", async || {
+        eventually("the busy model has nearly all KV cache memory", async || {
             let (busy, idle) = (fixture.kv("busy").await, fixture.kv("idle").await);
             busy > own && busy + idle <= own + lent && idle <= floor
         })
         .await;
-        eventually("what it borrowed is shown", async || metrics_log.now("bursar_kv_borrowed_bytes{model=busy}") > 0.0)
-            .await;
+        eventually("the metric shows the borrowed bytes", async || {
+            metrics_log.now("bursar_kv_borrowed_bytes{model=busy}") > 0.0
+        })
+        .await;
         assert_eq!(answer(&idle, about(1)).await, expected);
         eventually("the lender has its share again", async || {
             // Sequential requests keep the model from becoming idle.
@@ -150,12 +152,12 @@ fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
     story(async {
         let (fixture, [(busy, own), (idle, lent)]) = Fixture::of_two().await;
         let replies = crowd(&busy);
-        eventually("it borrows", async || fixture.kv("busy").await > own).await;
+        eventually("the busy model borrows", async || fixture.kv("busy").await > own).await;
         // The lender's engine dies. Its successor gets the lender's share.
         let [before, after] = fixture.engine_dies("idle", &idle).await;
         assert_eq!(after.record.kv_blocks, before.record.kv_blocks);
         assert!(fixture.kv("idle").await <= lent);
-        eventually("it borrows again", async || fixture.kv("busy").await > own).await;
+        eventually("the busy model borrows again", async || fixture.kv("busy").await > own).await;
         // The borrower's scheduler dies while it holds borrowed blocks.
         let scheduler = busy.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
@@ -207,7 +209,7 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
         // While a request does not end, the model keeps its memory.
         let unread = model.chat(about(1).max_tokens(200).temperature(20.0).top_k(0).seed(1)).await.expect("accepted");
         let waits = tokio::spawn(async move { budget.lease(Class::external("index"), wanted).await.map(drop) });
-        eventually("it waits", async || fixture.ledger().await.waiting.len() == 1).await;
+        eventually("the tenant's lease request waits", async || fixture.ledger().await.waiting.len() == 1).await;
         let looked = fixture.runtime.budget().measure().await.expect("the budget answers");
         assert_eq!(looked.of_class(&Class::Kv), kv);
         drop(unread);
@@ -262,13 +264,13 @@ fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
             }
             second.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
             eventually("the first model has its memory back", async || fixture.kv("first").await == kv).await;
-            second.wake().await.expect("the load gets room");
+            second.wake().await.expect("the model wakes up");
         }
         let told = serde_json::json!(fixture.runtime.recent_events());
         let slept = |event: &&serde_json::Value| event["event"] == "asleep" && event["model"] == "first";
         assert_eq!(told.as_array().expect("a list").iter().filter(slept).count(), 0, "{told}");
         fixture.runtime.unload("second").await.expect("the model is loaded");
-        eventually("it has its own again, backed", async || {
+        eventually("the first model has its memory back, and all leases are backed", async || {
             fixture.kv("first").await == kv && fixture.device.counts().backed == fixture.ledger().await.granted
         })
         .await;

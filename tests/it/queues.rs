@@ -33,7 +33,10 @@ fn an_urgent_chat_takes_anothers_place_and_no_word_is_lost() {
         for number in 0..3 {
             waiting.push(stage.model.chat(text(&format!("Question {number}?")).priority(5)).await.expect("accepted"));
         }
-        eventually("they wait", async || metrics_log.now("bursar_sequences_waiting{model=urgent}") >= 3.0).await;
+        eventually("the other requests wait", async || {
+            metrics_log.now("bursar_sequences_waiting{model=urgent}") >= 3.0
+        })
+        .await;
         ask(&stage.model, about(9).priority(-1)).await.expect("the model answers");
         assert!(stage.model.requests().0 >= 2, "the other requests have not ended");
         assert_eq!(metrics_log.now("bursar_preemptions_total{model=urgent,reason=priority}"), 1.0);
@@ -65,7 +68,8 @@ fn a_chat_that_waits_too_long_says_for_what_and_takes_nothing() {
             match ask(&stage.model, chat).await {
                 Err(ChatError::TooLate { deadline, limit: of, waited }) => {
                     assert_eq!((deadline, of), (expected, limit));
-                    // A request that can no longer meet a later deadline ends before that deadline.
+                    // A first-token or reply deadline ends a request early, as soon as the request
+                    // can no longer meet it.
                     assert!(waited >= limit || deadline != Deadline::Queue, "{waited:?}");
                 }
                 other => panic!("{expected:?}: {other:?}"),
@@ -112,7 +116,10 @@ fn a_tenants_chat_does_not_wait_for_anothers_many() {
             let chat = text(&format!("Question {number}?")).max_tokens(20).ignore_end();
             busy.push(stage.model.chat(chat.tenant("someone's own name")).await.expect("accepted"));
         }
-        eventually("they wait", async || metrics_log.now("bursar_sequences_waiting{model=tenants}") >= 10.0).await;
+        eventually("the other requests wait", async || {
+            metrics_log.now("bursar_sequences_waiting{model=tenants}") >= 10.0
+        })
+        .await;
         ask(&stage.model, text("And mine?").tenant("calm")).await.expect("the model answers");
         assert!(stage.model.requests().0 >= 6, "most of the other requests wait: {:?}", stage.model.requests());
         for busy in busy {

@@ -177,7 +177,11 @@ fn each_bad_video_fails_alone_with_its_error() {
             assert!(error.to_string().contains(words), "{name} does not say '{words}': {error}");
             assert!(!error.hint().is_empty(), "{name} has no hint");
             assert!(!format!("{error} {error:?} {}", error.hint()).contains("secret"), "{error:?}");
-            assert_eq!(listen(beside).await.expect("the model answers").text, expected, "beside {name}");
+            assert_eq!(
+                listen(beside).await.expect("the model answers").text,
+                expected,
+                "the good request, with {name}"
+            );
             stage.settled(&before).await;
         }
     });

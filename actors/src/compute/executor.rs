@@ -190,8 +190,8 @@ impl Executor {
         let mut links = match (is_linked, is_step) {
             (false, _) => Vec::new(),
             (true, true) => self.link(device_of_all, memory)?,
-            // The vision lane exchanges by copies: if kernels of two lanes waited for other ranks
-            // at the same time, they could deadlock.
+            // Ranks of the vision lane exchange data by copies, not by kernels. If kernels of two
+            // lanes waited for other ranks at the same time, they could deadlock.
             (true, false) => {
                 CopyLink::between(&gpus(device_of_all), patience)?.into_iter().map(RankLink::from).collect()
             }
@@ -361,7 +361,7 @@ fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
     devices.iter().map(sharers).max().unwrap_or(1)
 }
 
-/// Converts the error of work that only copies.
+/// Converts an error of `CudaLink::clear`, which only copies, so it can fail only on the device.
 fn of_device(error: KernelError) -> OpenError {
     match error {
         KernelError::Device(error) => OpenError::Device(error),

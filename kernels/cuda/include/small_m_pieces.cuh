@@ -1,5 +1,5 @@
-// Output of a tile of small_m_product.cuh: one warp's part of the tile, with bias or gate,
-// optionally added to the previous contents; and loads and stores of sums in shared memory.
+// One warp's part of the output of a tile of small_m_product.cuh: it applies bias or gate, and
+// optionally adds the previous contents. Also loads and stores of sums in shared memory.
 #pragma once
 
 #include "logistic.cuh"
@@ -11,7 +11,7 @@ template <typename Format, uint32_t GROUPS, bool GATED>
 struct Piece {
     static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // per thread
     static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
-    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // once sums are complete
+    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // scales apply to complete sums
     using Element = typename Format::Element;
 
     const Arguments<Format>& arguments;

@@ -39,8 +39,8 @@ pub struct AllReduceRmsNorm<'a> {
     pub out: Activations<'a>,
 }
 
-/// Computes `out[:, rank * columns..][..columns] = part of that rank`. The rules for the order of
-/// calls and for the end of the collective are the same as for [`AllReduce`].
+/// Computes `out[:, rank * columns..][..columns] = part` for each rank and its `part`. The rules
+/// for the order of calls and for the end of the collective are the same as for [`AllReduce`].
 #[non_exhaustive]
 pub struct AllGather<'a> {
     /// `[rows, columns]` activations or f32: this rank's columns. A gap between rows is allowed.
@@ -60,6 +60,7 @@ pub struct BestOfRanks<'a> {
     pub x: Tensor<'a>,
     /// Index of this rank's first column among the columns of all ranks.
     pub first: usize,
-    /// `[rows]` u32: the [`argmax`](super::Argmax) of each row of `x`, which the result replaces.
+    /// `[rows]` u32. Before the call, the [`argmax`](super::Argmax) of each row of `x`. After the
+    /// call, the result.
     pub out: Tensor<'a>,
 }

@@ -20,7 +20,7 @@ impl<'a> RmsNorm<'a> {
         RmsNorm { weight, weight_offset: 0.0, epsilon }
     }
 
-    /// The operands of the norm of `x`, written to `out`.
+    /// The operands of the call that normalizes `x` into `out`.
     pub(super) fn call<'c>(&'c self, x: &'c Tensor<'_>, out: &'c Activations<'_>) -> calls::RmsNorm<'c> {
         let (weight, weight_offset) = (self.weight.view(), self.weight_offset);
         calls::RmsNorm { x: x.view(), weight, weight_offset, epsilon: self.epsilon, out: out.view() }

@@ -62,8 +62,9 @@ impl HubModel {
     /// that then contains all files. Blocks. Partial files of earlier fetches are continued.
     ///
     /// # Errors
-    /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
-    /// [`CheckpointError::ShardName`] for the index.
+    /// [`CheckpointError::Hub`] for the id, the cache or the download.
+    /// [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] if the index of the weight
+    /// files is not valid.
     pub fn fetch(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
         let mut fetch = self.settings(watch)?;
         for file in fetch.weight_files()? {

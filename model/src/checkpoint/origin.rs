@@ -47,8 +47,9 @@ impl CheckpointOrigin {
     /// Fetches the files that are not on this machine yet, and opens a GGUF file. Blocks.
     ///
     /// # Errors
-    /// See [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
-    /// [`CheckpointError::ShardName`] for the index.
+    /// The errors of [`GgufFile::open`]. [`CheckpointError::Hub`] for the id, the cache or the
+    /// download. [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] if the index of
+    /// the weight files is not valid.
     pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
         // `watch` is unused without the feature `hub`.
         let _ = watch;

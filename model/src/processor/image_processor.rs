@@ -219,7 +219,7 @@ impl ImageProcessor {
     }
 
     /// Hashes a resized picture, or a resized time step of a video with up to `temporal_patch_size`
-    /// frames. A step of one frame has the same hash as that frame as a picture.
+    /// frames. A step with one frame has the same hash as a picture with the same pixels.
     pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &ResizePlan) -> EncoderInput {
         let hash = self.hash(&frames, plan.grid);
         EncoderInput { image: ResizedImage { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }

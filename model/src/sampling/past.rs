@@ -18,8 +18,8 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// The prompt, and the tokens produced so far, including tokens from before a restart. `prompt`
-    /// may contain only the tokens that the sampler [reads](super::Sampler::read_of).
+    /// The prompt, and the tokens produced so far, including tokens from before a restart. Instead
+    /// of the whole prompt, the part that the sampler [reads](super::Sampler::read_of) is enough.
     pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
         Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced, unseen: None }) }
     }

@@ -75,7 +75,8 @@ impl SegmentLayout {
         unsafe { Tensor::persistent(to, shape, dtype) }
     }
 
-    /// Makes the last copy, which is a router, prefer some experts if it is drawn at random.
+    /// Makes the last copy, which is a router, prefer some experts. Does nothing if its weights are
+    /// not random.
     pub fn skew_last(&mut self, skew: RoutingSkew) {
         if let Some(copy) = self.copies.last_mut()
             && let WeightSource::Random(name, RandomTensor::Drawn { seed }) = &copy.source
@@ -84,14 +85,15 @@ impl SegmentLayout {
         }
     }
 
-    /// Changes the last copy, which is the weight of a norm, while it is read.
+    /// Sets how the last copy, which is the weight of a norm, is scaled while it is read.
     pub fn scale_last(&mut self, scaling: NormScaling) {
         if let Some(copy) = self.copies.last_mut() {
             copy.norm = Some(scaling);
         }
     }
 
-    /// Multiplies the rows of the copies from number `first` on by the checkpoint's vector `scale`.
+    /// Multiplies the rows of each copy with index `first` or above by the checkpoint's vector
+    /// `scale`.
     pub fn scale_rows_from(&mut self, first: usize, scale: &str) {
         self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.to_owned()));
     }

@@ -22,7 +22,7 @@ use crate::stage::{ask, at, device, eventually, listen};
 
 /// Number of requests to the faulted model.
 const STRUCK_CHATS: usize = 3;
-/// Number of the chat that the other model gets.
+/// Index of the chat that the other model gets. The faulted model gets the chats before it.
 const BESIDE_CHAT: usize = 3;
 
 /// Runs the cells of a victim. A world that survives is used again, and a dead world is replaced.
@@ -286,8 +286,8 @@ impl LedgerWatch {
                 for (owner, generations) in generations {
                     assert_eq!(generations.len(), 1, "rule 11: {owner} has leases of {generations:?}: {ledger}");
                 }
-                // If two equal snapshots surround the reading, backed bytes
-                // cannot exceed granted bytes.
+                // The device and the ledger were each read twice. If nothing changed between the
+                // two readings, backed bytes cannot exceed granted bytes.
                 if device.counts() == backed && budget.snapshot().await.is_ok_and(|now| now == ledger) {
                     assert!(backed.backed <= ledger.granted, "{} are backed: {ledger}", backed.backed);
                 }

@@ -27,13 +27,13 @@ fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
         assert_eq!(answer(&card.model, about(1)).await, expected);
         let serving = card.model.serving().await.expect("the model serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
-        // The cache gives up five percent. The cache may regain this share a moment later, because
-        // its size is below its cap.
+        // The cap falls to 95 percent of the blocks at READY. The cache was already smaller than
+        // that, so it gives up five percent of its size, and may regain them a moment later.
         card.quiet().await;
         card.device.foreign_gives_back(Bytes::mib(6));
         let all = card.before.of_class(&Class::Kv);
         let most = Bytes(all.0 / blocks as u64 * (blocks * 95 / 100) as u64);
-        eventually("all but what was refused is regained", async || {
+        eventually("the KV cache grows to the new cap", async || {
             let (kv, page) = (card.kv().await, Bytes::mib(1));
             kv >= most && kv <= most + page && kv < all
         })
@@ -58,7 +58,7 @@ fn a_refusal_during_a_change_waits_and_loses_no_request() {
                 false => taken = card.device.foreign_takes(Bytes::mib(24)),
                 true => taken = card.device.foreign_gives_back(taken),
             }
-            eventually("the change is at the device", async || card.device.counts().held_calls > 0).await;
+            eventually("a device call of the resize is held", async || card.device.counts().held_calls > 0).await;
             card.refuses_a_step().await;
             let mut listening = tokio::spawn(listen(card.model.chat(about(1)).await.expect("accepted")));
             // The reply cannot end before the change, and the change cannot end before the

@@ -135,15 +135,20 @@ mod tests {
             ("never above what was stressed", vec![Some(900); 11], 500, &[(10, 1000)]),
             ("nothing is wanted", vec![Some(900); 30], 1000, &[]),
             (
-                "the least of all looks counts",
+                "the smallest number of free bytes counts",
                 [vec![Some(200); 5], vec![Some(50)], vec![Some(300); 5]].concat(),
                 500,
                 &[(10, 550)],
             ),
-            ("pressure begins anew", [vec![Some(200); 9], vec![None], vec![Some(200); 11]].concat(), 500, &[(20, 700)]),
-            ("once taken it has to stay free anew", vec![Some(200); 22], 500, &[(10, 700), (21, 700)]),
             (
-                "what another process leaves behind what was left beside it is not kept waiting by that",
+                "pressure restarts the wait",
+                [vec![Some(200); 9], vec![None], vec![Some(200); 11]].concat(),
+                500,
+                &[(20, 700)],
+            ),
+            ("each offer restarts the wait", vec![Some(200); 22], 500, &[(10, 700), (21, 700)]),
+            (
+                "an offer does not delay the offer of memory that became free later",
                 [vec![Some(50); 8], vec![Some(400); 2], vec![Some(390)], vec![Some(340); 8]].concat(),
                 500,
                 &[(10, 550), (18, 840)],
@@ -159,7 +164,7 @@ mod tests {
         let flapping = (0..120).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 0 }));
         assert_eq!(offered(flapping, kv(500)), []);
         let partly = (0..12).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 120 }));
-        assert_eq!(offered(partly, kv(500)), [(10, 620)], "bytes that the lease never takes are offered elsewhere");
+        assert_eq!(offered(partly, kv(500)), [(10, 620)], "bytes that the other process never takes are offered");
         let under_pressure = (0..120).map(|second| (second / 5 % 2 == 0).then_some(400));
         assert_eq!(offered(under_pressure, kv(500)), []);
     }

@@ -22,7 +22,8 @@ pub(super) struct Gpu {
 
 /// Measures each GPU of `device`. `ours` is the number of bytes that leases of this process use on
 /// each GPU. `beside` is the number of bytes that this process is known to hold in addition to
-/// leases and the device's own overhead, on the GPU where that number is largest.
+/// leases and the device's own overhead. If that number differs between GPUs, `beside` is the
+/// largest.
 ///
 /// # Errors
 /// Any error of the device.
@@ -111,7 +112,7 @@ mod tests {
             ("host#1", MIB(2), MIB(0), Some(MIB(0))),
             ("host#2", MIB(0), MIB(5), Some(MIB(0))),
         ];
-        assert_eq!(told.collect::<Vec<_>>(), expected, "drift counts as foreign until it is known");
+        assert_eq!(told.collect::<Vec<_>>(), expected, "drift, the memory beyond `beside`, also counts as foreign");
         for Gpu { memory, overhead, backed, foreign, .. } in &gpus {
             assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
         }

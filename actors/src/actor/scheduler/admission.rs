@@ -10,8 +10,8 @@ pub struct SequenceForecast {
     pub held: usize,
     /// Tokens that the sequence is still expected to produce.
     pub to_come: usize,
-    /// The most tokens that the sequence will hold in cache groups with a window, over all of these
-    /// groups, in whole blocks.
+    /// The most tokens that the sequence will hold in cache groups with a window, in whole blocks,
+    /// summed over these groups.
     pub windowed: usize,
 }
 

@@ -197,13 +197,14 @@ impl LabelValue for HttpStatus {
     }
 }
 
-/// The index of a drafted token among the drafts of a step. A step has at most
-/// [`DRAFTS_OF_STEP`](bursar_model::DRAFTS_OF_STEP).
+/// The index of a drafted token among the drafts of a step. Series of the first eight positions start
+/// at 0. Larger limits of `draft_tokens` add more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftPosition(pub usize);
 
 impl LabelValue for DraftPosition {
     const NAME: &'static str = "position";
+    const WORDS: Words = || vec!["0", "1", "2", "3", "4", "5", "6", "7"];
 
     fn value(&self) -> SharedString {
         self.0.to_string().into()

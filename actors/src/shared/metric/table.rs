@@ -136,14 +136,14 @@ table! {
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
     PICTURES_FOUND_COMPUTED_TOTAL: Counter<Label> = "bursar_pictures_found_computed_total", "Pictures that were neither decoded nor encoded, because the prefix cache held their tokens.";
     PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence had to request its pictures again, because it lost their blocks or no longer found them in the prefix cache.";
-    EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "Load of the busiest expert over the average load, in the most uneven layer, over the last second of steps. 0 before that, and for models without experts.";
+    EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "Load of the busiest expert divided by the average load, in the most uneven layer, during the last second of steps. 0 before that, and for models without experts.";
     PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It must be 0.";
     PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts to start a model, by outcome.";
     PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "Duration of the last successful attempt, including loading.";
     PROFILE_TARGET_TOKENS: Gauge<Label> = "bursar_profile_target_tokens", "Size of the KV cache that the last attempt settled on, in tokens.";
     OOM_TOTAL: Counter<(Label, Phase)> = "bursar_oom_total", "Times that memory was refused, by phase.";
     ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the model's actor runs, 0 while it does not.";
-    RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that the supervisor was to restart.";
+    RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor after which the supervisor had to restart it.";
     ASLEEP: Gauge<Label> = "bursar_asleep", "1 while the model sleeps and holds no device memory.";
     SLEEPS_TOTAL: Counter<(Label, SleepReason)> = "bursar_sleeps_total", "Times that the model was put to sleep, by reason.";
     WAKES_TOTAL: Counter<(Label, WakeReason)> = "bursar_wakes_total", "Times that the model woke up, by reason.";
@@ -164,7 +164,7 @@ table! {
     TENANT_TOKENS_TOTAL: Counter<(Label, Tenant)> = "bursar_tenant_tokens_total", "Prompt and reply tokens computed for each tenant in `tenant_weights`, and for all `other` tenants. Stays 0 without weights.";
     TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "Time from the request to the first token of its reply.", FIRST_TOKEN;
     TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "Time from one token of a reply to the next.", BETWEEN_TOKENS;
-    TOKEN_INTERVAL_MISSED_TOTAL: Counter<(Label, Late)> = "bursar_token_interval_missed_total", "Tokens that came later after the previous token than the target (`token_interval`), by reason.";
+    TOKEN_INTERVAL_MISSED_TOTAL: Counter<(Label, Late)> = "bursar_token_interval_missed_total", "Tokens whose interval after the previous token exceeded the target (`token_interval`), by reason.";
     QUEUE_SECONDS: Histogram<Label> = "bursar_queue_seconds", "Time from when the scheduler gets a request to its first step.", REQUEST;
     REQUEST_SECONDS: Histogram<Label> = "bursar_request_seconds", "Time from the request to the end of its reply, for completed requests.", REQUEST;
     PREFILL_SECONDS: Histogram<Label> = "bursar_prefill_seconds", "Time from the first step of a request to the first token of its reply, for completed requests.", REQUEST;

@@ -22,7 +22,7 @@ const RUNS: usize = 4;
 const TRIALS: usize = 2;
 
 /// The time of this project's kernel must be less than this fraction of the library's time, because
-/// two measurements of the same kernel differ by a few per cent.
+/// two measurements of the same kernel differ by a few percent.
 const CLEARLY: f32 = 0.97;
 
 /// Times the large-m kernel against another implementation: cuBLASLt, or `unfused` for a gated

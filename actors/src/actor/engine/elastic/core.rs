@@ -12,7 +12,7 @@ pub enum Input {
     /// `true` if the scheduler serves, `false` while it is being replaced.
     Serving(bool),
     /// Serving was refused memory and is stopped. Shrink to at most this many blocks,
-    /// permanently. If the pool is already this small, shrink by five per cent, so that the
+    /// permanently. If the pool is already this small, shrink by five percent, so that the
     /// refused work finds memory.
     Cap(usize),
     /// Serving is stopped until pending orders are carried out.

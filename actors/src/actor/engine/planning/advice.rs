@@ -34,8 +34,8 @@ pub(crate) fn advice(
     if kv.is_pinned() {
         return limits;
     }
-    // The suggested number of tokens is a multiple of the block size and at least five per cent
-    // lower, because the refused bytes may be only the first of several requests.
+    // The suggested number of tokens is a multiple of the block size. It is at least five percent
+    // below the target, because more memory requests may follow the refused one.
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
     let by_bytes = blocks.saturating_sub(missing.div_ceil(block.max(Bytes(1))) as usize);

@@ -43,8 +43,8 @@ impl Child {
         }
     }
 
-    /// Records that the successor after the death with this number starts. Returns `false` if no
-    /// successor is due, because the child was already replaced.
+    /// Records that the successor after death number `death` starts. Returns `false` if the child
+    /// was already replaced, so that no successor is due.
     pub fn restart(&mut self, death: u64) -> bool {
         death == self.deaths && std::mem::take(&mut self.is_dead)
     }
