@@ -23,7 +23,7 @@ pub struct Model {
     family: Family,
     quantization: Option<&'static str>,
     cache: CacheFormat,
-    states: StateDtype,
+    state_dtype: StateDtype,
     weight_bytes: Bytes,
     parameters: u64,
     /// The memory of the family's tensors; `None` for a plan.
@@ -53,9 +53,9 @@ impl Model {
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
-        let (cache, states) = (checkpoint.cache(), checkpoint.state_dtype());
+        let (cache, state_dtype) = (checkpoint.cache(), checkpoint.state_dtype());
         let (weight_bytes, parameters) = (map.used(), map.parameters());
-        Ok(Model { config, family, quantization, cache, states, weight_bytes, parameters, segment: None })
+        Ok(Model { config, family, quantization, cache, state_dtype, weight_bytes, parameters, segment: None })
     }
 
     /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Apart from the
@@ -120,9 +120,9 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
-        let (cache, states, parameters) = (checkpoint.cache(), checkpoint.state_dtype(), map.parameters());
+        let (cache, state_dtype, parameters) = (checkpoint.cache(), checkpoint.state_dtype(), map.parameters());
         let segment = Some(segment);
-        Ok(Model { config, family, quantization, cache, states, weight_bytes: total, parameters, segment })
+        Ok(Model { config, family, quantization, cache, state_dtype, weight_bytes: total, parameters, segment })
     }
 
     /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
@@ -181,7 +181,7 @@ impl Model {
 
     /// The shape of this rank's recurrent states on `target`; `None` if all layers are attention.
     pub fn state_shape(&self, target: &Target) -> Option<StateShape> {
-        self.family.decoder().state_shape(target.activation(), self.states)
+        self.family.decoder().state_shape(target.activation(), self.state_dtype)
     }
 
     /// The cache of each decoder layer, in order. `kv` has one entry for each layer of a block. Layer

@@ -229,7 +229,7 @@ impl LoadOptions {
     pub fn apply_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
         let context_tokens = self.context_tokens_for(matches!(target, Target::Cpu { .. }));
         let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
-        Ok(checkpoint.with_state_dtype(self.state_dtype.matrices()))
+        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()))
     }
 
     /// Returns the options that determine the size of the KV cache.

@@ -17,7 +17,7 @@ pub enum StateType {
 }
 
 impl StateType {
-    pub(crate) fn matrices(self) -> StateDtype {
+    pub(crate) fn dtype(self) -> StateDtype {
         match self {
             StateType::Float32 => StateDtype::F32,
             StateType::BFloat16 => StateDtype::Bf16,

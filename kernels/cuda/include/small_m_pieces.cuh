@@ -1,5 +1,5 @@
-// One warp's part of the output of a tile of small_m_product.cuh: it applies bias or gate, and
-// optionally adds the previous contents. Also loads and stores of sums in shared memory.
+// The output of one warp's part of a tile of small_m_product.cuh: the bias or the gate is applied,
+// and the previous contents are optionally added. Also loads and stores of sums in shared memory.
 #pragma once
 
 #include "logistic.cuh"

@@ -46,7 +46,7 @@ pub struct Checkpoint {
     quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
-    states: StateDtype,
+    state_dtype: StateDtype,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -102,7 +102,7 @@ impl Checkpoint {
             quantization_place,
             quantization: None,
             cache: CacheFormat::Plain,
-            states: StateDtype::F32,
+            state_dtype: StateDtype::F32,
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -126,8 +126,8 @@ impl Checkpoint {
     }
 
     /// The same checkpoint, with the storage type of recurrent states that the user asks for.
-    pub fn with_state_dtype(self, states: StateDtype) -> Self {
-        Checkpoint { states, ..self }
+    pub fn with_state_dtype(self, state_dtype: StateDtype) -> Self {
+        Checkpoint { state_dtype, ..self }
     }
 
     /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows that are not
@@ -149,7 +149,7 @@ impl Checkpoint {
 
     /// The storage type of the matrices of recurrent states.
     pub fn state_dtype(&self) -> StateDtype {
-        self.states
+        self.state_dtype
     }
 
     /// The folder, embedded files or shape from which the checkpoint was opened.

@@ -402,9 +402,9 @@ impl<F> Delta<F> {
 }
 
 impl<F> States<F> {
-    /// The kernels of the gated delta rule for matrices of this type.
-    pub(in crate::cuda) fn delta(&self, matrices: StateDtype) -> &Delta<F> {
-        match matrices {
+    /// The kernels of the gated delta rule for states of this type.
+    pub(in crate::cuda) fn delta(&self, dtype: StateDtype) -> &Delta<F> {
+        match dtype {
             StateDtype::F32 => &self.delta_f32,
             StateDtype::Bf16 => &self.delta_bf16,
         }
