@@ -389,6 +389,18 @@ fn a_preempted_sequence_resumes_from_a_snapshot() {
     story.bed.assert_all_home();
 }
 
+#[test]
+fn a_cancelled_sequence_keeps_its_slot_until_its_last_step_ends() {
+    let mut story = Story::new(SchedulerCore::new(limits(2, STEP_TOKENS, 64)), 4, 2);
+    story.admit(1, &prompt(1, 1), 2);
+    assert_eq!(story.bed.running.len(), 2, "the second step was planned ahead");
+    story.bed.cancel(1);
+    story.run();
+    assert_eq!((story.bed.scheduler.counts(), story.usage().live), ((0, 0), 1), "the second step writes the slot");
+    story.run();
+    assert_eq!(story.usage().live, 0);
+}
+
 /// An event of a random history.
 #[derive(Clone, Debug)]
 enum Event {
@@ -450,6 +462,10 @@ fn play_story(events: &[Event], mut story: Story) {
             story.run();
         }
         story.note();
+    }
+    // A cancelled sequence keeps its slot until the step that was planned ahead has ended.
+    while !story.bed.running.is_empty() {
+        story.run();
     }
     assert_eq!(story.usage().live, 0, "no sequence is left, so no slot is live");
 }
