@@ -14,6 +14,7 @@
 
 mod activations;
 mod backend;
+mod blocks;
 pub mod calls;
 mod cpu;
 mod cuda;
@@ -40,6 +41,7 @@ mod work;
 
 pub use activations::{ActivationFormat, ActivationScratch, Activations, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
+pub use blocks::{BlockRows, BlockType, widen_blocks};
 pub use cpu::Cpu;
 pub use cuda::{
     BlasSearch, CopyLink, Cuda, CudaKernels, CudaLink, CudaTarget, GemmBackend, Nccl, NcclLink, OpenError, RankLink,

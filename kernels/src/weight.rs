@@ -2,14 +2,18 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{DType, Quantization, QuantizationScheme, SCALE_BLOCK, ScaledBy, Tensor};
+use crate::{BlockRows, DType, Quantization, QuantizationScheme, SCALE_BLOCK, ScaledBy, Tensor};
 
 /// A weight `[out_features, in_features]` and its scales.
 pub struct Weight<'m> {
-    /// The numbers of the weight, contiguous. They are quantized if there are scales.
+    /// The numbers of the weight, contiguous. They are quantized if there are scales. The shape is
+    /// that of the weight, or `[bytes]` u8 for a weight in blocks.
     pub data: Tensor<'m>,
     /// `None` if the weight is unquantized.
     pub scales: Option<WeightScales<'m>>,
+    /// The rows of a weight in blocks of quantized elements, which contain their scales; otherwise
+    /// `None`.
+    pub blocks: Option<BlockRows>,
 }
 
 /// The scales of a weight, and the quantization of the activations that it is multiplied by.
@@ -25,7 +29,13 @@ pub struct WeightScales<'m> {
 
 impl<'m> Weight<'m> {
     pub fn plain(data: Tensor<'m>) -> Self {
-        Weight { data, scales: None }
+        Weight { data, scales: None, blocks: None }
+    }
+
+    /// Returns a weight in blocks. `data` is `[bytes]` u8 with the bytes of `blocks`, and needs no
+    /// alignment.
+    pub fn in_blocks(data: Tensor<'m>, blocks: BlockRows) -> Self {
+        Weight { blocks: Some(blocks), ..Weight::plain(data) }
     }
 
     /// Returns how the weight is stored and how its activations are rounded, or `None` if the
@@ -46,14 +56,15 @@ impl<'m> Weight<'m> {
 
     /// Returns the number of output features, `out_features`.
     pub fn rows(&self) -> usize {
-        self.data.rows()
+        self.blocks.as_ref().map_or_else(|| self.data.rows(), BlockRows::rows)
     }
 
     /// Returns the number of input features, `in_features`.
     pub fn columns(&self) -> usize {
-        self.data.columns()
+        self.blocks.as_ref().map_or_else(|| self.data.columns(), BlockRows::columns)
     }
 
+    /// Returns the type of the numbers, which is u8 for a weight in blocks.
     pub fn dtype(&self) -> DType {
         self.data.dtype()
     }
@@ -64,7 +75,8 @@ impl<'m> Weight<'m> {
     }
 
     pub(crate) fn view(&self) -> Weight<'_> {
-        Weight { data: self.data.view(), scales: self.scales.as_ref().map(WeightScales::view) }
+        let scales = self.scales.as_ref().map(WeightScales::view);
+        Weight { data: self.data.view(), scales, blocks: self.blocks.clone() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rows that are looked up, moved, added or filled.
 
-use crate::{RankShard, Tensor};
+use crate::{RankShard, Tensor, Weight};
 
 /// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
 /// [code](crate::InputToken::code) of a token. If the host has not seen the token yet, its code
@@ -9,8 +9,8 @@ use crate::{RankShard, Tensor};
 /// of a token that is not in `tokens` is all zeros too.
 #[non_exhaustive]
 pub struct Embed<'a> {
-    /// `[tokens.count, hidden]`, floating point.
-    pub table: Tensor<'a>,
+    /// `[rows, hidden]`, floating point or in blocks, with at least `tokens.count` rows.
+    pub table: Weight<'a>,
     /// The tokens of the vocabulary that have a row in the table.
     pub tokens: RankShard,
     /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name

@@ -1,6 +1,7 @@
 //! Embedding: one row of a table per token.
 
 use super::{
+    block_products::BlockWeight,
     memory::{indices, widen, write_rows},
     threads::Threads,
 };
@@ -30,7 +31,10 @@ fn look_up(call: &Embed<'_>, id: u32, out: &mut [f32]) {
     let (RankShard { first, count, whole }, id) = (call.tokens, id as usize);
     assert!(id < whole, "row {id} of {whole}");
     match id.checked_sub(first).filter(|row| *row < count) {
-        Some(row) => widen(&call.table, row, out),
+        Some(row) => match BlockWeight::of(&call.table) {
+            Some(table) => table.widen(row..row + 1, out),
+            None => widen(&call.table.data, row, out),
+        },
         None => out.fill(0.0),
     }
 }

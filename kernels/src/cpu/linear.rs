@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, dot, multiply},
+    block_products,
     memory::{Output, Rows, Scratch, start_of, widen, widened},
     quantized,
     threads::Threads,
@@ -22,6 +23,9 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     if call.weight.scales.is_some() {
         return quantized::linear(threads, call);
     }
+    if call.weight.blocks.is_some() {
+        return block_products::linear(threads, call);
+    }
     let (features, in_features) = (call.weight.rows(), call.weight.columns());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
     let bias = call.bias.as_ref().map(widened);
@@ -35,7 +39,8 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
         if call.x.rows() <= SMALL_M_ROWS {
             multiply_few(&call, rows.clone(), weight);
         } else {
-            multiply_many(&call, rows.clone(), weight);
+            let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
+            multiply_many(&call, x, rows.clone(), weight);
         }
         if let Some(bias) = &bias {
             add_bias(&call, rows.clone(), &bias[rows]);
@@ -57,11 +62,10 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
     scratch
 }
 
-/// Computes the panel's columns of the output, or adds to them.
-fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
+/// Computes the panel's columns of the output from the rows `x`, or adds to them.
+pub(super) fn multiply_many(call: &Linear<'_>, x: Matrix, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "the panel is whole");
-    let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
     // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the op layer has
     // checked, and no other panel writes these columns.
@@ -87,7 +91,7 @@ fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
 
 /// Adds the panel's part of the bias to its columns of the output while they are in cache.
 #[inline(always)]
-fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
+pub(super) fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);
     for row in 0..call.x.rows() {
         // SAFETY: no other panel has these columns, so no other thread writes these elements.

@@ -87,12 +87,13 @@ pub(super) fn position_grid(cuda: &Cuda, call: calls::PositionGrid<'_>) -> Resul
 
 pub(super) fn embed(cuda: &Cuda, call: calls::Embed<'_>) -> Result<(), KernelError> {
     let extent = Extent::line(call.ids.rows(), copy_rows::THREADS);
+    let table = &call.table.data;
     let arguments = arguments![
-        call.table.address(),
+        table.address(),
         count(call.tokens.first),
         count(call.tokens.count),
         count(call.tokens.whole),
-        columns(&call.table),
+        columns(table),
         call.ids.address(),
         call.previous.address(),
         count(call.previous.rows()),

@@ -1,38 +1,47 @@
 //! Embedding: one row of a table per token.
 
-use crate::{Backend, KernelError, RankShard, Scope, Tensor, Work, calls, input_token::PREVIOUS};
+use bursar_budgets::Bytes;
 
-use super::check;
+use crate::{Backend, KernelError, RankShard, Scope, Tensor, Weight, Work, calls, input_token::PREVIOUS};
+
+use super::{check, product::check_weight};
 
 impl<B: Backend> Scope<'_, B> {
     /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`. Returns `[tokens, hidden]`. The
     /// ids of unseen tokens are read from `previous` `[rows]`.
-    pub fn embed(
+    pub fn embed<'a>(
         &self,
-        table: &Tensor<'_>,
+        table: impl Into<Weight<'a>>,
         ids: &Tensor<'_>,
         previous: &Tensor<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
-        self.embed_share(table, RankShard::all(table.rows()), ids, previous)
+        let table = table.into();
+        let tokens = RankShard::all(table.rows());
+        self.embed_share(table, tokens, ids, previous)
     }
 
-    /// Like [`embed`](Scope::embed), but `table` `[tokens.count, hidden]` has only a share of the
-    /// vocabulary. The rows of all other tokens are zeros.
-    pub fn embed_share(
+    /// Like [`embed`](Scope::embed), but the first `tokens.count` rows of `table` are only a share of
+    /// the vocabulary, and other rows may follow. The rows of all other tokens are zeros.
+    pub fn embed_share<'a>(
         &self,
-        table: &Tensor<'_>,
+        table: impl Into<Weight<'a>>,
         tokens: RankShard,
         ids: &Tensor<'_>,
         previous: &Tensor<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "embed";
-        check::weight(OP, "table", table, self.target())?;
-        check::holds(tokens.whole < PREVIOUS as usize, OP, "table", table, "fewer than 2^31 rows")?;
-        check::shape(OP, "table", table, [tokens.count, table.columns()])?;
+        let table = table.into();
+        match table.blocks {
+            Some(_) => check_weight(OP, &table, self.target())?,
+            None => check::weight(OP, "table", &table.data, self.target())?,
+        }
+        check::holds(tokens.whole < PREVIOUS as usize, OP, "table", &table.data, "fewer than 2^31 rows")?;
+        check::holds(tokens.count <= table.rows(), OP, "table", &table.data, "a row for each token")?;
         check::index_list(OP, "ids", ids)?;
         check::index_list(OP, "previous", previous)?;
         let out = self.empty([ids.rows(), table.columns()])?;
-        let bytes = table.dtype().bytes(out.shape().elements()) + out.bytes() + ids.bytes();
+        let read = Bytes(table.bytes().0.div_ceil(table.rows().max(1) as u64) * ids.rows() as u64);
+        let bytes = read + out.bytes() + ids.bytes();
         self.count(Work { bytes, ..Work::default() });
         self.backend.embed(calls::Embed {
             table: table.view(),

@@ -3,14 +3,19 @@
 
 use super::check;
 use crate::{
-    ActivationFormat, Activations, Backend, KernelError, Quantization, SCALE_BLOCK, ScaledBy, Scope, Target, Tensor,
-    Weight, WeightScales,
+    ActivationFormat, Activations, Backend, DType, KernelError, Quantization, SCALE_BLOCK, ScaledBy, Scope, Target,
+    Tensor, Weight, WeightScales,
 };
 
 /// Checks that `weight` has the type in which the target stores weights, or is quantized with
 /// scales that fit its shape.
 pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Target) -> Result<(), KernelError> {
     let data = &weight.data;
+    if let Some(blocks) = &weight.blocks {
+        check::holds(target.keeps_blocks(), op, "weight", data, "no blocks of quantized elements on this target")?;
+        let is_whole = data.dtype() == DType::U8 && data.is_contiguous() && data.bytes() == blocks.bytes();
+        return check::holds(is_whole, op, "weight", data, &format!("{} u8 with the blocks", blocks.bytes().0));
+    }
     check::holds(data.is_contiguous() && data.columns() > 0, op, "weight", data, "contiguous rows")?;
     let (rows, columns) = (data.rows(), data.columns());
     let Some(WeightScales { factors, by, activations }) = &weight.scales else {
@@ -58,6 +63,15 @@ impl<B: Backend> Scope<'_, B> {
         let Some(bias) = bias else { return Ok(()) };
         check::weight(op, "bias", bias, self.target())?;
         check::shape(op, "bias", bias, [weight.rows()])
+    }
+
+    /// Takes the scratch of a product of `rows` rows with `weight` from the workspace.
+    pub(super) fn product_scratch(&self, rows: usize, weight: &Weight<'_>) -> Result<Tensor<'_>, KernelError> {
+        let (target, out_features, in_features) = (self.target(), weight.rows(), weight.columns());
+        self.take_scratch(match weight.blocks {
+            Some(_) => target.block_linear_scratch(rows, out_features, in_features),
+            None => target.linear_scratch(out_features, in_features, weight.dtype()),
+        })
     }
 
     /// Takes space from the workspace for the format of `x` that `weight` wants, if `x` does

@@ -181,7 +181,7 @@ impl Fp8 {
             Scaled::Rows => WeightScales::rows(scope.upload([rows], &scales)?, None),
             Scaled::Fixed(scale) => WeightScales::rows(scope.upload([rows], &scales)?, Some(scale)),
         };
-        Ok(Weight { data, scales: Some(scales) })
+        Ok(Weight { scales: Some(scales), ..Weight::plain(data) })
     }
 
     fn logits(&self, random: &mut Random) -> Vec<f32> {
@@ -232,7 +232,7 @@ impl Fp8 {
                             let rows = held.times(self.out_features).range();
                             let factors = factors.row_range(rows.clone());
                             let scales = Some(WeightScales { factors, by: *by, activations: *activations });
-                            let weight = Weight { data: weight.data.row_range(rows), scales };
+                            let weight = Weight { scales, ..Weight::plain(weight.data.row_range(rows)) };
                             let routing = scope.route(&logits, top, true, &loads)?.held(held);
                             scope.add_experts(&x, &weight, &routing, &mut place)?;
                         }

@@ -81,10 +81,9 @@ fn experts_round_what_they_would_leave_plain() {
 /// A weight with scales by block, all of whose numbers are 1.
 fn ones<'s, B: Backend>(scope: &'s Scope<'_, B>, rows: usize, columns: usize) -> Result<Weight<'s>, KernelError> {
     let (down, across) = (rows.div_ceil(128), columns.div_ceil(128));
-    Ok(Weight {
-        data: scope.upload([rows, columns], &vec![E4m3::from_f32(1.0); rows * columns])?,
-        scales: Some(WeightScales::blocks(scope.upload([down, across], &vec![1.0f32; down * across])?, 128)),
-    })
+    let data = scope.upload([rows, columns], &vec![E4m3::from_f32(1.0); rows * columns])?;
+    let scales = WeightScales::blocks(scope.upload([down, across], &vec![1.0f32; down * across])?, 128);
+    Ok(Weight { scales: Some(scales), ..Weight::plain(data) })
 }
 
 #[test]
@@ -130,27 +129,29 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
             let scales = Some(WeightScales::blocks(scope.empty_f32([1, 2])?, 128));
-            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+            scope.linear(&scope.empty([2, 130])?, &Weight { scales, ..Weight::plain(data) }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
             let scales = Some(WeightScales::blocks(scope.empty_f32([2, 2])?, 100));
-            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+            scope.linear(&scope.empty([2, 130])?, &Weight { scales, ..Weight::plain(data) }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
             let scales = Some(WeightScales::rows(scope.empty_f32([129])?, None));
-            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+            scope.linear(&scope.empty([2, 130])?, &Weight { scales, ..Weight::plain(data) }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 130, 130)?;
             let scales = WeightScales { activations: None, ..WeightScales::rows(scope.empty_f32([130])?, None) };
-            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales: Some(scales) }, None).map(drop)
+            scope
+                .linear(&scope.empty([2, 130])?, &Weight { scales: Some(scales), ..Weight::plain(data) }, None)
+                .map(drop)
         }),
         text(|scope| {
             let scales = Some(WeightScales::rows(scope.empty_f32([7])?, None));
             let data = scope.empty([7, 130])?;
-            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+            scope.linear(&scope.empty([2, 130])?, &Weight { scales, ..Weight::plain(data) }, None).map(drop)
         }),
         text(|scope| {
             let Weight { data, .. } = ones(scope, 7, 130)?;

@@ -5,6 +5,7 @@
 mod ground;
 
 mod arithmetic;
+mod block_weights;
 mod copies;
 mod faults;
 mod fp8;

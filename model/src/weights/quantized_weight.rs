@@ -121,7 +121,8 @@ impl WeightMap<'_> {
         let is_fixed = scheme.activations == Some(Quantization::Fixed(()));
         let input_scale = if is_fixed { self.input_scale(input_scales)? } else { UNKNOWN_SCALE };
         let activations = scheme.activations.map(|rounded| rounded.map(|()| input_scale));
-        Ok(Weight { data, scales: Some(WeightScales { factors, by: scheme.weights, activations }) })
+        let scales = Some(WeightScales { factors, by: scheme.weights, activations });
+        Ok(Weight { scales, ..Weight::plain(data) })
     }
 
     /// Claims scales `[rows, columns]` with values from `source`, of which `cut` is read.

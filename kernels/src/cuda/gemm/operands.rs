@@ -90,7 +90,7 @@ mod tests {
         let over = |shape: [usize; 2], dtype| Tensor::over(Address(4096), shape.into(), dtype);
         let scheme = |height: usize| {
             let scales = WeightScales::blocks(over([64usize.div_ceil(height), 2], DType::F32), height);
-            let weight = Weight { data: over([64, 256], Quantization::ELEMENTS), scales: Some(scales) };
+            let weight = Weight { scales: Some(scales), ..Weight::plain(over([64, 256], Quantization::ELEMENTS)) };
             let rounded = Rounded {
                 data: over([3, 256], Quantization::ELEMENTS),
                 scales: over([3, 2], DType::F32),

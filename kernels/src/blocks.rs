@@ -1,0 +1,402 @@
+//! Pure: weights in blocks of quantized elements, in the formats of ggml and GGUF files: the bytes of
+//! each format, the rows of a weight, and the numbers in a block.
+//!
+//! Operations and their order are the same as in Python's `gguf` package (0.19, `quants.py`,
+//! `dequantize_blocks`), so that each widened element has the same bits.
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use bursar_budgets::Bytes;
+use half::f16;
+
+/// Elements of the longest block.
+const LONGEST: usize = 256;
+
+/// Elements that share a scale in all formats except Q6_K, which has a scale for each half. Also
+/// the columns of activations that share a scale in a product with blocks.
+pub(crate) const BLOCK_GROUP: usize = 32;
+
+/// A block of quantized elements: ggml-org/ggml, `src/ggml-common.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(non_camel_case_types, reason = "the names are ggml's")]
+pub enum BlockType {
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+}
+
+impl BlockType {
+    /// Elements of a block.
+    pub const fn elements(self) -> usize {
+        match self {
+            BlockType::Q4_0 | BlockType::Q4_1 | BlockType::Q5_0 | BlockType::Q5_1 | BlockType::Q8_0 => 32,
+            BlockType::Q4_K | BlockType::Q5_K | BlockType::Q6_K => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn bytes(self) -> usize {
+        match self {
+            BlockType::Q4_0 => 18,
+            BlockType::Q4_1 => 20,
+            BlockType::Q5_0 => 22,
+            BlockType::Q5_1 => 24,
+            BlockType::Q8_0 => 34,
+            BlockType::Q4_K => 144,
+            BlockType::Q5_K => 176,
+            BlockType::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of `elements` elements, which are whole blocks.
+    pub const fn bytes_of(self, elements: usize) -> usize {
+        elements / self.elements() * self.bytes()
+    }
+}
+
+impl fmt::Display for BlockType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// The rows of a weight in blocks. Ranges of rows may have different formats, as in a projection
+/// that is fused from several tensors of a file. Rows are contiguous and without padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockRows {
+    rows: usize,
+    columns: usize,
+    bytes: usize,
+    /// Ranges of rows of one format, in ascending order.
+    runs: Arc<[Run]>,
+}
+
+/// Adjacent rows of one format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    kind: BlockType,
+    /// The first row and its first byte.
+    row: usize,
+    byte: usize,
+}
+
+impl BlockRows {
+    /// Describes rows of `columns` elements: for each part, its format and its number of rows.
+    ///
+    /// # Panics
+    /// If a row does not consist of whole blocks.
+    pub fn new(columns: usize, parts: impl IntoIterator<Item = (BlockType, usize)>) -> Self {
+        let (mut rows, mut bytes, mut runs) = (0, 0, Vec::<Run>::new());
+        for (kind, count) in parts {
+            assert!(columns.is_multiple_of(kind.elements()), "rows of {columns} elements in blocks of {kind}");
+            if runs.last().is_none_or(|last| last.kind != kind) {
+                runs.push(Run { kind, row: rows, byte: bytes });
+            }
+            rows += count;
+            bytes += count * kind.bytes_of(columns);
+        }
+        BlockRows { rows, columns, bytes, runs: runs.into() }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.bytes as u64)
+    }
+
+    /// Cuts `rows` into ranges of one format. Each item has the format, the rows and their bytes.
+    ///
+    /// # Panics
+    /// If `rows` are out of bounds.
+    pub(crate) fn runs(&self, rows: Range<usize>) -> impl Iterator<Item = (BlockType, Range<usize>, Range<usize>)> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let first = self.runs.partition_point(|run| run.row <= rows.start).saturating_sub(1);
+        let ends = self.runs.iter().skip(first + 1).map(|run| run.row).chain([self.rows]);
+        self.runs[first..].iter().zip(ends).take_while(move |(run, _)| run.row < rows.end).map(move |(run, end)| {
+            let within = rows.start.max(run.row)..rows.end.min(end);
+            let byte = |row: usize| run.byte + (row - run.row) * run.kind.bytes_of(self.columns);
+            (run.kind, within.clone(), byte(within.start)..byte(within.end))
+        })
+    }
+}
+
+/// The elements of one block, as integers. Element `i` is `quants[i] * scale + offset` with the
+/// scale of its [`Block::GROUP`] and the offset of its [`BLOCK_GROUP`].
+pub(crate) struct Unpacked {
+    pub quants: [i8; LONGEST],
+    pub scales: [f32; LONGEST / 16],
+    pub offsets: [f32; LONGEST / BLOCK_GROUP],
+}
+
+impl Unpacked {
+    pub const ZEROS: Unpacked =
+        Unpacked { quants: [0; LONGEST], scales: [0.0; LONGEST / 16], offsets: [0.0; LONGEST / BLOCK_GROUP] };
+}
+
+/// A format of blocks. Functions are always inlined, so that they use the caller's vector
+/// instructions.
+pub(crate) trait Block {
+    const TYPE: BlockType;
+    /// Elements that share a scale.
+    const GROUP: usize = BLOCK_GROUP;
+    /// `false` if all offsets are 0. Then [`unpack`](Block::unpack) does not write them.
+    const HAS_OFFSETS: bool;
+
+    /// Unpacks the bytes of a block.
+    fn unpack(block: &[u8], out: &mut Unpacked);
+
+    /// Widens the bytes of whole blocks. `out` has as many elements as the blocks.
+    #[inline(always)]
+    fn widen(blocks: &[u8], out: &mut [f32]) {
+        let (kind, mut unpacked) = (Self::TYPE, Unpacked::ZEROS);
+        for (block, out) in blocks.chunks_exact(kind.bytes()).zip(out.chunks_exact_mut(kind.elements())) {
+            Self::unpack(block, &mut unpacked);
+            let groups = out.chunks_exact_mut(Self::GROUP).zip(unpacked.quants.chunks_exact(Self::GROUP));
+            for (group, (out, quants)) in groups.enumerate() {
+                let (scale, offset) = (unpacked.scales[group], unpacked.offsets[group * Self::GROUP / BLOCK_GROUP]);
+                for (out, quant) in out.iter_mut().zip(quants) {
+                    let scaled = scale * f32::from(*quant);
+                    // Adding an offset of 0 would turn -0 into 0.
+                    *out = if Self::HAS_OFFSETS { scaled + offset } else { scaled };
+                }
+            }
+        }
+    }
+}
+
+/// Evaluates an expression with `$block` as the type that implements [`Block`] for a [`BlockType`].
+macro_rules! for_block_type {
+    ($kind:expr, $block:ident => $value:expr) => {
+        for_block_type!(@ $kind, $block => $value; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K)
+    };
+    (@ $kind:expr, $block:ident => $value:expr; $($name:ident)*) => {
+        match $kind {
+            $($crate::BlockType::$name => { type $block = $crate::blocks::formats::$name; $value })*
+        }
+    };
+}
+pub(crate) use for_block_type;
+
+/// Widens the bytes of whole blocks. `out` has as many elements as the blocks.
+#[inline(always)]
+pub fn widen_blocks(kind: BlockType, blocks: &[u8], out: &mut [f32]) {
+    for_block_type!(kind, Format => Format::widen(blocks, out));
+}
+
+/// The f16 at byte `at`.
+#[inline(always)]
+fn half(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// Splits 16 bytes into 32 elements: the low nibbles of all bytes, then the high nibbles.
+#[inline(always)]
+fn nibbles(bytes: &[u8; 16], value: impl Fn(usize, u8) -> i8, out: &mut Unpacked) {
+    for (at, byte) in bytes.iter().enumerate() {
+        out.quants[at] = value(at, byte & 0xf);
+        out.quants[at + 16] = value(at + 16, byte >> 4);
+    }
+}
+
+/// The bytes of a block from `at` on.
+#[inline(always)]
+fn bytes<const COUNT: usize>(block: &[u8], at: usize) -> &[u8; COUNT] {
+    block[at..].first_chunk().expect("the caller passes a whole block")
+}
+
+/// The scale and the offset of each of eight groups. Both are stored as six bits, in the twelve
+/// bytes from byte 4 on. The group's scale is multiplied by the block's scale at byte 0. The
+/// group's offset is subtracted, multiplied by the block's factor at byte 2.
+#[inline(always)]
+fn group_scales(block: &[u8], out: &mut Unpacked) {
+    let (scale, least, six) = (half(block, 0), half(block, 2), bytes::<12>(block, 4));
+    for group in 0..8 {
+        let (of_scale, of_least) = match group {
+            0..4 => (six[group] & 0x3f, six[group + 4] & 0x3f),
+            _ => (six[group + 4] & 0xf | six[group - 4] >> 2 & 0x30, six[group + 4] >> 4 | six[group] >> 2 & 0x30),
+        };
+        out.scales[group] = scale * f32::from(of_scale);
+        out.offsets[group] = -(least * f32::from(of_least));
+    }
+}
+
+pub(crate) mod formats {
+    #![expect(non_camel_case_types, reason = "the names are ggml's")]
+
+    use super::{Block, BlockType, Unpacked, bytes, group_scales, half, nibbles};
+
+    /// Scale, 32 nibbles.
+    pub struct Q4_0;
+    /// Scale, offset, 32 nibbles.
+    pub struct Q4_1;
+    /// Scale, 32 fifth bits, 32 nibbles.
+    pub struct Q5_0;
+    /// Scale, offset, 32 fifth bits, 32 nibbles.
+    pub struct Q5_1;
+    /// Scale, 32 bytes.
+    pub struct Q8_0;
+    /// Scale, factor of the offsets, six bits for the scale and for the offset of each of eight
+    /// groups of 32 elements, then 64 elements in each 32 bytes.
+    pub struct Q4_K;
+    /// Like [`Q4_K`], with 256 fifth bits in 32 bytes before the nibbles. Each group uses one bit
+    /// position of these bytes.
+    pub struct Q5_K;
+    /// 256 nibbles, 256 pairs of bits, a one-byte scale for each 16 elements, the scale of the
+    /// block.
+    pub struct Q6_K;
+
+    impl Block for Q4_0 {
+        const TYPE: BlockType = BlockType::Q4_0;
+        const HAS_OFFSETS: bool = false;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            out.scales[0] = half(block, 0);
+            nibbles(bytes(block, 2), |_, nibble| nibble as i8 - 8, out);
+        }
+    }
+
+    impl Block for Q4_1 {
+        const TYPE: BlockType = BlockType::Q4_1;
+        const HAS_OFFSETS: bool = true;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            (out.scales[0], out.offsets[0]) = (half(block, 0), half(block, 2));
+            nibbles(bytes(block, 4), |_, nibble| nibble as i8, out);
+        }
+    }
+
+    impl Block for Q5_0 {
+        const TYPE: BlockType = BlockType::Q5_0;
+        const HAS_OFFSETS: bool = false;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            let fifth = u32::from_le_bytes(*bytes(block, 2));
+            out.scales[0] = half(block, 0);
+            nibbles(bytes(block, 6), |at, nibble| (nibble | (fifth >> at & 1) as u8 * 16) as i8 - 16, out);
+        }
+    }
+
+    impl Block for Q5_1 {
+        const TYPE: BlockType = BlockType::Q5_1;
+        const HAS_OFFSETS: bool = true;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            let fifth = u32::from_le_bytes(*bytes(block, 4));
+            (out.scales[0], out.offsets[0]) = (half(block, 0), half(block, 2));
+            nibbles(bytes(block, 8), |at, nibble| (nibble | (fifth >> at & 1) as u8 * 16) as i8, out);
+        }
+    }
+
+    impl Block for Q8_0 {
+        const TYPE: BlockType = BlockType::Q8_0;
+        const HAS_OFFSETS: bool = false;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            out.scales[0] = half(block, 0);
+            out.quants.iter_mut().zip(bytes::<32>(block, 2)).for_each(|(quant, byte)| *quant = byte.cast_signed());
+        }
+    }
+
+    impl Block for Q4_K {
+        const TYPE: BlockType = BlockType::Q4_K;
+        const HAS_OFFSETS: bool = true;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            group_scales(block, out);
+            let pairs = bytes::<128>(block, 16).as_chunks::<32>().0.iter();
+            for (bytes, quants) in pairs.zip(out.quants.as_chunks_mut::<64>().0) {
+                for (at, byte) in bytes.iter().enumerate() {
+                    (quants[at], quants[at + 32]) = ((byte & 0xf) as i8, (byte >> 4) as i8);
+                }
+            }
+        }
+    }
+
+    impl Block for Q5_K {
+        const TYPE: BlockType = BlockType::Q5_K;
+        const HAS_OFFSETS: bool = true;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            group_scales(block, out);
+            let (fifth, pairs) = (bytes::<32>(block, 16), bytes::<128>(block, 48).as_chunks::<32>().0.iter());
+            for (pair, (bytes, quants)) in pairs.zip(out.quants.as_chunks_mut::<64>().0).enumerate() {
+                for (at, (byte, fifth)) in bytes.iter().zip(fifth).enumerate() {
+                    let fifth = fifth >> (2 * pair);
+                    quants[at] = (byte & 0xf | (fifth & 1) << 4) as i8;
+                    quants[at + 32] = (byte >> 4 | (fifth >> 1 & 1) << 4) as i8;
+                }
+            }
+        }
+    }
+
+    impl Block for Q6_K {
+        const TYPE: BlockType = BlockType::Q6_K;
+        const GROUP: usize = 16;
+        const HAS_OFFSETS: bool = false;
+
+        #[inline(always)]
+        fn unpack(block: &[u8], out: &mut Unpacked) {
+            let (low, high) = (bytes::<128>(block, 0).as_chunks::<64>().0, bytes::<64>(block, 128).as_chunks::<32>().0);
+            for ((low, high), quants) in low.iter().zip(high).zip(out.quants.as_chunks_mut::<128>().0) {
+                for at in 0..32 {
+                    let six = |nibble: u8, pair: u8| (nibble | (pair & 3) << 4) as i8 - 32;
+                    quants[at] = six(low[at] & 0xf, high[at]);
+                    quants[at + 32] = six(low[at + 32] & 0xf, high[at] >> 2);
+                    quants[at + 64] = six(low[at] >> 4, high[at] >> 4);
+                    quants[at + 96] = six(low[at + 32] >> 4, high[at] >> 6);
+                }
+            }
+            let scale = half(block, 208);
+            for (out, byte) in out.scales.iter_mut().zip(bytes::<16>(block, 192)) {
+                *out = scale * f32::from(byte.cast_signed());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_several_formats_are_cut_at_their_borders() {
+        let rows = BlockRows::new(512, [(BlockType::Q4_K, 3), (BlockType::Q4_K, 2), (BlockType::Q6_K, 4)]);
+        assert_eq!((rows.rows(), rows.bytes()), (9, Bytes(2 * (5 * 144 + 4 * 210))));
+        let runs = |range| rows.runs(range).collect::<Vec<_>>();
+        let six = |rows: Range<usize>| {
+            let byte = |row: usize| 1440 + (row - 5) * 420;
+            (BlockType::Q6_K, rows.clone(), byte(rows.start)..byte(rows.end))
+        };
+        assert_eq!(runs(1..9), [(BlockType::Q4_K, 1..5, 288..1440), six(5..9)]);
+        assert_eq!(runs(5..6), [six(5..6)]);
+        assert_eq!(runs(0..5), [(BlockType::Q4_K, 0..5, 0..1440)]);
+        assert_eq!(runs(6..6), []);
+    }
+
+    #[test]
+    fn blocks_of_a_fraction_of_zero_keep_the_sign_of_zero() {
+        let mut out = [1.0; 32];
+        widen_blocks(BlockType::Q4_0, &[&[0, 0x80][..], &[0x88; 16]].concat(), &mut out);
+        assert!(out.iter().all(|zero| *zero == 0.0 && zero.is_sign_negative()));
+    }
+}
