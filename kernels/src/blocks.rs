@@ -12,8 +12,7 @@ use half::f16;
 /// Elements of the longest block.
 const LONGEST: usize = 256;
 
-/// Elements that share a scale in all formats except Q6_K, which has a scale for each half. Also
-/// the columns of activations that share a scale in a product with blocks.
+/// Elements that share a scale in all formats except Q6_K, which has a scale for each half.
 pub(crate) const BLOCK_GROUP: usize = 32;
 
 /// A block of quantized elements: ggml-org/ggml, `src/ggml-common.h`.
@@ -164,9 +163,9 @@ pub(crate) trait Block {
         let (kind, mut unpacked) = (Self::TYPE, Unpacked::ZEROS);
         for (block, out) in blocks.chunks_exact(kind.bytes()).zip(out.chunks_exact_mut(kind.elements())) {
             Self::unpack(block, &mut unpacked);
-            let groups = out.chunks_exact_mut(Self::GROUP).zip(unpacked.quants.chunks_exact(Self::GROUP));
-            for (group, (out, quants)) in groups.enumerate() {
-                let (scale, offset) = (unpacked.scales[group], unpacked.offsets[group * Self::GROUP / BLOCK_GROUP]);
+            let halves = out.as_chunks_mut::<16>().0.iter_mut().zip(unpacked.quants.as_chunks::<16>().0);
+            for (half, (out, quants)) in halves.enumerate() {
+                let (scale, offset) = (unpacked.scales[half * 16 / Self::GROUP], unpacked.offsets[half / 2]);
                 for (out, quant) in out.iter_mut().zip(quants) {
                     let scaled = scale * f32::from(*quant);
                     // Adding an offset of 0 would turn -0 into 0.

@@ -5,7 +5,6 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape, QuantizationScheme, StateShape,
-    blocks::BLOCK_GROUP,
     cuda::{
         CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
     },
@@ -56,9 +55,6 @@ pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, w
     let widened = if matches!(weight, DType::F32) { 0 } else { panel * in_features };
     CPU_EXPERT_ROWS * (in_features + panel) + widened
 }
-
-/// Largest number of rows of activations that are multiplied by a weight in blocks as integers.
-pub(crate) const CPU_FEW_BLOCK_ROWS: usize = 8;
 
 /// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a
 /// changed logit and a counter.
@@ -159,18 +155,6 @@ impl Target {
     /// targets, they are widened when they are loaded.
     pub fn keeps_blocks(&self) -> bool {
         matches!(self, Target::Cpu { .. })
-    }
-
-    /// Scratch for a product of `rows` rows with a weight `[out_features, in_features]` in blocks. A
-    /// few rows are rounded to 8-bit integers, with a scale and a sum for each group of columns.
-    /// More rows are rounded and widened, and each thread widens a panel of the weight.
-    pub fn block_linear_scratch(&self, rows: usize, out_features: usize, in_features: usize) -> Bytes {
-        let Target::Cpu { threads } = self else { return Bytes::ZERO };
-        if rows <= CPU_FEW_BLOCK_ROWS {
-            return DType::F32.bytes(rows * (in_features / 4 + 2 * in_features / BLOCK_GROUP));
-        }
-        let panels = out_features.div_ceil(CPU_PANEL_ROWS).min((*threads).max(1));
-        DType::F32.bytes((rows + panels * CPU_PANEL_ROWS.min(out_features)) * in_features)
     }
 
     /// Scratch for choosing among `experts` experts for `rows` rows. CUDA counts the choices

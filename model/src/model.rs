@@ -14,7 +14,7 @@ use crate::{
     flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
-    weights::{WeightMap, upload},
+    weights::{BlockWeights, WeightMap, upload},
 };
 
 /// A loaded or planned model. A planned model runs only on [`Plan`](bursar_kernels::Plan).
@@ -26,6 +26,7 @@ pub struct Model {
     state_dtype: StateDtype,
     weight_bytes: Bytes,
     parameters: u64,
+    block_weights: Option<BlockWeights>,
     /// The memory of the family's tensors; `None` for a plan.
     segment: Option<Arc<Segment>>,
 }
@@ -46,16 +47,12 @@ impl Model {
     /// this many ranks.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let formats = checkpoint.weight_formats()?;
-        let quantization = formats.name();
-        let mut map = WeightMap::dry(checkpoint, *target, formats).of_rank(rank);
+        let mut map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?).of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
-        let (cache, state_dtype) = (checkpoint.cache(), checkpoint.state_dtype());
-        let (weight_bytes, parameters) = (map.used(), map.parameters());
-        Ok(Model { config, family, quantization, cache, state_dtype, weight_bytes, parameters, segment: None })
+        Model::of_map(checkpoint, config, family, &map)
     }
 
     /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Apart from the
@@ -110,7 +107,6 @@ impl Model {
         let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
-        let quantization = formats.name();
         // SAFETY: the model owns the segment for as long as it owns the tensors, and the assertion
         // below checks that the segment is backed before any tensor is used.
         let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address_on(rank.index())) };
@@ -120,9 +116,27 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
-        let (cache, state_dtype, parameters) = (checkpoint.cache(), checkpoint.state_dtype(), map.parameters());
-        let segment = Some(segment);
-        Ok(Model { config, family, quantization, cache, state_dtype, weight_bytes: total, parameters, segment })
+        Ok(Model { segment: Some(segment), ..Model::of_map(checkpoint, config, family, &map)? })
+    }
+
+    /// The model whose `family` has claimed all weights of `map`, without a segment.
+    fn of_map(
+        checkpoint: &Checkpoint,
+        config: FamilyConfig,
+        family: Family,
+        map: &WeightMap<'_>,
+    ) -> Result<Self, LoadError> {
+        Ok(Model {
+            config,
+            family,
+            quantization: checkpoint.weight_formats()?.name(),
+            cache: checkpoint.cache(),
+            state_dtype: checkpoint.state_dtype(),
+            weight_bytes: map.used(),
+            parameters: map.parameters(),
+            block_weights: map.block_weights()?,
+            segment: None,
+        })
     }
 
     /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
@@ -150,6 +164,12 @@ impl Model {
     /// Bytes of the weights' segment.
     pub fn weight_bytes(&self) -> Bytes {
         self.weight_bytes
+    }
+
+    /// The weights that the checkpoint has in blocks of quantized elements, if the target multiplies
+    /// blocks.
+    pub fn block_weights(&self) -> Option<&BlockWeights> {
+        self.block_weights.as_ref()
     }
 
     /// Elements of all checkpoint tensors that the model reads; tied tensors count once.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, multiply, silu},
-    block_products::{BlockWeight, round_row},
+    block_products::BlockWeight,
     memory::{Output, Rows, Scratch, indices, widen},
     quantize::round_rows,
     quantized::{RoundedRows, WeightRows},
@@ -34,7 +34,7 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     // A panel has as many gate rows as up rows, so that one thread computes both
     // products of a feature.
     let panels = Panels {
-        x: Operand::of(&call.x, &call.weight),
+        x: Operand::of(&call.x),
         weight: &call.weight,
         scratch: &call.scratch,
         out_features: 2 * features,
@@ -59,7 +59,7 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
 pub(super) fn add_experts(threads: &Threads, call: calls::AddExperts<'_>) {
     let (products, features) = (Output::of(&call.products), call.sum.columns());
     let panels = Panels {
-        x: Operand::of(&call.x, &call.weight),
+        x: Operand::of(&call.x),
         weight: &call.weight,
         scratch: &call.scratch,
         out_features: features,
@@ -108,26 +108,22 @@ fn places_here(routing: &Routing<'_>) -> Range<usize> {
 /// The rows that are multiplied by the experts' weights.
 enum Operand<'a> {
     Plain(Rows<'a, f32>),
-    /// Rows that are multiplied by a weight in blocks.
-    ForBlocks(Rows<'a, f32>),
     Rounded(RoundedRows<'a>),
 }
 
 impl<'a> Operand<'a> {
-    fn of(x: &'a Activations<'_>, weight: &Weight<'_>) -> Self {
+    fn of(x: &'a Activations<'_>) -> Self {
         match &x.plain {
-            Some(plain) if weight.blocks.is_some() => Operand::ForBlocks(Rows::of(plain)),
             Some(plain) => Operand::Plain(Rows::of(plain)),
             None => Operand::Rounded(RoundedRows::of(x)),
         }
     }
 
-    /// Copies a row as f32, rounded as the weight needs it.
+    /// Copies a row, widened if it is quantized.
     #[inline(always)]
     fn copy(&self, row: usize, out: &mut [f32]) {
         match self {
             Operand::Plain(rows) => out.copy_from_slice(rows.row(row)),
-            Operand::ForBlocks(rows) => round_row(rows.row(row), out),
             Operand::Rounded(rows) => rows.widen(row, out),
         }
     }

@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, dot, multiply},
-    block_products,
+    block_products::{self, BlockWeight},
     memory::{Output, Rows, Scratch, start_of, widen, widened},
     quantized,
     threads::Threads,
 };
 use crate::{
-    DType, Tensor,
+    DType,
     calls::Linear,
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
@@ -23,8 +23,11 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     if call.weight.scales.is_some() {
         return quantized::linear(threads, call);
     }
-    if call.weight.blocks.is_some() {
-        return block_products::linear(threads, call);
+    let blocks = BlockWeight::of(&call.weight);
+    if let Some(weight) = &blocks
+        && call.x.rows() <= block_products::SMALL_M_ROWS
+    {
+        return block_products::linear(threads, &call, weight);
     }
     let (features, in_features) = (call.weight.rows(), call.weight.columns());
     let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
@@ -32,15 +35,13 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     let cost = (call.x.rows() + 1) * features * in_features;
     threads.share(features.div_ceil(CPU_PANEL_ROWS), cost, |worker, panel| {
         let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
-        let panel = call.weight.data.row_range(rows.clone());
         // SAFETY: a worker processes one panel at a time, so nothing else
         // uses this worker's scratch.
-        let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
+        let weight = panel_weight(&call, blocks.as_ref(), rows.clone(), unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= SMALL_M_ROWS {
             multiply_few(&call, rows.clone(), weight);
         } else {
-            let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
-            multiply_many(&call, x, rows.clone(), weight);
+            multiply_many(&call, rows.clone(), weight);
         }
         if let Some(bias) = &bias {
             add_bias(&call, rows.clone(), &bias[rows]);
@@ -48,24 +49,35 @@ pub(super) fn linear(threads: &Threads, call: Linear<'_>) {
     });
 }
 
-/// The panel as `f32`, `[rows, in_features]`: the weight itself, or a copy widened
+/// The rows of a panel as `f32`, `[rows, in_features]`: the weight itself, or a copy widened
 /// into the worker's scratch.
 #[inline(always)]
-fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] {
-    if panel.dtype() == DType::F32 {
-        return Rows::<f32>::of(panel).all();
+fn panel_weight<'a>(
+    call: &'a Linear<'_>,
+    blocks: Option<&BlockWeight<'_>>,
+    rows: Range<usize>,
+    scratch: &'a mut [f32],
+) -> &'a [f32] {
+    let (data, columns) = (&call.weight.data, call.weight.columns());
+    if data.dtype() == DType::F32 {
+        return &Rows::<f32>::of(data).all()[rows.start * columns..rows.end * columns];
     }
-    let scratch = &mut scratch[..panel.shape().elements()];
-    for (row, out) in scratch.chunks_exact_mut(panel.columns()).enumerate() {
-        widen(panel, row, out);
+    let scratch = &mut scratch[..rows.len() * columns];
+    if let Some(blocks) = blocks {
+        blocks.widen(rows, scratch);
+        return scratch;
+    }
+    for (row, out) in rows.zip(scratch.chunks_exact_mut(columns)) {
+        widen(data, row, out);
     }
     scratch
 }
 
-/// Computes the panel's columns of the output from the rows `x`, or adds to them.
-pub(super) fn multiply_many(call: &Linear<'_>, x: Matrix, columns: Range<usize>, weight: &[f32]) {
+/// Computes the panel's columns of the output, or adds to them.
+fn multiply_many(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "the panel is whole");
+    let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
     // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the op layer has
     // checked, and no other panel writes these columns.
@@ -91,7 +103,7 @@ fn multiply_few(call: &Linear<'_>, columns: Range<usize>, weight: &[f32]) {
 
 /// Adds the panel's part of the bias to its columns of the output while they are in cache.
 #[inline(always)]
-pub(super) fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
+fn add_bias(call: &Linear<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);
     for row in 0..call.x.rows() {
         // SAFETY: no other panel has these columns, so no other thread writes these elements.

@@ -65,15 +65,6 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(op, "bias", bias, [weight.rows()])
     }
 
-    /// Takes the scratch of a product of `rows` rows with `weight` from the workspace.
-    pub(super) fn product_scratch(&self, rows: usize, weight: &Weight<'_>) -> Result<Tensor<'_>, KernelError> {
-        let (target, out_features, in_features) = (self.target(), weight.rows(), weight.columns());
-        self.take_scratch(match weight.blocks {
-            Some(_) => target.block_linear_scratch(rows, out_features, in_features),
-            None => target.linear_scratch(out_features, in_features, weight.dtype()),
-        })
-    }
-
     /// Takes space from the workspace for the format of `x` that `weight` wants, if `x` does
     /// not have that format.
     pub(super) fn quant_scratch_for(

@@ -10,7 +10,7 @@ use candle_core::{
     quantized::{GgmlDType, QTensor},
 };
 
-use crate::ground::{Random, compute, plan};
+use crate::ground::{Random, compute};
 
 const TYPES: [(BlockType, GgmlDType); 8] = [
     (BlockType::Q4_0, GgmlDType::Q4_0),
@@ -57,32 +57,24 @@ fn weight<'s, B: bursar_kernels::Backend>(
     Ok(Weight::in_blocks(data, BlockRows::new(columns, parts.iter().map(|part| (part.kind, part.rows)))))
 }
 
-/// The products of `x` `[rows, columns]` and a widened matrix, in f64, and the largest error that
-/// the rounding of activations may cause.
-///
-/// Each group of 32 columns is rounded to steps of its largest magnitude divided by 127, so an
-/// activation is off by at most half a step, and a product by the sum of these errors, each
-/// multiplied by the magnitude of a weight. Sums of f32 numbers add the second term.
-fn exact(x: &[f32], wide: &[f32], columns: usize) -> Vec<(f64, f64)> {
-    let product = |x: &[f32], weight: &[f32]| {
-        let (mut sum, mut most) = (0.0, 0.0);
-        for (x, weight) in x.chunks(32).zip(weight.chunks(32)) {
-            let step = f64::from(x.iter().fold(0.0f32, |most, x| most.max(x.abs()))) / 127.0;
-            let magnitudes: f64 = weight.iter().map(|weight| f64::from(weight.abs())).sum();
-            sum += x.iter().zip(weight).map(|(x, weight)| f64::from(*x) * f64::from(*weight)).sum::<f64>();
-            most += (0.5 + 1e-4) * step * magnitudes;
-        }
-        (sum, most + 1e-6 * columns as f64)
-    };
+/// The products of `x` `[rows, columns]` and a widened matrix, in f64.
+fn exact(x: &[f32], wide: &[f32], columns: usize) -> Vec<f64> {
+    let product = |x: &[f32], weight: &[f32]| x.iter().zip(weight).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
     x.chunks(columns).flat_map(|x| wide.chunks(columns).map(move |weight| product(x, weight))).collect()
 }
 
+/// The rounding of f32 sums of `columns` products, for activations and weights up to 1. Integers,
+/// which are up to twice as large, and offsets are summed separately.
+fn tolerance(columns: usize) -> f64 {
+    3.0 * (columns + 2) as f64 * f64::from(f32::EPSILON) / 2.0
+}
+
 #[test]
-fn a_product_is_off_by_no_more_than_activations_of_eight_bits_are() {
+fn a_product_with_blocks_is_that_of_their_elements() {
     let mut random = Random::new(21);
     for format in TYPES {
-        for (columns, features) in [(1, 5), (3, 70), (5, 33)].map(|(blocks, rows)| (blocks * format.0.elements(), rows))
-        {
+        for (blocks, features) in [(1, 5), (3, 70), (5, 33)] {
+            let columns = blocks * format.0.elements();
             let weights = packed(&mut random, format, features, columns);
             let bias = random.floats(features);
             for rows in [1, 2, 7, 8, 9, 64] {
@@ -93,17 +85,13 @@ fn a_product_is_off_by_no_more_than_activations_of_eight_bits_are() {
                     scope.linear_add(&x, &weight, Some(&bias), &mut sum)?;
                     Ok([scope.download(&scope.linear(&x, &weight, None)?)?, scope.download(&sum)?])
                 });
-                let expected = exact(&x, &weights.wide, columns);
-                let mut greatest = 0.0f64;
-                for (at, (expected, most)) in expected.into_iter().enumerate() {
+                for (at, expected) in exact(&x, &weights.wide, columns).into_iter().enumerate() {
                     let more = f64::from(bias[at % features]) + f64::from(before[at]);
                     for (found, expected) in [(plain[at], expected), (added[at], expected + more)] {
                         let off = (f64::from(found) - expected).abs();
-                        assert!(off <= most, "{format:?} {rows} x {columns}: {found} is not {expected} within {most}");
-                        greatest = greatest.max(off / most);
+                        assert!(off <= tolerance(columns), "{format:?} {rows} x {columns}: {found} is not {expected}");
                     }
                 }
-                assert!(greatest > 0.001, "{format:?}: activations are rounded ({greatest})");
             }
         }
     }
@@ -125,7 +113,7 @@ fn many_rows_give_what_each_row_gives_alone() {
         let alone: Vec<f32> = (0..rows).flat_map(|row| found(row, 1)).collect();
         assert_eq!(found(0, 7), alone[..7 * features], "{format:?}: a few rows have the same bits");
         for (many, alone) in found(0, rows).iter().zip(&alone) {
-            assert!((many - alone).abs() < columns as f32 * f32::EPSILON, "{format:?}: {many} and {alone}");
+            assert!(f64::from((many - alone).abs()) < tolerance(columns), "{format:?}: {many} and {alone}");
         }
     }
 }
@@ -176,18 +164,8 @@ fn a_look_up_gives_the_widened_row_to_the_bit() {
     }
 }
 
-/// Activations rounded to 8 bits as products with blocks round them.
-fn rounded(x: &[f32]) -> Vec<f32> {
-    let group = |x: &[f32]| {
-        let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let (scale, inverse) = (most / 127.0, 127.0 / most);
-        x.iter().map(|x| scale * (x * inverse).round_ties_even()).collect::<Vec<_>>()
-    };
-    x.chunks(32).flat_map(group).collect()
-}
-
 #[test]
-fn experts_in_blocks_are_those_of_widened_weights_on_rounded_rows() {
+fn experts_in_blocks_are_those_of_widened_weights() {
     let mut random = Random::new(25);
     let (experts, hidden, features, rows) = (4, 256, 64, 9);
     // Gate and up alternate between two formats, as when a file has them in different ones.
@@ -203,64 +181,20 @@ fn experts_in_blocks_are_those_of_widened_weights_on_rounded_rows() {
             let loads = scope.upload([experts], &vec![0u32; experts])?;
             let routing = scope.route(&scope.upload([rows, experts], &logits)?, 2, true, &loads)?;
             let mut sum = scope.upload([rows, hidden], &vec![0.0f32; rows * hidden])?;
-            let gated = if is_packed {
-                let x = scope.upload([rows, hidden], &x)?;
-                scope.gated_experts(&x, &weight(scope, hidden, &parts)?, &routing)?
+            let x = scope.upload([rows, hidden], &x)?;
+            let [gate_up, down] = if is_packed {
+                [weight(scope, hidden, &parts)?, weight(scope, features, &[&down])?]
             } else {
-                let x = scope.upload([rows, hidden], &rounded(&x))?;
-                scope.gated_experts(&x, &scope.upload([wide.len() / hidden, hidden], &wide)?, &routing)?
+                let plain = |wide: &[f32], columns| scope.upload([wide.len() / columns, columns], wide);
+                [Weight::plain(plain(&wide, hidden)?), Weight::plain(plain(&down.wide, features)?)]
             };
+            let gated = scope.gated_experts(&x, &gate_up, &routing)?;
+            scope.add_experts(&gated, &down, &routing, &mut sum)?;
             let middle: Vec<f32> = scope.download(&gated)?;
-            if is_packed {
-                scope.add_experts(&gated, &weight(scope, features, &[&down])?, &routing, &mut sum)?;
-            } else {
-                let gated = scope.upload([rows * 2, features], &rounded(&middle))?;
-                scope.add_experts(
-                    &gated,
-                    &scope.upload([experts * hidden, features], &down.wide)?,
-                    &routing,
-                    &mut sum,
-                )?;
-            }
             Ok([middle, scope.download(&sum)?])
         })
     };
     assert_eq!(run(true), run(false));
-}
-
-#[test]
-fn what_is_not_finite_stays_in_its_row() {
-    let mut random = Random::new(26);
-    let weights = packed(&mut random, TYPES[0], 5, 96);
-    for rows in [3, 12] {
-        let mut x = random.floats(rows * 96);
-        x[40] = f32::NAN;
-        x[96 + 3] = f32::INFINITY;
-        x[2 * 96..3 * 96].fill(0.0);
-        let found: Vec<f32> = compute(2, |scope| {
-            let x = scope.upload([rows, 96], &x)?;
-            scope.download(&scope.linear(&x, &weight(scope, 96, &[&weights])?, None)?)
-        });
-        assert!(found[..10].iter().all(|product| product.is_nan()), "{:?}", &found[..10]);
-        assert!(found[10..15].iter().all(|product| *product == 0.0), "{:?}", &found[10..15]);
-        assert!(found[15..].iter().all(|product| product.is_finite()));
-    }
-}
-
-#[test]
-fn a_plan_takes_the_scratch_that_the_product_takes() {
-    let mut random = Random::new(27);
-    let weights = packed(&mut random, TYPES[2], 200, 160);
-    for rows in [1, 8, 9, 40] {
-        let (_, planned, work) = plan(3, |scope| {
-            let x = scope.empty([rows, 160]).unwrap();
-            scope.linear(&x, &weight(scope, 160, &[&weights]).unwrap(), None).map(drop).unwrap();
-        });
-        let of_operands = rows * (160 + 200) * 4;
-        let scratch = Target::Cpu { threads: 3 }.block_linear_scratch(rows, 200, 160);
-        assert!(planned.0 as usize >= of_operands + scratch.0 as usize, "{rows} rows: {planned}");
-        assert_eq!(work.flops, 2 * (rows * 160 * 200) as u64);
-    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
-use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, ops::rotary::Rope};
+use bursar_kernels::{
+    Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, Weight, ops::rotary::Rope,
+};
 
 use super::{
     decoder_config::DecoderConfig,
@@ -37,11 +39,11 @@ pub struct Decoder {
     groups: CacheGroups,
     format: StepFormat,
     share: DecoderShare,
-    embedding: Tensor<'static>, // [own tokens, hidden], padded if it is also the head
+    embedding: Weight<'static>, // [own tokens, hidden], padded if it is also the head
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
-    projection: Option<Tensor<'static>>, // [padded own tokens, hidden]; `None` if tied
+    projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
 }
 
@@ -241,7 +243,7 @@ impl Decoder {
     }
 
     /// The output projection, `[padded own tokens, hidden]`.
-    fn head(&self) -> &Tensor<'static> {
+    fn head(&self) -> &Weight<'static> {
         self.projection.as_ref().unwrap_or(&self.embedding)
     }
 
@@ -299,13 +301,13 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let table = self.embedding.row_range(0..self.share.vocabulary.count);
+        let (table, own) = (&self.embedding, self.share.vocabulary);
         let mut hidden = if self.share.rank.is_alone() {
-            scope.embed(&table, &inputs.tokens, caches.previous)?
+            scope.embed_share(table, own, &inputs.tokens, caches.previous)?
         } else {
             let mut hidden = scope.empty([inputs.tokens.rows(), self.config.hidden])?;
             let inner = scope.scope();
-            let own = inner.embed_share(&table, self.share.vocabulary, &inputs.tokens, caches.previous)?;
+            let own = inner.embed_share(table, own, &inputs.tokens, caches.previous)?;
             inner.all_reduce_into(&own, &mut hidden)?;
             hidden
         };

@@ -1,7 +1,7 @@
 //! Copies into a weight segment: the source, the destination and the conversion of each copy.
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, ScaledBy};
+use bursar_kernels::{BlockType, DType, ScaledBy};
 
 use super::RoutingSkew;
 use super::cut::Cut;
@@ -24,6 +24,8 @@ pub struct WeightCopy {
     pub scale: Option<String>,
     /// Whether the file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
+    /// The type of the blocks, if they are copied as they are. Then `kept` is u8.
+    pub blocks: Option<BlockType>,
     /// How the weight of a norm is changed while it is read.
     pub norm: Option<NormScaling>,
     /// The scales to compute, if the elements are quantized while they are read.
@@ -34,7 +36,28 @@ impl WeightCopy {
     /// A copy of all of `source`, without changes. The segment's layout sets the address.
     pub(super) fn of(source: WeightSource, kept: DType, row: (usize, usize), bytes: Bytes) -> Self {
         let to = Address(0);
-        WeightCopy { to, bytes, row, kept, source, cut: None, scale: None, swapped: false, norm: None, rounded: None }
+        WeightCopy {
+            to,
+            bytes,
+            row,
+            kept,
+            source,
+            cut: None,
+            scale: None,
+            swapped: false,
+            blocks: None,
+            norm: None,
+            rounded: None,
+        }
+    }
+
+    /// Elements of the checkpoint that are copied, without padding.
+    pub(super) fn elements(&self) -> usize {
+        let (row, zeros) = self.row;
+        match self.blocks {
+            Some(kind) => self.bytes.as_usize() / kind.bytes() * kind.elements(),
+            None => self.kept.elements(self.bytes) / (row + zeros).max(1) * row,
+        }
     }
 }
 

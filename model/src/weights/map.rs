@@ -1,7 +1,7 @@
 //! The map of a weight segment: the claims of a model, and the tensors that they become.
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor};
+use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor, Weight};
 
 use super::{
     NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource,
@@ -137,7 +137,7 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims a table with one row of `hidden` elements for each token of `vocabulary`.
-    pub fn table(&mut self, name: &str, vocabulary: RankShard, hidden: usize) -> Result<Tensor<'static>, WeightError> {
+    pub fn table(&mut self, name: &str, vocabulary: RankShard, hidden: usize) -> Result<Weight<'static>, WeightError> {
         self.rows_of(name, vocabulary, hidden, 0)
     }
 
@@ -149,7 +149,7 @@ impl<'c> WeightMap<'c> {
         vocabulary: RankShard,
         rows: usize,
         hidden: usize,
-    ) -> Result<Tensor<'static>, WeightError> {
+    ) -> Result<Weight<'static>, WeightError> {
         self.rows_of(name, vocabulary, hidden, self.target.padded_vocabulary(rows) - vocabulary.count)
     }
 
@@ -160,9 +160,13 @@ impl<'c> WeightMap<'c> {
         share: RankShard,
         columns: usize,
         more: usize,
-    ) -> Result<Tensor<'static>, WeightError> {
+    ) -> Result<Weight<'static>, WeightError> {
+        let part = [(name.to_owned(), share)];
+        if let Some(weight) = self.in_blocks(&part, columns.into(), more)? {
+            return Ok(weight);
+        }
         let place = WeightLayout { rows: more, ..WeightLayout::default() };
-        self.stacked(&[(name.to_owned(), share)], [share.count, columns].into(), columns.into(), place)
+        Ok(Weight::plain(self.stacked(&part, [share.count, columns].into(), columns.into(), place)?))
     }
 
     /// Claims memory for `numbers`, which are stored as f32.
@@ -245,13 +249,9 @@ impl<'c> WeightMap<'c> {
     /// The number of parameters: the elements of the checkpoint's tensors, without padding.
     /// Tied tensors count once.
     pub fn parameters(&self) -> u64 {
-        let elements = |copy: &WeightCopy| {
-            let (row, zeros) = copy.row;
-            copy.kept.elements(copy.bytes) / (row + zeros).max(1) * row
-        };
         let is_parameter =
             |copy: &&WeightCopy| matches!(copy.source, WeightSource::Tensor(_) | WeightSource::Random(..));
-        let claimed = self.copies().iter().filter(is_parameter).map(elements);
+        let claimed = self.copies().iter().filter(is_parameter).map(WeightCopy::elements);
         claimed.chain(self.names.folded_elements()).map(|elements| elements as u64).sum()
     }
 

@@ -4,11 +4,12 @@
 //! fused. The claims determine the segment's size without reading a weight. The same claims, made
 //! again for a real segment, determine the source and the destination of each copy.
 //!
-//! A [`WeightMap`] records the claims. `projections`, `experts`, `quantized_weight` and
-//! `cache_scales` add methods to the map. The map consists of the segment's layout, the formats of
+//! A [`WeightMap`] records the claims. `projections`, `experts`, `quantized_weight`, `block_rows`
+//! and `cache_scales` add methods to the map. The map consists of the segment's layout, the formats of
 //! the checkpoint's modules, and the names of the tensors that are read. `upload` makes the copies
 //! of a map.
 
+mod block_rows;
 mod blocks;
 mod cache_scales;
 mod copy;
@@ -30,6 +31,7 @@ mod tensor_names;
 mod unpacking;
 mod upload;
 
+pub use block_rows::BlockWeights;
 pub use copy::{MadeScales, NormScaling, SpreadScales, WeightCopy, WeightSource};
 pub use cut::Cut;
 pub use error::{RanksError, WeightError};

@@ -19,12 +19,14 @@ impl WeightMap<'_> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
-    /// Whether the weight of the projection `name` will be quantized.
+    /// Whether the weight of the projection `name` will be quantized, or stay in the quantized blocks
+    /// of its file.
     ///
     /// # Errors
-    /// The checkpoint's formats contradict each other.
+    /// The checkpoint's formats contradict each other, or the tensor is missing.
     pub fn is_quantized(&self, name: &str) -> Result<bool, WeightError> {
-        Ok(self.formats.of([name])?.is_some())
+        let stays_in_blocks = || self.block_type(&format!("{name}.weight"), 0.into());
+        Ok(self.formats.of([name])?.is_some() || stays_in_blocks()?.is_some())
     }
 
     /// Like [`fused_linear`](Self::fused_linear) without biases, for projections that are never

@@ -44,6 +44,12 @@ impl WeightMap<'_> {
         let names = modules.iter().map(|(name, _)| name.as_str());
         let quantized = if place.is_always_plain { None } else { self.formats.of(names)? };
         let Some(quantized) = quantized else {
+            if !place.is_always_plain
+                && place.kept.is_none()
+                && let Some(weight) = self.in_blocks(&parts, in_features, place.rows)?
+            {
+                return Ok(weight);
+            }
             return Ok(Weight::plain(self.stacked(&parts, shape.into(), in_features, place)?));
         };
         let (first, scheme) = (self.copies().len(), quantized.scheme);

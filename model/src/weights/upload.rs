@@ -23,7 +23,7 @@ use super::{
     unpacking::unpacked_parts,
 };
 use crate::{
-    checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_tensor::DEVIATION},
+    checkpoint::{Checkpoint, Order, RandomTensor, TensorInfo, random_tensor::DEVIATION},
     load_error::LoadError,
 };
 
@@ -90,6 +90,9 @@ fn upload_copy<B: Backend>(
     let made: Vec<u8> = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = part(checkpoint, name, copy)?;
+            if copy.blocks.is_some() {
+                return upload_blocks(backend, &found, copy, &mut buffers.unpacked);
+            }
             if let Some(scale) = &copy.scale {
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
                 return upload_scaled(backend, (&found, &scale), copy, buffers);
@@ -181,6 +184,29 @@ fn upload_tensor<B: Backend>(
             upload_rounded(backend, padded, dtype, (place, kept), &mut buffers.rounded)
         }
     })
+}
+
+/// Copies the blocks of a tensor of the checkpoint, in the model's order of rows.
+fn upload_blocks<B: Backend>(
+    backend: &B,
+    found: &TensorInfo<'_>,
+    copy: &WeightCopy,
+    buffer: &mut Vec<u8>,
+) -> Result<(), LoadError> {
+    if found.order() == Order::Model && found.bytes.len() == copy.bytes.as_usize() {
+        return fill(backend, found.bytes, copy.to);
+    }
+    let (rows, mut to) = (found.rows().0, copy.to);
+    let row_bytes = copy.bytes.as_usize() / rows;
+    let at_once = (BLOCK_BYTES_AT_ONCE / row_bytes).max(1);
+    for first in (0..rows).step_by(at_once) {
+        let gathered = buffer_for(buffer, at_once.min(rows - first) * row_bytes);
+        let places = gathered.par_chunks_exact_mut(row_bytes).enumerate().with_min_len(PADDED_BY_A_THREAD);
+        places.for_each(|(at, place)| place.copy_from_slice(found.row_bytes(first + at)));
+        fill(backend, gathered, to)?;
+        to = to.offset(Bytes(gathered.len() as u64));
+    }
+    Ok(())
 }
 
 /// Copies a tensor of the checkpoint and multiplies its rows by scales, part by part.
@@ -288,7 +314,10 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 
-/// Minimum number of rows that one thread pads.
+/// Bytes of blocks whose rows are gathered at a time.
+const BLOCK_BYTES_AT_ONCE: usize = 32 << 20;
+
+/// Minimum number of rows that one thread pads or gathers.
 const PADDED_BY_A_THREAD: usize = 64;
 
 /// Returns the rows of a file's tensor, each followed by `zeros` zero elements. The result is in
