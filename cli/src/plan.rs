@@ -15,7 +15,10 @@ use bursar_actors::{
     runtime::open_settings,
 };
 use bursar_kernels::Target;
-use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightFormats};
+use bursar_model::{
+    LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightFormats,
+    weights::BlockWeights,
+};
 use clap::Args;
 use serde_json::json;
 use tokio::task::JoinError;
@@ -156,10 +159,26 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     if let WeightFormats::Stored(stored) = checkpoint.weight_formats().map_err(LoadError::from)? {
         notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
     }
+    notes.extend(model.block_weights().map(block_note));
     let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;
     notes.extend(unquantized.as_ref().and_then(|plain| plain.note(model, &target, &forecast)));
     let planned = Planned { target, places: vec![place], ..planned };
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
+}
+
+/// Says how much of a GGUF file stays in blocks, and which tensors do not.
+fn block_note(found: &BlockWeights) -> String {
+    const SHOWN: usize = 3;
+    let BlockWeights { bytes, widened } = found;
+    let stay = format!("{bytes} of the weights stay in the file's quantized blocks");
+    match widened.len() {
+        0 => stay,
+        count => {
+            let more = if count > SHOWN { ", ..." } else { "" };
+            let shown = widened[..count.min(SHOWN)].join(", ");
+            format!("{stay}; {count} tensors are widened while they load: {shown}{more}")
+        }
+    }
 }
 
 /// Returns the smallest number of devices that the model fits on, among the devices found. If it

@@ -33,7 +33,7 @@ impl TensorType {
     }
 
     /// Bytes of one element.
-    pub fn bytes(self) -> usize {
+    pub const fn bytes(self) -> usize {
         match self {
             TensorType::BF16 | TensorType::F16 => 2,
             TensorType::F32 => 4,
@@ -68,6 +68,14 @@ impl Stored {
         match self {
             Stored::Plain(_) => 1,
             Stored::Blocks(kind) => kind.elements(),
+        }
+    }
+
+    /// Elements in `bytes` bytes of whole units.
+    pub const fn elements_in(self, bytes: usize) -> usize {
+        match self {
+            Stored::Plain(dtype) => bytes / dtype.bytes(),
+            Stored::Blocks(kind) => bytes / kind.bytes() * kind.elements(),
         }
     }
 

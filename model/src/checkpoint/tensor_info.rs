@@ -16,8 +16,8 @@ pub struct TensorInfo<'a> {
     pub stored: Stored,
     /// The shape, slowest axis first.
     pub shape: &'a [usize],
-    /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered tensor has
-    /// the bytes of the whole tensor.
+    /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered tensor, and
+    /// a part that cuts blocks, have the bytes of the whole tensor.
     pub bytes: &'a [u8],
     /// The elements of a second tensor, for [`Order::Interleaved`]; empty for other orders.
     pub(super) second: &'a [u8],
@@ -25,7 +25,7 @@ pub struct TensorInfo<'a> {
     pub(super) change: Change,
     /// Bytes from the start of a stored row to the start of the next stored row.
     pub(super) pitch: usize,
-    /// The part's first row and first column in a reordered tensor.
+    /// The part's first row and first column, if the part has the bytes of the whole tensor.
     pub(super) first: [usize; 2],
 }
 
@@ -93,13 +93,14 @@ impl<'a> TensorInfo<'a> {
             && self.bytes.len() == self.bytes_of(self.shape.iter().product())
     }
 
-    /// The given rows and columns of the tensor, as a tensor of `shape`. Rotary heads and quantized
-    /// blocks must not be split.
+    /// The given rows and columns of the tensor, as a tensor of `shape`. Rotary heads must not be
+    /// split.
     pub fn part<'b>(&self, rows: RankShard, columns: RankShard, shape: &'b [usize]) -> TensorInfo<'b>
     where
         'a: 'b,
     {
-        if self.order != Order::Model {
+        let is_cut = [columns.first, columns.count].iter().any(|at| !at.is_multiple_of(self.stored.elements()));
+        if self.order != Order::Model || is_cut {
             let first = [self.first[0] + rows.first, self.first[1] + columns.first];
             return TensorInfo { shape, first, ..*self };
         }
@@ -117,14 +118,23 @@ impl<'a> TensorInfo<'a> {
     }
 
     /// The stored bytes of the model's row `row`. [`rows`](Self::rows) defines the rows. If the
-    /// columns are reordered, the result is the whole stored row.
+    /// columns are reordered, the result is the whole stored row. If blocks are cut, the result has
+    /// the whole blocks, which begin [`skipped_columns`](Self::skipped_columns) earlier.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let of_row = &self.bytes[self.stored_row(row) * self.pitch..];
         match self.order {
             Order::TiledColumns(tiling) => &of_row[..self.bytes_of(tiling.end())],
             Order::Interleaved(_) => &of_row[..self.pitch],
-            _ => &of_row[self.bytes_of(self.first[1])..][..self.bytes_of(self.rows().1)],
+            _ => {
+                let end = (self.first[1] + self.rows().1).next_multiple_of(self.stored.elements());
+                &of_row[self.bytes_of(self.first[1])..self.bytes_of(end)]
+            }
         }
+    }
+
+    /// Columns of the first stored block that are before the part's first column.
+    pub(crate) fn skipped_columns(&self) -> usize {
+        self.first[1] % self.stored.elements()
     }
 
     /// The bytes of the row `row` of the second tensor, for [`Order::Interleaved`].

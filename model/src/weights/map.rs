@@ -4,13 +4,10 @@ use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Rank, RankShard, Shape, Target, Tensor, Weight};
 
 use super::{
-    NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource,
-    cut::{Cut, whole_units},
-    module_formats::ModuleFormats,
-    segment_layout::SegmentLayout,
-    tensor_names::TensorNames,
+    NormScaling, RoutingSkew, WeightCopy, WeightError, WeightSource, cut::Cut, module_formats::ModuleFormats,
+    segment_layout::SegmentLayout, tensor_names::TensorNames,
 };
-use crate::checkpoint::{Checkpoint, Order, Stored, WeightFormats};
+use crate::checkpoint::{Checkpoint, WeightFormats};
 
 /// The storage of a claim in the segment.
 #[derive(Clone, Copy, Default)]
@@ -327,13 +324,6 @@ impl<'c> WeightMap<'c> {
                 expected = vec![rows.whole, of_row.whole];
             }
             return Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() });
-        }
-        // Reordered columns are read from whole rows, so no block is split.
-        let has_ordered_columns = !matches!(found.order(), Order::TiledColumns(_));
-        if let Stored::Blocks(kind) = found.stored
-            && has_ordered_columns
-        {
-            whole_units(name, of_row, (kind.elements(), "blocks of quantized numbers"))?;
         }
         let cut = Cut::of(rows, of_row, found.shape);
         Ok((found.dtype.into(), WeightSource::Tensor(name.to_owned()), cut))

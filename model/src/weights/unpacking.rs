@@ -45,11 +45,18 @@ pub(super) fn unpacked_parts<E>(
 fn unpack(found: &TensorInfo<'_>, row: usize, out: &mut [u8]) {
     let (stored, size) = (found.row_bytes(row), found.dtype.bytes());
     match found.order() {
-        Order::Model | Order::PairedRows(_) | Order::TiledRows(_) => widen(stored, found, out),
+        Order::Model | Order::PairedRows(_) | Order::TiledRows(_) => {
+            let elements = found.stored.elements_in(stored.len());
+            if elements * size == out.len() {
+                widen(stored, found, out);
+            } else {
+                let whole = widened(stored, found, elements);
+                out.copy_from_slice(&whole[found.skipped_columns() * size..][..out.len()]);
+            }
+        }
         Order::TiledColumns(tiling) => {
             // The stored row is widened first, because a block may have columns of several heads.
-            let mut whole = vec![0; tiling.end() * size];
-            widen(stored, found, &mut whole);
+            let whole = widened(stored, found, tiling.end());
             let first = found.first_column();
             for (at, element) in out.chunks_exact_mut(size).enumerate() {
                 element.copy_from_slice(&whole[tiling.stored(first + at) * size..][..size]);
@@ -80,6 +87,13 @@ fn change(change: Change, elements: &mut [u8]) {
     for bytes in elements.as_chunks_mut().0 {
         *bytes = changed(f32::from_ne_bytes(*bytes)).to_ne_bytes();
     }
+}
+
+/// The bytes of `elements` stored elements as the tensor's `dtype`.
+fn widened(stored: &[u8], found: &TensorInfo<'_>, elements: usize) -> Vec<u8> {
+    let mut whole = vec![0; elements * found.dtype.bytes()];
+    widen(stored, found, &mut whole);
+    whole
 }
 
 fn widen(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {

@@ -197,6 +197,9 @@ fn upload_blocks<B: Backend>(
         return fill(backend, found.bytes, copy.to);
     }
     let (rows, mut to) = (found.rows().0, copy.to);
+    if rows == 0 {
+        return Ok(());
+    }
     let row_bytes = copy.bytes.as_usize() / rows;
     let at_once = (BLOCK_BYTES_AT_ONCE / row_bytes).max(1);
     for first in (0..rows).step_by(at_once) {

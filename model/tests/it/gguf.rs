@@ -23,10 +23,10 @@ use crate::{
 const FILES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 /// A file that a test may damage, removed at the end.
-struct File(PathBuf);
+pub struct File(PathBuf);
 
 impl File {
-    fn of(bytes: &[u8]) -> Self {
+    pub fn of(bytes: &[u8]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("bursar-{}-{}.gguf", std::process::id(), NUMBER.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
@@ -34,7 +34,7 @@ impl File {
         File(path)
     }
 
-    fn open(&self) -> Result<Checkpoint, CheckpointError> {
+    pub fn open(&self) -> Result<Checkpoint, CheckpointError> {
         Checkpoint::open(registry::open_gguf(&self.0)?)
     }
 }
@@ -51,13 +51,13 @@ fn recorded(name: &str) -> Vec<u8> {
 
 /// The content of a GGUF file that a test writes field by field.
 #[derive(Clone)]
-struct Written {
-    settings: Vec<(&'static str, Vec<u8>)>,
+pub struct Written {
+    pub settings: Vec<(&'static str, Vec<u8>)>,
     tensors: Vec<(&'static str, Vec<u64>, u32, u64)>,
     data: usize,
 }
 
-fn text(text: &str) -> Vec<u8> {
+pub fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
@@ -65,7 +65,7 @@ fn of_kind(kind: u32, value: &[u8]) -> Vec<u8> {
     [&kind.to_le_bytes()[..], value].concat()
 }
 
-fn number(number: u32) -> Vec<u8> {
+pub fn number(number: u32) -> Vec<u8> {
     of_kind(4, &number.to_le_bytes())
 }
 
@@ -84,7 +84,7 @@ fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
 
 impl Written {
     /// A complete file, except that it lacks most of its tensors, which opening does not need.
-    fn good() -> Self {
+    pub fn good() -> Self {
         let settings = vec![
             ("general.architecture", word("llama")),
             ("llama.block_count", number(1)),
@@ -108,7 +108,7 @@ impl Written {
         Written { settings, tensors, data: 768 + 128 }
     }
 
-    fn with(mut self, name: &'static str, value: Vec<u8>) -> Self {
+    pub fn with(mut self, name: &'static str, value: Vec<u8>) -> Self {
         self.settings.retain(|(known, _)| *known != name);
         self.settings.push((name, value));
         self

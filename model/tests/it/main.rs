@@ -17,6 +17,7 @@ mod fp8_experts;
 mod fp8_schemes;
 mod fp8_weights;
 mod gguf;
+mod gguf_blocks;
 mod gguf_hybrids;
 mod golden_fp8;
 mod golden_processor;

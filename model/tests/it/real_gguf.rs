@@ -51,7 +51,6 @@ fn a_real_model_has_the_ids_of_llama_cpp_and_the_replies_of_transformers() {
         assert_eq!(prompt, ids(&case["prompt"]), "{question}");
         let mut sequence = bench.start(bench.model.config().lay_out(prompt, &[]).expect("the prompt is laid out"), &[]);
         let mut logits = bench.prefill(&mut sequence, &[usize::MAX]).pop().expect("a prompt is not empty");
-        println!("LOGITS {:?} max {:?} at {}", &logits[..8], logits.iter().cloned().fold(f32::MIN, f32::max), greatest(&logits));
         let (expected, mut reply) = (ids(&case["reply"]), Vec::new());
         while reply.len() < expected.len() {
             reply.push(greatest(&logits));
