@@ -258,7 +258,7 @@ fn assert_alike(found: &[Vec<f32>], expected: &[Vec<f32>]) {
 fn a_model_in_blocks_of_any_types_answers_as_its_widened_twin() {
     for is_tied in [true, false] {
         for first in 0..KINDS.len() {
-            // Each tensor has another type than its neighbours, so that fused weights are mixed.
+            // The types of tensors that are fused differ.
             let choose = |name: &str| {
                 let at = name.bytes().fold(first, |sum, byte| sum + usize::from(byte));
                 is_matrix(name).then(|| KINDS[at % KINDS.len()].0)
