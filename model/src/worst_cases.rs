@@ -90,7 +90,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
     worst_cases.push(WorstCase::of(&WorstCaseKind::DECODES, Pass::Step(decodes)));
     if envelope.drafts_of_step() > 0 {
-        let verifies = step(model, envelope, room, request, envelope.logit_rows(), false);
+        // A model with recurrent states also runs the accepted drafts of the last step again.
+        let again = if has_states(model) { envelope.drafts_of_step() } else { 0 };
+        let tokens = (envelope.logit_rows() + again).min(envelope.step_tokens);
+        let verifies = step(model, envelope, room, request, tokens, false);
         worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(verifies)));
     }
     worst_cases
@@ -100,6 +103,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
 /// work of the pass.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
     plan_through(model, target, pass, Depth::Whole)
+}
+
+fn has_states(model: &Model) -> bool {
+    model.config().decoder().step_format().has_states
 }
 
 /// The smallest depth at which a pass reaches its peak memory. Layers of one kind use equal memory,
@@ -374,7 +381,7 @@ fn step(
             }
         })
         .collect();
-    let has_states = model.config().decoder().step_format().has_states;
+    let has_states = has_states(model);
     let parts: Vec<SequencePart<'_>> = shares
         .iter()
         .zip(&pictures)

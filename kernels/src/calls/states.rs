@@ -2,7 +2,7 @@
 
 use crate::{StateLayer, Tensor};
 
-/// The slot number of padding, whose state is not written, and of a snapshot that is not taken.
+/// The slot number of a state that is not written and of a snapshot that is not taken.
 pub const NO_STATE: u32 = u32::MAX;
 
 /// Snapshots of one sequence's state in a step.
@@ -23,7 +23,8 @@ pub struct StateSequences<'m> {
     pub context_lengths: Tensor<'m>,
     /// `[sequences]` u32: the slot with the state before the step.
     pub reads: Tensor<'m>,
-    /// `[sequences]` u32: the slot for the state after the step. [`NO_STATE`] for padding.
+    /// `[sequences]` u32: the slot for the state after the step. [`NO_STATE`] for padding, and for
+    /// rows that are only tried, whose sequence keeps a snapshot taken before them.
     pub writes: Tensor<'m>,
     /// `[sequences, SNAPSHOTS]` u32: the number of the sequence's rows in this step after which
     /// the state is also written to another slot.

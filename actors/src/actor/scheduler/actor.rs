@@ -504,8 +504,8 @@ impl SchedulerState {
         let span = |(id, tokens): (&SequenceId, u32)| {
             let caller = self.callers.get_mut(id)?;
             let begins = !std::mem::replace(&mut caller.has_begun, true);
-            let is_prompt = tokens > 1 && !plan.rows.iter().any(|rows| rows.sequence == *id && !rows.drafts.is_empty());
-            (begins || is_prompt).then(|| caller.span.clone())
+            let is_reply = self.core.sequence(*id).is_some_and(|spec| spec.produced > 0);
+            (begins || tokens > 1 && !is_reply).then(|| caller.span.clone())
         };
         plan.parts.iter().zip(tokens).filter_map(span).collect()
     }
@@ -530,7 +530,7 @@ impl SchedulerState {
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
-        let (has_prompts, encodes) = (!plan.batch.has_no_prompts(), self.arguments.pacing.card.encodes());
+        let (has_prompts, encodes) = (plan.has_prompts, self.arguments.pacing.card.encodes());
         let (rows, scored, launched) = (plan.rows, plan.scored, Instant::now());
         self.under_way.push_back(UnderWay { has_prompts, encodes, rows, scored, launched });
         metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());

@@ -32,7 +32,7 @@ use super::{
     step::{ChosenRows, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
-    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, Table},
+    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, StateStep, Table},
     order::Line,
     pace::Pace,
     tenant::{Tenant, TenantWeights},
@@ -425,14 +425,19 @@ impl SchedulerCore {
     fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
         let plan_states = |share: &SequenceTokens| {
             let sequence = &self.running[&share.sequence];
-            let (first, known) = (sequence.cached, sequence.spec.tokens.len());
-            self.kv.plan_states(share.sequence, first, first + share.tokens, known)
+            let step = StateStep {
+                tokens: sequence.next_first()..sequence.cached + share.tokens,
+                known: sequence.spec.tokens.len(),
+                is_decoding: sequence.is_decoding(),
+                verifies: share.drafts > 0,
+            };
+            self.kv.plan_states(share.sequence, &step)
         };
         let states: Vec<_> = shares.iter().map(plan_states).collect();
         shares.iter().for_each(|share| self.kv.launched(share.sequence));
         self.copy_leaving(effects);
         let plan = self.plan(shares, tables, &states);
-        self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.has_no_prompts();
+        self.gathers = self.looks_ahead && self.under_way.is_empty() && plan.has_prompts;
         self.launch(shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
         effects.extend(self.gathers.then_some(Effect::Gather));
@@ -466,7 +471,7 @@ impl SchedulerCore {
                 tokens: &next[place].tokens,
                 unseen: next[place].unseen,
                 positions: &next[place].positions,
-                cached_tokens: sequence.cached,
+                cached_tokens: sequence.next_first(),
                 tables: &tables[place].blocks,
                 pictures: &pictures[place],
                 logit_rows,
@@ -474,8 +479,9 @@ impl SchedulerCore {
                 state: states[place],
             });
         }
+        let has_prompts = shares.iter().any(|share| !self.running[&share.sequence].is_decoding());
         let parts = shares.iter().map(|share| share.sequence).collect();
-        StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored, shown }
+        StepPlan { batch: StepBatch::pack(&packed), parts, has_prompts, rows, scored, shown }
     }
 
     /// Records that a step was submitted to the lane.

@@ -114,6 +114,9 @@ pub(super) struct Sequence {
     pub(super) to_come: usize,
     /// The row of the last token that is `to_come`, in the choices of its step.
     pub(super) chosen_at: u32,
+    /// Cached tokens that the recurrent state has not seen: the drafts that the last step accepted.
+    /// The next step runs them again.
+    pub(super) state_lag: usize,
     /// Tokens that are expected after the known tokens.
     pub(super) drafts: Vec<u32>,
     /// Drafted tokens that the running step verifies. Until then, no step is planned for the
@@ -195,6 +198,7 @@ impl Sequence {
             cached: 0,
             to_come: 0,
             chosen_at: 0,
+            state_lag: 0,
             drafts: Vec::new(),
             verifying: 0,
             backoff: Backoff::default(),
@@ -229,6 +233,11 @@ impl Sequence {
     /// Tokens that no step has been planned for: one while decoding, more before that.
     pub(super) fn pending(&self) -> usize {
         self.tokens() - self.cached
+    }
+
+    /// The index of the first token that the next step runs.
+    pub(super) fn next_first(&self) -> usize {
+        self.cached - self.state_lag
     }
 
     pub(super) fn is_decoding(&self) -> bool {
@@ -296,12 +305,13 @@ impl Sequence {
         (self.to_come > 0).then_some(UnseenToken { row: self.chosen_at })
     }
 
-    /// The sequence's next `count` tokens and its first `drafts` drafted tokens, with the positions of
-    /// all of them. A token that has not been chosen yet is the last.
+    /// The tokens that the next step runs: accepted drafts that the recurrent state has not seen, the
+    /// next `count` tokens, and the first `drafts` drafted tokens, with the positions of all of them. A
+    /// token that has not been chosen yet is the last.
     pub(super) fn next(&self, count: usize, drafts: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
-        let stretch = self.cached..end.min(known);
+        let stretch = self.next_first()..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
         // A step that chooses a token runs all known tokens, so the next step runs
         // only the chosen token.
@@ -321,6 +331,7 @@ impl Sequence {
     /// tokens. If `chosen_at` is given, the step chooses the token after `count` in that row.
     pub(super) fn launch(&mut self, count: usize, drafts: usize, chosen_at: Option<u32>) {
         self.cached += count;
+        self.state_lag = 0;
         self.verifying = drafts;
         self.scored = self.scored.max(self.cached);
         if let Some(row) = chosen_at {
@@ -402,8 +413,7 @@ impl Sequence {
     /// may include the sequence.
     pub(super) fn forget_cache(&mut self) {
         assert_eq!(self.to_come, 0, "{} has no token left to choose", self.id());
-        self.cached = 0;
-        self.named = 0;
+        (self.cached, self.state_lag, self.named) = (0, 0, 0);
     }
 
     /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its

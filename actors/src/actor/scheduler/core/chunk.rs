@@ -29,11 +29,16 @@ impl SchedulerCore {
             SequenceTokens { sequence: sequence.id(), tokens: 1, drafts }
         };
         let mut shares: Vec<_> = decoding.iter().map(share).collect();
+        let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
         // Sequences with one row come first, because attention processes them together.
-        shares.sort_by_key(|share| share.drafts > 0);
-        // The subtraction cannot underflow, because the limits allow at least as many tokens as
-        // sequences, and drafts take at most half of the other tokens.
-        let room = self.limits.step_tokens - shares.iter().map(|share| 1 + share.drafts).sum::<usize>();
+        shares.sort_by_key(|share| rows(share) > 1);
+        // A sequence is left out only if two steps accepted drafts before one could run them again.
+        let mut room = self.limits.step_tokens;
+        shares.retain(|share| {
+            let left = room.checked_sub(rows(share));
+            room = left.unwrap_or(room);
+            left.is_some()
+        });
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
         let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
             Some(room) => split(&prompts, room),
@@ -45,13 +50,16 @@ impl SchedulerCore {
         shares
     }
 
-    /// The most tokens that are drafted for each decoding sequence.
+    /// The most tokens that are drafted for each decoding sequence. Drafts take at most half of the
+    /// tokens next to one of each decoding sequence. For a model with recurrent states, one of each
+    /// possible sequence counts, so that the next step has room to run accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
             return 0;
         }
         let decoding = self.streams();
-        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(decoding) / 2);
+        let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
+        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
         self.limits.draft_tokens.min(most.checked_div(decoding).unwrap_or(0))
     }
 

@@ -77,8 +77,16 @@ impl SchedulerCore {
         }
         // The keys and values of the accepted drafts are in the cache. The last token is not.
         let accepted = usize::saturating_sub(pushed, 1);
-        let end = part.end + accepted;
         sequence.cached += accepted;
+        // A recurrent state cannot be cut like the cache, so the step has left it before the drafts. The
+        // next step runs the accepted drafts again. Their blocks are named after that, so that no block
+        // is written while other sequences read it.
+        let end = if self.kv.has_states() {
+            sequence.state_lag = accepted;
+            part.end
+        } else {
+            part.end + accepted
+        };
         if let Some(Some(_)) = chosen.first() {
             let (first, keys) = sequence.filled(end);
             for place in self.kv.name(id, first, keys) {
