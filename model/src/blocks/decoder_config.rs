@@ -33,9 +33,9 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Number of elements of a head that are rotated, from the first one on.
+    /// Number of leading elements of a head that RoPE rotates.
     pub rotary_dim: usize,
-    /// Whether attention multiplies its result by the sigmoid of gates.
+    /// Whether the attention output is multiplied by the sigmoid of a gate.
     pub output_gate: bool,
     /// The layers with a gated delta net in place of attention, if there are any.
     pub gated_delta: Option<GatedDeltaConfig>,
@@ -51,9 +51,9 @@ pub struct DecoderConfig {
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
-    /// The position axis with which each pair of elements rotates.
+    /// Position axis by which each pair of elements is rotated.
     pub rope_axes: PairAxes,
-    /// Tokens of the longest sequence that the model was trained for.
+    /// Longest sequence that the model was trained for, in tokens.
     pub context_tokens: usize,
     /// Whether the embedding is also the output projection.
     pub tied_embeddings: bool,

@@ -48,7 +48,7 @@ pub enum LayoutError {
     )]
     StepPlaceholders {
         placeholders: usize,
-        /// Steps of time over all videos.
+        /// Time steps of all videos together.
         steps: usize,
     },
     /// The model reads text only.

@@ -57,11 +57,11 @@ pub enum MediaGrid {
         tile: Grid,
         tiles: Tiles,
     },
-    /// A video. The vision encoder sees one picture per step of time.
+    /// A video. The vision encoder sees one picture per time step.
     Video {
         /// The grid of each step, with `t` = 1.
         step: Grid,
-        /// Number of steps of time.
+        /// Number of time steps.
         steps: usize,
         /// Frames of the video. The last step may have fewer frames than the other steps.
         frames: usize,
