@@ -115,8 +115,7 @@ impl GrammarCompiler {
 }
 
 /// Limits against hostile output formats. The limits are low because the other sequences of a step
-/// wait
-/// while a grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a
+/// wait while a grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a
 /// millisecond; llguidance's default per token is 200,000 units. llguidance's default of 250,000
 /// lexer states takes about 400 MB.
 fn limits() -> ParserLimits {
