@@ -61,8 +61,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.rank()
     }
 
-    /// Tells the other ranks that this rank will not take part in
-    /// further collectives; see [`Backend::abort_collectives`].
+    /// Notifies the other ranks that this rank takes part in no further collectives; see
+    /// [`Backend::abort_collectives`].
     pub fn abort_collectives(&self) {
         self.backend.abort_collectives();
     }

@@ -102,8 +102,8 @@ impl Target {
     }
 
     /// Returns the rows to allocate for a table of `vocabulary` tokens that is an output
-    /// projection. CUDA pads to whole tiles of its products. Without padding, an odd vocabulary
-    /// makes a step of 256 rows a tenth slower.
+    /// projection. CUDA pads to whole tiles of its GEMMs. Without padding, an odd vocabulary makes
+    /// a step of 256 rows a tenth slower.
     pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         match self {
             Target::Cpu { .. } => vocabulary,
@@ -111,8 +111,8 @@ impl Target {
         }
     }
 
-    /// Returns the width to allocate for a model's `features` between two products. CUDA pads to
-    /// whole tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
+    /// Returns the width to allocate for a model's `features` between two GEMMs. CUDA pads to whole
+    /// tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
     pub fn padded_features(&self, features: usize) -> usize {
         match self {
             Target::Cpu { .. } => features,

@@ -13,8 +13,8 @@ use crate::Tensor;
 pub struct Work {
     /// Floating-point operations. A multiply-add counts as two.
     pub flops: u64,
-    /// The number of these operations in products that the target multiplies in a quantized type,
-    /// which is twice as fast as in 16 bits.
+    /// The part of `flops` in GEMMs that the target multiplies in a quantized type, which is twice
+    /// as fast as in 16 bits.
     pub rounded_flops: u64,
     /// Bytes read and written.
     pub bytes: Bytes,

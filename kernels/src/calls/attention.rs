@@ -127,8 +127,8 @@ pub struct PagedSequences<'m> {
     /// with a separate kernel for such sequences use it. With a value below the true number, the
     /// result is correct but slower to compute.
     pub single_rows: usize,
-    /// Number of pairs of a query and a key that the query sees without a window, over all
-    /// sequences. The amount of arithmetic without a window is proportional to this number.
+    /// Number of query-key pairs of causal attention without a window, over all sequences. The
+    /// arithmetic work of attention without a window is proportional to this number.
     pub query_key_pairs: u64,
 }
 

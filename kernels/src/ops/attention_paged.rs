@@ -95,8 +95,8 @@ fn work(
         Some(window) if count > 0 => {
             let window = window as u64;
             let (of_each, context) = (rows / count, whole_keys / count);
-            // The last row of a sequence would see `cut_tokens` more without the window, and each
-            // row before it one less than its successor.
+            // Without the window, the last row of a sequence would see `cut_tokens` more tokens,
+            // and each earlier row would gain one token less than the row after it.
             let cut_tokens = context.saturating_sub(window);
             let cut = cut_tokens.min(of_each);
             let hidden = cut * cut_tokens - cut * cut.saturating_sub(1) / 2;

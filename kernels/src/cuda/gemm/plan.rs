@@ -179,7 +179,7 @@ impl<M: Measurements> Planner<'_, M> {
     /// Returns `true` if autotuning can compare the large-m kernel with another implementation, on
     /// the operands of the pass. A gated GEMM can always be compared with an ungated GEMM followed
     /// by the gate. An ungated GEMM can only be compared with the library. A GEMM that is split is
-    /// not measured; the measurement of a size that is not split also applies to it.
+    /// not measured: it uses the measurement of a size that is not split.
     ///
     /// # Errors
     /// The device is lost.

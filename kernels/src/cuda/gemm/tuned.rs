@@ -47,7 +47,7 @@ impl Tuned {
         unpoisoned(&self.large_m)
     }
 
-    /// Forgets the results that the ranks agreed on.
+    /// Discards the results that the ranks agreed on.
     pub(super) fn forget_agreement(&self) {
         unpoisoned(&self.agreement.algorithms).clear();
         unpoisoned(&self.agreement.large_m).clear();

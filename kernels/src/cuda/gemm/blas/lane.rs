@@ -94,7 +94,7 @@ impl LaneGemms {
         self.guesses
     }
 
-    /// Forgets the algorithms chosen for a GEMM with few rows, because a faster algorithm may have
+    /// Discards the algorithms chosen for a GEMM with few rows, because a faster algorithm may have
     /// been found. `alike` is the GEMM with any number of rows.
     pub(in crate::cuda) fn forget_few(&mut self, alike: GemmProblem) {
         let is_other = |problem: &GemmProblem| {
@@ -104,7 +104,8 @@ impl LaneGemms {
         self.refused.retain(is_other);
     }
 
-    /// Lets the library be asked again for GEMMs for which it had no algorithm.
+    /// Discards the record of GEMMs for which the library had no algorithm, so that it is queried
+    /// again.
     pub(in crate::cuda) fn forget_refusals(&mut self) {
         self.refused.clear();
     }
