@@ -13,7 +13,7 @@ pub struct Backing(pub(crate) Arc<Mapping>);
 
 /// A handle that unbacks a segment's memory, even while the segment still exists. The budget uses
 /// the handle to reclaim the memory of a dead owner. The addresses stay reserved until the segment
-/// drops, so a late access faults and cannot reach other memory.
+/// drops, so a late access faults instead of reading or writing other memory.
 #[derive(Clone)]
 pub struct RevokeHandle(pub(crate) Weak<Mapping>);
 

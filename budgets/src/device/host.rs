@@ -57,8 +57,8 @@ impl HostConfig {
     }
 }
 
-/// Host memory at reserved addresses with a fixed capacity. It makes every memory rule
-/// testable without a GPU.
+/// Host memory at reserved addresses with a fixed capacity. All memory rules can be tested on it
+/// without a GPU.
 ///
 /// ```
 /// use bursar_budgets::*;
