@@ -37,9 +37,9 @@
 // elements, heads is a multiple of kv_heads. A token that no row may see is never added, even if it
 // is a NaN, which the cache may contain past the end of a context. A NaN that a row sees makes that
 // head of that row NaN. A masked NaN value can also make other rows of its sequence NaN (0 * NaN):
-// rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to as many tokens
-// later. Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks`
-// reads as zeros, so nothing outside the arguments is accessed.
+// rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to the same
+// number of tokens later. Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a
+// block id >= `blocks` reads as zeros, so nothing outside the arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
 // For Hopper see attention_prefill_hopper.cu.

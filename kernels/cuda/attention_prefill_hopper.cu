@@ -432,7 +432,8 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //     the same block and shared memory, and `splits` times as many jobs. This kernel is faster if
 //     the kernel without splits would have jobs for at most half of the SMs, and if contexts reach
 //     some thousand tokens. In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the
-//     number of jobs without splits and at most `window` keys. `parts` takes at most SMs * PART_NUMBERS<D> numbers.
+//     number of jobs without splits and at most `window` keys. `parts` takes at most
+//     SMs * PART_NUMBERS<D> numbers.
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)

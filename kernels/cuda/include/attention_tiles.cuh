@@ -1,5 +1,5 @@
-// The rows that a thread block processes, found on the device: the host knows the numbers of rows
-// and sequences, but not where one sequence ends and the next begins.
+// The rows that a thread block processes. They are found on the device: the host knows the numbers
+// of rows and sequences, but not where one sequence ends and the next begins.
 //
 // Grouped query heads are packed: for each row, the `group` heads that share a KV head are
 // consecutive. A sequence thus has `rows * group` query vectors to fill tiles with, and a tile

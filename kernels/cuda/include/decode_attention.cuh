@@ -40,7 +40,7 @@
 // for each other. Keys are along the 16 rows of the tensor cores' products, query vectors along the
 // 8 columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
 // and thread blocks combine theirs in `partials`. If several thread blocks share a run, the last
-// block to finish adds up the results. Any of the blocks may be last, but the order of the
+// block to finish adds up the results. Any of the blocks may be the last, but the order of the
 // additions is fixed: the same inputs give the same bits.
 //
 // With programmatic dependent launch, everything up to the first read of queries and cache runs
@@ -49,11 +49,11 @@
 // so the previous kernel must not write tokens before a sequence's new rows.
 //
 // If GEMMs read weights with the hint to evict them from the L2 cache first, but keys and values
-// are read without it, then keys and values fill the cache, stay until other keys and values
-// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose
-// keys and values are too large to remain in the cache until the next step, a step with the
-// GEMMs of gemm_small_m.cu took 4 us longer per layer. So keys and values are read with the same
-// hint if they are large.
+// are read without the hint, then keys and values fill the cache, stay until other keys and values
+// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose keys
+// and values are too large to remain in the cache until the next step, a step with the GEMMs of
+// gemm_small_m.cu took 4 us longer per layer. Large keys and values are therefore read with the
+// same hint.
 
 #pragma once
 
@@ -225,8 +225,8 @@ struct WarpPart {
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t key = token + lane / 4 + i / 2 * 8;
             const uint32_t row = (segment.first_query + 2 * (lane % 4) + i % 2) / call.batch.group;
-            // This row sees the last `window` of the first `context - rows + row + 1` keys, or no keys
-            // if that number is negative.
+            // This row sees the last `window` of the first `context - rows + row + 1` keys, or no
+            // keys if that number is negative.
             const uint32_t end = segment.sequence.context + row, least = key + segment.sequence.rows;
             if (least > end || least + call.batch.window <= end) {
                 scores[i] = -INFINITY;
