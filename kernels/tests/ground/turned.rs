@@ -18,7 +18,7 @@ const BLOCKS: usize = 3;
 const TOKENS: usize = BLOCKS * BLOCK_TOKENS;
 const EPSILON: f32 = 1e-6;
 
-/// Tokens that fill all blocks, in random order of slots.
+/// A step whose tokens fill all blocks, in random order of slots.
 #[derive(Clone, Debug)]
 pub struct Turned {
     pub heads: usize,
