@@ -19,16 +19,16 @@ pub struct ActivationFormat {
 impl ActivationFormat {
     pub const PLAIN: ActivationFormat = ActivationFormat { is_unquantized: true, quantization: None };
 
-    /// The format that a product reads, given [`Weight::wants`](crate::Weight::wants): unquantized
+    /// The format that a GEMM reads, given [`Weight::wants`](crate::Weight::wants): unquantized
     /// rows for `None`, otherwise only quantized rows.
     pub fn of(wanted: Option<Quantization>) -> ActivationFormat {
         ActivationFormat { is_unquantized: wanted.is_none(), quantization: wanted }
     }
 
-    /// Combines the formats of two products that read the same rows.
+    /// Combines the formats of two GEMMs that read the same rows.
     ///
     /// # Panics
-    /// If the products read rows that are quantized differently, which no checkpoint has.
+    /// If the GEMMs read rows that are quantized differently, which no checkpoint requires.
     pub fn and(self, other: ActivationFormat) -> ActivationFormat {
         let quantization = self.quantization.or(other.quantization);
         let is_one = [self, other].iter().all(|format| format.quantization.is_none_or(|own| Some(own) == quantization));

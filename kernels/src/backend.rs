@@ -104,8 +104,8 @@ pub trait Backend {
     fn layer_norm(&self, call: calls::LayerNorm<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, and writes the output or adds to it.
     fn linear(&self, call: calls::Linear<'_>) -> Result<(), KernelError>;
-    /// Multiplies by the gate and up weights, and applies the gate. The default is the
-    /// product followed by [`silu_mul`](Backend::silu_mul).
+    /// Multiplies by the gate and up weights, and applies the gate. The default is the GEMM
+    /// followed by [`silu_mul`](Backend::silu_mul).
     fn gated_linear(&self, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
         let gated = calls::SiluMul { gate_up: call.gate_up.view(), out: call.out };
         self.linear(calls::Linear {

@@ -87,7 +87,7 @@ impl ScaledBy {
     }
 }
 
-/// How a quantized weight is stored and how its activations are rounded.
+/// How a quantized weight is stored and how its activations are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuantizationScheme {
     /// The type of the weight's elements.
@@ -110,8 +110,8 @@ impl QuantizationScheme {
         QuantizationScheme { elements: DType::F8E4M3, weights, activations: Some(activations) }
     }
 
-    /// Returns the type of activations that are multiplied by the weight, if unrounded activations
-    /// are of type `activation`.
+    /// Returns the type of activations that are multiplied by the weight, if unquantized
+    /// activations are of type `activation`.
     pub fn operand(self, activation: DType) -> DType {
         self.activations.map_or(activation, |_| Quantization::ELEMENTS)
     }

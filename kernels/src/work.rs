@@ -6,9 +6,9 @@ use bursar_budgets::Bytes;
 
 use crate::Tensor;
 
-/// Floating-point operations, and the bytes that must cross device memory (each input read once,
-/// each output written once). Divided by a device's rates, they give the roofline's lower bound
-/// on a pass's time.
+/// Floating-point operations, and the bytes that must be read from and written to device memory
+/// (each input once, each output once). Divided by a device's rates, they give the roofline's lower
+/// bound on a pass's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Floating-point operations. A multiply-add counts as two.
@@ -21,7 +21,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Returns the work of `flops` operations over `tensors`, if each tensor crosses memory once.
+    /// Returns the work of `flops` operations over `tensors`, if each tensor is read or written
+    /// once.
     pub fn over(flops: u64, tensors: &[&Tensor<'_>]) -> Self {
         Work { flops, bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(), ..Work::default() }
     }

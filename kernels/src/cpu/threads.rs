@@ -9,8 +9,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 /// waiting for it costs about ten microseconds.
 const COST_PER_THREAD: usize = 1 << 16;
 
-/// Pieces of work per thread, so that a thread that starts late delays the operation less. With 4,
-/// two threads split the 14 panels of a small model's product as 8 and 6.
+/// Pieces of work per thread, so that a thread that starts late delays the operation less. With 4
+/// pieces, two threads split the 14 panels of a small model's GEMM into 8 and 6.
 const PIECES_PER_THREAD: usize = 16;
 
 pub(super) struct Threads {

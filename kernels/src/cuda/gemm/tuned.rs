@@ -7,8 +7,8 @@ use std::{
 
 use super::{algorithm::GemmAlgorithm, problem::GemmProblem};
 
-/// The algorithms measured so far, for all lanes of a device, including lanes that replace a lane
-/// that died.
+/// The algorithms measured so far, for all lanes of a device, including lanes that replace a failed
+/// lane.
 #[derive(Default)]
 pub(in super::super) struct Tuned {
     fastest: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,

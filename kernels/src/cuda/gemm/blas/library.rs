@@ -413,7 +413,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn a_library_that_is_called_cublaslt_and_is_not_it_is_named_with_what_it_lacks() {
-        // Any other library serves the test.
+        // The test needs any library other than cuBLASLt.
         let other = PathBuf::from("libm.so.6");
         let error = find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[])
             .map(drop)
