@@ -88,7 +88,7 @@ struct State {
     passes: u64,
     /// Simulated overhead in addition to `HostConfig::overhead`.
     overhead: Bytes,
-    /// Simulated bytes that our process holds outside leases and overhead.
+    /// Simulated bytes that this process holds outside leases and overhead.
     drift: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that our process takes on a GPU outside leases. The memory is measured when it is taken,
+//! Memory that this process takes on a GPU outside leases. The memory is measured when it is taken,
 //! and counted until it is freed.
 //!
 //! The driver keeps such memory in pools. A new object may seem to take nothing, because it fits in
