@@ -77,8 +77,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // This fails only on a lost device, which has lost the memory too. There is no caller to
-        // report the error to.
+        // The release fails only on a lost device, whose memory is lost too, and no caller could
+        // handle the error.
         let _ = self.device.release_reservation(self.address());
     }
 }

@@ -6,11 +6,11 @@
 //! launches on a GPU. A plan is made for one [`Target`], and the bytes that it reports are exactly
 //! the bytes that the target's pass takes.
 //!
-//! The code of this crate depends on shapes, element types and launches. It must never depend on a
-//! model's name, a request, a token's meaning, an actor or a file. It allocates no device memory:
-//! every temporary, including an operation's scratch, is a view of a workspace. Only
-//! [`Scope::upload`], [`Scope::download`], [`Scope::download_later`] and their variants in
-//! [`ops::transfer`], and the block copies in [`ops::copy_blocks`], copy between host and device.
+//! This crate knows shapes, element types and launches. It must never know a model's name, a
+//! request, a token's meaning, an actor or a file. It allocates no device memory: every temporary,
+//! including an operation's scratch, is a view of a workspace. Only [`Scope::upload`],
+//! [`Scope::download`], [`Scope::download_later`] and their variants in [`ops::transfer`], and the
+//! block copies in [`ops::copy_blocks`], copy between host and device.
 
 mod activations;
 mod backend;

@@ -1,7 +1,6 @@
 //! Memory that this process takes on a GPU outside leases. The memory is measured when it is taken,
 //! and counted until it is freed.
 //!
-//! The driver keeps such memory in pools. A new object may seem to take nothing, because it fits in
 //! The driver keeps such memory in pools. Creating an object may appear to take no memory, because
 //! the object fits in a pool that grew earlier. Freeing an object may return nothing, because the
 //! pool still holds a newer object. This module therefore counts the bytes by which the driver's
