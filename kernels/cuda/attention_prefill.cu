@@ -18,8 +18,9 @@
 //   out              [rows, heads * D], rows `out_pitch` elements apart
 // Row r of a sequence's n rows attends to the last `window` of the first context - n + r + 1
 // tokens. If that number is zero or less, the row's output is zeros. Query head h uses KV head
-// h / (heads / kv_heads). The kernel does not write the output of sequences before `first_sequence`
-// and of rows that belong to no sequence. A sequence may have any number of rows, including 0 and 1.
+// h / (heads / kv_heads). The kernel does not write the output of sequences before
+// `first_sequence` and of rows that belong to no sequence. A sequence may have any number of rows,
+// including 0 and 1.
 //
 // attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its stretch. A
 // stretch is a run of consecutive rows.

@@ -354,7 +354,7 @@ impl FamilyConfig {
         self.pictures().map(|pictures| pictures.patch)
     }
 
-    /// The grid of each picture that the encoder sees, if all pictures are tiles of the same size.
+    /// The grid of each picture that the encoder processes, if all are tiles of the same size.
     pub fn tile(&self) -> Option<Grid> {
         self.pictures().and_then(|pictures| pictures.tile)
     }

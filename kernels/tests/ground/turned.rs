@@ -44,7 +44,7 @@ struct Numbers {
 }
 
 impl Turned {
-    /// Heads of which only the first elements are rotated, with norms whose weights are centred on
+    /// Heads of which only the first elements are rotated, with norms whose weights are centered on
     /// zero, as in Qwen3.5.
     pub fn partial_cases() -> Vec<Turned> {
         let case = |(heads, kv_heads, head_dim, pairs): (usize, usize, usize, usize), axes| Turned {

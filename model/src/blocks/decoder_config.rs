@@ -41,7 +41,7 @@ pub struct DecoderConfig {
     pub gated_delta: Option<GatedDeltaConfig>,
     /// The layers whose attention has a sliding window, if there are any.
     pub sliding: Option<SlidingWindow>,
-    /// Added to the weights of norms: 1 if the checkpoint's weights are centred on zero.
+    /// Added to the weights of norms: 1 if the checkpoint's weights are centered on zero.
     pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f32,
@@ -108,7 +108,7 @@ pub enum LayerKind {
     /// Qwen3: like Llama without `mlp_bias`, and each query and key head
     /// is normalized before rotation.
     HeadNorms,
-    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centred
+    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centered
     /// on zero, and gated delta nets in the layers that `layer_types` calls `linear_attention`.
     Hybrid,
 }
@@ -219,8 +219,8 @@ impl DecoderConfig {
         CacheGroups::new(layers.map(|layer| (layer, self.window(layer))))
     }
 
-    /// Number of tokens that the attention of a layer sees, including the query's own token.
-    /// `None` if it sees the whole context.
+    /// Number of tokens that a query attends to in a layer, including its own token. `None` if it
+    /// attends to the whole context.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
     }

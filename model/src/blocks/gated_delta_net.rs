@@ -29,7 +29,7 @@ pub struct GatedDeltaConfig {
     pub key_dim: usize,
     #[serde(rename = "linear_value_head_dim")]
     pub value_dim: usize,
-    /// Tokens that the convolution sees, including its own.
+    /// Tokens that the convolution reads for each token, including that token.
     #[serde(rename = "linear_conv_kernel_dim")]
     pub conv_width: usize,
     /// Whether each layer has such a net.

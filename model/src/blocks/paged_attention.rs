@@ -29,7 +29,7 @@ pub struct PagedAttention {
     has_gate: bool,
     /// Factor that attention scores are multiplied by.
     scale: f32,
-    /// Number of tokens that a query sees, including its own. `None` means all.
+    /// Number of tokens that a query attends to, including its own. `None` means all.
     window: Option<usize>,
 }
 

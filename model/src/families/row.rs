@@ -60,7 +60,7 @@ pub struct VisionSettings {
     /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0 for a
     /// family without such tokens.
     pub step_text_tokens: usize,
-    /// Grid of each picture that the encoder sees, if all are tiles of one size.
+    /// Grid of each picture that the encoder processes, if all are tiles of one size.
     pub tile: Option<Grid>,
 }
 

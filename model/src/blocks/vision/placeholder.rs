@@ -131,8 +131,8 @@ fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: u
 /// Index of the first step, grid of a step, steps, frames per second.
 type PlacedVideo = (usize, Grid, usize, f64);
 
-/// Separates pictures and videos. Each entry has an index into the pictures that the encoder sees.
-/// The index of a video is the index of its first step.
+/// Separates pictures and videos. Each entry has an index into the pictures that the encoder
+/// processes. The index of a video is the index of its first step.
 fn by_kind(visuals: &[MediaGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     let (mut pictures, mut videos) = (Vec::new(), Vec::new());
     let mut first = 0;
