@@ -28,7 +28,7 @@ impl<'m> Weight<'m> {
         Weight { data, scales: None }
     }
 
-    /// Returns how the weight is stored and how its activations are rounded, or `None` if the
+    /// Returns how the weight is stored and how its activations are quantized, or `None` if the
     /// weight is unquantized.
     pub fn scheme(&self) -> Option<QuantizationScheme> {
         self.scales.as_ref().map(|scales| QuantizationScheme {

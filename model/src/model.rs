@@ -188,7 +188,7 @@ impl Model {
     /// `i` of every cache group uses `kv[i]`. Each gated delta net takes the next entry of `states`.
     ///
     /// # Panics
-    /// If there are too few of either.
+    /// If `kv` or `states` has too few entries.
     pub fn layer_caches(
         &self,
         kv: impl IntoIterator<Item = KvLayer>,

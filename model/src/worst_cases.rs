@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct WorstCase {
     pub name: &'static str,
-    /// The kinds of work that this worst case covers.
+    /// The workloads that this worst case covers.
     pub workloads: &'static [Workload],
     pub pass: Pass,
 }

@@ -33,15 +33,15 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Number of elements of a head that are rotated, from the first one on.
+    /// Number of leading elements of a head that RoPE rotates.
     pub rotary_dim: usize,
-    /// Whether attention multiplies its result by the sigmoid of gates.
+    /// Whether the attention output is multiplied by the sigmoid of a gate.
     pub output_gate: bool,
     /// The layers with a gated delta net in place of attention, if there are any.
     pub gated_delta: Option<GatedDeltaConfig>,
     /// The layers whose attention has a sliding window, if there are any.
     pub sliding: Option<SlidingWindow>,
-    /// Added to the weights of norms: 1 if the checkpoint's weights are centred on zero.
+    /// Added to the weights of norms: 1 if the checkpoint's weights are centered on zero.
     pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f32,
@@ -51,9 +51,9 @@ pub struct DecoderConfig {
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
-    /// The position axis with which each pair of elements rotates.
+    /// Position axis by which each pair of elements is rotated.
     pub rope_axes: PairAxes,
-    /// Tokens of the longest sequence that the model was trained for.
+    /// Longest sequence that the model was trained for, in tokens.
     pub context_tokens: usize,
     /// Whether the embedding is also the output projection.
     pub tied_embeddings: bool,
@@ -108,7 +108,7 @@ pub enum LayerKind {
     /// Qwen3: like Llama without `mlp_bias`, and each query and key head
     /// is normalized before rotation.
     HeadNorms,
-    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centred
+    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centered
     /// on zero, and gated delta nets in the layers that `layer_types` calls `linear_attention`.
     Hybrid,
 }
@@ -219,8 +219,8 @@ impl DecoderConfig {
         CacheGroups::new(layers.map(|layer| (layer, self.window(layer))))
     }
 
-    /// Number of tokens that the attention of a layer sees, including the query's own token.
-    /// `None` if it sees the whole context.
+    /// Number of tokens that a query attends to in a layer, including its own token. `None` if it
+    /// attends to the whole context.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
     }

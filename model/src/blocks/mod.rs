@@ -1,5 +1,4 @@
-//! Layers that several families use. Each family passes the names of weights that differ between
-//! families.
+//! Layers that several families share. Each family passes the names of its weights.
 
 mod config_error;
 pub mod config_keys;

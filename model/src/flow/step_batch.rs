@@ -10,10 +10,11 @@ use bursar_kernels::{
 
 use super::BlockTable;
 
-/// Prompt rows whose logits are scored at a time: as many as a GPU's sampler processes at once. On
-/// an H200, a prompt of 8,000 tokens with the shapes of a 7B model took 227 ms, and 34 ms more with
-/// 32 rows at a time, because reading the weights limits the speed of the projection. With more
-/// than 64 rows, scoring would need more memory than sampling does.
+/// Number of prompt rows that are scored at a time, equal to the number of rows that a GPU's
+/// sampler processes at once. On an H200, scoring a prompt of 8,000 tokens with the shapes of a 7B
+/// model took 227 ms. With 32 rows at a time, it took 34 ms more, because the projection is limited
+/// by reading its weights. With more than 64 rows, scoring would need more memory than sampling
+/// does.
 pub const SCORE_ROWS: usize = 64;
 
 /// Axes of a position: time, height, width. Text tokens advance on all three axes at once.

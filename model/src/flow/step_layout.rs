@@ -16,7 +16,7 @@ use super::StepBatch;
 /// Each array starts at a multiple of this many u32: 128 bytes, the size of a GPU cache line.
 const ALIGNMENT: usize = 32;
 
-/// One of the arrays of a step. [`StepBatch`] describes their content.
+/// An array of a step. [`StepBatch`] describes the content of each array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepArray {
     /// `[tokens]`

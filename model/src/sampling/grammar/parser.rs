@@ -1,4 +1,5 @@
-//! A wrapper of llguidance's parser that catches its panics and hides its messages.
+//! A wrapper around llguidance's parser that catches panics and hides messages, which may quote
+//! generated text.
 
 use std::panic::AssertUnwindSafe;
 
@@ -44,7 +45,7 @@ impl Parser {
         Ok(())
     }
 
-    /// The tokens that may follow; after the end of the form, only end tokens.
+    /// The tokens that may follow. After the end of the output format, these are only end tokens.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`], [`GrammarError::DeadEnd`], [`GrammarError::Broken`].

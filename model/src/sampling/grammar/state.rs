@@ -7,7 +7,7 @@ use llguidance::toktrie::SimpleVob;
 
 use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 
-/// A compiled form, for one sequence.
+/// A compiled output format, for one sequence.
 ///
 /// The allowed tokens depend only on the tokens produced, so a sequence may be preempted and
 /// recomputed. The grammar keeps a parser that has read the tokens of the last call. The parser
@@ -39,8 +39,8 @@ impl Grammar {
         Grammar { vocabulary, state: Mutex::new(state) }
     }
 
-    /// The tokens that may follow `produced`. The result includes end tokens exactly when the form
-    /// is complete, and never includes other special tokens.
+    /// The tokens that may follow `produced`. The result includes end tokens exactly when the
+    /// output format is complete, and never includes other special tokens.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`]; [`GrammarError::DeadEnd`]; [`GrammarError::NotFollowed`] if
