@@ -30,11 +30,11 @@ pub struct RuntimeConfig {
     /// Device bytes that are kept free on purpose. These bytes are given up first when another
     /// process takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory for decoded pictures of all requests together, and for the
-    /// weights of sleeping models.
+    /// Host memory for decoded pictures of all requests together, and for the weights of sleeping
+    /// models. Default: 1 GiB.
     pub host_bytes: Bytes,
-    /// How many restarts of the budget actor are tolerated, and within what time. One more
-    /// restart ends the runtime.
+    /// How many restarts of the budget actor are tolerated, and within what time. One more restart
+    /// ends the runtime. Default: [`Intensity::BUDGET`].
     pub budget_intensity: Intensity,
     /// How often the budget checks the memory of other processes, and how long memory must stay
     /// free before the budget returns it to KV caches.
