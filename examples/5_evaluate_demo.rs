@@ -27,7 +27,7 @@ struct Question {
     kind: String,
 }
 
-/// Concurrent questions. The runtime accepts 128.
+/// Concurrent questions, far below the limit on requests that run or wait.
 const AT_ONCE: usize = 16;
 
 /// Minimum percentage of exact answers. A lower percentage means that something is broken. The

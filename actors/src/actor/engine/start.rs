@@ -174,8 +174,8 @@ impl EngineArguments {
 
     async fn open_gate(&self) -> Result<(), StartError> {
         (self.progress)(Progress::Planning);
-        // An earlier engine of this model has left the gate frozen. A gate that is
-        // open already stays open.
+        // An earlier engine of this model may have left the gate frozen. A gate that is open
+        // already stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(())
     }

@@ -184,8 +184,8 @@ impl Attempt {
         let peaks = self.validate(&lanes).await?;
         let cache_rows = memory.vision_cache.as_ref().map_or(0, VisionCache::rows);
         let costs = self.measure_costs(&lanes, blocks, cache_rows).await?;
-        // Before the budget grants any further request, it counts as overhead the memory that was
-        // allocated outside leases during validation.
+        // This call makes the budget count memory that was allocated outside leases during
+        // validation as overhead, before the budget grants any further request.
         self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,

@@ -315,9 +315,9 @@ impl WeightStore {
         }
     }
 
-    /// Removes and returns the model and the owner of its weights' lease. Drop the model only after
-    /// that owner is cleared: clearing the owner unmaps the weights, which is slow, and then the
-    /// drop has nothing left to unmap.
+    /// Removes and returns the model and the owner of its weights' lease. Also releases the host
+    /// copy of the weights. Drop the model only after that owner is cleared: clearing the owner
+    /// unmaps the weights, which is slow, and then the drop has nothing left to unmap.
     pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
         let (owner, model) = {
             let mut contents = self.contents();
