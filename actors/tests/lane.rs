@@ -1,5 +1,5 @@
-//! Stories of a lane on a device whose progress is controlled by the story: which work starts while
-//! the device is busy, when each request is answered, and which work a dying lane waits for.
+//! Stories of a lane on a device whose progress the story controls: which work starts while the
+//! device is busy, when each request is answered, and which work a dying lane waits for.
 
 mod leased;
 mod slow;

@@ -47,10 +47,10 @@ struct World {
     under_way: VecDeque<Box<StepPlan>>,
     /// Tokens that the newest step in `under_way` chooses. The next step reads them on the device.
     previous: Vec<u32>,
-    /// The launches of the encoder on the lane, the oldest first.
+    /// The encoder batches on the lane, the oldest first.
     launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
-    /// The content of the encoder cache, by row. Only launches and copies from
-    /// host memory write it.
+    /// The content of the encoder cache, by row. Only encoder batches and copies from host memory
+    /// write it.
     rows: Vec<Option<PictureHash>>,
     /// Pictures whose pixels the vision actor keeps.
     pixels: BTreeSet<PictureHash>,
@@ -93,14 +93,14 @@ struct World {
     /// The number of pictures whose tokens were all in the prefix cache, so that no encoder cache
     /// rows were needed.
     found_computed: usize,
-    /// The number of sequences that counted on such cached pictures, but whose cached blocks were
+    /// The number of sequences that relied on such cached pictures, but whose cached blocks were
     /// evicted before the sequences started.
     missed: usize,
     /// The simulated time: the sum of the times of all steps.
     clock: Duration,
     /// Whether the scheduler is waiting for more requests of a burst.
     gathers: bool,
-    /// The wanted number of blocks in the pool. A new scheduler starts with this many.
+    /// The number of blocks that the pool should have. A new scheduler starts with this number.
     blocks: usize,
 }
 

@@ -63,8 +63,8 @@ pub struct Options {
 const DOES_NOT_FIT: u8 = 1;
 const CANNOT_BE_PLANNED: u8 = 2;
 
-/// Runs the command. Exits with 0 if the model fits, 1 if it does not, and 2 if that cannot be
-/// determined.
+/// Runs the command. Exits with 0 if the model fits, 1 if it does not, and 2 if the plan cannot be
+/// made.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     if options.shapes {
         return list(device, options).await;

@@ -1,5 +1,5 @@
-//! Drafted tokens: replies are those without drafts, whatever happens to a sequence while its drafts
-//! are verified.
+//! Drafted tokens: replies equal the replies without drafts, whatever happens to a sequence while
+//! its drafts are verified.
 
 use std::{collections::BTreeMap, process::Command};
 
@@ -13,7 +13,7 @@ use crate::{
     stage::{Stage, Whole, about, ask, device, listen, runtime_on, small, small_envelope, story, text},
 };
 
-/// Options with drafts after each token that occurred before.
+/// Options that draft tokens after any token that has occurred earlier in the sequence.
 fn drafting(name: &str) -> LoadOptions {
     let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
     options.limits.draft_tokens = Some(4);
@@ -134,7 +134,7 @@ fn replies_are_equal(source: fn() -> ModelSource, name: &str, varied: fn(Chat) -
     });
 }
 
-/// vLLM issue 43559: A differs after B.
+/// vLLM issue 43559: the reply to a chat differed after another chat was answered.
 #[test]
 fn a_chat_is_answered_the_same_before_and_after_other_chats() {
     story(async {
@@ -170,7 +170,7 @@ fn a_reply_may_end_anywhere_inside_an_accepted_run() {
             assert_eq!(found.usage.completion_tokens, tokens);
             assert_same_tokens(&found.tokens, &whole.tokens[..tokens], "the whole reply");
         }
-        // Each token of the reply ends it once, as a token and as text.
+        // End the reply at each of these tokens, once with a stop token and once with a stop text.
         for place in 5..25 {
             let token = &whole.tokens[place].token;
             let by_token = chat.clone().stop_token(token.id);
@@ -320,7 +320,8 @@ fn sampled_tokens_have_the_models_distribution_with_drafts() {
             let chat = Chat::from_tokens((0..40).map(|at| 40 + at % 5).collect::<Vec<u32>>()).ignore_end();
             chat.temperature(1.0).top_k(0).top_p(1.0).max_tokens(4).log_probabilities(20).seed(seed)
         };
-        // For each beginning, the tokens that followed, and the probabilities that the model reports.
+        // For each beginning of a reply, the tokens that followed it and the probabilities that the
+        // model reports.
         let mut followed = BTreeMap::<Vec<u32>, (BTreeMap<u32, usize>, BTreeMap<u32, f64>)>::new();
         for seed in 0..SAMPLES {
             let whole = ask(&stage.model, chat(seed)).await.expect("the model answers");

@@ -238,8 +238,8 @@ impl LoadOptions {
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
-    /// Returns the same options, but the KV cache takes all memory left on the device instead of a
-    /// fraction. This is used when the size of the cache is already decided.
+    /// Returns the same options, except that the KV cache takes all memory left on the device
+    /// instead of a fraction. Used when the size of the cache is already decided.
     pub(crate) fn with_all_memory(self) -> Self {
         LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
     }
@@ -252,10 +252,10 @@ impl LoadOptions {
     }
 
     /// Returns the maximum number of requests that run or wait, on a host device if `is_host`,
-    /// otherwise on a GPU. This is [`requests`](Self::requests) if set. By default it is the larger
-    /// of 1,024 and four times the sequences of a step, so that a burst fills every step. If the
-    /// prompts of this number of requests could take more than a quarter of the host memory that is
-    /// left, the number is lower, but at least the number of sequences.
+    /// otherwise on a GPU. The number is [`requests`](Self::requests) if the user set it. The
+    /// default is the larger of 1,024 and four times the sequences of a step, so that a burst fills
+    /// every step. If the prompts of this number of requests could take more than a quarter of the
+    /// host memory that is left, the number is lower, but at least the number of sequences.
     pub fn requests_for(&self, is_host: bool) -> usize {
         /// Bytes of host memory per token of a waiting prompt: its id, positions,
         /// block keys and text.

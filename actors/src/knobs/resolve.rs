@@ -48,8 +48,8 @@ impl Knobs {
                 }
             };
             for (name, knob, value) in settings {
-                // The value is read by the knob's own name. Errors use the name
-                // that the user typed.
+                // Read the value under the knob's own name. Errors use the name that the user
+                // typed.
                 let differs = knobs.put(knob, &value).map_err(|error| error.about(&name))?;
                 if let Some((_, first, first_value)) = said.iter().find(|(said, ..)| differs && *said == knob) {
                     return Err(KnobError::Twice {

@@ -16,7 +16,7 @@ pub struct Sequence {
     picture_rows: Vec<Vec<u32>>,
     groups: CacheGroups,
     tables: Vec<BlockTable>,
-    /// Blocks before the windows, which no step reads any more.
+    /// Blocks before the sliding windows, which no step reads any more.
     released: Vec<u32>,
     state: Option<u32>,
     cached: usize,

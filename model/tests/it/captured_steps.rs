@@ -84,7 +84,7 @@ fn padded_decoding_is_decoding(folder: &str) {
     let format = bench.model.config().decoder().step_format();
     for rows in [3, 5, 8] {
         let layout = StepLayout::decode(rows, format, CONTEXT);
-        // Words that the step does not write are NaN and invalid block numbers.
+        // Words that the step does not write contain NaN or invalid block numbers.
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
         // SAFETY: the segment is backed for the layout, and only the test's thread accesses it.
         let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };

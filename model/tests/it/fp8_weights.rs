@@ -159,7 +159,7 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
          quantized"
     );
     assert!(matches!(unknown, LoadError::Weights(WeightError::Format { found: DType::F8E4M3, .. })), "{unknown:?}");
-    // `down_proj` is unquantized in the file, but this list no longer contains it.
+    // `down_proj` is unquantized in the file. This list no longer contains it, so it should be FP8.
     let list = ["quantization_config", "modules_to_not_convert"];
     let listed = Copy::of(BLOCK).set(CONFIG, &list, json!(["lm_head", "layers.1.self_attn"])).error();
     assert_eq!(
@@ -217,7 +217,7 @@ fn what_is_always_plain_here_says_so() {
     let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers must not be quantized";
     assert_eq!(head.to_string(), words);
     assert!(head.hint().starts_with("load a release in which it is not quantized"), "{}", head.hint());
-    // InternVL's tower has layer scales. Without the file, the tower is assumed to be unquantized.
+    // InternVL's tower has layer scales. Without the file, the tower counts as unquantized.
     let plan = |ignored: Value| {
         let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
         settings["ignore"] = ignored;

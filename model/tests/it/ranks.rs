@@ -105,8 +105,8 @@ fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
                 let bench = loaded(open(folder), cpu);
                 bits(&bench, &encode(&bench, &Case::read(folder, &bench.checkpoint, name)))
             });
-            // The rounding of a GEMM depends on its number of rows, so one rank encodes the same
-            // shares one after the other.
+            // The rounding of a GEMM depends on its number of rows. For equal bits, one rank
+            // encodes the same shares one after the other.
             let bench = loaded(open(folder), Cpu::new(1));
             let case = Case::read(folder, &bench.checkpoint, name);
             let patches: Vec<_> = case.images.iter().map(|image| image.grid.patches()).collect();
@@ -375,8 +375,8 @@ fn blocks_of_fp8_are_not_cut_within_one() {
 
 #[test]
 fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
-    // With a fixed activation scale, all ranks round alike. With a scale per row, each rank rounds
-    // with a scale for its part of the row.
+    // With a fixed activation scale, all ranks round in the same way. With a scale per row, each
+    // rank uses a scale for its part of the row.
     for (folder, tolerance) in
         [("tests/golden/qwen3_fp8_modelopt", NOISE_TOLERANCE), ("tests/golden/qwen3_fp8_dynamic", 0.1)]
     {

@@ -302,7 +302,7 @@ struct Within<'m> {
 
 impl Within<'_> {
     fn up_to(&mut self, most: usize) -> usize {
-        // The result is often exactly the limit, where plans break.
+        // The result is often exactly the limit, because plans are most often wrong there.
         if self.random.below(3) == 0 { most } else { 1 + self.random.below(most) }
     }
 

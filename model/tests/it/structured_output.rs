@@ -245,8 +245,8 @@ fn a_reply_to_choices_is_one_of_them() {
 
 #[test]
 fn any_json_is_json() {
-    // A random reply may never end, so the test only checks that it is the beginning
-    // of a JSON value.
+    // A random reply may never end, so the test only checks that the reply is the beginning of a
+    // JSON value.
     for schema in [json!(true), json!({})] {
         let grammar = DEMO.grammar(&OutputFormat::json(schema));
         for seed in 0..20 {

@@ -54,7 +54,7 @@ pub struct EffectiveLimits {
 impl LoadOptions {
     /// The envelope that results from the limits set by the user. These limits override the
     /// device's defaults and are lowered to the model's own limits. Starts, plans and suggestions
-    /// all get their envelope here.
+    /// all call this function for their envelope.
     ///
     /// # Errors
     /// [`StartError::Limit`] for limits that contradict each other or leave no room for a

@@ -96,9 +96,9 @@ const PROBE_TOKENS: usize = 8192;
 /// a dozen kernel launches. The real number is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
-/// Bytes that the driver allocates on a GPU for the streams of two lanes and their first kernel
-/// launches. This is an estimate. Once allocated, these bytes count as overhead, or as foreign
-/// memory if the driver does not attribute them to this process.
+/// Estimate of the bytes that the driver allocates on a GPU for the streams of two lanes and their
+/// first kernel launches. Once allocated, these bytes count as overhead, or as foreign memory if
+/// the driver does not attribute them to this process.
 const LANES: Bytes = Bytes(8 << 20);
 
 /// Divisor of the host memory: picture embeddings get one eighth of it. In a 7B model, a row is an

@@ -155,7 +155,7 @@ impl EngineState {
         let place = LanesPlace { executor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
         let Some(lanes) = weight_store.start_lanes(Some(profiled.lanes.clone()), place, generation).await? else {
-            return Ok(profiled.lanes.clone()); // This engine is being ended.
+            return Ok(profiled.lanes.clone()); // This engine is being stopped.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
             let captured = inputs.captured().clone();

@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// Maximum deaths of actors that a request survives. After more deaths the request is given up,
-/// because the request may itself cause the deaths. The model's own limit (`Intensity`, five
-/// restarts a minute) counts the deaths under all requests together.
+/// because the request may itself cause the deaths. The model has a separate limit (`Intensity`,
+/// five restarts a minute), which counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
 /// The `tracing` target of a request's end. Log filters use this name, so the name stays the same
@@ -91,7 +91,7 @@ struct Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        // The scheduler ignores an unknown sequence, so this is harmless after the sequence has
+        // The scheduler ignores unknown sequences, so this message is harmless if the sequence has
         // ended or the scheduler has died.
         drop(self.scheduler.send_message(SchedulerMessage::Cancel(self.id)));
     }
@@ -190,7 +190,7 @@ impl Driver {
                 () = events.closed() => return Ok(None),
             };
             generation = serving.generation;
-            // A death caused by a refusal of device memory is not this request's fault.
+            // A death that follows a refusal of device memory does not count against this request.
             if refusals.replace(serving.refusals).is_some_and(|before| before < serving.refusals) {
                 deaths -= 1;
             }
@@ -315,8 +315,8 @@ impl Driver {
             prompt_read: self.preparation.prompt_read.clone(),
             lookup: self.lookup(),
         };
-        // The blocks are hashed here. In the scheduler, every other request would wait for this
-        // hashing.
+        // Hash the blocks here. In the scheduler, all other requests would wait while they are
+        // hashed.
         sequence.name_blocks();
         sequence
     }
@@ -329,7 +329,8 @@ impl Driver {
         let Preparation { prompt, sampler, .. } = &self.preparation;
         let sizes = self.prompt_lookup.filter(|_| !sampler.must_see())?;
         let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + REPLY);
-        // A long prompt is indexed here for the reason that its blocks are named here.
+        // A long prompt is indexed here, and not in the scheduler, so that other requests do not
+        // wait.
         lookup.extend(&prompt.tokens);
         Some(lookup)
     }
