@@ -7,6 +7,7 @@ use bursar::messages::SchedulerMessage;
 use bursar::{Bytes, Chat, ChatEvent, Envelope, LoadOptions, ModelSource, NgramSizes, OutputFormat, TokenScore};
 use bursar_actors::responder::Responder;
 use futures_util::future::join_all;
+use serde_json::json;
 
 use crate::{
     metrics_log::MetricsLog,
@@ -282,13 +283,29 @@ fn drafts_survive(source: fn() -> ModelSource, varied: fn(Chat) -> Chat, cases: 
 }
 
 #[test]
-fn a_reply_with_a_format_has_no_drafts() {
+fn replies_with_a_format_are_equal_with_and_without_drafts() {
     let metrics_log = MetricsLog::open();
     story(async {
-        let stage = Stage::set(drafting("formed")).await;
-        let chat = about(1).format(OutputFormat::Regex("(ab){20}".to_owned())).max_tokens(60);
-        assert_eq!(ask(&stage.model, chat).await.expect("the model answers").text, "ab".repeat(20));
-        assert_eq!(drafts(&metrics_log, "formed"), (0.0, 0.0));
+        let (with, without) = (Stage::set(drafting("formed")).await, Stage::set(plain("plain")).await);
+        let member = json!({ "type": "object", "properties": { "name": { "enum": ["red", "green"] }, "size": { "type": "integer" } }, "required": ["name", "size"] });
+        let list = json!({ "type": "array", "items": member, "minItems": 4, "maxItems": 4 });
+        let pattern = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
+        let formats = [pattern("(ab){20}"), pattern("([a-c]{2}-){9}"), OutputFormat::json(list)];
+        let chats: Vec<_> = formats
+            .iter()
+            .flat_map(|format| [0.0, 1.0].map(|temperature| (format.clone(), temperature)))
+            .map(|(format, temperature)| {
+                about(1).format(format).temperature(temperature).seed(7).max_tokens(120).log_probabilities(1)
+            })
+            .collect();
+        let expected = ask_all(&without, &chats).await;
+        assert_eq!(expected[0].text, "ab".repeat(20));
+        let together = join_all(chats.iter().map(|chat| ask(&with.model, chat.clone()))).await;
+        for (found, expected) in together.iter().zip(&expected) {
+            assert_same(found.as_ref().expect("the model answers"), expected, "with a format");
+        }
+        let (drafted, accepted) = drafts(&metrics_log, "formed");
+        assert!(accepted > 50.0 && drafted > accepted, "{accepted} of {drafted} drafts were accepted");
     });
 }
 

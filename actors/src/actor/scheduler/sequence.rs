@@ -297,6 +297,8 @@ impl Sequence {
             let pictures = &spec.pictures;
             let is_text = |token: usize| !pictures.iter().any(|picture| picture.content.tokens.contains(&token));
             self.drafts = lookup.draft(&spec.tokens, drafts_max, is_text);
+            let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
+            self.drafts.truncate(spec.sampler.allows(produced, &self.drafts));
         }
     }
 

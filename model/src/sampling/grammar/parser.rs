@@ -45,6 +45,24 @@ impl Parser {
         Ok(())
     }
 
+    /// Goes back by the last `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`GrammarError::Broken`] if fewer tokens were read or the parser has failed before.
+    pub(super) fn go_back(&mut self, tokens: usize) -> Result<(), GrammarError> {
+        self.guarded(|inner| inner.rollback(tokens))?;
+        self.tokens_read -= tokens;
+        Ok(())
+    }
+
+    /// How many of `tokens` are allowed one after the other. Reads none of them.
+    ///
+    /// # Errors
+    /// The errors of [`mask`](Self::mask).
+    pub(super) fn allows(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
+        self.guarded(|inner| inner.validate_tokens_raw(tokens))
+    }
+
     /// The tokens that may follow. After the end of the output format, these are only end tokens.
     ///
     /// # Errors

@@ -321,13 +321,12 @@ impl Driver {
         sequence
     }
 
-    /// The drafter of the sequence. A grammar decides after each token which tokens may follow, so its
-    /// sequences have no drafts.
+    /// The drafter of the sequence.
     fn lookup(&self) -> Option<PromptLookup> {
         /// Room for a reply, in entries. A waiting request should take little memory.
         const REPLY: usize = 1024;
-        let Preparation { prompt, sampler, .. } = &self.preparation;
-        let sizes = self.prompt_lookup.filter(|_| !sampler.must_see())?;
+        let prompt = &self.preparation.prompt;
+        let sizes = self.prompt_lookup?;
         let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + REPLY);
         // A long prompt is indexed here, and not in the scheduler, so that other requests do not
         // wait.
