@@ -189,11 +189,13 @@ macro_rules! families {
             ///
             /// # Errors
             /// No family supports the architecture, the family does not support the configuration,
-            /// or the checkpoint's image processor belongs to another model.
+            /// the checkpoint's image processor belongs to another model, or the model has no draft
+            /// head although one is [asked for](Checkpoint::with_draft_head).
             pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
                     let mut config = <$folder::Config as Settings>::read(checkpoint, read_text)?;
                     config.decoder_mut().limit_context(checkpoint.context_limit());
+                    config.decoder_mut().select_draft_head(checkpoint.loads_draft_head())?;
                     return Ok(FamilyConfig::$name(config));
                 })*
                 Err(unknown(checkpoint).into())

@@ -31,6 +31,9 @@ pub enum ConfigError {
         /// The value, truncated to 60 characters.
         value: String,
     },
+    /// The draft head is to be loaded, but the model has none.
+    #[error("config.json has no mtp_num_hidden_layers, so the model has no draft head")]
+    NoDraftHead,
     /// Two fields contradict each other.
     #[error("config.json: {0}")]
     Contradiction(String),

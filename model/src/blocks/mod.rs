@@ -6,6 +6,7 @@ pub mod decoder;
 mod decoder_config;
 pub mod decoder_shape;
 mod decoder_share;
+pub mod draft_head;
 pub mod gated_delta_net;
 pub mod gated_mlp;
 pub mod hybrid;
@@ -24,6 +25,6 @@ pub mod step_inputs;
 pub mod vision;
 
 pub use config_error::{ConfigError, WIDTH_MAX};
-pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, LayerKind};
+pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, LayerKind};
 pub use decoder_share::DecoderShare;
 pub use sliding_window::{SlidingWindow, WindowRule};

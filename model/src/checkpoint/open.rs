@@ -47,6 +47,7 @@ pub struct Checkpoint {
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
     state_dtype: StateDtype,
+    loads_draft_head: bool,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -103,6 +104,7 @@ impl Checkpoint {
             quantization: None,
             cache: CacheFormat::Plain,
             state_dtype: StateDtype::F32,
+            loads_draft_head: false,
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -130,6 +132,12 @@ impl Checkpoint {
         Checkpoint { state_dtype, ..self }
     }
 
+    /// The same checkpoint, with its draft head if `is_loaded`. Otherwise, the head's tensors stay
+    /// unread.
+    pub fn with_draft_head(self, is_loaded: bool) -> Self {
+        Checkpoint { loads_draft_head: is_loaded, ..self }
+    }
+
     /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows that are not
     /// shorter are ignored, because they would change nothing.
     pub fn with_context_limit(self, tokens: usize) -> Self {
@@ -150,6 +158,11 @@ impl Checkpoint {
     /// The storage type of the matrices of recurrent states.
     pub fn state_dtype(&self) -> StateDtype {
         self.state_dtype
+    }
+
+    /// Whether the draft head is loaded with the model.
+    pub fn loads_draft_head(&self) -> bool {
+        self.loads_draft_head
     }
 
     /// The folder, embedded files or shape from which the checkpoint was opened.

@@ -32,7 +32,9 @@ pub use prompt_layout::{LayoutError, PlaceholderSpan, PromptLayout};
 pub use resize_limits::ResizeLimits;
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
-pub use step_batch::{EmbeddingRows, POSITION_AXES, SCORE_ROWS, SequencePart, StateSlots, StepBatch};
+pub use step_batch::{
+    DraftInputs, EmbeddingRows, NextToken, POSITION_AXES, SCORE_ROWS, SequencePart, StateSlots, StepBatch,
+};
 pub use step_layout::{StepArray, StepFormat, StepLayout};
 pub use tiles::Tiles;
 pub use token::{LogProbabilities, LogProbability, Token};

@@ -7,6 +7,10 @@ use thiserror::Error;
 
 use crate::checkpoint::error::CheckpointError;
 
+/// What to do if a model has no draft head.
+pub const NO_DRAFT_HEAD_HINT: &str =
+    "leave out the method `mtp`, or load a release that has the head: transformers does not save its tensors";
+
 /// A tensor of the checkpoint that does not match the model's configuration.
 #[derive(Debug, Error)]
 pub enum WeightError {
@@ -39,6 +43,9 @@ pub enum WeightError {
         /// The tensor that would be read in its place.
         tied_to: String,
     },
+    /// The draft head is to be loaded, but the checkpoint does not have its tensors.
+    #[error("the checkpoint has no draft head: no tensor is named {module}.*, although config.json has its settings")]
+    NoDraftHead { module: &'static str },
     /// The target does not support a part of the model.
     #[error("{what} are not supported on {target} yet")]
     Unserved {
@@ -149,6 +156,7 @@ impl Hint for WeightError {
                 let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
                 format!("use a number of ranks that divides all of it: {}", possible.join(", "))
             }
+            WeightError::NoDraftHead { .. } => NO_DRAFT_HEAD_HINT.to_owned(),
             WeightError::Cut { .. } => "use fewer ranks, or a checkpoint that is not quantized".to_owned(),
             WeightError::Unserved { .. } => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"

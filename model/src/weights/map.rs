@@ -189,6 +189,13 @@ impl<'c> WeightMap<'c> {
         self.checkpoint.tensors.contains(name)
     }
 
+    /// Whether the checkpoint has no tensor of `module`. Always false for a random checkpoint.
+    pub fn lacks(&self, module: &str) -> bool {
+        let is_in = |name: &str| name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
+        let tensors = &self.checkpoint.tensors;
+        tensors.random(&format!("{module}.weight"), 0).is_none() && !tensors.names().any(is_in)
+    }
+
     /// Leaves all tensors of `module` unread, because the model does not compute with them.
     pub fn leave_unread(&mut self, module: &str) {
         self.names.leave_to_other_ranks([module.to_owned()]);

@@ -4,6 +4,7 @@
 
 mod caches;
 mod cut;
+mod drafts;
 mod golden;
 mod gpu;
 mod memory;
@@ -25,6 +26,7 @@ use half::{bf16, f16};
 
 pub use caches::Caches;
 pub use cut::cut;
+pub use drafts::Drafted;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use gpu::{Gpu, GpuLock, gpu};
 pub use memory::Memory;

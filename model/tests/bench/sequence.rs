@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{BlockTable, CacheGroups, EmbeddingRows, PromptLayout, SequencePart, StateSlots};
+use bursar_model::flow::{BlockTable, CacheGroups, EmbeddingRows, NextToken, PromptLayout, SequencePart, StateSlots};
 
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
@@ -122,6 +122,33 @@ impl Share<'_> {
             logit_rows: usize::from(self.wants_logits),
             scored: self.count - self.scored..self.count,
             state: self.sequence.state.map(StateSlots::in_place),
+        }
+    }
+
+    /// The token after the share.
+    pub(super) fn next(&self) -> NextToken {
+        let at = self.chunk().end;
+        let Some(token) = self.sequence.tokens.get(at) else { return NextToken::Chosen };
+        let span = self.sequence.layout.pictures.iter().find(|span| span.tokens.contains(&at));
+        let row = span.map(|span| self.sequence.picture_rows[span.picture][at - span.tokens.start]);
+        NextToken::Known { token: *token, cache_row: row }
+    }
+
+    /// The position of draft `draft` after the share, from 1 on.
+    pub(super) fn draft_position(&self, draft: usize) -> [u32; 3] {
+        self.sequence.positions[self.chunk().end - 1].map(|axis| axis + draft as u32)
+    }
+
+    /// The part of the sequence for draft `draft` after the share, from 1 on. No pass reads its
+    /// token.
+    pub(super) fn draft<'s>(&'s self, draft: usize, position: &'s [u32; 3]) -> SequencePart<'s> {
+        SequencePart {
+            tokens: &[0],
+            positions: std::slice::from_ref(position),
+            cached_tokens: self.chunk().end + draft - 1,
+            tables: &self.sequence.tables,
+            logit_rows: 1,
+            ..SequencePart::default()
         }
     }
 

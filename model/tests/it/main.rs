@@ -11,6 +11,7 @@ mod captured_steps;
 mod checkpoints;
 mod common;
 mod copy;
+mod draft_heads;
 mod forced_calls;
 mod fp8_cache;
 mod fp8_experts;
