@@ -4,7 +4,9 @@
 use std::{collections::BTreeMap, process::Command};
 
 use bursar::messages::SchedulerMessage;
-use bursar::{Bytes, Chat, ChatEvent, Envelope, LoadOptions, ModelSource, NgramSizes, OutputFormat, TokenScore};
+use bursar::{
+    Bytes, Chat, ChatEvent, DraftSource, Envelope, LoadOptions, ModelSource, NgramSizes, OutputFormat, TokenScore,
+};
 use bursar_actors::responder::Responder;
 use futures_util::future::join_all;
 use serde_json::json;
@@ -18,7 +20,14 @@ use crate::{
 fn drafting(name: &str) -> LoadOptions {
     let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
     options.limits.draft_tokens = Some(4);
-    options.prompt_lookup = NgramSizes { min: 1, max: 3 };
+    options.draft_source = DraftSource::PromptLookup(NgramSizes { min: 1, max: 3 });
+    options
+}
+
+/// Options with up to `count` drafts of the model's draft head.
+fn by_head(name: &str, count: usize) -> LoadOptions {
+    let mut options = LoadOptions { draft_source: DraftSource::DraftHead, ..drafting(name) };
+    options.limits.draft_tokens = Some(count);
     options
 }
 
@@ -94,6 +103,11 @@ fn hybrid() -> ModelSource {
     ModelSource::folder(bursar_golden::path("qwen3_5"))
 }
 
+/// A trained model with recurrent states and a draft head.
+fn hybrid_demo() -> ModelSource {
+    ModelSource::folder(bursar_golden::hybrid_demo_checkpoint())
+}
+
 /// The same chat with a reply of only four different tokens, so that drafts are accepted even if the
 /// model's weights are random.
 fn of_few_tokens(chat: Chat) -> Chat {
@@ -102,19 +116,30 @@ fn of_few_tokens(chat: Chat) -> Chat {
 
 #[test]
 fn greedy_and_sampled_replies_are_equal_with_and_without_drafts() {
-    replies_are_equal(ModelSource::demo, "drafting", |chat| chat, 500.0);
+    replies_are_equal(ModelSource::demo, drafting("drafting"), |chat| chat, 500.0);
 }
 
 #[test]
 fn replies_of_a_model_with_recurrent_states_are_equal_with_and_without_drafts() {
-    replies_are_equal(hybrid, "hybrid", of_few_tokens, 200.0);
+    replies_are_equal(hybrid, drafting("hybrid"), of_few_tokens, 200.0);
+}
+
+#[test]
+fn replies_are_equal_with_one_draft_of_a_draft_head() {
+    replies_are_equal(hybrid_demo, by_head("one draft", 1), |chat| chat, 200.0);
+}
+
+#[test]
+fn replies_are_equal_with_several_drafts_of_a_draft_head() {
+    replies_are_equal(hybrid_demo, by_head("three drafts", 3), |chat| chat, 200.0);
 }
 
 /// Asks a model with drafts and the same model without. At least `least` drafts must be accepted.
-fn replies_are_equal(source: fn() -> ModelSource, name: &str, varied: fn(Chat) -> Chat, least: f64) {
+fn replies_are_equal(source: fn() -> ModelSource, options: LoadOptions, varied: fn(Chat) -> Chat, least: f64) {
+    let name = &options.name.clone().expect("a name");
     let metrics_log = MetricsLog::open();
     story(async {
-        let with = Stage::of(source(), drafting(name)).await;
+        let with = Stage::of(source(), options).await;
         let without = Stage::of(source(), plain("plain")).await;
         let before = with.snapshot().await;
         let chats: Vec<_> = greedy().into_iter().chain((0..8).map(sampled)).map(varied).collect();
@@ -233,19 +258,33 @@ async fn disturbed(source: ModelSource, varied: fn(Chat) -> Chat, options: LoadO
 #[test]
 fn drafts_survive_deaths_preemption_and_host_memory() {
     let cases = [("shrunk", 0, Event::Shrink), ("swapped drafts", 32, Event::Shrink), ("died", 0, Event::Death)];
-    drafts_survive(ModelSource::demo, |chat| chat, cases, 500.0);
+    drafts_survive(ModelSource::demo, |chat| chat, drafting, cases, 500.0);
 }
 
 #[test]
 fn drafts_of_a_model_with_recurrent_states_survive_deaths_preemption_and_host_memory() {
     let cases =
         [("shrunk hybrid", 0, Event::Shrink), ("swapped hybrid", 64, Event::Shrink), ("died hybrid", 0, Event::Death)];
-    drafts_survive(hybrid, of_few_tokens, cases, 500.0);
+    drafts_survive(hybrid, of_few_tokens, drafting, cases, 500.0);
+}
+
+#[test]
+fn drafts_of_a_draft_head_survive_deaths_preemption_and_host_memory() {
+    let cases =
+        [("shrunk head", 0, Event::Shrink), ("swapped head", 64, Event::Shrink), ("died head", 0, Event::Death)];
+    // The prompts are random tokens, after which the trained head is seldom right.
+    drafts_survive(hybrid_demo, |chat| chat, |name| by_head(name, 2), cases, 20.0);
 }
 
 /// Disturbs the replies of a model as in each of the cases: its name, its memory for swapped blocks,
 /// and the event. In each, at least `least` drafts must be accepted.
-fn drafts_survive(source: fn() -> ModelSource, varied: fn(Chat) -> Chat, cases: [(&str, u64, Event); 3], least: f64) {
+fn drafts_survive(
+    source: fn() -> ModelSource,
+    varied: fn(Chat) -> Chat,
+    options: fn(&str) -> LoadOptions,
+    cases: [(&str, u64, Event); 3],
+    least: f64,
+) {
     let metrics_log = MetricsLog::open();
     story(async {
         let expected = disturbed(source(), varied, plain("undisturbed"), Event::Nothing).await;
@@ -260,7 +299,7 @@ fn drafts_survive(source: fn() -> ModelSource, varied: fn(Chat) -> Chat, cases: 
             };
             // On a busy machine, the replies may have ended before the event.
             for _ in 0..5 {
-                let options = LoadOptions { swap_space: Bytes::mib(swap_mib), ..drafting(name) };
+                let options = LoadOptions { swap_space: Bytes::mib(swap_mib), ..options(name) };
                 for (number, (found, expected)) in
                     disturbed(source(), varied, options, event).await.iter().zip(&expected).enumerate()
                 {
@@ -403,10 +442,8 @@ fn what_drafts_take_is_planned_from_vllms_flag() {
     let logits = 64 * 152_064 * 4;
     assert!((logits..2 * logits).contains(&(with - without)), "{with} bytes with drafts, {without} without");
     for (config, expected) in [
-        (
-            r#"{"method": "mtp", "num_speculative_tokens": 1}"#,
-            "mtp, eagle3 and other draft models are not supported yet",
-        ),
+        (r#"{"method": "eagle3"}"#, "eagle3 and other draft models are not supported yet"),
+        (r#"{"method": "mtp"}"#, "has no draft head"),
         (r#"{"method": "ngram", "num_speculative_tokens": 65}"#, "is 65; expected at most 64"),
         (
             r#"{"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}"#,

@@ -15,7 +15,7 @@ use crate::{
     deadline::Deadlines,
     pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
-    scheduler::NgramSizes,
+    scheduler::DraftSource,
     supervise::Intensity,
     tenant::TenantWeights,
 };
@@ -73,9 +73,9 @@ pub struct LoadOptions {
     pub kv_cache_dtype: KvCacheType,
     /// The element type in which recurrent states are stored. Default: f32.
     pub state_dtype: StateType,
-    /// How many of the last tokens must have occurred earlier in a sequence, so that the tokens which
-    /// followed there are drafted. Used only if [`draft_tokens`](Limits::draft_tokens) is set.
-    pub prompt_lookup: NgramSizes,
+    /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
+    /// lookup.
+    pub draft_source: DraftSource,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -192,7 +192,7 @@ impl Default for LoadOptions {
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
             state_dtype: StateType::Float32,
-            prompt_lookup: NgramSizes::default(),
+            draft_source: DraftSource::default(),
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),
@@ -229,7 +229,9 @@ impl LoadOptions {
     pub fn apply_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
         let context_tokens = self.context_tokens_for(matches!(target, Target::Cpu { .. }));
         let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
-        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()))
+        let draft_tokens = self.limits.draft_tokens.or(self.envelope.as_ref().map(|envelope| envelope.draft_tokens));
+        let has_draft_head = self.draft_source == DraftSource::DraftHead && draft_tokens.is_some_and(|count| count > 0);
+        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()).with_draft_head(has_draft_head))
     }
 
     /// Returns the options that determine the size of the KV cache.

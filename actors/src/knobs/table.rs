@@ -75,7 +75,7 @@ impl Kind {
             Kind::Format => {
                 "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, or the checkpoint's own: compressed-tensors or modelopt"
             }
-            Kind::Method => "ngram or none; mtp, eagle3 and other draft models are not supported yet",
+            Kind::Method => "ngram, mtp or none; eagle3 and other draft models are not supported yet",
             Kind::Weights => "at most 64 tenant names with whole weights from 1 to 1000, such as gold=4,free=1",
             Kind::Switch => "true or false",
         }
@@ -218,6 +218,8 @@ impl Set for DraftMethod {
     fn of(value: &Value) -> Option<Self> {
         match value.as_str()?.trim().to_lowercase().as_str() {
             "ngram" => Some(DraftMethod::Ngram),
+            // The names of earlier releases of vLLM, and the name of SGLang.
+            "mtp" | "qwen3_5_mtp" | "qwen3_next_mtp" | "nextn" => Some(DraftMethod::Mtp),
             "none" => Some(DraftMethod::None),
             _ => None,
         }
@@ -312,9 +314,9 @@ knobs! {
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
     /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
-    /// Maximum drafted tokens of a sequence in one step. A step verifies them together with the next token, and replies are the same as without drafts. A step has at most 64 for all sequences, and none if more than 64 sequences decode. 0 disables drafts. Default 0, or 4 if draft_method is ngram.
+    /// Maximum drafted tokens of a sequence in one step. A step verifies them together with the next token, and replies are the same as without drafts. A step has at most 64 for all sequences, and none if more than 64 sequences decode. 0 disables drafts. Default 0, or 4 if draft_method is ngram, or 1 if it is mtp.
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
-    /// How tokens are drafted: ngram (prompt lookup) drafts the tokens that followed earlier where the sequence had the same last tokens. It helps replies that quote their prompt. none disables drafts.
+    /// How tokens are drafted: ngram (prompt lookup) drafts the tokens that followed earlier where the sequence had the same last tokens. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
     /// The most last tokens that are looked up. Default: draft_ngram_min, or 5.
     draft_ngram_max: usize, Kind::Count("tokens"), [Sglang speculative_ngram_max_match_window_size];
@@ -397,6 +399,8 @@ pub enum DraftMethod {
     None,
     /// Prompt lookup: the tokens that followed earlier.
     Ngram,
+    /// The draft head of the model (multi-token prediction).
+    Mtp,
 }
 
 /// A name whose value is an object that sets several knobs.

@@ -208,7 +208,8 @@ impl Attempt {
             }
             let batch = sample.batch(blocks, vocabulary, decoder.step_format());
             let run = || async {
-                let choice = Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new() };
+                let choice =
+                    Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new(), further: None };
                 let choices = vec![choice; batch.logit_rows.len()];
                 let (reply, answer) = Responder::new();
                 let answer_to = Answer::to(|outcome: Result<_, LaneError>| reply.answer(outcome.map(drop)));

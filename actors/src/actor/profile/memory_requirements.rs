@@ -171,7 +171,9 @@ impl MemoryRequirements {
                 worst_cases.iter().filter(|(worst_case, _)| matches!(worst_case.pass, Pass::Step(_)) == is_step);
             of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
         };
-        let graphs = target.has_graphs().then(|| GraphShape {
+        // A step that runs a draft head is launched without a graph.
+        let has_graphs = target.has_graphs() && model.config().decoder().draft_head.is_none();
+        let graphs = has_graphs.then(|| GraphShape {
             sequences: envelope.sequences,
             context_tokens: envelope.context_tokens,
             format: model.config().decoder().step_format(),

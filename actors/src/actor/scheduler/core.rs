@@ -22,7 +22,7 @@ use std::{
 };
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{CacheGroups, SequencePart, StateSlots, StepBatch};
+use bursar_model::flow::{CacheGroups, FurtherDrafts, NextToken, SequencePart, StateSlots, StepBatch};
 
 pub use self::input::{Effect, Input};
 use super::{
@@ -106,6 +106,10 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
     verified: VerifiedDrafts,
+    /// Whether each step also runs the model's draft head.
+    has_draft_head: bool,
+    /// The drafts of the draft head after the tokens of the step that ends.
+    drafted: Vec<Vec<u32>>,
     /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, History>,
     /// The time since the scheduler began.
@@ -140,6 +144,8 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             verified: VerifiedDrafts::default(),
+            has_draft_head: false,
+            drafted: Vec::new(),
             sent_away: BTreeMap::new(),
             now: Duration::ZERO,
             pace: None,
@@ -179,6 +185,14 @@ impl SchedulerCore {
         self
     }
 
+    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens, even
+    /// if none are drafted.
+    #[must_use]
+    pub fn with_draft_head(mut self, has_draft_head: bool) -> Self {
+        self.has_draft_head = has_draft_head;
+        self
+    }
+
     /// Divides the service among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
@@ -195,6 +209,10 @@ impl SchedulerCore {
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
             Input::Resize(blocks) => self.resize(blocks, &mut effects),
             Input::Gathered => self.gathers = false,
+            Input::Drafted(drafted) => {
+                self.drafted = drafted;
+                return effects;
+            }
             Input::Took(micros) => {
                 self.learn(micros);
                 return effects;
@@ -368,7 +386,7 @@ impl SchedulerCore {
                 shares = self.shares();
                 continue;
             }
-            if short_by > 0 && shares.iter().any(|share| share.drafts > 0) {
+            if short_by > 0 && shares.iter().any(|share| share.drafts + share.further > 0) {
                 self.give_up_drafts(&mut shares);
                 continue;
             }
@@ -403,8 +421,8 @@ impl SchedulerCore {
         BlockRequest {
             sequence: share.sequence,
             held: sequence.cached,
-            more: share.tokens + share.drafts,
-            tokens: sequence.tokens() + share.drafts,
+            more: share.tokens + share.drafts + share.further,
+            tokens: sequence.tokens() + share.drafts + share.further,
             prefix: sequence.takeable().to_vec(),
         }
     }
@@ -448,7 +466,7 @@ impl SchedulerCore {
         let pictures: Vec<_> = parts.iter().map(|(share, sequence)| sequence.pictures_in_next(share.tokens)).collect();
         let next: Vec<_> = parts.iter().map(|(share, sequence)| sequence.next(share.tokens, share.drafts)).collect();
         let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), Shown::default());
-        let mut packed = Vec::with_capacity(parts.len());
+        let (mut packed, mut next_tokens) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
         for (place, (share, sequence)) in parts.into_iter().enumerate() {
             let count = share.tokens;
             let chosen = (count == sequence.pending()).then(|| ChosenRows {
@@ -456,7 +474,14 @@ impl SchedulerCore {
                 position: sequence.produced(),
                 unseen: sequence.unseen(),
                 drafts: sequence.drafts(share.drafts).to_vec(),
+                further: (share.further > 0).then(|| FurtherDrafts {
+                    count: share.further,
+                    index: sequence.tokens(),
+                    position: sequence.spec.next_position + sequence.to_come as u32,
+                    tables: tables[place].blocks.clone(),
+                }),
             });
+            let next_token = if chosen.is_some() { NextToken::Chosen } else { sequence.after_next(count) };
             let logit_rows = chosen.as_ref().map_or(0, ChosenRows::count);
             rows.extend(chosen);
             let scored_part = sequence.scored_in_next(count);
@@ -465,7 +490,10 @@ impl SchedulerCore {
                 let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
                 scored.push(Scored { sequence: sequence.id(), first, tokens, top });
             }
-            shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
+            let draft_head_reads =
+                self.has_draft_head && matches!(next_token, NextToken::Known { cache_row: Some(_), .. });
+            shown.read.extend((!pictures[place].is_empty() || draft_head_reads).then(|| sequence.id()));
+            next_tokens.push(next_token);
             shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
                 tokens: &next[place].tokens,
@@ -481,7 +509,11 @@ impl SchedulerCore {
         }
         let has_prompts = shares.iter().any(|share| !self.running[&share.sequence].is_decoding());
         let parts = shares.iter().map(|share| share.sequence).collect();
-        StepPlan { batch: StepBatch::pack(&packed), parts, has_prompts, rows, scored, shown }
+        let batch = match self.has_draft_head {
+            true => StepBatch::pack_with_drafts(&packed, &next_tokens),
+            false => StepBatch::pack(&packed),
+        };
+        StepPlan { batch, parts, has_prompts, rows, scored, shown }
     }
 
     /// Records that a step was submitted to the lane.
@@ -491,12 +523,12 @@ impl SchedulerCore {
         let parts = Vec::with_capacity(shares.len());
         let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
-        for SequenceTokens { sequence: id, tokens, drafts } in shares {
+        for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
             let chosen = rows.next_if(|rows| rows.sequence == *id);
-            sequence.launch(*tokens, *drafts, chosen.map(|_| first_row as u32));
-            let (end, chooses, drafts) = (sequence.cached, chosen.is_some(), *drafts);
-            step.parts.push(PartUnderWay { sequence: *id, end, chooses, drafts });
+            sequence.launch(*tokens, drafts + further, chosen.map(|_| first_row as u32));
+            let (end, chooses, drafts, further) = (sequence.cached, chosen.is_some(), *drafts, *further);
+            step.parts.push(PartUnderWay { sequence: *id, end, chooses, drafts, further });
             first_row += chosen.map_or(0, ChosenRows::count);
         }
         for past in &shown.past {
@@ -514,6 +546,7 @@ impl SchedulerCore {
             sequence.named = table.held;
             share.tokens = share.tokens.min(sequence.pending());
         }
+        debug_assert!(share.further == 0 || share.tokens == sequence.pending(), "drafts follow a chosen token");
         if !sequence.has_begun {
             sequence.has_begun = true;
             if sequence.history.charge == Charge::Whole {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bursar_kernels::UnseenToken;
-use bursar_model::flow::StepBatch;
+use bursar_model::flow::{FurtherDrafts, StepBatch};
 
 use crate::{
     kv::SequenceId,
@@ -47,6 +47,8 @@ pub struct ChosenRows {
     /// The tokens that are expected from the first rows. A row after the first counts only if each
     /// row before it chose its expected token.
     pub drafts: Vec<u32>,
+    /// The drafts that the draft head computes after its first; `None` if it computes none.
+    pub further: Option<FurtherDrafts>,
 }
 
 impl ChosenRows {
@@ -74,6 +76,8 @@ pub(super) struct SequenceTokens {
     pub(super) tokens: usize,
     /// Drafted tokens that follow.
     pub(super) drafts: usize,
+    /// Tokens that the draft head drafts after its first draft, for the next step.
+    pub(super) further: usize,
 }
 
 /// A step that was submitted to the lane and has not ended.
@@ -98,6 +102,8 @@ pub(super) struct PartUnderWay {
     pub(super) chooses: bool,
     /// Drafted tokens after `end`.
     pub(super) drafts: usize,
+    /// Tokens that the draft head drafts in blocks after those.
+    pub(super) further: usize,
 }
 
 impl StepUnderWay {

@@ -63,10 +63,12 @@ impl EngineState {
         let demand = self.demand.clone();
         let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
         let block_log = Arc::new(BlockLog::default());
-        let cache_groups = start.loaded.context.family.decoder().cache_groups();
+        let decoder = start.loaded.context.family.decoder();
+        let (cache_groups, has_draft_head) = (decoder.cache_groups(), decoder.draft_head.is_some());
         let arguments = SchedulerArguments {
             limits,
             cache_groups,
+            has_draft_head,
             lane,
             model,
             block_bytes,

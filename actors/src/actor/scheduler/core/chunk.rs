@@ -5,7 +5,10 @@
 use bursar_model::DRAFTS_OF_STEP;
 
 use super::{SchedulerCore, Sequence, SequenceTokens};
-use crate::pace::{Pace, StepWork};
+use crate::{
+    pace::{Pace, StepWork},
+    scheduler::drafts::Drafter,
+};
 
 /// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
 /// make progress whatever interval is promised. Larger chunks are whole multiples of this number.
@@ -26,7 +29,7 @@ impl SchedulerCore {
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
         let share = |sequence: &&Sequence| {
             let drafts = if sequence.to_come > 0 { 0 } else { sequence.drafts_within(drafts_max) };
-            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts }
+            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts, further: self.further_drafts(sequence, 1) }
         };
         let mut shares: Vec<_> = decoding.iter().map(share).collect();
         let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
@@ -44,8 +47,10 @@ impl SchedulerCore {
             Some(room) => split(&prompts, room),
             None => in_order(&prompts, room),
         };
-        let of_prompts =
-            prompts.iter().zip(tokens).map(|(s, tokens)| SequenceTokens { sequence: s.id(), tokens, drafts: 0 });
+        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
+            let further = self.further_drafts(s, tokens);
+            SequenceTokens { sequence: s.id(), tokens, drafts: 0, further }
+        });
         shares.extend(of_prompts.filter(|share| share.tokens > 0));
         shares
     }
@@ -57,10 +62,26 @@ impl SchedulerCore {
         if self.limits.draft_tokens == 0 {
             return 0;
         }
-        let decoding = self.streams();
+        self.drafts_among(self.streams())
+    }
+
+    /// The most tokens that are drafted for each of `decoding` sequences.
+    fn drafts_among(&self, decoding: usize) -> usize {
         let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
         let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
         self.limits.draft_tokens.min(most.checked_div(decoding).unwrap_or(0))
+    }
+
+    /// The drafts that the draft head computes after its first, in a step that runs the next `tokens`
+    /// tokens of `sequence`, so that the next step can verify them.
+    fn further_drafts(&self, sequence: &Sequence, tokens: usize) -> usize {
+        let drafts = matches!(sequence.spec.drafter, Drafter::DraftHead) && tokens == sequence.pending();
+        if !drafts || self.limits.draft_tokens == 0 {
+            return 0;
+        }
+        // The step chooses a token, and the last token of a reply is never drafted.
+        let useful = sequence.remaining().saturating_sub(2);
+        self.drafts_among(self.running.len()).min(useful).saturating_sub(1)
     }
 
     /// The number of decoding sequences, whose readers wait for the next token.

@@ -14,15 +14,17 @@ impl SchedulerCore {
         let step = self.under_way.pop_front().expect("a step ended that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
         let mut tokens = tokens.iter();
+        let mut drafted = std::mem::take(&mut self.drafted).into_iter();
         let mut ended = Vec::new();
         for part in step.parts {
             let chosen = part.chooses.then(|| tokens.next().expect("each sequence that chooses has tokens"));
+            let proposed = chosen.and_then(|_| drafted.next()).unwrap_or_default();
             // The sequence has ended in the meantime, so its part of the step was wasted.
             if !self.running.contains_key(&part.sequence) {
                 continue;
             }
             let finish = match chosen {
-                Some(chosen) => self.chose(part, chosen, effects),
+                Some(chosen) => self.chose(part, chosen, proposed, effects),
                 None => {
                     self.kv.release_skipped(part.sequence, part.end);
                     None
@@ -53,8 +55,14 @@ impl SchedulerCore {
     }
 
     /// Records the tokens that a step chose for a sequence: one, and one more for each accepted
-    /// draft. Returns how the sequence has ended, if it has.
-    fn chose(&mut self, part: PartUnderWay, chosen: &[Option<u32>], effects: &mut Vec<Effect>) -> Option<Finish> {
+    /// draft. `proposed` are the drafts after them. Returns how the sequence has ended, if it has.
+    fn chose(
+        &mut self,
+        part: PartUnderWay,
+        chosen: &[Option<u32>],
+        proposed: Vec<u32>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Finish> {
         let id = part.sequence;
         let sequence = self.running.get_mut(&id).expect("the sequence was looked up before");
         sequence.chose();
@@ -98,19 +106,21 @@ impl SchedulerCore {
         // The next step, which may be running, begins after these tokens.
         self.kv.release_skipped(id, end);
         let verified = (part.drafts > 0).then(|| (part.drafts, chosen.len() - 1));
-        if let Some((drafted, accepted)) = verified {
+        if part.drafts + part.further > 0 {
             self.kv.truncate(id, sequence.spec.tokens.len());
+        }
+        if let Some((drafted, accepted)) = verified {
             self.verified.count(drafted, accepted);
         }
-        sequence.draft(self.limits.draft_tokens, verified);
+        sequence.draft(self.limits.draft_tokens, verified, proposed);
         finish
     }
 
     /// Runs a step without drafted tokens, because there are too few blocks for them. No sequence
     /// loses its blocks for the drafts of another.
     pub(super) fn give_up_drafts(&mut self, shares: &mut [SequenceTokens]) {
-        for share in shares.iter_mut().filter(|share| share.drafts > 0) {
-            share.drafts = 0;
+        for share in shares.iter_mut().filter(|share| share.drafts + share.further > 0) {
+            (share.drafts, share.further) = (0, 0);
             self.kv.truncate(share.sequence, self.running[&share.sequence].tokens());
         }
     }

@@ -22,7 +22,8 @@ use crate::{
     metric::RequestEnd,
     order::Priority,
     scheduler::{
-        Admission, Delivery, Finish, NewSequence, NgramSizes, PromptLookup, SchedulerMessage, SchedulingParams,
+        Admission, Delivery, DraftSource, Drafter, Finish, NewSequence, PromptLookup, SchedulerMessage,
+        SchedulingParams,
     },
 };
 
@@ -58,7 +59,7 @@ pub(crate) struct Driver {
     /// The end token, if an end token ended the reply.
     end_token: Option<u32>,
     stopwatch: Stopwatch,
-    prompt_lookup: Option<NgramSizes>,
+    draft_source: Option<DraftSource>,
 }
 
 /// How one life of the request ended. A life is the time during which one generation of
@@ -124,7 +125,7 @@ impl Driver {
             produced: Vec::new(),
             cached_tokens: None,
             stopwatch,
-            prompt_lookup: context.prompt_lookup,
+            draft_source: context.draft_source,
         }
     }
 
@@ -313,7 +314,7 @@ impl Driver {
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
-            lookup: self.lookup(),
+            drafter: self.drafter(),
         };
         // Hash the blocks here. In the scheduler, all other requests would wait while they are
         // hashed.
@@ -322,16 +323,20 @@ impl Driver {
     }
 
     /// The drafter of the sequence.
-    fn lookup(&self) -> Option<PromptLookup> {
+    fn drafter(&self) -> Drafter {
         /// Room for a reply, in entries. A waiting request should take little memory.
         const REPLY: usize = 1024;
         let prompt = &self.preparation.prompt;
-        let sizes = self.prompt_lookup?;
+        let sizes = match self.draft_source {
+            None => return Drafter::None,
+            Some(DraftSource::DraftHead) => return Drafter::DraftHead,
+            Some(DraftSource::PromptLookup(sizes)) => sizes,
+        };
         let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + REPLY);
         // A long prompt is indexed here, and not in the scheduler, so that other requests do not
         // wait.
         lookup.extend(&prompt.tokens);
-        Some(lookup)
+        Drafter::PromptLookup(lookup)
     }
 
     /// Handles deliveries to a sequence. `computed` is the number of its pictures that need no rows
