@@ -20,6 +20,8 @@ use crate::{
 fn drafting(name: &str) -> LoadOptions {
     let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
     options.limits.draft_tokens = Some(4);
+    // The numbers of drafts then do not depend on the time that steps take.
+    options.has_fixed_drafts = true;
     options.draft_source = DraftSource::PromptLookup(NgramSizes { min: 1, max: 3 });
     options
 }

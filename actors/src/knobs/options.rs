@@ -76,6 +76,9 @@ pub struct LoadOptions {
     /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
     /// lookup.
     pub draft_source: DraftSource,
+    /// Drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even where fewer
+    /// produce more tokens per second. Default: `false`.
+    pub has_fixed_drafts: bool,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -193,6 +196,7 @@ impl Default for LoadOptions {
             kv_cache_dtype: KvCacheType::Auto,
             state_dtype: StateType::Float32,
             draft_source: DraftSource::default(),
+            has_fixed_drafts: false,
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),

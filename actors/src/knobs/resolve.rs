@@ -158,6 +158,7 @@ impl Knobs {
         if self.kv_tokens.is_some() || self.kv_bytes.is_some() {
             (options.kv_tokens, options.kv_bytes) = (self.kv_tokens, self.kv_bytes);
         }
+        options.has_fixed_drafts = self.draft_fixed.unwrap_or(options.has_fixed_drafts);
         options.draft_source = match (self.draft_method, self.ngram_sizes()) {
             (Some(DraftMethod::Mtp), _) => DraftSource::DraftHead,
             (_, Some(sizes)) => DraftSource::PromptLookup(sizes),

@@ -314,10 +314,12 @@ knobs! {
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
     /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
-    /// Maximum drafted tokens of a sequence in one step. A step verifies them together with the next token, and replies are the same as without drafts. A step has at most 64 for all sequences, and none if more than 64 sequences decode. 0 disables drafts. Default 0, or 4 if draft_method is ngram, or 1 if it is mtp.
+    /// Maximum drafted tokens of a sequence in one step. A step verifies them together with the next token, and replies are the same as without drafts. A step has at most 64 for all sequences, and none if more than 64 sequences decode. Fewer are drafted where that is faster. 0 disables drafts. Default 0, or 4 if draft_method is ngram, or 1 if it is mtp.
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
     /// How tokens are drafted: ngram (prompt lookup) drafts the tokens that followed earlier where the sequence had the same last tokens. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
+    /// Whether each sequence always has draft_tokens drafts, for measurements. Otherwise, the number of drafts with which steps have lately produced the most tokens per second is used, for each batch size. Default false.
+    draft_fixed: bool, Kind::Switch, [];
     /// The most last tokens that are looked up. Default: draft_ngram_min, or 5.
     draft_ngram_max: usize, Kind::Count("tokens"), [Sglang speculative_ngram_max_match_window_size];
     /// The fewest last tokens that are looked up. Default: draft_ngram_max, or 5.

@@ -65,6 +65,8 @@ pub struct SchedulerArguments {
     pub tenant_weights: TenantWeights,
     /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
+    /// Whether each sequence has as many drafts as the limits allow, whether or not it pays.
+    pub has_fixed_drafts: bool,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,
     /// Slots for recurrent states; 0 for a model whose layers are all attention.
@@ -166,6 +168,7 @@ impl Actor for SchedulerActor {
                 .with_groups(arguments.cache_groups.clone())
                 .with_pace(arguments.pacing.pace())
                 .with_tenants(arguments.tenant_weights.clone())
+                .with_fixed_drafts(arguments.has_fixed_drafts)
                 .with_draft_head(arguments.has_draft_head)
                 .with_states(arguments.state_slots)
                 .with_host(arguments.host_slots, arguments.pacing.copy_costs())

@@ -27,6 +27,7 @@ use bursar_model::flow::{CacheGroups, FurtherDrafts, NextToken, SequencePart, St
 pub use self::input::{Effect, Input};
 use super::{
     admission::ReplyLengths,
+    draft_limit::DraftLimit,
     drafts::VerifiedDrafts,
     sequence::{Charge, History, NewSequence, Sequence},
     step::{ChosenRows, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
@@ -106,6 +107,10 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
     verified: VerifiedDrafts,
+    /// How many drafts pay. `None` if each sequence always has as many as the limits allow.
+    draft_limit: Option<DraftLimit>,
+    /// When the last step ended.
+    stepped_at: Duration,
     /// Whether each step also runs the model's draft head.
     has_draft_head: bool,
     /// The drafts of the draft head after the tokens of the step that ends.
@@ -144,6 +149,8 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             verified: VerifiedDrafts::default(),
+            draft_limit: Some(DraftLimit::new(limits.draft_tokens)),
+            stepped_at: Duration::ZERO,
             has_draft_head: false,
             drafted: Vec::new(),
             sent_away: BTreeMap::new(),
@@ -190,6 +197,13 @@ impl SchedulerCore {
     #[must_use]
     pub fn with_draft_head(mut self, has_draft_head: bool) -> Self {
         self.has_draft_head = has_draft_head;
+        self
+    }
+
+    /// Drafts as many tokens as the limits allow, whether or not it pays.
+    #[must_use]
+    pub fn with_fixed_drafts(mut self, are_fixed: bool) -> Self {
+        self.draft_limit = self.draft_limit.filter(|_| !are_fixed);
         self
     }
 
@@ -521,7 +535,8 @@ impl SchedulerCore {
         let StepPlan { rows, shown, .. } = plan;
         let (work, pictures) = (self.work(shares), self.encodes);
         let parts = Vec::with_capacity(shares.len());
-        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
+        let (launched, has_prompts) = (self.now, plan.has_prompts);
+        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
         for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");

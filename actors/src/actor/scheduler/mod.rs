@@ -4,6 +4,7 @@
 mod actor;
 mod admission;
 mod core;
+mod draft_limit;
 mod drafts;
 mod late_tokens;
 mod message;

@@ -1,6 +1,6 @@
 //! Pure: planned and running steps, and running copies of blocks.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use bursar_kernels::UnseenToken;
 use bursar_model::flow::{FurtherDrafts, StepBatch};
@@ -90,6 +90,9 @@ pub(super) struct StepUnderWay {
     pub(super) work: StepWork,
     /// Whether pictures are being encoded on the same GPU while the step runs.
     pub(super) pictures: bool,
+    /// When the step was submitted.
+    pub(super) launched: Duration,
+    pub(super) has_prompts: bool,
 }
 
 /// A sequence's part of a running step.

@@ -68,6 +68,7 @@ impl EngineState {
         let arguments = SchedulerArguments {
             limits,
             cache_groups,
+            has_fixed_drafts: self.arguments.options.has_fixed_drafts,
             has_draft_head,
             lane,
             model,

@@ -69,7 +69,8 @@ impl SchedulerCore {
     fn drafts_among(&self, decoding: usize) -> usize {
         let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
         let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
-        self.limits.draft_tokens.min(most.checked_div(decoding).unwrap_or(0))
+        let pays = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.of(decoding));
+        pays.min(most.checked_div(decoding).unwrap_or(0))
     }
 
     /// The drafts that the draft head computes after its first, in a step that runs the next `tokens`

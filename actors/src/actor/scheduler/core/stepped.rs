@@ -13,6 +13,11 @@ impl SchedulerCore {
     pub(super) fn stepped(&mut self, tokens: &[Vec<Option<u32>>], effects: &mut Vec<Effect>) {
         let step = self.under_way.pop_front().expect("a step ended that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
+        let began = std::mem::replace(&mut self.stepped_at, self.now);
+        // A step that was submitted later leaves out the time in which nothing ran.
+        if let Some(limit) = self.draft_limit.as_mut().filter(|_| !step.has_prompts && step.launched <= began) {
+            limit.learn(step.parts.len(), tokens.iter().map(Vec::len).sum(), (self.now - began).as_micros() as u64);
+        }
         let mut tokens = tokens.iter();
         let mut drafted = std::mem::take(&mut self.drafted).into_iter();
         let mut ended = Vec::new();
