@@ -197,7 +197,7 @@ impl Decoder {
     /// Launches a step without uploading anything and without scoring. The step's arrays are in
     /// `step_arrays` at the offsets of `layout`, or will be there when a CUDA graph of the step is
     /// replayed. Returns `[logit_rows, vocabulary]` f32, or only this rank's columns, possibly
-    /// with gaps between rows.
+    /// with gaps between rows. `hidden` is that of [`step`](Self::step).
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -312,8 +312,9 @@ impl Decoder {
     }
 
     /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if it is `None`.
-    /// The other rows are read only by the attention of later tokens, so the last layer computes only their keys and values. For a prompt and the shape of
-    /// a 7B model, this saves one thirtieth of the work.
+    /// The other rows are read only by the attention of later tokens, so the last layer computes only
+    /// their keys and values. For a prompt and the shape of a 7B model, this saves one thirtieth of
+    /// the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -379,9 +380,9 @@ impl Decoder {
         scope.empty_f32([rows, columns])
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]`, after `norm`, to `logits`, and returns the logits
-    /// without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly
-    /// with gaps between rows.
+    /// Writes the logits of `chosen` `[rows, hidden]`, after `norm`, to `logits`, and returns the
+    /// logits without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly with
+    /// gaps between rows.
     fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,

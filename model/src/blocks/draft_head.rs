@@ -15,13 +15,14 @@ use crate::weights::{WeightError, WeightMap};
 /// The name of the head's module in a checkpoint.
 pub const MODULE: &str = "mtp";
 
-/// One rank's shard of a draft head. Embedding and output projection are the decoder's.
+/// The shard of a draft head on one rank. The head shares the decoder's embedding and output
+/// projection.
 pub struct DraftHead {
     embedding_norm: Tensor<'static>, // [hidden]
     hidden_norm: Tensor<'static>,    // [hidden]
     /// `[hidden, hidden]` each: the columns of the input projection for the normalized embedding,
-    /// and those for the normalized row of the decoder. Each rank has both, because the projection
-    /// is 1 % of the work of a decoder that needs several ranks.
+    /// and those for the normalized row of the decoder. Each rank has both: the projection is less
+    /// than 1 % of a step's work in all released models.
     projections: [Weight<'static>; 2],
     layer: Layer,
     norm: Tensor<'static>, // [hidden]

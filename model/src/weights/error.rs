@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::checkpoint::error::CheckpointError;
 
-/// What to do if a model has no draft head.
+/// The hint for a model without a draft head.
 pub const NO_DRAFT_HEAD_HINT: &str =
     "leave out the method `mtp`, or load a release that has the head: transformers does not save its tensors";
 

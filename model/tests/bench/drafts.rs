@@ -8,10 +8,10 @@ use bursar_model::{
 
 use super::{Bench, Share, downloaded, greatest};
 
-/// The logits of a step and of the drafts after it. Each list has a row for each share.
+/// The logits of a step and of the drafts after it. Each list has the rows with logits of each share.
 pub struct Drafted {
     pub step: Vec<Vec<f32>>,
-    /// One list per draft.
+    /// The rows of each draft.
     pub drafts: Vec<Vec<Vec<f32>>>,
 }
 
@@ -23,14 +23,14 @@ fn further(shares: &[Share<'_>], draft: usize) -> StepBatch {
 }
 
 impl<B: Backend> Bench<B> {
-    /// Runs one step over the next tokens of some sequences, and then `count` drafts for the last
-    /// token of each share. All shares have logits.
+    /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row with
+    /// logits. There is one such row in each share if `count` is more than 1.
     pub fn step_and_draft(&self, shares: &mut [Share<'_>], count: usize) -> Drafted {
         let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
         let next: Vec<_> = shares.iter().map(Share::next).collect();
         let batch = StepBatch::pack_with_drafts(&parts, &next);
-        let (layers, cache, rows) = (self.layers(), self.cache(), shares.len());
+        let (layers, cache, rows) = (self.layers(), self.cache(), batch.logit_rows.len());
         let (vocabulary, width) = (self.model.config().decoder().vocabulary, self.model.config().decoder().hidden);
         let all = LogitsOf::AllRanks;
         let split =

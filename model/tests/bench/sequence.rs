@@ -26,7 +26,8 @@ pub struct Sequence {
 pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
-    wants_logits: bool,
+    /// Number of tokens at the end of the share that have logits.
+    logit_rows: usize,
     /// Number of tokens at the end of the share that are scored.
     scored: usize,
 }
@@ -72,14 +73,19 @@ impl Sequence {
 
     /// The next `count` tokens, with the logits of the last token.
     pub fn share(&mut self, count: usize) -> Share<'_> {
-        Share { sequence: self, count, wants_logits: true, scored: 0 }
+        Share { sequence: self, count, logit_rows: 1, scored: 0 }
     }
 }
 
 impl Share<'_> {
     /// The same share without logits, as in the middle of a prompt.
     pub fn without_logits(self) -> Self {
-        Share { wants_logits: false, ..self }
+        Share { logit_rows: 0, ..self }
+    }
+
+    /// The same share with the logits of all its tokens, as in a step that verifies drafts.
+    pub fn verified(self) -> Self {
+        Share { logit_rows: self.count, ..self }
     }
 
     /// The same share with all its tokens scored.
@@ -119,7 +125,7 @@ impl Share<'_> {
             cached_tokens: self.sequence.cached,
             tables: &self.sequence.tables,
             pictures,
-            logit_rows: usize::from(self.wants_logits),
+            logit_rows: self.logit_rows,
             scored: self.count - self.scored..self.count,
             state: self.sequence.state.map(StateSlots::in_place),
         }

@@ -40,11 +40,11 @@ fn with_head(folder: &str) -> Checkpoint {
     open(folder).with_draft_head(true)
 }
 
-/// The logits of the head.
+/// Logits of the draft head.
 struct Drafts {
     /// For the last token of each chunk and for each token of the answer, with its position.
     rows: Vec<(usize, Vec<f32>)>,
-    /// Of three drafts after the prompt.
+    /// For three drafts after the prompt.
     drafts: Vec<Vec<f32>>,
 }
 
@@ -157,6 +157,28 @@ fn sequences_that_draft_together_draft_as_alone() {
         let recorded = case.floats("drafted_logits").expect("recorded drafts");
         let error = relative_error(&of_case.concat(), &recorded);
         assert!(error <= REFERENCE_TOLERANCE, "{}: {error:e}", case.name);
+    }
+}
+
+#[test]
+fn a_step_that_verifies_drafts_drafts_after_each_of_its_rows() {
+    for (folder, name) in [CASES[1], CASES[4]] {
+        let bench = Bench::of(with_head(folder), 2);
+        let case = Case::read(folder, &bench.checkpoint, name);
+        let mut sequence = bench.sequence(&case, &encode(&bench, &case));
+        let prompt = sequence.prompt_left();
+        bench.step_and_draft(&mut [sequence.share(prompt)], 3);
+        let drafted = case.greedy_tokens()[..4].to_vec();
+        drafted.iter().for_each(|token| sequence.push(*token));
+        let found = bench.step_and_draft(&mut [sequence.share(4).verified()], 1).drafts.remove(0);
+        let recorded = case.logits("draft_positions", "draft_logits");
+        let expected: Vec<_> =
+            recorded.into_iter().filter(|(position, _)| (prompt..prompt + 4).contains(position)).collect();
+        assert_eq!((found.len(), expected.len()), (4, 4));
+        for (found, (position, expected)) in found.iter().zip(&expected) {
+            let error = relative_error(found, expected);
+            assert!(error <= REFERENCE_TOLERANCE, "{name}: drafts after token {position} differ by {error:e}");
+        }
     }
 }
 
