@@ -51,7 +51,7 @@ const FOLDERS: [(&str, usize); 15] = [
 ];
 
 /// The names of all recorded cases of a checkpoint.
-fn cases(folder: &str) -> Vec<String> {
+pub fn cases(folder: &str) -> Vec<String> {
     let files = std::fs::read_dir(repository(&format!("{folder}/cases"))).expect("cases are recorded");
     let names = files.map(|file| file.expect("the entry is readable").file_name().into_string().expect("UTF-8"));
     let mut names: Vec<_> = names.filter_map(|name| name.strip_suffix(".json").map(str::to_owned)).collect();
