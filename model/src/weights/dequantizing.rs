@@ -22,22 +22,33 @@ const COLUMNS: usize = 512;
 /// has already checked this.
 pub(super) fn dequantize(matrix: &PackedMatrix<'_>, rows: Range<usize>, columns: Range<usize>, out: &mut [u8]) {
     let kept = DType::from(matrix.scale_type);
-    let pitch = columns.len() * kept.size();
+    let (pitch, groups) = (columns.len() * kept.size(), matrix.groups());
+    let of_row = |row| (0..groups).map(move |group| (matrix.scale(row, group), matrix.zero_point(row, group)));
+    let of_groups: Vec<_> = rows.clone().flat_map(of_row).collect();
     let (mut integers, mut wide) = (vec![0; rows.len() * COLUMNS], [0.0; COLUMNS]);
     for first in columns.clone().step_by(COLUMNS) {
         let now = first..columns.end.min(first + COLUMNS);
         let integers = &mut integers[..rows.len() * now.len()];
         matrix.integers(rows.clone(), now.clone(), integers);
-        let of_rows = integers.chunks_exact(now.len()).zip(out.chunks_exact_mut(pitch));
-        for (row, (integers, out)) in rows.clone().zip(of_rows) {
-            let mut latest = usize::MAX;
-            let (mut scale, mut zero_point) = (0.0, 0);
-            for ((column, integer), wide) in now.clone().zip(&*integers).zip(&mut wide) {
-                let group = matrix.group_of(column);
-                if group != latest {
-                    (latest, scale, zero_point) = (group, matrix.scale(row, group), matrix.zero_point(row, group));
+        let lines = integers.chunks_exact(now.len()).zip(out.chunks_exact_mut(pitch));
+        for ((integers, out), of_groups) in lines.zip(of_groups.chunks_exact(groups)) {
+            // Adjacent columns of a reordered weight are in different groups.
+            let mut start = now.start;
+            if matrix.scheme.is_reordered {
+                for ((wide, integer), column) in wide.iter_mut().zip(integers).zip(now.clone()) {
+                    let (scale, zero_point) = of_groups[matrix.group_of(column)];
+                    *wide = (i32::from(*integer) - zero_point) as f32 * scale;
                 }
-                *wide = (i32::from(*integer) - zero_point) as f32 * scale;
+                start = now.end;
+            }
+            while start < now.end {
+                let end = matrix.group_end(start, now.end);
+                let (scale, zero_point) = of_groups[matrix.group_of(start)];
+                let run = start - first..end - first;
+                for (wide, integer) in wide[run.clone()].iter_mut().zip(&integers[run]) {
+                    *wide = (i32::from(*integer) - zero_point) as f32 * scale;
+                }
+                start = end;
             }
             let out = &mut out[(first - columns.start) * kept.size()..][..now.len() * kept.size()];
             narrow(&wide[..now.len()], out, kept);

@@ -127,7 +127,7 @@ mod tests {
         let mut count = 0;
         for folder in ["awq", "gptq", "gptq_v2", "compressed_tensors"] {
             let index = TensorIndex::recorded(&format!("packed/{folder}"));
-            let content = std::fs::read(bursar_golden::path(&format!("packed/{folder}/values.safetensors")));
+            let content = std::fs::read(bursar_golden::path(format!("packed/{folder}/values.safetensors")));
             let content = content.expect("the values are recorded");
             let recorded = SafeTensors::deserialize(&content).expect("safetensors");
             assert!(index.names().eq(recorded.names().into_iter().collect::<std::collections::BTreeSet<_>>()));

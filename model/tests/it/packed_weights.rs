@@ -3,7 +3,7 @@
 //! refused by name. A unit test of `weights::unpacking` compares dequantized weights with recorded
 //! ones.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Hint};
 use bursar_kernels::{Cpu, Rank, Target};
@@ -11,13 +11,14 @@ use bursar_model::{
     LoadError, Model,
     checkpoint::{Checkpoint, CheckpointSource, PackedOrder, QuantizationError, WeightQuantization},
     error::CheckpointError,
+    registry,
     weights::WeightError,
 };
 use half::{bf16, f16};
 use serde_json::{Value, json};
 
 use crate::{
-    bench::{Bench, Case, Memory, alone, assert_same_run, encode},
+    bench::{Bench, Case, Memory, alone, assert_same_run, encode, open},
     copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_MOE},
     fp8_weights::{Stored, laid_out, tensors},
     ranks::cases,
@@ -559,4 +560,13 @@ fn packed_weights_of_another_size_and_groups_that_do_not_exist_are_refused() {
     let error = packed.set(CONFIG, &["num_attention_heads"], json!(12)).error();
     let words = "q_proj.weight has shape [896, 48], but config.json asks for [768, 48]";
     assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn settings_without_weights_are_planned_with_dequantized_weights() {
+    let copy = Copy::of(QWEN2).set(CONFIG, &["quantization_config"], awq_settings()).remove(FILE);
+    let settings = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("a known family");
+    let settings = Checkpoint::open(CheckpointSource::Random(Arc::new(settings))).expect("the settings are supported");
+    let [found, expected] = [settings, open(QWEN2)].map(|checkpoint| Model::plan(&checkpoint, &CPU).expect("a plan"));
+    assert_eq!((found.weight_bytes(), found.quantization()), (expected.weight_bytes(), Some("awq")));
 }

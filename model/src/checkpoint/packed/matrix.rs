@@ -44,6 +44,16 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
+    /// The end of the columns from `column` on, before `end`, that belong to the same group.
+    pub fn group_end(&self, column: usize, end: usize) -> usize {
+        let group = self.group_of(column);
+        match (self.groups, self.scheme.group) {
+            (None, Some(size)) => end.min((group + 1) * size),
+            (None, None) => end,
+            (Some(_), _) => (column + 1..end).find(|next| self.group_of(*next) != group).unwrap_or(end),
+        }
+    }
+
     /// The first column whose group does not exist, and the number of that group.
     pub fn bad_group(&self) -> Option<(usize, i32)> {
         let groups = self.groups?;
@@ -88,36 +98,43 @@ impl<'a> PackedMatrix<'a> {
         let (width, per_word, mask) = (columns.len(), self.scheme.per_word(), self.scheme.mask());
         assert_eq!(out.len(), rows.len() * width, "the output has one byte for each element");
         let [all_rows, all_columns] = self.shape;
-        match self.scheme.order {
-            PackedOrder::CompressedTensors => {
-                let pitch = all_columns.div_ceil(per_word);
-                for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-                    for (column, out) in columns.clone().zip(out) {
-                        let word = word(self.words, row * pitch + column / per_word);
-                        *out = (word >> self.scheme.shift(column % per_word) & mask) as u8;
+        if self.scheme.order == PackedOrder::Awq {
+            let pitch = all_rows.div_ceil(per_word);
+            for (at, column) in columns.enumerate() {
+                for (packed, of_word) in words_of(&rows, per_word) {
+                    let word = word(self.words, column * pitch + packed);
+                    for row in of_word {
+                        let integer = word >> self.scheme.shift(row % per_word) & mask;
+                        out[(row - rows.start) * width + at] = integer as u8;
                     }
                 }
             }
-            // Adjacent words belong to adjacent rows, so a column is read for all rows.
-            PackedOrder::Gptq | PackedOrder::GptqV2 => {
-                for (at, column) in columns.enumerate() {
-                    let (first, shift) = (column / per_word * all_rows, self.scheme.shift(column % per_word));
-                    for (below, row) in rows.clone().enumerate() {
-                        out[below * width + at] = (word(self.words, first + row) >> shift & mask) as u8;
-                    }
-                }
-            }
-            PackedOrder::Awq => {
-                let pitch = all_rows.div_ceil(per_word);
-                for (at, column) in columns.enumerate() {
-                    for (below, row) in rows.clone().enumerate() {
-                        let word = word(self.words, column * pitch + row / per_word);
-                        out[below * width + at] = (word >> self.scheme.shift(row % per_word) & mask) as u8;
-                    }
+            return;
+        }
+        let pitch = all_columns.div_ceil(per_word);
+        for (packed, of_word) in words_of(&columns, per_word) {
+            let skipped = self.scheme.bits * (of_word.start - packed * per_word);
+            for (below, row) in rows.clone().enumerate() {
+                let at = match self.scheme.order {
+                    PackedOrder::CompressedTensors => row * pitch + packed,
+                    _ => packed * all_rows + row,
+                };
+                let mut word = word(self.words, at) >> skipped;
+                let place = below * width + of_word.start - columns.start;
+                for out in &mut out[place..][..of_word.len()] {
+                    *out = (word & mask) as u8;
+                    word = word.wrapping_shr(self.scheme.bits as u32);
                 }
             }
         }
     }
+}
+
+/// The words that have a range of integers, each with the part of the range that it has.
+fn words_of(range: &Range<usize>, per_word: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let Range { start, end } = *range;
+    let of_word = move |at: usize| (at, start.max(at * per_word)..end.min((at + 1) * per_word));
+    (start / per_word..end.div_ceil(per_word)).map(of_word)
 }
 
 /// Word number `at`.
