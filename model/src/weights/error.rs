@@ -81,13 +81,7 @@ pub enum WeightError {
     },
     /// A column of a packed weight belongs to a group that does not exist.
     #[error("tensor {name} has column {column} in group {group}, but its groups are 0 to {}", .groups - 1)]
-    Group {
-        name: String,
-        column: usize,
-        group: i32,
-        /// Number of groups.
-        groups: usize,
-    },
+    Group { name: String, column: usize, group: i32, groups: usize },
     /// The number of scales does not match the quantized numbers.
     #[error("the scales {name} have shape {found:?}, but quantization_config asks for {expected:?}")]
     ScaleShape {

@@ -3,10 +3,10 @@
 //! refused by name. A unit test of `weights::unpacking` compares dequantized weights with recorded
 //! ones.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::sync::Arc;
 
-use bursar_budgets::{Bytes, Class, Hint};
-use bursar_kernels::{Cpu, Rank, Target};
+use bursar_budgets::Hint;
+use bursar_kernels::{Rank, Target};
 use bursar_model::{
     LoadError, Model,
     checkpoint::{Checkpoint, CheckpointSource, PackedOrder, QuantizationError, WeightQuantization},
@@ -18,10 +18,10 @@ use half::{bf16, f16};
 use serde_json::{Value, json};
 
 use crate::{
-    bench::{Bench, Case, Memory, alone, assert_same_run, encode, open},
+    bench::{Bench, Case, alone, assert_same_run, encode, open},
     copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_MOE},
     fp8_weights::{Stored, laid_out, tensors},
-    ranks::cases,
+    ranks::{cases, loaded_bytes},
 };
 
 const CONFIG: &str = "config.json";
@@ -270,22 +270,8 @@ fn gptq(module: &str) -> Option<Packing> {
     awq(module).map(|_| if module.contains("layers.1.mlp") { first } else { Packing::GPTQ })
 }
 
-/// The bytes of a rank's weights in memory.
-fn loaded_bytes(checkpoint: &Checkpoint, rank: Rank) -> Vec<u8> {
-    let (memory, cpu) = (Memory::new(Bytes::mib(64)), Cpu::new(1));
-    let bytes = Model::plan_rank(checkpoint, &CPU, rank).expect("the model is planned").weight_bytes();
-    let segment = memory.poisoned(&cpu, Class::Weights, bytes);
-    let at = segment.address().0 as *const u8;
-    let model =
-        Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("the model loads");
-    // SAFETY: the model keeps the segment, and `bytes` bytes of it are backed.
-    let found = unsafe { std::slice::from_raw_parts(at, bytes.as_usize()) }.to_vec();
-    drop(model);
-    found
-}
-
 /// Asserts that a model with packed weights has the same bytes in memory as one with the dequantized
-/// weights, alone and on two ranks, and that it answers alike.
+/// weights, on one rank and on each of two, and the same reply.
 fn assert_same(folder: &str, method: &str, [packed, plain]: &[Copy; 2]) {
     for rank in [Rank::ALONE, Rank::new(0, 2), Rank::new(1, 2)] {
         let [found, expected] = [packed, plain].map(|copy| loaded_bytes(&copy.open(), rank));
@@ -306,6 +292,15 @@ fn awq_weights_load_as_their_dequantized_values() {
     for folder in [QWEN2, QWEN2_5_VL] {
         assert_same(folder, "awq", &both(folder, &awq_settings(), awq));
     }
+    // As GPTQModel writes this format.
+    let mut settings = awq_settings();
+    settings["checkpoint_format"] = json!("gemm");
+    settings["dynamic"] = json!({ ".*down_proj": { "group_size": 64 }, "-:lm_head": {} });
+    let grouped = |module: &str| {
+        let group = Some(if module.ends_with("down_proj") { 64 } else { 32 });
+        awq(module).map(|packing| Packing { group, ..packing })
+    };
+    assert_same(QWEN3, "awq", &both(QWEN3, &settings, grouped));
 }
 
 #[test]
@@ -324,11 +319,16 @@ fn weights_of_compressed_tensors_load_as_their_dequantized_values() {
     // Each expert is packed separately, and routers are not packed.
     let packed = |module: &str| is_projection(module).then_some(packing);
     assert_same(QWEN3_MOE, "compressed-tensors", &both(QWEN3_MOE, &compressed_settings(group), packed));
+    // The fused projections of the vision tower and the output head are packed too.
     let channel =
         json!({ "num_bits": 8, "type": "int", "symmetric": false, "strategy": "channel", "group_size": null });
     let packing = Packing { bits: 8, group: None, is_symmetric: false, ..packing };
-    let packed = |module: &str| is_projection(module).then_some(packing);
-    assert_same(QWEN3, "compressed-tensors", &both(QWEN3, &compressed_settings(channel), packed));
+    let packed = |module: &str| {
+        (is_projection(module) || module.ends_with("attn.qkv") || module == "lm_head").then_some(packing)
+    };
+    let mut settings = compressed_settings(channel);
+    settings["ignore"] = json!(["re:visual.merger"]);
+    assert_same(QWEN2_5_VL, "compressed-tensors", &both(QWEN2_5_VL, &settings, packed));
 }
 
 #[test]
@@ -416,6 +416,13 @@ fn settings_of_packed_weights_that_are_not_served_are_refused_by_name() {
         (awq_settings(), vec!["version"], json!("gemv"), "version is gemv; supported: gemm"),
         (awq_settings(), vec!["version"], json!("marlin"), "version is marlin; supported: gemm"),
         (awq_settings(), vec!["bits"], json!(8), "bits is 8; supported: 4"),
+        (awq_settings(), vec!["format"], json!("gemv_fast"), "format is gemv_fast; supported: gemm"),
+        (
+            awq_settings(),
+            vec!["dynamic"],
+            json!({ "x": { "bits": 8 } }),
+            "dynamic is {\"x\":{\"bits\":8}}; supported: rules",
+        ),
         (awq_settings(), vec!["group_size"], json!(16), "group_size is 16; supported: 32, 64, 128 and -1"),
         (awq_settings(), vec!["group_size"], Value::Null, "group_size is missing"),
         (awq_settings(), vec!["zero_point"], json!(false), "zero_point is false; supported: true"),

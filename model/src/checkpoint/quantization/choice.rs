@@ -124,7 +124,7 @@ pub enum QuantizationMethod {
     ModelOpt,
     /// AutoAWQ, and other tools that write its format `gemm`.
     Awq,
-    /// AutoGPTQ and GPTQModel.
+    /// AutoGPTQ and GPTQModel, which write the versions `gptq` and `gptq_v2`.
     Gptq,
 }
 

@@ -50,25 +50,35 @@ const GPTQ_NOTES: [&str; 32] = [
     "version",
 ];
 
-/// Keys of AWQ settings that do not change how weights are read.
-const AWQ_NOTES: [&str; 4] = ["do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"];
+/// Keys of GPTQ settings that may differ among modules.
+const GPTQ_OF_LAYERS: [&str; 4] = ["bits", "group_size", "sym", "desc_act"];
 
-/// Reads the settings of AutoAWQ, as in Qwen's releases (transformers 5.17, `AwqConfig`).
+/// Keys of AWQ settings that do not change how weights are read.
+const AWQ_NOTES: [&str; 6] = ["do_fuse", "exllama_config", "fuse_max_seq_len", "lm_head", "meta", "modules_to_fuse"];
+
+/// Reads the settings of AutoAWQ, as in Qwen's releases (transformers 5.17, `AwqConfig`), and of
+/// GPTQModel, which also writes this format.
 pub(super) fn awq(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationError> {
-    let version = part.text("version").map_or("gemm".to_owned(), str::to_lowercase);
-    if version != "gemm" {
-        return Err(part.refused("version", "gemm"));
+    const VERSIONS: [&str; 3] = ["version", "format", "checkpoint_format"];
+    let is_gemm = |name: &&str| part.text(name).is_none_or(|version| version.eq_ignore_ascii_case("gemm"));
+    if let Some(name) = VERSIONS.iter().find(|name| !is_gemm(name)) {
+        return Err(part.refused(name, "gemm"));
     }
     part.among("bits", &[json!(4)], "4")?;
     part.among("zero_point", &[json!(true), Value::Null], "true")?;
     part.among("backend", &[json!("autoawq"), json!("auto"), Value::Null], "autoawq")?;
+    part.among("pack_dtype", &[json!("int32"), Value::Null], "int32")?;
     let lists = ["modules_to_not_convert", "ignore"];
-    part.refuse_others(
-        &[&["quant_method", "version", "bits", "group_size", "zero_point", "backend"], &lists[..], &AWQ_NOTES].concat(),
-    )?;
+    let others = ["quant_method", "bits", "group_size", "zero_point", "backend", "pack_dtype", "dynamic"];
+    part.refuse_others(&[&others[..], &VERSIONS, &lists, &AWQ_NOTES].concat())?;
     let (group, order) = (group(part)?, PackedOrder::Awq);
     let scheme = PackedScheme { order, bits: 4, group, has_zero_points: true, is_reordered: false };
-    Ok(PackedQuantization { method: QuantizationMethod::Awq, scheme, rules: vec![(part.modules(&lists)?, None)] })
+    let mut rules = vec![(part.modules(&lists)?, None)];
+    rules.extend(dynamic_rules(part, scheme)?);
+    if rules.iter().any(|(_, changed)| changed.is_some_and(|changed| changed.bits != 4 || changed.is_reordered)) {
+        return Err(part.refused("dynamic", "rules that change only the size of groups"));
+    }
+    Ok(PackedQuantization { method: QuantizationMethod::Awq, scheme, rules })
 }
 
 /// Reads the settings of AutoGPTQ and GPTQModel. Files have zero points even if the quantization is
@@ -78,31 +88,40 @@ pub(super) fn gptq(part: &Fields<'_>) -> Result<PackedQuantization, Quantization
     ["checkpoint_format", "format"].iter().try_for_each(|name| part.among(name, &formats, "gptq and gptq_v2"))?;
     let is_v2 = ["checkpoint_format", "format"].iter().any(|name| part.text(name) == Some("gptq_v2"));
     part.among("pack_dtype", &[json!("int32"), Value::Null], "int32")?;
-    let of_layers = ["bits", "group_size", "sym", "desc_act"];
     let of_files = ["quant_method", "checkpoint_format", "format", "pack_dtype", "dynamic", "modules_to_not_convert"];
-    part.refuse_others(&[&of_layers[..], &of_files, &GPTQ_NOTES].concat())?;
+    part.refuse_others(&[&GPTQ_OF_LAYERS[..], &of_files, &GPTQ_NOTES].concat())?;
     let order = if is_v2 { PackedOrder::GptqV2 } else { PackedOrder::Gptq };
     let whole = PackedScheme { order, bits: 0, group: None, has_zero_points: true, is_reordered: false };
     let scheme = gptq_scheme(part, whole, true)?;
     let mut rules = vec![(part.modules(&["modules_to_not_convert"])?, None)];
-    if let Some(dynamic) = Fields::part(part.file, &part.place, part.fields, "dynamic")? {
-        for key in dynamic.fields.keys() {
-            let (pattern, is_plain) = match key.strip_prefix("-:") {
-                Some(pattern) => (pattern, true),
-                None => (key.strip_prefix("+:").unwrap_or(key), false),
-            };
-            let modules = Modules::new(part.file, [&*format!("re:{pattern}")])?;
-            let changed = match Fields::part(part.file, &dynamic.place, dynamic.fields, key)? {
-                Some(changes) if !is_plain => {
-                    changes.refuse_others(&[&of_layers[..], &GPTQ_NOTES].concat())?;
-                    gptq_scheme(&changes, scheme, false)?
-                }
-                _ => scheme,
-            };
-            rules.push((modules, (!is_plain).then_some(changed)));
-        }
-    }
+    rules.extend(dynamic_rules(part, scheme)?);
     Ok(PackedQuantization { method: QuantizationMethod::Gptq, scheme, rules })
+}
+
+/// Reads the rules of GPTQModel for some modules (`dynamic_get` in its `quantization/config.py`). A
+/// key is a regular expression for the start of a module's name. The prefix `-:` means that the
+/// modules are not quantized. Other rules change settings of `scheme`.
+fn dynamic_rules(
+    part: &Fields<'_>,
+    scheme: PackedScheme,
+) -> Result<Vec<(Modules, Option<PackedScheme>)>, QuantizationError> {
+    let Some(dynamic) = Fields::part(part.file, &part.place, part.fields, "dynamic")? else { return Ok(Vec::new()) };
+    let rule = |key: &String| {
+        let (pattern, is_plain) = match key.strip_prefix("-:") {
+            Some(pattern) => (pattern, true),
+            None => (key.strip_prefix("+:").unwrap_or(key), false),
+        };
+        let modules = Modules::new(part.file, [&*format!("re:{pattern}")])?;
+        let changed = match Fields::part(part.file, &dynamic.place, dynamic.fields, key)? {
+            Some(changes) if !is_plain => {
+                changes.refuse_others(&[&GPTQ_OF_LAYERS[..], &GPTQ_NOTES].concat())?;
+                gptq_scheme(&changes, scheme, false)?
+            }
+            _ => scheme,
+        };
+        Ok((modules, (!is_plain).then_some(changed)))
+    };
+    dynamic.fields.keys().map(rule).collect()
 }
 
 /// The scheme of GPTQ settings. Keys that are missing keep their value of `base`, unless `is_whole`
