@@ -153,8 +153,16 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
             }),
         );
     }
-    if let WeightFormats::Stored(stored) = checkpoint.weight_formats().map_err(LoadError::from)? {
-        notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
+    match checkpoint.weight_formats().map_err(LoadError::from)? {
+        WeightFormats::Stored(stored) => {
+            notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
+        }
+        WeightFormats::Packed(packed) => notes.push(format!(
+            "the checkpoint's weights are {} ({}); their bytes here are those after dequantization",
+            packed.scheme,
+            packed.method.name(),
+        )),
+        WeightFormats::Plain | WeightFormats::Made(_) => {}
     }
     let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;
     notes.extend(unquantized.as_ref().and_then(|plain| plain.note(model, &target, &forecast)));

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 use super::checkpoint_source::CheckpointSource;
 use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
-use super::quantization::{MODELOPT, QuantizationError, SETTINGS, WeightFormats, WeightQuantization, stored_formats};
+use super::quantization::{
+    MODELOPT, QuantizationError, SETTINGS, StoredFormat, WeightFormats, WeightQuantization, stored_formats,
+};
 use super::tensor_index::TensorIndex;
 use super::tensor_info::TensorInfo;
 use super::text_files::TextFiles;
@@ -76,7 +78,12 @@ impl Checkpoint {
         let mut config: Map<String, Value> = object("config.json", &config_json)?;
         let quantization_place = gather_quantization(&mut config);
         let files = TextFiles::read(&source, tokenizer.map(CheckpointSource::Folder).as_ref())?;
-        let tensors = TensorIndex::open(&source)?;
+        let mut tensors = TensorIndex::open(&source)?;
+        // Settings that are not supported are refused later, with the user's choice: see
+        // `weight_formats`.
+        if let Ok(Some(StoredFormat::Packed(packed))) = stored_formats((&config, &quantization_place), None) {
+            tensors = tensors.with_packed(&packed)?;
+        }
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
         let fingerprint = CheckpointFingerprint::new(named, tensors.shards());
         let config_fingerprint = CheckpointFingerprint::new([("config.json", Some(&*config_json))], &[]);

@@ -86,6 +86,9 @@ pub enum WeightError {
         /// The requirement for a scale, in words.
         expected: &'static str,
     },
+    /// A column of a packed weight belongs to a group that does not exist.
+    #[error("tensor {name} has column {column} in group {group}, but its groups are 0 to {}", .groups - 1)]
+    Group { name: String, column: usize, group: i32, groups: usize },
     /// The number of scales does not match the quantized numbers.
     #[error("the scales {name} have shape {found:?}, but quantization_config asks for {expected:?}")]
     ScaleShape {
@@ -179,7 +182,9 @@ impl Hint for WeightError {
                  probabilities from the file: the weights do not need them"
                     .to_owned()
             }
-            WeightError::Scale { .. } => "download the file again; it is damaged or was quantized wrongly".to_owned(),
+            WeightError::Scale { .. } | WeightError::Group { .. } => {
+                "download the file again; it is damaged or was quantized wrongly".to_owned()
+            }
             WeightError::Extra { .. } => {
                 "check config.json against the checkpoint's release; a tensor that no layer reads is an error here, \
                  though other runtimes may ignore it"

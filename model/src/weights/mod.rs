@@ -13,6 +13,7 @@ mod blocks;
 mod cache_scales;
 mod copy;
 mod cut;
+mod dequantizing;
 mod error;
 mod experts;
 mod linear;

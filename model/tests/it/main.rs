@@ -31,6 +31,7 @@ mod golden_vision_families;
 mod hostile_pictures;
 mod hybrids;
 mod long_texts;
+mod packed_weights;
 mod picture_kinds;
 mod prompts;
 mod pytorch;
