@@ -12,7 +12,7 @@ use bursar_actors::{
     kv::SequenceId,
     order::Priority,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    scheduler::{Finish, NewSequence, NgramSizes, Placeholder, PromptLookup, SchedulingParams},
+    scheduler::{Drafter, Finish, NewSequence, NgramSizes, Placeholder, PromptLookup, SchedulingParams},
     tenant::{Tenant, TenantWeights},
     vision::{EncodeRequest, Ticket},
 };
@@ -66,10 +66,18 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
     samplers[if number.is_multiple_of(9) { 2 } else { number as usize % 2 }].clone()
 }
 
-/// The drafter of a request. Only the sampler with a grammar has none.
-pub fn lookup(number: u64) -> Option<PromptLookup> {
+/// The drafter of a request, in a world whose model has a draft head or not.
+pub fn drafter(number: u64, has_draft_head: bool) -> Drafter {
+    if has_draft_head {
+        return Drafter::DraftHead;
+    }
     let sizes = NgramSizes { min: 1 + number as usize % 2, max: 3 };
-    (!sampler(number).must_see()).then(|| PromptLookup::new(sizes, 256))
+    Drafter::PromptLookup(PromptLookup::new(sizes, 256))
+}
+
+/// Whether the model has a draft head. Half of the seeds with drafts have one.
+pub fn has_draft_head(seed: u64) -> bool {
+    seed % 6 == 2
 }
 
 /// The most drafted tokens of a sequence in a step. Two of three seeds have no drafts.
