@@ -237,7 +237,9 @@ impl Decoder {
         let inner = scope.scope();
         let (layout, mut words) = (StepLayout::of(&batch, self.config.draft_format()), Vec::new());
         layout.pack(&batch, &mut words);
-        let step_arrays = inner.upload([layout.words()], &words)?;
+        // A pass in which every row is chosen is a worst case, so it takes no less memory than others.
+        words.resize(layout.words_with_chosen_rows(), 0);
+        let step_arrays = inner.upload([words.len()], &words)?;
         self.draft_into(&inner, &StepInputs::over(&step_arrays, &layout), caches, of, rows, logits)
     }
 

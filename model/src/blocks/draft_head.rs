@@ -106,23 +106,19 @@ impl DraftHead {
         normed: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let (rows, hidden) = (input.rows(), pass.config.hidden);
-        // The chosen rows are a separate tensor even if they are most of the rows. The memory of a
-        // pass then grows with both numbers of rows, and the worst cases have the most of both.
-        let chosen = match &pass.inputs.chosen_rows {
-            Some(rows) => Some((rows, scope.empty([rows.rows(), hidden])?)),
-            None => None,
-        };
+        // The chosen rows are a separate tensor even if they are most of the rows, and this tensor is
+        // allocated even if every row is chosen. The memory of a pass then grows with both numbers of
+        // rows, and the worst cases have the most of both.
+        let chosen_rows = pass.inputs.chosen_rows.as_ref();
+        let mut chosen = scope.empty([chosen_rows.map_or(rows, Tensor::rows), hidden])?;
         let scratch = scope.activation_scratch(self.layer.norm_formats(), rows, hidden)?;
         let mut stream = Stream { hidden: input, scratch, is_normed: false };
-        let last = match chosen {
-            Some((rows, mut chosen)) => {
-                self.layer.forward_chosen(scope, pass, cache, &mut stream, rows, &mut chosen)?;
-                chosen
-            }
-            None => {
-                self.layer.forward(scope, pass, cache, &mut stream, None)?;
-                stream.hidden
-            }
+        let last = if let Some(rows) = chosen_rows {
+            self.layer.forward_chosen(scope, pass, cache, &mut stream, rows, &mut chosen)?;
+            chosen
+        } else {
+            self.layer.forward(scope, pass, cache, &mut stream, None)?;
+            stream.hidden
         };
         if last.rows() == 0 {
             return Ok(());

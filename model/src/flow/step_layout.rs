@@ -153,6 +153,13 @@ impl StepLayout {
         self.place(StepArray::BlockTables).end
     }
 
+    /// Like [`words`](Self::words), with space for a list of chosen rows even if [every row
+    /// samples](Self::chooses_in_every_row). A step that samples in fewer of these rows needs no more.
+    pub fn words_with_chosen_rows(&self) -> usize {
+        let list = if self.chooses_in_every_row() { self.logit_rows.next_multiple_of(ALIGNMENT) } else { 0 };
+        self.words() + list
+    }
+
     fn length(&self, array: StepArray) -> usize {
         match array {
             StepArray::Tokens => self.tokens,
