@@ -1,8 +1,8 @@
 //! A tool: the model must call it, its arguments arrive in pieces, and its result is part
 //! of the next turn.
 //!
-//! The demo model was not trained to call tools. A forced call is valid nevertheless, because only
-//! tokens that the call format and the tool's schema allow can be sampled.
+//! The demo model was not trained to call tools. A forced call is still valid, because only tokens
+//! that the call format and the tool's schema allow can be sampled.
 //!
 //! `cargo run --release --example 11_call_a_tool`
 

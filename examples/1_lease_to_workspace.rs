@@ -9,7 +9,8 @@ use bursar_budgets::{
     ReleaseNote, ReleaseNotes, Request, RequestId, Segment, Workspace,
 };
 
-/// Leases post their release notes here. In a runtime, the budget actor's mailbox receives them.
+/// Receives the release notes that leases post. In a runtime, the budget actor's mailbox receives
+/// them.
 #[derive(Default)]
 struct Notes(Mutex<Vec<ReleaseNote>>);
 

@@ -27,11 +27,11 @@ struct Question {
     kind: String,
 }
 
-/// Concurrent questions. The runtime accepts 128.
+/// Concurrent questions, far below the limit on requests that run or wait.
 const AT_ONCE: usize = 16;
 
-/// Minimum percentage of exact answers. A lower value means that something is broken. The measured
-/// value is 99.9 %.
+/// Minimum percentage of exact answers. A lower percentage means that something is broken. The
+/// measured percentage is 99.9.
 const EXACT_MIN: f64 = 98.0;
 
 /// Questions about the bundled pictures: picture, question, answer, and the kind

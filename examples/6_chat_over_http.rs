@@ -38,8 +38,8 @@ use tokio::{
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Concurrent chats. A real server allows more, but two are enough for the client below
-/// to exceed the limit.
+/// Limit on concurrent chats. A real server allows more. Two are few enough that the client below
+/// exceeds the limit.
 const REQUESTS: usize = 2;
 
 #[derive(Deserialize)]

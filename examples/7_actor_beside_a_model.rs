@@ -258,8 +258,8 @@ async fn main() -> Result<(), Failure> {
     let is_another =
         |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
     drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);
-    // The old album's bytes are returned after the device's current work, because a step
-    // may still be running.
+    // The old album's bytes are returned once the device has finished its current work, because a
+    // step may still be running.
     tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
         while runtime.budget().snapshot().await.is_ok_and(|now| now.of_class(&Class::external("album")) != PAGE) {
             looks.tick().await;

@@ -14,15 +14,15 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Pieces of text to read before the kill.
 const HEARD: usize = 12;
-/// Tokens of the reply, many more than the model computes ahead of its reader.
+/// Tokens of the reply, many more than the model generates ahead of its reader.
 const TOKENS: usize = 450;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
-    // At this temperature the reply is nonsense. Repeating it needs every earlier token and the
-    // exact position in the random sequence.
+    // At this temperature the reply is nonsense, and generating the same nonsense again needs every
+    // earlier token and the exact position in the random sequence.
     let chat = Chat::new().user("Tell me something.").temperature(4.0).top_k(0).top_p(1.0).seed(5);
     let chat = chat.ignore_end().max_tokens(TOKENS);
     let expected = model.chat(chat.clone()).await?.text().await?;

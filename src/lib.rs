@@ -95,7 +95,7 @@ pub use bursar_actors::{
         DeviceChoice, Health, MakeDevice, MinDevicesFor, ModelHealth, ModelSource, Placement, Placing, Runtime,
         RuntimeConfig, RuntimeError, Supervised,
     },
-    scheduler::NgramSizes,
+    scheduler::{DraftSource, NgramSizes},
     sleep::{NotWoken, SleepError, SleepLevel},
     supervise::{FaultInjection, InjectedFault, Intensity},
     tenant::{Tenant, TenantWeights},

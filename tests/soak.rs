@@ -1,6 +1,6 @@
-//! Many chats of all kinds, cancelled at random moments, and a second soak in which the device and
-//! its actors also have every kind of trouble. After all chats have ended, everything is as before
-//! and the process is no larger.
+//! Many chats of all kinds, cancelled at random moments. In a second soak, actors also die, other
+//! processes take memory, and models sleep. After all chats have ended, everything is as before and
+//! the process is no larger.
 //!
 //! The short soaks run in every test run, with the demo model and with the hybrid demo. The long
 //! soaks take minutes: `cargo test --release --test soak -- --ignored --nocapture`. With the demo
@@ -49,7 +49,7 @@ struct Soak {
     requests: usize,
     /// Requests between two readings. Readings are taken when no request is in progress.
     between_readings: usize,
-    /// Number of first readings to ignore, because caches fill and thread pools start.
+    /// Number of readings to ignore at the start, while caches fill and thread pools start.
     warm_up: usize,
     /// Bytes by which the heap may grow after the warm-up.
     heap_growth: u64,

@@ -10,8 +10,8 @@
 //!
 //! [`tree`] contains the supervision tree and the one table of which actor may ask which.
 //!
-//! This crate knows messages and deaths. It must never know mathematics, files, or the name
-//! of a model family.
+//! This crate handles messages and deaths of actors. It must never know arithmetic, files, or the
+//! name of a model family.
 
 mod actor;
 mod client;

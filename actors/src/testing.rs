@@ -41,7 +41,8 @@ pub async fn move_gate(budget: &Budget, model: Label, to: Gate) -> Result<Result
     budget.move_gate(model, to).await
 }
 
-/// The state of the ledger, as recorded after an attempt at sizing was refused memory.
+/// The state of the ledger after an attempt at sizing was refused memory, as the attempt records
+/// it.
 ///
 /// # Errors
 /// The budget actor did not answer.

@@ -1,7 +1,7 @@
 //! Drills with a supervised model of Qwen2.5-VL-7B's shape on a whole GPU: an account of every
-//! byte, another process that arrives while chats have pictures or while the model starts, GPUs
-//! with too little memory, and loads that made another server lose requests. Without a GPU, each
-//! story prints that and passes.
+//! byte, another process that starts while chats have pictures or while the model starts, GPUs with
+//! too little memory, and loads that made another server lose requests. Without a GPU, each story
+//! prints a note and passes.
 
 mod gpu;
 
@@ -386,7 +386,7 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let wanted = Bytes::mib(7680);
         eventually("the other process has it", async || block_in_place(|| other_process.hold(wanted)) == wanted).await;
-        // Then the other process takes the rest except 200 MiB, the amount that was left to the
+        // Then the other process takes all but 200 MiB of the rest. This amount was left to the
         // server that lost requests under these loads.
         let free = block_in_place(|| other_process.leave(Bytes::mib(200)));
         println!("{free} are free beside the other process");
@@ -417,7 +417,7 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
         let before = stage.measured().await;
         let mut other_process = OtherProcess::moves_in(OTHER_PROCESS);
         let (left, first) = too_little(&stage, &mut other_process, Bytes::gib(4)).await;
-        // `left - available` is memory that the plan cannot lease: the canary, and the memory of
+        // `left - available` is memory that the plan cannot lease: the canary, and memory for
         // kernels.
         let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
         let enough = needed + left.saturating_sub(available);

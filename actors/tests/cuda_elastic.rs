@@ -1,6 +1,6 @@
-//! Another process on a GPU that a model fills. The process gets the memory that it wants, no
+//! Another process on a GPU that a model fills. The process gets the memory that it asks for, no
 //! request fails, and the model regains all memory when the process ends. Without a GPU, the story
-//! prints that and passes.
+//! prints a note and passes.
 
 mod gpu;
 

@@ -1,5 +1,5 @@
 //! Failures on a GPU that other processes use too. Each operation succeeds or returns a typed
-//! error, nothing hangs, and no byte is lost. Without a GPU, each story prints that and passes.
+//! error, nothing hangs, and no byte is lost. Without a GPU, each story prints a note and passes.
 
 mod gpu;
 
@@ -51,7 +51,8 @@ fn another_process_filling_the_card_fails_a_load_until_it_leaves() {
         let before = stage.measured().await;
         let other_process = Arc::new(Mutex::new(Some(OtherProcess::moves_in(OTHER_PROCESS))));
         let (moving, has_filled) = (other_process.clone(), AtomicBool::new(false));
-        // When the GPU fills up, the weights have been leased and backed, and are being copied.
+        // The GPU fills up while the weights, which are leased and backed by then, are being
+        // copied.
         let fill = move |progress| {
             if matches!(progress, Progress::Loading { .. }) && !has_filled.swap(true, Ordering::SeqCst) {
                 let mut other_process = moving.lock().expect("the lock is not poisoned");
@@ -143,8 +144,8 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
             let injected = engine.send_message(EngineMessage::FailLaunches { which, after, count });
             injected.expect("the engine is running");
         };
-        // Fail once, in the middle of a prompt and of a launch of the encoder. The lost
-        // work is computed again.
+        // Fail once, in the middle of a prompt and of an encoder batch. The lost work is computed
+        // again.
         for (which, after) in [(WhichLane::Step, 7), (WhichLane::Vision, 5)] {
             let before = model.serving().await.expect("the model serves").generation;
             drill(which, after, 1);
@@ -155,7 +156,8 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
             let serving = model.serving().await.expect("the model serves");
             assert!(serving.generation > before, "{which:?}: no launch was refused");
         }
-        // Fail repeatedly. Only this request ends, with an error that gives the number of failures.
+        // Fail repeatedly. Only this request ends, with an error that contains the number of
+        // failures.
         drill(WhichLane::Step, 7, 3);
         let error = answer(&model, chat().cache_salt("again and again"))
             .await

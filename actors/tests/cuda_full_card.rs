@@ -1,6 +1,6 @@
-//! A model that fills a whole GPU except for its reserve. The model serves, a dead lane
-//! restarts in the remaining memory, and all memory is returned. Without a GPU, the test
-//! prints that and passes.
+//! A model that fills a whole GPU except for its reserve. The model serves, a dead lane restarts in
+//! the remaining memory, and all memory is returned. Without a GPU, the test prints a note and
+//! passes.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! Decoding with captured graphs on a GPU, compared with decoding launch by launch: both give the
-//! same results. Without a GPU, each test prints that and passes.
+//! Decoding with captured graphs on a GPU gives the same results as decoding without graphs, launch
+//! by launch. Without a GPU, each test prints a note and passes.
 
 mod leased;
 
@@ -240,7 +240,7 @@ impl Stage {
             replies.iter_mut().zip(tokens).for_each(|(reply, token)| reply.push(token));
         };
         // The choices of a step after `position` tokens of each reply. The host may not have seen
-        // the last of these tokens.
+        // the last token of each reply yet.
         let choices = |replies: &[Vec<Token>], position: usize| -> Vec<Choice> {
             let choice = |row: usize| {
                 let produced: Vec<u32> = replies[row].iter().map(|token| token.id).collect();
@@ -361,9 +361,9 @@ fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
     assert_graphs_change_no_reply(&stage);
 }
 
-/// How attention splits its sums depends on the number of rows and the length of contexts. Keys
-/// of more than eight blocks are split in steps of 9 to 22 rows, but not in a step of 24 rows,
-/// which has more warps.
+/// The number of rows and the length of contexts determine how attention splits its sums. Keys of
+/// more than eight blocks are split in steps of 9 to 22 rows, but not in a step of 24 rows, which
+/// has more warps.
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");

@@ -1,7 +1,7 @@
 //! Models on several GPUs. With a single GPU, all ranks share it, which tests everything but the
 //! links. The stories cover replies (of a mixture of experts, through NCCL, and about several
 //! pictures), lanes that die or whose launches are refused, another process on one GPU, and the
-//! return of every byte. Without a GPU, each story prints that and passes.
+//! return of every byte. Without a GPU, each story prints a note and passes.
 
 mod gpu;
 
@@ -234,8 +234,8 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
         let (ranks, model) = served(&devices, source.clone()).await;
         let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for (number, (token, likelihood)) in (0..).zip(of_one) {
-            // Fail one rank in the middle of a launch of the encoder. The other rank notices that
-            // this rank is gone.
+            // Fail one rank in the middle of an encoder batch. The other rank notices that the
+            // failed rank takes no further part.
             if number % 4 == 3 {
                 let refused = EngineMessage::FailLaunches { which: WhichLane::Vision, after: 5, count: 1 };
                 engine.send_message(refused).expect("the engine is running");

@@ -1,7 +1,6 @@
 //! Loss of a GPU while a model serves on it: every caller gets an error, every byte is returned,
-//! and the runtime ends with the reason. After a loss, the driver creates no second context in
-//! the process, so this is a separate program with a single story. Without a GPU, the story
-//! prints that and passes.
+//! and the runtime ends with the reason. After a loss, the driver creates no second context in the
+//! process, so this program has only one story. Without a GPU, the story prints a note and passes.
 
 mod gpu;
 
@@ -77,8 +76,8 @@ impl Tenant {
         self.cuda.wait()
     }
 
-    /// Runs the kernel on addresses without memory. From here on, the context is broken
-    /// for the whole process.
+    /// Runs the kernel on addresses without memory. Afterwards, the context is broken for the whole
+    /// process.
     fn goes_too_far(&self) {
         let start = self.workspace.address();
         self.computes_at(start).expect("a kernel can access the tenant's page");
@@ -99,8 +98,8 @@ struct Open {
 impl Open {
     async fn on(model: &ModelHandle) -> Open {
         // With log-probabilities, each token is an event even if it has no text, and a reply runs
-        // only a few events ahead of its reader. So an unread reply does not end, no matter how
-        // fast the device is.
+        // only a few events ahead of its reader. An unread reply therefore does not end, no matter
+        // how fast the device is.
         let chat = |number: u32| {
             let chat = question("Describe the picture.", TOKENS).log_probabilities(1).cache_salt(number.to_string());
             if number.is_multiple_of(3) { chat } else { chat.image(picture(number)) }
@@ -258,8 +257,8 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         eventually("all credits are free", async || model.requests().0 == 0).await;
         assert_ended(&stage, &model).await;
 
-        // Only the tenant's lease remains, until the tenant drops it. This must be so in the
-        // ledger, in the events, on the device, and as another process sees it.
+        // Only the tenant's lease remains, until the tenant drops it. The ledger, the events, the
+        // device and another process must all agree on that.
         let told = soon("the end of events", diary).await.expect("the task does not panic");
         let snapshot = stage.runtime.budget().snapshot();
         soon("a question to the budget", snapshot).await.expect_err("the budget has ended too");

@@ -1,4 +1,4 @@
-//! The ledger of a runtime on a real GPU. Without a GPU, each test prints that and passes.
+//! The ledger of a runtime on a real GPU. Without a GPU, each test prints a note and passes.
 
 mod gpu;
 
@@ -19,7 +19,7 @@ fn the_ledger_counts_context_modules_and_other_processes() {
         let unexplained = (memory.total - memory.free).saturating_sub(started.overhead + started.foreign);
         assert!(unexplained <= Bytes::mib(64), "{unexplained} are neither overhead nor foreign");
         let pinned = device.pinned(Bytes::mib(64)).expect("the host has page-locked memory");
-        // Memory without a lease looks like another process to the ledger.
+        // The ledger cannot distinguish memory without a lease from memory of another process.
         let address = device.reserve(Bytes::gib(3)).expect("addresses");
         device.back(address, Bytes::gib(3)).expect("the device has room");
         let seen = budget.measure().await.expect("the budget answers");

@@ -1,5 +1,5 @@
-//! A serving model takes no memory from the driver of its GPU. Without a GPU, each story
-//! prints that and passes.
+//! A serving model takes no memory from the driver of its GPU. Without a GPU, each story prints a
+//! note and passes.
 
 mod gpu;
 
@@ -43,7 +43,7 @@ fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
             steps += TOKENS - 1;
         }
         assert!(steps >= 1000, "the model ran {steps} steps");
-        // Run these chats at once. This causes larger steps, several pictures in a launch,
+        // Run these chats at once, to cause larger steps, several pictures in an encoder batch,
         // sampling, penalties, log-probabilities, and prompts that end within chunks.
         let beside = (0..8u32).map(|number| {
             let (model, text) = (model.clone(), "Describe the picture. ".repeat(1 + number as usize));
@@ -95,8 +95,8 @@ fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
         assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, again.cached_tokens));
         assert!(2 * warm.cached_tokens > warm.prompt_tokens, "{warm:?}");
         assert_eq!(second, third);
-        // The uncached rest of the prompt is computed by kernels for fewer rows, so a near-tie
-        // later in the reply may resolve differently.
+        // The uncached rest of the prompt is computed by kernels for fewer rows, so a near-tie in
+        // the reply may resolve differently.
         let begin = |reply: &str| reply.chars().take(8).collect::<String>();
         assert_eq!(begin(&first), begin(&second));
         stage.runtime.unload("demo").await.expect("the model unloads");

@@ -1,5 +1,5 @@
-//! Stories of a lane on a device whose progress is controlled by the story: which work starts while
-//! the device is busy, when each request is answered, and which work a dying lane waits for.
+//! Stories of a lane on a device whose progress the story controls: which work starts while the
+//! device is busy, when each request is answered, and which work a dying lane waits for.
 
 mod leased;
 mod slow;
@@ -100,7 +100,7 @@ impl Stage {
     /// A choice of the likeliest token after this many tokens.
     fn plain_choice(&self, tokens: usize) -> Choice {
         let sampler = self.sampler(SamplingParams::default());
-        Choice { sampler, position: (tokens - PROMPT) as u64, past: None, drafts: Vec::new() }
+        Choice { sampler, position: (tokens - PROMPT) as u64, past: None, drafts: Vec::new(), further: None }
     }
 
     /// Submits a step with a choice. If `tokens` is empty, the step reads the token that
@@ -176,7 +176,8 @@ impl Stage {
             let unseen = (is_ahead && position > 0).then_some(UNSEEN);
             let produced = seen.iter().map(|token| token.id).collect();
             let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced, unseen });
-            let choice = Choice { sampler: sampler.clone(), position: position as u64, past, drafts: Vec::new() };
+            let choice =
+                Choice { sampler: sampler.clone(), position: position as u64, past, drafts: Vec::new(), further: None };
             let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
             answers.push(self.choose("drawn", &fed, cached, choice));
             if !is_ahead || position > 0 {
@@ -263,7 +264,8 @@ fn a_sampling_step_is_followed_like_any_other() {
     let stage = Stage::set();
     let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
-    let drawn = stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None, drafts: Vec::new() });
+    let drawn =
+        stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None, drafts: Vec::new(), further: None });
     let next = stage.step_ahead("B", PROMPT);
     stage.clock.launched(2);
     stage.clock.let_past(ALL);
@@ -291,7 +293,7 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
         });
         let choices = sequences.map(|seed| {
             let params = SamplingParams { temperature: 1.3, seed: seed.into(), ..SamplingParams::default() };
-            Choice { sampler: stage.sampler(params), position: 0, past: None, drafts: Vec::new() }
+            Choice { sampler: stage.sampler(params), position: 0, past: None, drafts: Vec::new(), further: None }
         });
         let answer = stage.submit("drawn", &parts.collect::<Vec<_>>(), choices.collect(), Vec::new());
         let stepped = answer.recv().expect("each job is answered").expect("the step runs");
@@ -313,8 +315,13 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let unknown = stage.vocabulary as u32;
     let followed = prompt[1..].iter().chain([&unknown]).zip((0..=3).cycle());
     let wanted: Vec<Score> = followed.map(|(&token, top)| Score { token, top }).collect();
-    let choice =
-        Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None, drafts: Vec::new() };
+    let choice = Choice {
+        sampler: stage.sampler(SamplingParams::default()),
+        position: 0,
+        past: None,
+        drafts: Vec::new(),
+        further: None,
+    };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
     let next = stage.step_ahead("B", PROMPT);
     // The first step downloads its scores and its token, and the second step its token.

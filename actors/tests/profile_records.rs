@@ -181,7 +181,8 @@ fn another_model_and_another_device_have_another_file() {
     assert_eq!(of("../../etc", "x", "..").parent(), Some(&*folder.0));
 }
 
-/// The format number of a file written now, so that the tests below stay right when the number changes.
+/// The format number of a file written now. With it, the tests below stay valid when the number
+/// changes.
 fn current_format() -> u64 {
     let folder = Folder::empty();
     folder.place().keep(profile(on("1"))).expect("the record is written");

@@ -26,7 +26,9 @@ use bursar_actors::{
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{CacheGroup, CacheGroups, PictureHash, PrefixKeys};
 
-use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafts, lookup, pace, sampler, weights};
+use cast::{
+    Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafter, drafts, has_draft_head, pace, sampler, weights,
+};
 use tiers::{HostMemory, HostRows};
 use worlds::{for_each_world, run_and_say};
 
@@ -47,10 +49,10 @@ struct World {
     under_way: VecDeque<Box<StepPlan>>,
     /// Tokens that the newest step in `under_way` chooses. The next step reads them on the device.
     previous: Vec<u32>,
-    /// The launches of the encoder on the lane, the oldest first.
+    /// The encoder batches on the lane, the oldest first.
     launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
-    /// The content of the encoder cache, by row. Only launches and copies from
-    /// host memory write it.
+    /// The content of the encoder cache, by row. Only encoder batches and copies from host memory
+    /// write it.
     rows: Vec<Option<PictureHash>>,
     /// Pictures whose pixels the vision actor keeps.
     pixels: BTreeSet<PictureHash>,
@@ -93,14 +95,14 @@ struct World {
     /// The number of pictures whose tokens were all in the prefix cache, so that no encoder cache
     /// rows were needed.
     found_computed: usize,
-    /// The number of sequences that counted on such cached pictures, but whose cached blocks were
+    /// The number of sequences that relied on such cached pictures, but whose cached blocks were
     /// evicted before the sequences started.
     missed: usize,
     /// The simulated time: the sum of the times of all steps.
     clock: Duration,
     /// Whether the scheduler is waiting for more requests of a burst.
     gathers: bool,
-    /// The wanted number of blocks in the pool. A new scheduler starts with this many.
+    /// The number of blocks that the pool should have. A new scheduler starts with this number.
     blocks: usize,
 }
 
@@ -113,6 +115,7 @@ fn scheduler(limits: Limits, groups: &CacheGroups, looks_ahead: bool, seed: u64)
     let scheduler =
         SchedulerCore::new(limits).with_groups(groups.clone()).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
     let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
+    let scheduler = scheduler.with_draft_head(has_draft_head(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
 
@@ -266,7 +269,7 @@ impl World {
             // step is planned ahead.
             sampler: sampler(number),
             prompt_read: [].into(),
-            lookup: lookup(number),
+            drafter: drafter(number, has_draft_head(self.seed)),
             prefix: PrefixKeys::default(),
             scheduling_params,
             group: None,
@@ -448,6 +451,10 @@ impl World {
         self.clock += Duration::from_micros(took);
         self.scheduler_step(Input::Now(self.clock));
         self.scheduler_step(Input::Took(took));
+        if has_draft_head(self.seed) {
+            let drafted = self.proposed(&plan, &tokens);
+            self.scheduler_step(Input::Drafted(drafted));
+        }
         self.scheduler_step(Input::Stepped(tokens));
     }
 

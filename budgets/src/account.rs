@@ -7,7 +7,7 @@ use crate::Bytes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     pub total: Bytes,
-    /// Bytes that our process holds outside leases.
+    /// Bytes that this process holds outside leases.
     pub overhead: Bytes,
     /// Bytes that other processes hold.
     pub foreign: Bytes,

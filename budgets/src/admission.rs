@@ -17,10 +17,10 @@ pub struct Waiting<W> {
 
 /// A bounded queue, ordered by priority and then by arrival.
 ///
-/// The head of the queue blocks the rest on purpose. A small request never overtakes a large
-/// request of the same or a higher priority, so a steady stream of small requests cannot block the
-/// large one forever. Within a priority, no request waits forever. A lower priority waits for as
-/// long as requests of a higher priority wait.
+/// A request that does not fit blocks all requests after it on purpose. A small request never
+/// overtakes a large request of the same or a higher priority, so a steady stream of small requests
+/// cannot block the large one forever. Within a priority, no request waits forever. A request of a
+/// lower priority waits for as long as requests of a higher priority wait.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -40,7 +40,8 @@ pub struct Admission<W> {
     waiting_max: usize,
 }
 
-/// The queue is full. An unbounded queue would only hide that memory is short.
+/// The queue is full. The queue is bounded because an unbounded queue would only hide that memory
+/// is short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{waiting} requests are already waiting for memory; the limit is {waiting_max}")]
 pub struct Overloaded {

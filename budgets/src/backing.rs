@@ -13,7 +13,7 @@ pub struct Backing(pub(crate) Arc<Mapping>);
 
 /// A handle that unbacks a segment's memory, even while the segment still exists. The budget uses
 /// the handle to reclaim the memory of a dead owner. The addresses stay reserved until the segment
-/// drops, so a late access faults and cannot reach other memory.
+/// drops, so a late access faults instead of reading or writing other memory.
 #[derive(Clone)]
 pub struct RevokeHandle(pub(crate) Weak<Mapping>);
 
@@ -77,8 +77,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // This fails only on a lost device, which has lost the memory too. There is no caller to
-        // report the error to.
+        // The release fails only on a lost device, whose memory is lost too, and no caller could
+        // handle the error.
         let _ = self.device.release_reservation(self.address());
     }
 }

@@ -33,8 +33,8 @@ pub enum Class {
     VisionCache,
     /// Instantiated CUDA graphs: driver memory at unknown addresses.
     Graphs,
-    /// Bytes kept free on purpose. This class only labels the canary in tables. The ledger refuses
-    /// requests for this class.
+    /// Bytes kept free on purpose. This class is only the canary's label in tables. The ledger
+    /// refuses requests for this class.
     Canary,
     Host,
     /// Host memory for KV blocks and picture embeddings that were offloaded from the device.
@@ -131,8 +131,8 @@ impl Class {
         self.gives_up_rank().is_some()
     }
 
-    /// Whether a claimant of this class may first appear after READY. This is allowed for a user's
-    /// own code and for decoded pictures.
+    /// Whether a claimant of this class may first appear after READY, as a user's own code and
+    /// decoded pictures do.
     pub fn is_guest(&self) -> bool {
         matches!(self, Class::External(_) | Class::Host)
     }

@@ -2,8 +2,8 @@
 
 /// An error that may have a hint.
 ///
-/// The message (`Display`) gives what happened, the limit and the value. The hint
-/// gives what to change.
+/// The message (`Display`) states what happened, the limit and the value. The hint states what to
+/// change.
 ///
 /// ```
 /// use bursar_budgets::{Bytes, Hint};

@@ -1,5 +1,5 @@
-//! Fences: points in the work of a device's lanes. Memory is reclaimed only after the device
-//! has passed its fence.
+//! Fences: points in the work of a device's lanes. Memory is reclaimed only after the device has
+//! passed the fence that follows its last use.
 
 use std::sync::{
     Arc, Mutex,
@@ -136,7 +136,7 @@ impl Fence {
     }
 }
 
-/// The timelines of all lanes of one device. A [`crate::Device`] uses them to find out whether any
+/// The timelines of all lanes of one device. A [`crate::Device`] uses them to determine whether any
 /// lane still uses a piece of memory.
 #[derive(Debug, Default)]
 pub struct Timelines(Mutex<Lanes>);

@@ -108,7 +108,7 @@ pub struct ReleaseNote {
 
 /// A receiver of messages about the end of leases and the start of segments. Implementations must
 /// not block, panic or call back into the lease, because they run in `Drop`, possibly while a
-/// thread unwinds. Sending on a channel is fine.
+/// thread unwinds. An implementation may send on a channel.
 pub trait ReleaseNotes: Send + Sync {
     /// The lease in this note has ended.
     fn post(&self, note: ReleaseNote);
@@ -151,8 +151,8 @@ pub struct Lease {
     pending_release: Mutex<PendingRelease>,
 }
 
-/// How much of a lease is in use, readable while the holder works with the lease. With the
-/// meter, the budget distinguishes this process's memory from other processes' memory
+/// A view of how much of a lease is in use, which can be read while the holder works with the
+/// lease. The budget uses it to distinguish this process's memory from other processes' memory
 /// without sending a message.
 ///
 /// Bytes are added before the device backs them and subtracted after it has unbacked them, so the

@@ -6,7 +6,7 @@ use crate::{Bytes, Device};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerConfig {
     pub total: Bytes,
-    /// The part of `total` that our process holds outside leases.
+    /// The part of `total` that this process holds outside leases.
     pub overhead: Bytes,
     /// The limit for the sum of all leases of host memory.
     pub host_total: Bytes,

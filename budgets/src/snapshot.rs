@@ -19,7 +19,7 @@ pub struct Snapshot {
     pub total: Bytes,
     /// Bytes that are neither granted, overhead, foreign nor part of the canary.
     pub free: Bytes,
-    /// Bytes that our process holds outside leases.
+    /// Bytes that this process holds outside leases.
     pub overhead: Bytes,
     /// Bytes that other processes hold.
     pub foreign: Bytes,
@@ -57,7 +57,7 @@ pub struct GpuLine {
     /// The GPU's label, such as `cuda:1`.
     pub device: String,
     pub total: Bytes,
-    /// Bytes that our process holds on this GPU outside leases.
+    /// Bytes that this process holds on this GPU outside leases.
     pub overhead: Bytes,
     /// Bytes that other processes hold on this GPU.
     pub foreign: Bytes,

@@ -1,5 +1,5 @@
-//! Watches the fences that leases wait for. This code is outside the ledger so that
-//! the ledger stays pure.
+//! Watches the fences that leases wait for. The watch is separate from the ledger so that the
+//! ledger stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError, Hint};
 use cudarc::driver::sys;
 
-/// Exclusive use of the GPU by one test. This is needed because each test reads how much memory is
-/// free, and one test takes all memory.
+/// Exclusive use of the GPU by one test. Tests must not overlap, because each test reads how much
+/// memory is free, and one test takes all memory.
 type GpuLock = MutexGuard<'static, ()>;
 
 /// The first GPU; `None` if there is no GPU. The tests share a context, but each opens its own
@@ -205,8 +205,8 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses are reserved"), device.overhead());
     let before = device.counts().allocations;
-    // Another thread backs and unbacks memory during the measurement. That memory
-    // must not be counted.
+    // Another thread backs and unbacks memory during the measurement. The measurement must not
+    // include that memory.
     std::thread::scope(|threads| {
         let other = threads.spawn(|| {
             for _ in 0..20 {
@@ -266,9 +266,9 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
     let rest = device.reserve(Bytes::gib(1)).expect("addresses are reserved");
     let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("pages run out");
     println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("the driver answers").free);
-    // First unback the tail of a large piece, and then a hole inside a piece. Splitting a piece
-    // copies the part to keep, and no free memory is left for that copy, so the spare pages must
-    // serve.
+    // First unback the tail of a large piece, and then a hole inside a piece. To split a piece, the
+    // device copies the part to keep. No free memory is left for that copy, so it must go to the
+    // spare pages.
     device.unback(address.offset(most - page), page).expect("the tail is unbacked");
     assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
     device.back(rest.offset(page * pages), page).expect("spare pages are backed again");

@@ -89,8 +89,8 @@ struct NaiveLease {
     host: bool,
     priority: Priority,
     bytes: u64,
-    /// The smaller size that the lease gets after a fence, and the number of the request for that
-    /// size.
+    /// The smaller size that the lease gets after a fence, and the number of the request that asked
+    /// for the shrink.
     shrinks: Option<(u64, u64)>,
     ends: bool,
 }

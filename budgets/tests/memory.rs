@@ -401,8 +401,8 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
     let mut reclaim = due.pop().expect("the fence of the lease has passed");
     assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
     assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
-    // The owner's handle drops while another thread returns the memory. The ledger must not be
-    // informed before that thread is done.
+    // The owner's handle drops while another thread returns the memory. The ledger must be informed
+    // only after that thread is done.
     let bringing = std::thread::spawn(move || {
         reclaim.bring().unwrap();
         reclaim

@@ -1,5 +1,5 @@
-//! Tests of small types: queues, gates, seats, sums, plans, snapshots, names, and
-//! the defaults of `Device`.
+//! Tests of small types: queues, gates, reservations, sums, plans, snapshots, names, and the
+//! defaults of `Device`.
 
 use std::{any::Any, borrow::Borrow, sync::Arc};
 

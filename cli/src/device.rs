@@ -206,9 +206,9 @@ impl DeviceOptions {
     }
 
     /// Returns the devices on which `serve` starts runtimes, and the models that each runtime
-    /// loads. Models get separate devices, as long as devices are left, in two cases. Either
-    /// --device names more devices than share a model. Or --tensor-parallel-size is `auto` or has
-    /// one number for each model.
+    /// loads. While devices are left, each model gets separate devices if --device names more
+    /// devices than share a model, if --tensor-parallel-size is `auto`, or if it has one number for
+    /// each model.
     ///
     /// # Errors
     /// - The number of devices is not a multiple of the ranks of a model.
@@ -356,8 +356,8 @@ impl DeviceOptions {
         }
     }
 
-    /// Returns the profile folder only if a flag names it. `bench` uses this folder instead of the
-    /// default one, because its figures must not depend on earlier starts.
+    /// Returns the profile folder only if a flag names it. `bench` uses this folder and never the
+    /// default folder, because its figures must not depend on earlier starts.
     pub fn said_profiles(&self) -> Option<PathBuf> {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }

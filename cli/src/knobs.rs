@@ -44,8 +44,8 @@ impl KnobOptions {
 
     /// Returns the settings of a runtime that serves `models` models on `devices` devices. The
     /// caller sets the device itself. The runtime may lease `host` bytes of host memory, or the
-    /// number of bytes that a knob sets. The host tier of the KV cache is added to this:
-    /// `swap_space` for each model on each device.
+    /// number of bytes that a knob sets, plus the host tiers: `swap_space` for each model on each
+    /// device.
     ///
     /// # Errors
     /// See [`options`](Self::options).

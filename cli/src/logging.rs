@@ -70,8 +70,8 @@ pub enum Requests {
 }
 
 impl Requests {
-    /// Returns targets that log only warnings, and the most verbose log level at which that
-    /// applies.
+    /// Returns the targets that log only warnings, and the most verbose log level at which they do
+    /// so.
     fn hushed(self) -> (&'static [&'static str], Level) {
         match self {
             Requests::Steps => (&[], Level::TRACE),
@@ -127,7 +127,7 @@ fn begin(form: Form, level: Level, requests: Requests) {
     }
 }
 
-/// Whether the lines on standard error are JSON. If so, nothing may be drawn there.
+/// Whether standard error has one JSON object per line. Nothing may be drawn there in that case.
 pub fn is_json() -> bool {
     // Only the JSON form enables this target.
     tracing::enabled!(target: SAID, Level::INFO)
@@ -172,7 +172,8 @@ fn asks_for_json() -> bool {
     said || env::var_os("BURSAR_LOG").is_some_and(|form| form == "json")
 }
 
-/// Prints a line to standard error. Ignores a closed standard error, which is no reason to exit.
+/// Prints a line to standard error. A closed standard error is ignored, because it is no reason to
+/// exit.
 fn print(text: impl Display) {
     drop(writeln!(io::stderr(), "{text}"));
 }

@@ -1,7 +1,8 @@
-//! Printing to standard output, whose reader may close it at any time (`bursar plan | head -1`).
-//! That is not a failure: the rest of the output is dropped and the command ends as usual. The
-//! standard library's `println!` panics in that case, so the macros here replace it throughout the
-//! program. Macros must be declared before they are used, so `main.rs` declares this module first.
+//! Printing to standard output, whose reader may close it at any time (`bursar plan | head -1`). A
+//! closed reader is not a failure: the rest of the output is dropped and the command ends as usual.
+//! The standard library's `println!` panics in that case, so the macros here replace it throughout
+//! the program. Macros must be declared before they are used, so `main.rs` declares this module
+//! first.
 
 use std::{
     fmt,

@@ -66,8 +66,8 @@ pub struct Options {
 const DOES_NOT_FIT: u8 = 1;
 const CANNOT_BE_PLANNED: u8 = 2;
 
-/// Runs the command. Exits with 0 if the model fits, 1 if it does not, and 2 if that cannot be
-/// determined.
+/// Runs the command. Exits with 0 if the model fits, 1 if it does not, and 2 if the plan cannot be
+/// made.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     if options.shapes {
         return list(device, options).await;
@@ -156,8 +156,16 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
             }),
         );
     }
-    if let WeightFormats::Stored(stored) = checkpoint.weight_formats().map_err(LoadError::from)? {
-        notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
+    match checkpoint.weight_formats().map_err(LoadError::from)? {
+        WeightFormats::Stored(stored) => {
+            notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
+        }
+        WeightFormats::Packed(packed) => notes.push(format!(
+            "the checkpoint's weights are {} ({}); their bytes here are those after dequantization",
+            packed.scheme,
+            packed.method.name(),
+        )),
+        WeightFormats::Plain | WeightFormats::Made(_) => {}
     }
     notes.extend(model.block_weights().map(block_note));
     let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;

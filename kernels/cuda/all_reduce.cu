@@ -545,8 +545,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid_constant__ Exchange all) {
     // All collectives of this rank are complete here. Another rank may still wait, in the last
-    // collective, for data in flight to it. That rank gets a millisecond; if the data takes longer,
-    // that collective and all later ones fail.
+    // collective, for data in flight to it. This kernel gives that data a millisecond to arrive; if
+    // the data takes longer, that collective and all later collectives fail.
     wait_for_previous_kernel();
     if (threadIdx.x == 0) {
         __threadfence_system();

@@ -13,16 +13,16 @@
 //   context_lengths  [sequences] u32: tokens of s in the cache, including this step's rows
 //   block_tables     [sequences, blocks_max] u32: the blocks of s in order; entries past its
 //                    context are not read, and neither are entries before the block with the first
-//                    token that a row of s sees
-//   window           the most tokens that a row sees, at least 1; NO_WINDOW if it sees all
+//                    token that a row of s attends to
+//   window           the most tokens that a row attends to, at least 1; NO_WINDOW for all
 //   out              [rows, heads * D], rows `out_pitch` elements apart
-// Row r of a sequence's n rows sees the last `window` of the first context - n + r + 1 tokens. If
-// that number is zero or less, its output is zeros. Query head h uses KV head
+// Row r of a sequence's n rows attends to the last `window` of the first context - n + r + 1
+// tokens. If that number is zero or less, the row's output is zeros. Query head h uses KV head
 // h / (heads / kv_heads). The kernel does not write the output of sequences before
 // `first_sequence` and of rows that belong to no sequence. A sequence may have any number of rows,
 // including 0 and 1.
 //
-// attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its own stretch. A
+// attention_packed_<type>_d<D>: bidirectional; each row attends to all rows of its stretch. A
 // stretch is a run of consecutive rows.
 //   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
 //   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
@@ -34,12 +34,12 @@
 //
 // Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they
 // are multiplied by the values. Pointers are aligned to 16 bytes, pitches are multiples of 8
-// elements, heads is a multiple of kv_heads. A token that no row may see is never added, even if it
-// is a NaN, which the cache may contain past the end of a context. A NaN that a row sees makes that
-// head of that row NaN. A masked NaN value can also make other rows of its sequence NaN (0 * NaN):
-// rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to as many tokens
-// later. Starts are clamped to `rows`, a context to blocks_max * 16 tokens, and a block id >= `blocks`
-// reads as zeros, so nothing outside the arguments is accessed.
+// elements, heads is a multiple of kv_heads. A token that no row may attend to is never added, even
+// if it is a NaN, which the cache may contain past the end of a context. A NaN that a row attends
+// to makes that head of that row NaN. A masked NaN value can also make other rows of its sequence
+// NaN (0 * NaN): rows up to 64 tokens earlier (32 with heads of 256) and, with a window, rows up to
+// the same number of tokens later. Starts are clamped to `rows`, a context to blocks_max * 16
+// tokens, and a block id >= `blocks` reads as zeros, so nothing outside the arguments is accessed.
 //
 // The same code serves sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later targets.
 // For Hopper see attention_prefill_hopper.cu.
@@ -109,8 +109,8 @@ struct QueryPlaces {
     }
 };
 
-// Number of columns of a head in shared memory: D, rounded up to the depth of a matrix product,
-// which is 16. Zeros fill the additional columns.
+// Number of columns of a head in shared memory: D, rounded up to the depth of a tensor core
+// instruction, which is 16. Zeros fill the additional columns.
 template <int D>
 constexpr int WIDE = (D + 15) / 16 * 16;
 
@@ -248,7 +248,7 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
 }
 
 // Processes one tile: its query vectors over the keys 0 .. keys. If `CAUSAL`, row r of the sequence
-// sees only the last `window` of the first visible + r keys.
+// attends only to the last `window` of the first visible + r keys.
 template <typename T, int D, bool CAUSAL, typename Keys>
 __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                        const QueryPlaces& places, const Keys& source, int32_t keys, int32_t visible,
@@ -335,8 +335,8 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     store<T, D>(out, out_pitch, places, gathered, softmax, value_scale, reinterpret_cast<T*>(rows));
 }
 
-// Processes one tile of at most KEYS keys that all its queries see. Everything is copied at once
-// and few registers are used, so that many blocks share an SM and their copies overlap.
+// Processes one tile of at most KEYS keys that all its queries attend to. Everything is copied at
+// once and few registers are used, so that many blocks share an SM and their copies overlap.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                             const QueryPlaces& places, const Keys& source, int32_t keys, float scale) {

@@ -1,8 +1,8 @@
-// The kernels of attention_prefill.cu for Hopper (sm_90a only), after FlashAttention-3 (Shah et
-// al. 2024, arXiv 2407.08608): TMA loads keys and values, warpgroups multiply with wgmma, and
-// the softmax of one warpgroup overlaps with the matrix products of another and with its own
-// product of weights and values. Semantics, tensors and limits are as in attention_prefill.cu, with
-// the following differences.
+// The kernels of attention_prefill.cu for Hopper (sm_90a only), after FlashAttention-3 (Shah et al.
+// 2024, arXiv 2407.08608): TMA loads keys and values, warpgroups multiply with wgmma, and the
+// softmax of one warpgroup overlaps with the matrix multiplications of another warpgroup and with
+// its own multiplication of weights and values. Semantics, tensors and limits are as in
+// attention_prefill.cu, with the following differences.
 //
 // attention_paged_hopper_<type>_d<D> (D in {128, 256})
 // attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
@@ -266,10 +266,10 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             hold(scores);
             release(barriers.keys_empty, keys);
             weigh();
-            // The wait for the keys is here and not just before their product, because the compiler
-            // does not move the softmax past the loop that waits for them. Without this loop, it
-            // moves the softmax after the wait for the product of weights and values, and the two
-            // no longer overlap.
+            // The wait for the keys is here and not just before their multiplication, because the
+            // compiler does not move the softmax past the loop that waits for them. Without this
+            // loop, the compiler moves the softmax after the wait for the multiplication of weights
+            // and values, and the softmax and the multiplication no longer overlap.
             await_keys_below();
             products_wait<0>();
             hold(gathered);
@@ -432,7 +432,8 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //     the same block and shared memory, and `splits` times as many jobs. This kernel is faster if
 //     the kernel without splits would have jobs for at most half of the SMs, and if contexts reach
 //     some thousand tokens. In that case, splits = min(SMs / jobs, keys / SPLIT_KEYS), with the
-//     number of jobs without splits and at most `window` keys. `parts` takes at most SMs * PART_NUMBERS<D> numbers.
+//     number of jobs without splits and at most `window` keys. `parts` takes at most
+//     SMs * PART_NUMBERS<D> numbers.
 //   attention_packed_hopper_<type>_d<D>
 //     block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
 //     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)

@@ -1,5 +1,5 @@
 // Random initialization in place, for weights of a model whose values do not matter. The algorithm
-// is defined in `src/ops/fill_random.rs`; the CPU backend generates the same bits.
+// is defined in `kernels/src/ops/fill_random.rs`; the CPU backend generates the same bits.
 //
 // out[row, column] = round(float(sum - 131070) * factor), where `sum` adds up the four 16-bit
 //                    quarters of splitmix64(seed, row * pitch + column)

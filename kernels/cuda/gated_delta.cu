@@ -21,19 +21,20 @@
 // out        [tokens, value_heads * value_dim]  contiguous; the rows of padding are zeros, and rows
 //                                          that belong to no sequence are not written
 //
-// Arithmetic is f32; out is rounded once. A bf16 state is rounded once per sequence and step, where
+// Arithmetic is f32; out is rounded once. A bf16 state is rounded once per sequence and step, when
 // it is written. A sequence's result does not depend on the batch. With f32 matrices, it also does
 // not depend on how its tokens are divided into steps, up to the order of additions that the
-// compiler chooses. A NaN affects only its own sequence. key_dim is a multiple of 16 and at most KEY_DIM_MAX; slots are
-// aligned to 16 bytes; activations have any alignment. The arrays of `sequences` are read before
-// the previous kernel has ended (programmatic dependent launch); that kernel must not write them.
+// compiler chooses. A NaN affects only its own sequence. key_dim is a multiple of 16 and at most
+// KEY_DIM_MAX; slots are aligned to 16 bytes; activations have any alignment. The arrays of
+// `sequences` are read before the previous kernel has ended (programmatic dependent launch); that
+// kernel must not write them.
 //
 // Method: eight lanes share a row of the matrix (one value element), of which each lane keeps every
 // eighth vector of four elements in registers. The products with the key and with the query are
 // computed from the old state: with d = sigmoid(b) * (v - decay * k^T S), the output is
-// decay * q^T S + (q . k) d. So the state is read once, and all sums over lanes are independent.
-// Norms of q and k are multiplied after the sums. Nothing is shared between warps. Decoding is
-// bound by the reads and writes of the states.
+// decay * q^T S + (q . k) d. The state is therefore read only once, and all sums over lanes are
+// independent. The sums are multiplied by the norms of q and k afterwards. Nothing is shared
+// between warps. Decoding is bound by the reads and writes of the states.
 
 #include "delta_gates.cuh"
 #include "kernel_order.cuh"
@@ -122,7 +123,7 @@ __device__ __forceinline__ void gated_delta(const Delta<Element, Stored>& call) 
     }
     const HeadGates gates = head_gates(call, head);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    // The state may be on its way to the L2 cache while the previous kernel runs. It must not be
+    // The state may be prefetched into the L2 cache while the previous kernel runs. It must not be
     // read yet, because an earlier kernel that has not ended may still write it.
     if (part.read != nullptr) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// The second kernel of the gated delta rule in chunks (include/delta_chunks.cuh): goes through the
+// The second kernel of the gated delta rule in chunks (include/delta_chunks.cuh): processes the
 // chunks of each sequence in order, and writes outputs and states. Operands, slots and output are
-// those of gated_delta.cu, and `prepared` has the results of gated_delta_prepare.cu; key_dim is
+// as in gated_delta.cu, and `prepared` has the results of gated_delta_prepare.cu; key_dim is
 // KEY_DIM, value_dim a multiple of CHUNK_VALUES.
 //
 // Method: a block has CHUNK_VALUES of the values of one head of one sequence. Three steps per chunk
@@ -174,8 +174,8 @@ struct Chunks : Role {
         }
     }
 
-    // Writes the output of this warp's tokens, from the products of queries and the old state. Run by
-    // the second half.
+    // Writes the output of this warp's tokens, from the products of queries and the old state. Run
+    // by the second half.
     __device__ __forceinline__ void write_output(const Chunk& chunk, const Loaded& loaded,
                                                  float (&out)[VALUE_TILES][4]) const {
 #pragma unroll
@@ -230,7 +230,8 @@ __device__ __forceinline__ void store_two(__nv_bfloat16* to, float low, float hi
     *reinterpret_cast<uint32_t*>(to) = pair_from_floats<__nv_bfloat16>(low, high);
 }
 
-// The state of CHUNK_VALUES values, transposed: warp w of the first half has the keys 32 w to 32 w + 32.
+// The state of CHUNK_VALUES values, transposed: warp w of the first half has 32 keys, from key
+// 32 * w on.
 struct State {
     static constexpr uint32_t ROWS = CHUNK_VALUES / TILE, COLUMNS = KEY_DIM / HALF_WARPS / 8;
     float tiles[ROWS][COLUMNS][4];

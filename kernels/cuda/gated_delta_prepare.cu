@@ -1,5 +1,5 @@
 // The first kernel of the gated delta rule in chunks (include/delta_chunks.cuh). It computes
-// normalized keys and queries, gates, T and P of all chunks in parallel. Operands are those of
+// normalized keys and queries, gates, T and P of all chunks in parallel. Operands are as in
 // gated_delta.cu; key_dim is KEY_DIM, and rows of qkv are aligned to 16 bytes.
 //
 // prepared  the results, in the layout of `Prepared`, aligned to 16 bytes; rows of padding and rows
@@ -29,8 +29,8 @@ struct Shared {
 static_assert(sizeof(Shared) == contract::gated_delta::PREPARE_SHARED_BYTES, "the host declares it");
 
 // Limits a log decay to at least -30, so that differences of running sums stay accurate. Without
-// the limit, the sum after a token that forgets everything is so large that later decays are lost
-// in rounding. exp(-30) is below the rounding error of f32. A NaN stays a NaN.
+// the limit, a token with a decay of almost 0 makes the running sum so large that later decays are
+// lost in rounding. exp(-30) is below the rounding error of f32. A NaN stays a NaN.
 __device__ __forceinline__ float bounded_log(float x) { return x < -30.0f ? -30.0f : x; }
 
 // Waits for the first four warps.
@@ -291,6 +291,6 @@ __device__ __forceinline__ void gated_delta_prepare(const Delta<Element, float>&
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (value_heads, tiles), where tiles is at least (rows + (CHUNK - 1) * sequences) / CHUNK
-// over the sequences from first_sequence on; block CHUNK_THREADS, dynamic shared memory
+// Launch: grid (value_heads, tiles), where tiles is at least (rows + (CHUNK - 1) * sequences) /
+// CHUNK over the sequences from first_sequence on; block CHUNK_THREADS, dynamic shared memory
 // PREPARE_SHARED_BYTES.

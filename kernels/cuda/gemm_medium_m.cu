@@ -1,6 +1,6 @@
 // Gate and up GEMM of a gated MLP, fused with the gate (SwiGLU, Shazeer 2020, arXiv 2002.05202),
-// for a few hundred rows: a decode step with so many sequences that the tensor cores, and thus the
-// GPU's power limit, bound it.
+// for a few hundred rows: a decode step with enough sequences to be bound by the tensor cores, and
+// thus by the GPU's power limit.
 // Targets: sm_90a
 //
 // gemm_medium_m_<type>_f<width>
@@ -24,11 +24,12 @@
 // The first copies of weights do not wait for the previous kernel. Code that writes weights must
 // therefore synchronize before it launches this kernel with programmatic stream serialization.
 //
-// As in gemm_large_m.cu, a cluster of two blocks has 256 rows and shares the weights of its
-// tile; one warp copies, two warpgroups multiply. The difference is the tile's width, which lets so
-// few rows fill the GPU. With 96 features per tile (192 rows of the weight), 18,944 features are
-// 198 tiles, three for each of 66 clusters; with 128 features they are 148 tiles, two and a quarter
-// per cluster. The host chooses the width at which the busiest cluster has the fewest features.
+// As in gemm_large_m.cu, a cluster of two blocks has 256 rows and shares the weights of its tile;
+// one warp copies, two warpgroups multiply. The difference is the tile's width, which is chosen so
+// that a few hundred rows fill the GPU. With 96 features per tile (192 rows of the weight), 18,944
+// features are 198 tiles, three for each of 66 clusters; with 128 features they are 148 tiles, two
+// and a quarter per cluster. The host chooses the width at which the busiest cluster has the fewest
+// features.
 //
 // Groups of 64 rows that do not exist are neither copied nor multiplied. If fewer than 64 rows are
 // left for the last group, it begins earlier and overlaps the previous group. It is not padded with

@@ -46,8 +46,8 @@
 // more work. The weight is the M operand of wgmma and x the N operand, whose size can be as small
 // as 8, so that few rows waste little. No two blocks of this kernel share an SM: equal ranges take
 // equal time only if each block has the bandwidth of a whole SM. If launched early, a block starts
-// on an SM as soon as the previous kernel's block there has ended, and fills its stages while other
-// blocks of that kernel still run.
+// on an SM as soon as the previous kernel's block on that SM has ended, and fills its stages while
+// other blocks of that kernel still run.
 
 #include "small_m_product.cuh"
 

@@ -1,4 +1,4 @@
-// Rounding of many rows of activations to E4M3 on Hopper. Results have the same bits as from
+// Rounding of many rows of activations to E4M3 on Hopper. The results are bit-identical to those of
 // quantize.cu. Operands are as in quantize.cu, with `rows` in addition.
 //
 // quantize_large_m_<held>_<type>, rms_norm_rounded_large_m_<held>_<type>

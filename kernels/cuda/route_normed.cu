@@ -1,5 +1,5 @@
-// The residual stream's norm, the router's GEMM and the routing of few rows in one launch. They
-// would otherwise be three launches, each with a microsecond of work.
+// The residual stream's norm, the router's GEMM and the routing of few rows in one launch. As three
+// launches, each would have only a microsecond of work.
 // Targets: sm_90a
 //
 // route_normed_<type>   normed = x / sqrt(mean(x^2) + epsilon) * (weight + weight_offset)
@@ -9,7 +9,7 @@
 // x        [rows, hidden]       rows x_pitch elements apart
 // weight   [hidden]             activations' type
 // router   [experts, hidden]    activations' type
-// normed   [rows, hidden]       contiguous, the same bits as from rms_norm.cu
+// normed   [rows, hidden]       contiguous, bit-identical to rms_norm.cu
 //
 // The rows of all operands are aligned to 16 bytes. hidden is a multiple of COLUMNS, at most
 // HIDDEN_MAX; experts is at most EXPERTS_MAX, rows at most SMALL_M_ROWS. Sums are f32. The order of

@@ -19,16 +19,16 @@ pub struct ActivationFormat {
 impl ActivationFormat {
     pub const PLAIN: ActivationFormat = ActivationFormat { is_unquantized: true, quantization: None };
 
-    /// The format that a product reads, given [`Weight::wants`](crate::Weight::wants): unquantized
+    /// The format that a GEMM reads, given [`Weight::wants`](crate::Weight::wants): unquantized
     /// rows for `None`, otherwise only quantized rows.
     pub fn of(wanted: Option<Quantization>) -> ActivationFormat {
         ActivationFormat { is_unquantized: wanted.is_none(), quantization: wanted }
     }
 
-    /// Combines the formats of two products that read the same rows.
+    /// Combines the formats of two GEMMs that read the same rows.
     ///
     /// # Panics
-    /// If the products read rows that are quantized differently, which no checkpoint has.
+    /// If the GEMMs read rows that are quantized differently, which no checkpoint requires.
     pub fn and(self, other: ActivationFormat) -> ActivationFormat {
         let quantization = self.quantization.or(other.quantization);
         let is_one = [self, other].iter().all(|format| format.quantization.is_none_or(|own| Some(own) == quantization));
@@ -87,8 +87,8 @@ impl<'s> Activations<'s> {
         self.rounded.as_ref().map_or(plain, |rounded| plain + rounded.bytes())
     }
 
-    /// Returns the unquantized rows. Panics if this format is missing, because the model's code
-    /// chooses the formats when it creates the activations.
+    /// Returns the unquantized rows. The model's code chooses the formats when it creates the
+    /// activations, so a missing format is a bug, and this method panics.
     pub fn plain(&self) -> &Tensor<'s> {
         self.plain.as_ref().expect("the activations exist in the plain format")
     }
@@ -132,8 +132,9 @@ pub struct ActivationScratch<'s> {
 }
 
 impl ActivationScratch<'_> {
-    /// Returns activations `[rows, columns]` in `format`, within this space. They contain the
-    /// output of the last operation that wrote here, if that operation wrote the same format.
+    /// Returns activations `[rows, columns]` in `format`, within this space. The activations
+    /// contain the output of the last operation that wrote to the space, if that operation wrote
+    /// the same format.
     ///
     /// # Panics
     /// If the space was created without this format, or for fewer than `rows` rows.

@@ -5,9 +5,9 @@ use bursar_budgets::Bytes;
 
 use crate::{KernelError, Rank, Target, calls};
 
-/// Layers that autotuning should run through, if the model has that many. In a real step, a
-/// layer's weights from the step before are no longer in any cache. Autotuning over this many
-/// layers reproduces that condition.
+/// Number of layers that autotuning should run, if the model has that many. In a real step, no
+/// cache still contains a layer's weights from the preceding step. Autotuning over this many layers
+/// reproduces that condition.
 pub const AUTOTUNED_LAYERS: usize = 8;
 
 /// The arithmetic of every operation, on one target.
@@ -34,13 +34,13 @@ pub trait Backend {
         Rank::ALONE
     }
 
-    /// Turns autotuning on or off. While it is on, results are discarded (the stress before READY),
-    /// so the backend may time several algorithms. The weights of all products must keep their
-    /// addresses until autotuning is turned off.
+    /// Turns autotuning on or off. While autotuning is on, the caller discards all results (as in
+    /// the stress runs before READY), so the backend may time several algorithms. The weights of
+    /// all GEMMs must keep their addresses until autotuning is turned off.
     fn autotune(&self, _on: bool) {}
 
-    /// Times the algorithms for each product that ran since autotuning was turned on, also at other
-    /// row counts. No product is measured twice.
+    /// Times the algorithms for each GEMM that ran since autotuning was turned on, also at other
+    /// row counts. No GEMM is measured twice.
     ///
     /// # Errors
     /// The device is lost.
@@ -48,12 +48,12 @@ pub trait Backend {
         Ok(())
     }
 
-    /// Calls `run` once and keeps what it launches as a graph for later replays. Nothing is
-    /// executed during the capture. `run` may only launch operations: it must not upload or
-    /// download. All addresses, shapes and numbers are fixed in the graph. A backend without graphs
-    /// returns `None` and does not call `run`.
+    /// Calls `run` once and keeps the launches as a graph for later replays. Nothing is executed
+    /// during the capture. `run` may only launch operations: it must not upload or download. All
+    /// addresses, shapes and numbers are fixed in the graph. A backend without graphs returns
+    /// `None` and does not call `run`.
     ///
-    /// Each product in `run` should have been autotuned before, in the same shape.
+    /// Each GEMM in `run` should have been autotuned before, in the same shape.
     ///
     /// # Errors
     /// The error of `run`, or a device error if the device refuses the graph. The backend
@@ -65,9 +65,9 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Tells the other ranks that this rank will not take part in further collectives, so no rank
-    /// waits for it. Ranks that exchange data through host memory detect this when this rank drops
-    /// its end of the link.
+    /// Notifies the other ranks that this rank takes part in no further collectives, so that no
+    /// rank waits for it. Ranks that exchange data through host memory need no notification,
+    /// because they detect that this rank has dropped its end of the link.
     fn abort_collectives(&self) {}
 
     /// Waits until the device has finished all work of this lane, successfully or not. The
@@ -104,8 +104,8 @@ pub trait Backend {
     fn layer_norm(&self, call: calls::LayerNorm<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, and writes the output or adds to it.
     fn linear(&self, call: calls::Linear<'_>) -> Result<(), KernelError>;
-    /// Multiplies by the gate and up weights, and applies the gate. The default is the
-    /// product followed by [`silu_mul`](Backend::silu_mul).
+    /// Multiplies by the gate and up weights, and applies the gate. The default is the GEMM
+    /// followed by [`silu_mul`](Backend::silu_mul).
     fn gated_linear(&self, call: calls::GatedLinear<'_>) -> Result<(), KernelError> {
         let gated = calls::SiluMul { gate_up: call.gate_up.view(), out: call.out };
         self.linear(calls::Linear {

@@ -7,8 +7,6 @@
 use std::{fmt, ops::Range, sync::Arc};
 
 use bursar_budgets::Bytes;
-use half::f16;
-
 /// Elements of the longest block.
 const LONGEST: usize = 256;
 
@@ -145,6 +143,25 @@ impl Unpacked {
         Unpacked { quants: [0; LONGEST], scales: [0.0; LONGEST / 16], offsets: [0.0; LONGEST / BLOCK_GROUP] };
 }
 
+/// A conversion of the bits of an f16.
+pub(crate) trait HalfToF32 {
+    fn widen(bits: u16) -> f32;
+}
+
+/// A conversion without the branches and calls of [`half::f16::to_f32`].
+pub(crate) struct PortableHalf;
+
+impl HalfToF32 for PortableHalf {
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        let magnitude = u32::from(bits & 0x7fff) << 13;
+        let subnormal = f32::from_bits(magnitude + (113 << 23)) - f32::from_bits(113 << 23);
+        let exponent = if magnitude >= 0x7c00 << 13 { 224 << 23 } else { 112 << 23 };
+        let number = if magnitude < 0x400 << 13 { subnormal } else { f32::from_bits(magnitude + exponent) };
+        f32::from_bits(number.to_bits() | u32::from(bits & 0x8000) << 16)
+    }
+}
+
 /// A format of blocks. Functions are always inlined, so that they use the caller's vector
 /// instructions.
 pub(crate) trait Block {
@@ -155,14 +172,14 @@ pub(crate) trait Block {
     const HAS_OFFSETS: bool;
 
     /// Unpacks the bytes of a block.
-    fn unpack(block: &[u8], out: &mut Unpacked);
+    fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked);
 
     /// Widens the bytes of whole blocks. `out` has as many elements as the blocks.
     #[inline(always)]
-    fn widen(blocks: &[u8], out: &mut [f32]) {
+    fn widen<H: HalfToF32>(blocks: &[u8], out: &mut [f32]) {
         let (kind, mut unpacked) = (Self::TYPE, Unpacked::ZEROS);
         for (block, out) in blocks.chunks_exact(kind.bytes()).zip(out.chunks_exact_mut(kind.elements())) {
-            Self::unpack(block, &mut unpacked);
+            Self::unpack::<H>(block, &mut unpacked);
             let halves = out.as_chunks_mut::<16>().0.iter_mut().zip(unpacked.quants.as_chunks::<16>().0);
             for (half, (out, quants)) in halves.enumerate() {
                 let (scale, offset) = (unpacked.scales[half * 16 / Self::GROUP], unpacked.offsets[half / 2]);
@@ -192,22 +209,55 @@ pub(crate) use for_block_type;
 /// Widens the bytes of whole blocks. `out` has as many elements as the blocks.
 #[inline(always)]
 pub fn widen_blocks(kind: BlockType, blocks: &[u8], out: &mut [f32]) {
-    for_block_type!(kind, Format => Format::widen(blocks, out));
+    for_block_type!(kind, Format => Format::widen::<PortableHalf>(blocks, out));
 }
 
 /// The f16 at byte `at`.
 #[inline(always)]
-fn half(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+fn half<H: HalfToF32>(block: &[u8], at: usize) -> f32 {
+    H::widen(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
-/// Splits 16 bytes into 32 elements: the low nibbles of all bytes, then the high nibbles.
+/// `byte` in each of the eight bytes of a word.
+const fn repeated(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
+}
+
+/// Eight bytes of a block from `at` on. Elements are unpacked eight at a time in such words, because
+/// the compiler does not reliably vectorize loops over bytes.
 #[inline(always)]
-fn nibbles(bytes: &[u8; 16], value: impl Fn(usize, u8) -> i8, out: &mut Unpacked) {
-    for (at, byte) in bytes.iter().enumerate() {
-        out.quants[at] = value(at, byte & 0xf);
-        out.quants[at + 16] = value(at + 16, byte >> 4);
+fn word(block: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes(block, at))
+}
+
+/// Writes eight elements, each of which is a byte of `word` minus `zero`. `zero` is at most 128, and
+/// the bytes are at most 127.
+#[inline(always)]
+fn put(out: &mut [i8], at: usize, word: u64, zero: u8) {
+    // The highest bit of each byte keeps the subtraction from borrowing from the next byte.
+    let word = ((word | repeated(0x80)) - repeated(zero)) ^ repeated(0x80);
+    out[at..at + 8].copy_from_slice(&word.to_le_bytes().map(u8::cast_signed));
+}
+
+/// Splits the 16 bytes from `at` on into 32 elements: the low nibbles of all bytes, then the high
+/// nibbles. `high` gives the bits above the nibbles of the eight elements from an index on. `zero` is
+/// subtracted from each element.
+#[inline(always)]
+fn nibbles(block: &[u8], at: usize, high: impl Fn(usize) -> u64, zero: u8, out: &mut Unpacked) {
+    for first in [0, 8] {
+        let both = word(block, at + first);
+        put(&mut out.quants, first, both & repeated(0xf) | high(first), zero);
+        put(&mut out.quants, first + 16, both >> 4 & repeated(0xf) | high(first + 16), zero);
     }
+}
+
+/// The fifth bits of the eight elements from `first` on. Bit `i` of `fifth` belongs to element `i`.
+#[inline(always)]
+fn fifth_bits(fifth: u32, first: usize) -> u64 {
+    let eight = u64::from(fifth >> first & 0xff) * repeated(1);
+    // Byte `i` has only its bit `i`. The addition carries this bit to the highest bit.
+    let own = eight & 0x8040_2010_0804_0201;
+    (own + repeated(0x7f)) >> 3 & repeated(0x10)
 }
 
 /// The bytes of a block from `at` on.
@@ -220,22 +270,27 @@ fn bytes<const COUNT: usize>(block: &[u8], at: usize) -> &[u8; COUNT] {
 /// bytes from byte 4 on. The group's scale is multiplied by the block's scale at byte 0. The
 /// group's offset is subtracted, multiplied by the block's factor at byte 2.
 #[inline(always)]
-fn group_scales(block: &[u8], out: &mut Unpacked) {
-    let (scale, least, six) = (half(block, 0), half(block, 2), bytes::<12>(block, 4));
-    for group in 0..8 {
-        let (of_scale, of_least) = match group {
-            0..4 => (six[group] & 0x3f, six[group + 4] & 0x3f),
-            _ => (six[group + 4] & 0xf | six[group - 4] >> 2 & 0x30, six[group + 4] >> 4 | six[group] >> 2 & 0x30),
-        };
-        out.scales[group] = scale * f32::from(of_scale);
-        out.offsets[group] = -(least * f32::from(of_least));
+fn group_scales<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+    let (scale, least) = (half::<H>(block, 0), half::<H>(block, 2));
+    // The first word has the first four scales, and the second word the first four offsets, each in
+    // the low six bits of a byte. The high bits of these bytes belong to the last four scales and
+    // offsets, whose low bits are in the last word.
+    let [scales, offsets, last] = [4, 8, 12].map(|at| u32::from_le_bytes(*bytes(block, at)));
+    let high = |word: u32| word >> 2 & 0x3030_3030;
+    let scales = [scales & 0x3f3f_3f3f, last & 0x0f0f_0f0f | high(scales)].map(u32::to_le_bytes);
+    let offsets = [offsets & 0x3f3f_3f3f, last >> 4 & 0x0f0f_0f0f | high(offsets)].map(u32::to_le_bytes);
+    for (group, (of_scale, of_offset)) in scales.as_flattened().iter().zip(offsets.as_flattened()).enumerate() {
+        out.scales[group] = scale * f32::from(*of_scale);
+        out.offsets[group] = -(least * f32::from(*of_offset));
     }
 }
 
 pub(crate) mod formats {
     #![expect(non_camel_case_types, reason = "the names are ggml's")]
 
-    use super::{Block, BlockType, Unpacked, bytes, group_scales, half, nibbles};
+    use super::{
+        Block, BlockType, HalfToF32, Unpacked, bytes, fifth_bits, group_scales, half, nibbles, put, repeated, word,
+    };
 
     /// Scale, 32 nibbles.
     pub struct Q4_0;
@@ -262,9 +317,9 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = false;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
-            out.scales[0] = half(block, 0);
-            nibbles(bytes(block, 2), |_, nibble| nibble as i8 - 8, out);
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+            out.scales[0] = half::<H>(block, 0);
+            nibbles(block, 2, |_| 0, 8, out);
         }
     }
 
@@ -273,9 +328,9 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = true;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
-            (out.scales[0], out.offsets[0]) = (half(block, 0), half(block, 2));
-            nibbles(bytes(block, 4), |_, nibble| nibble as i8, out);
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+            (out.scales[0], out.offsets[0]) = (half::<H>(block, 0), half::<H>(block, 2));
+            nibbles(block, 4, |_| 0, 0, out);
         }
     }
 
@@ -284,10 +339,10 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = false;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
             let fifth = u32::from_le_bytes(*bytes(block, 2));
-            out.scales[0] = half(block, 0);
-            nibbles(bytes(block, 6), |at, nibble| (nibble | (fifth >> at & 1) as u8 * 16) as i8 - 16, out);
+            out.scales[0] = half::<H>(block, 0);
+            nibbles(block, 6, |first| fifth_bits(fifth, first), 16, out);
         }
     }
 
@@ -296,10 +351,10 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = true;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
             let fifth = u32::from_le_bytes(*bytes(block, 4));
-            (out.scales[0], out.offsets[0]) = (half(block, 0), half(block, 2));
-            nibbles(bytes(block, 8), |at, nibble| (nibble | (fifth >> at & 1) as u8 * 16) as i8, out);
+            (out.scales[0], out.offsets[0]) = (half::<H>(block, 0), half::<H>(block, 2));
+            nibbles(block, 8, |first| fifth_bits(fifth, first), 0, out);
         }
     }
 
@@ -308,8 +363,8 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = false;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
-            out.scales[0] = half(block, 0);
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+            out.scales[0] = half::<H>(block, 0);
             out.quants.iter_mut().zip(bytes::<32>(block, 2)).for_each(|(quant, byte)| *quant = byte.cast_signed());
         }
     }
@@ -319,12 +374,13 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = true;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
-            group_scales(block, out);
-            let pairs = bytes::<128>(block, 16).as_chunks::<32>().0.iter();
-            for (bytes, quants) in pairs.zip(out.quants.as_chunks_mut::<64>().0) {
-                for (at, byte) in bytes.iter().enumerate() {
-                    (quants[at], quants[at + 32]) = ((byte & 0xf) as i8, (byte >> 4) as i8);
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+            group_scales::<H>(block, out);
+            for pair in 0..4 {
+                for at in (0..32).step_by(8) {
+                    let (both, first) = (word(block, 16 + pair * 32 + at), pair * 64 + at);
+                    put(&mut out.quants, first, both & repeated(0xf), 0);
+                    put(&mut out.quants, first + 32, both >> 4 & repeated(0xf), 0);
                 }
             }
         }
@@ -335,14 +391,14 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = true;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
-            group_scales(block, out);
-            let (fifth, pairs) = (bytes::<32>(block, 16), bytes::<128>(block, 48).as_chunks::<32>().0.iter());
-            for (pair, (bytes, quants)) in pairs.zip(out.quants.as_chunks_mut::<64>().0).enumerate() {
-                for (at, (byte, fifth)) in bytes.iter().zip(fifth).enumerate() {
-                    let fifth = fifth >> (2 * pair);
-                    quants[at] = (byte & 0xf | (fifth & 1) << 4) as i8;
-                    quants[at + 32] = (byte >> 4 | (fifth >> 1 & 1) << 4) as i8;
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+            group_scales::<H>(block, out);
+            for pair in 0..4 {
+                for at in (0..32).step_by(8) {
+                    let (both, first) = (word(block, 48 + pair * 32 + at), pair * 64 + at);
+                    let fifth = word(block, 16 + at) >> (2 * pair);
+                    put(&mut out.quants, first, both & repeated(0xf) | (fifth & repeated(1)) << 4, 0);
+                    put(&mut out.quants, first + 32, both >> 4 & repeated(0xf) | (fifth & repeated(2)) << 3, 0);
                 }
             }
         }
@@ -354,18 +410,19 @@ pub(crate) mod formats {
         const HAS_OFFSETS: bool = false;
 
         #[inline(always)]
-        fn unpack(block: &[u8], out: &mut Unpacked) {
-            let (low, high) = (bytes::<128>(block, 0).as_chunks::<64>().0, bytes::<64>(block, 128).as_chunks::<32>().0);
-            for ((low, high), quants) in low.iter().zip(high).zip(out.quants.as_chunks_mut::<128>().0) {
-                for at in 0..32 {
-                    let six = |nibble: u8, pair: u8| (nibble | (pair & 3) << 4) as i8 - 32;
-                    quants[at] = six(low[at] & 0xf, high[at]);
-                    quants[at + 32] = six(low[at + 32] & 0xf, high[at] >> 2);
-                    quants[at + 64] = six(low[at] >> 4, high[at] >> 4);
-                    quants[at + 96] = six(low[at + 32] >> 4, high[at] >> 6);
+        fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
+            for part in 0..2 {
+                for at in (0..32).step_by(8) {
+                    let [low, next] = [0, 32].map(|more| word(block, part * 64 + at + more));
+                    let (high, first) = (word(block, 128 + part * 32 + at), part * 128 + at);
+                    let nibbles = [low, next, low >> 4, next >> 4].map(|nibbles| nibbles & repeated(0xf));
+                    for (quarter, nibbles) in nibbles.into_iter().enumerate() {
+                        let pair = high >> (2 * quarter) & repeated(3);
+                        put(&mut out.quants, first + quarter * 32, nibbles | pair << 4, 32);
+                    }
                 }
             }
-            let scale = half(block, 208);
+            let scale = half::<H>(block, 208);
             for (out, byte) in out.scales.iter_mut().zip(bytes::<16>(block, 192)) {
                 *out = scale * f32::from(byte.cast_signed());
             }
@@ -376,6 +433,14 @@ pub(crate) mod formats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_half_precision_number_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (found, expected) = (PortableHalf::widen(bits), half::f16::from_bits(bits).to_f32());
+            assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "{bits:#x}: {found}");
+        }
+    }
 
     #[test]
     fn rows_of_several_formats_are_cut_at_their_borders() {

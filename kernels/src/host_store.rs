@@ -1,4 +1,4 @@
-//! Slots in host memory for content that leaves the device.
+//! Slots in host memory for blocks, picture rows and states that are copied from the device.
 
 use bursar_budgets::Bytes;
 

@@ -35,7 +35,7 @@ impl KvShape {
 /// One layer of the cache: `[block, 2 (keys, values), kv_head, BLOCK_TOKENS, head_dim]`.
 ///
 /// Keys and values of a block are adjacent, and a head's sixteen vectors are contiguous, so an
-/// attention head reads a block as two streams.
+/// attention head reads a block as two contiguous ranges.
 #[derive(Clone, Debug)]
 pub struct KvLayer {
     pub(crate) address: Address,

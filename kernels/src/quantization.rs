@@ -1,5 +1,5 @@
-//! Quantization schemes: the elements of a weight, the parts of it that have separate scales, and
-//! the rounding of the activations that it is multiplied by.
+//! Quantization schemes: the element type and the scales of a weight, and the quantization of the
+//! activations that are multiplied by the weight.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ impl<Scale> Quantization<Scale> {
     }
 }
 
-/// The parts of a weight that have separate scales.
+/// The part of a weight that shares one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ScaledBy {
     /// Each block of this many rows and columns. A block of one row is a group of columns.
@@ -87,14 +87,14 @@ impl ScaledBy {
     }
 }
 
-/// How a quantized weight is stored and how its activations are rounded.
+/// How a quantized weight is stored and how its activations are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuantizationScheme {
     /// The type of the weight's elements.
     pub elements: DType,
-    /// The parts of the weight that have separate scales.
+    /// The part of the weight that shares one scale.
     pub weights: ScaledBy,
-    /// The parts of activations that have separate scales. If `None`, activations are not rounded.
+    /// The part of activations that shares one scale. If `None`, activations are not quantized.
     pub activations: Option<Quantization<()>>,
 }
 
@@ -110,8 +110,8 @@ impl QuantizationScheme {
         QuantizationScheme { elements: DType::F8E4M3, weights, activations: Some(activations) }
     }
 
-    /// Returns the type of activations that are multiplied by the weight, if unrounded activations
-    /// are of type `activation`.
+    /// Returns the type of activations that are multiplied by the weight, if unquantized
+    /// activations are of type `activation`.
     pub fn operand(self, activation: DType) -> DType {
         self.activations.map_or(activation, |_| Quantization::ELEMENTS)
     }

@@ -1,4 +1,4 @@
-//! Ranks: devices that compute one model together, and the share that each rank has.
+//! Ranks: devices that compute one model together (tensor parallelism), and each rank's shard.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ pub struct Rank {
     of: usize,
 }
 
-/// A rank's share of rows or columns that are divided among all ranks.
+/// A rank's shard of rows or columns that are divided among all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankShard {
-    /// Index of the first item of this share.
+    /// Index of the first item of this shard.
     pub first: usize,
-    /// Number of items in this share.
+    /// Number of items in this shard.
     pub count: usize,
     /// Number of items of all ranks together.
     pub whole: usize,
@@ -53,16 +53,16 @@ impl Rank {
         self.of == 1
     }
 
-    /// Returns this rank's share of `whole` items that are divided equally. Returns `None` if
+    /// Returns this rank's shard of `whole` items that are divided equally. Returns `None` if
     /// `whole` is not a multiple of the number of ranks.
     pub fn share(self, whole: usize) -> Option<RankShard> {
         let count = whole / self.of;
         whole.is_multiple_of(self.of).then_some(RankShard { first: self.index * count, count, whole })
     }
 
-    /// Returns this rank's share of `whole` items, where each rank has the same number
-    /// of items, rounded up. If `whole` does not divide equally, the last ranks have
-    /// fewer items, possibly zero.
+    /// Returns this rank's shard of `whole` items, where each rank has the same number of items,
+    /// rounded up. If `whole` does not divide equally, the last ranks have fewer items, possibly
+    /// zero.
     pub fn share_rounded_up(self, whole: usize) -> RankShard {
         let each = whole.div_ceil(self.of);
         let first = (self.index * each).min(whole);
@@ -88,18 +88,18 @@ impl RankShard {
         self.count == self.whole
     }
 
-    /// Returns the range of this share among the items of all ranks.
+    /// Returns the range of this shard among the items of all ranks.
     pub fn range(self) -> Range<usize> {
         self.first..self.first + self.count
     }
 
-    /// Returns the same share, counted in parts, if each item consists of `parts` parts.
+    /// Returns the same shard, counted in parts, if each item consists of `parts` parts.
     pub fn times(self, parts: usize) -> Self {
         RankShard { first: self.first * parts, count: self.count * parts, whole: self.whole * parts }
     }
 }
 
-/// The share of a single rank: all items.
+/// The shard of a single rank: all items.
 impl From<usize> for RankShard {
     fn from(whole: usize) -> Self {
         RankShard::all(whole)

@@ -61,8 +61,8 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.rank()
     }
 
-    /// Tells the other ranks that this rank will not take part in
-    /// further collectives; see [`Backend::abort_collectives`].
+    /// Notifies the other ranks that this rank takes part in no further collectives; see
+    /// [`Backend::abort_collectives`].
     pub fn abort_collectives(&self) {
         self.backend.abort_collectives();
     }
@@ -145,7 +145,7 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.counter.add(work);
     }
 
-    /// Counts the work of a product whose activations are `x`.
+    /// Counts the work of a GEMM whose activations are `x`.
     pub(crate) fn count_product(&self, x: &Activations<'_>, work: Work) {
         let is_rounded = x.rounded.is_some() && self.target().multiplies_rounded();
         self.count(Work { rounded_flops: if is_rounded { work.flops } else { 0 }, ..work });

@@ -10,10 +10,10 @@ use crate::{
     },
 };
 
-/// Output features per step of a CPU matrix product: weights that are not `f32` are widened in
-/// panels of this many rows. The number is fixed so that rounding does not depend on the number of
-/// threads that share a product. 64 is the number of rows that `gemm` keeps in registers with
-/// AVX-512. With 128, threads seldom got equal parts of the work.
+/// Output features per step of a CPU GEMM: weights that are not `f32` are widened in panels of this
+/// many rows. The number is fixed so that rounding does not depend on the number of threads that
+/// share a GEMM. 64 is the number of rows that `gemm` keeps in registers with AVX-512. With 128,
+/// threads seldom got equal parts of the work.
 pub(crate) const CPU_PANEL_ROWS: usize = 64;
 
 /// Query vectors per step of attention on the CPU. The number and the tiles' positions are
@@ -36,8 +36,8 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
 /// not depend on the number of threads.
 pub(crate) const CPU_EXPERT_ROWS: usize = 64;
 
-/// Returns the elements of scratch that one thread needs for a product: a panel of widened weight
-/// rows and, for a quantized weight, one widened row of its quantized activations.
+/// Returns the elements of scratch that one thread needs for a GEMM: a panel of widened weight rows
+/// and, for a quantized weight, one widened row of its quantized activations.
 pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     match weight {
@@ -47,9 +47,8 @@ pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, we
     }
 }
 
-/// Returns the elements of scratch that one thread needs for an expert's product: the
-/// expert's rows gathered side by side, their products with a panel of weights, and the panel
-/// if it must be widened.
+/// Returns the elements of scratch that one thread needs for an expert's GEMM: the expert's rows
+/// gathered side by side, the results for a panel of weights, and the panel if it must be widened.
 pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, weight: DType) -> usize {
     let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
     let widened = if matches!(weight, DType::F32) { 0 } else { panel * in_features };
@@ -102,8 +101,8 @@ impl Target {
     }
 
     /// Returns the rows to allocate for a table of `vocabulary` tokens that is an output
-    /// projection. CUDA pads to whole tiles of its products. Without padding, an odd vocabulary
-    /// makes a step of 256 rows a tenth slower.
+    /// projection. CUDA pads to whole tiles of its GEMMs. Without padding, an odd vocabulary makes
+    /// a step of 256 rows a tenth slower.
     pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         match self {
             Target::Cpu { .. } => vocabulary,
@@ -111,8 +110,8 @@ impl Target {
         }
     }
 
-    /// Returns the width to allocate for a model's `features` between two products. CUDA pads to
-    /// whole tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
+    /// Returns the width to allocate for a model's `features` between two GEMMs. CUDA pads to whole
+    /// tiles, as the fast paths of the tensor cores require, and fills the rest with zeros.
     pub fn padded_features(&self, features: usize) -> usize {
         match self {
             Target::Cpu { .. } => features,
@@ -138,7 +137,7 @@ impl Target {
         }
     }
 
-    /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`. The CPU
+    /// Scratch for a GEMM with a `[out_features, in_features]` weight of type `weight`. The CPU
     /// needs one panel of widened weight rows per thread, or nothing for an `f32` weight. On CUDA
     /// the scratch is cuBLASLt's workspace.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
@@ -166,9 +165,9 @@ impl Target {
         }
     }
 
-    /// Scratch for products with experts' weights of type `weight`, `[out_features, in_features]`
-    /// each. For each thread, the CPU needs some rows of one expert, their products, and a panel
-    /// of widened weight rows.
+    /// Scratch for GEMMs with experts' weights of type `weight`, `[out_features, in_features]`
+    /// each. For each thread, the CPU needs some rows of one expert, their results, and a panel of
+    /// widened weight rows.
     pub fn experts_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { threads } => {
@@ -178,8 +177,8 @@ impl Target {
         }
     }
 
-    /// Scratch for `[rows, features]` outputs of experts' gates before they are quantized.
-    /// The CPU quantizes whole rows. On CUDA a tile of a product covers only some columns of a row.
+    /// Scratch for `[rows, features]` outputs of experts' gates before they are quantized. The CPU
+    /// quantizes whole rows. On CUDA a tile of a GEMM covers only some columns of a row.
     pub fn gated_rows_scratch(&self, rows: usize, features: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => DType::F32.bytes(rows * features),

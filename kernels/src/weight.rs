@@ -38,7 +38,7 @@ impl<'m> Weight<'m> {
         Weight { blocks: Some(blocks), ..Weight::plain(data) }
     }
 
-    /// Returns how the weight is stored and how its activations are rounded, or `None` if the
+    /// Returns how the weight is stored and how its activations are quantized, or `None` if the
     /// weight is unquantized.
     pub fn scheme(&self) -> Option<QuantizationScheme> {
         self.scales.as_ref().map(|scales| QuantizationScheme {

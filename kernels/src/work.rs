@@ -6,22 +6,23 @@ use bursar_budgets::Bytes;
 
 use crate::Tensor;
 
-/// Floating-point operations, and the bytes that must cross device memory (each input read once,
-/// each output written once). Divided by a device's rates, they give the roofline's lower bound
-/// on a pass's time.
+/// Floating-point operations, and the bytes that must be read from and written to device memory
+/// (each input once, each output once). Divided by a device's rates, they give the roofline's lower
+/// bound on a pass's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Floating-point operations. A multiply-add counts as two.
     pub flops: u64,
-    /// The number of these operations in products that the target multiplies in a quantized type,
-    /// which is twice as fast as in 16 bits.
+    /// The part of `flops` in GEMMs that the target multiplies in a quantized type, which is twice
+    /// as fast as in 16 bits.
     pub rounded_flops: u64,
     /// Bytes read and written.
     pub bytes: Bytes,
 }
 
 impl Work {
-    /// Returns the work of `flops` operations over `tensors`, if each tensor crosses memory once.
+    /// Returns the work of `flops` operations over `tensors`, if each tensor is read or written
+    /// once.
     pub fn over(flops: u64, tensors: &[&Tensor<'_>]) -> Self {
         Work { flops, bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(), ..Work::default() }
     }

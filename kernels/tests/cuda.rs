@@ -1,5 +1,5 @@
 //! Results of each operation on a GPU, compared with its definition. Without a GPU, each test
-//! prints that and ends.
+//! prints that it is skipped.
 
 mod ground;
 mod rounding;
@@ -24,7 +24,7 @@ use ground::{
     Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes, rounded, search,
 };
 
-/// The lock that one test at a time holds on the GPU, which all tests share.
+/// Held by each test while it uses the GPU, because all tests share one GPU.
 type GpuLock = MutexGuard<'static, ()>;
 
 struct Gpu {
@@ -32,7 +32,8 @@ struct Gpu {
     kernels: Vec<Arc<CudaKernels>>,
 }
 
-/// The first GPU, if there is one, with its kernels for f16 and, where it supports bf16, for bf16.
+/// The first GPU with its kernels for f16 and, if the GPU supports bf16, for bf16. `None` without a
+/// GPU.
 fn gpu() -> Option<(GpuLock, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
@@ -54,7 +55,8 @@ impl Gpu {
         load(&self.device, target)
     }
 
-    /// Compares every operation with its definition, and its memory with its plan.
+    /// Compares the results of every operation with its definition, and its peak of memory with its
+    /// plan.
     fn compare(&self, kernels: &Arc<CudaKernels>) {
         let target = kernels.target();
         let activation = target.activation();
@@ -83,8 +85,8 @@ impl Gpu {
         self.compute_and_count(kernels, bytes, products_by, pass).0
     }
 
-    /// Like [`compute`](Gpu::compute), and also returns how many products
-    /// took cuBLASLt's first suggestion.
+    /// Like [`compute`](Gpu::compute), and also returns how many GEMMs used cuBLASLt's first
+    /// proposal because they were not autotuned.
     fn compute_and_count<T>(
         &self,
         kernels: &Arc<CudaKernels>,
@@ -136,8 +138,8 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
 }
 
 /// Copies are exact. Results computed in f32 differ by the rounding to the stored type. Attention
-/// also rounds its weights before multiplying the values, and some of cuBLASLt's kernels round the
-/// product before adding its bias.
+/// also rounds its weights before it multiplies the values, and some of cuBLASLt's kernels round
+/// the product before they add its bias.
 fn tolerance(pass: &Pass, activation: DType) -> f64 {
     // Half a unit in the last place, for numbers between 1 and 2.
     let rounding = if activation == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
@@ -149,7 +151,8 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         // Half a step of E4M3, because f32 rounding may move a number across the midpoint
         // of two E4M3 numbers.
         Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
-        // The gate's output is rounded before the next product, and so is each expert's product.
+        // The output of the gate and up GEMM is rounded before the down GEMM, and so is the output
+        // of each expert's down GEMM.
         Pass::Mixed(_) => 4.0 * rounding,
         Pass::Step(step) => step.tolerance(rounding),
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
@@ -263,7 +266,7 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     );
 }
 
-/// A product and a gated product of the first rows of the same `x`.
+/// A GEMM and a gated GEMM of the first rows of the same `x`.
 struct Products {
     activation: DType,
     x: Vec<f32>,
@@ -282,7 +285,7 @@ impl Products {
         Products { activation, x: floats(Self::ROWS), plain: floats(Self::OUT), gated: floats(2 * Self::OUT) }
     }
 
-    /// Results for all rows, the ungated product first.
+    /// Results for all rows, first those of the ungated GEMM.
     fn expected(&self) -> [Vec<f64>; 2] {
         let [x, plain, gated] = [&self.x, &self.plain, &self.gated].map(|numbers| rounded(self.activation, numbers));
         let product = |weight: &[f64], row: usize, out: usize| -> f64 {
@@ -322,7 +325,7 @@ impl Products {
 fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     let Some((_gpu_lock, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
-        // Load separate kernels, because other tests measure other products with the shared ones.
+        // Load separate kernels, because other tests measure other GEMMs with the shared kernels.
         let kernels = &gpu.load(target_of(kernels));
         let products = Products::new(kernels.target().activation());
         let expected = products.expected();
@@ -352,8 +355,8 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         }
         assert_eq!(cuda.guesses(), 2, "each autotuned product has an algorithm that ran");
 
-        // There are more lanes here than counters for our own kernel. The lanes without counters
-        // use cuBLASLt.
+        // There are more lanes here than counters for this project's GEMM kernel. The lanes without
+        // counters use cuBLASLt.
         let lane = |_| Cuda::new(kernels).expect("a stream").with_gemm_backend(GemmBackend::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
@@ -361,7 +364,8 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
             assert_eq!(lane.guesses(), 0, "algorithms that one lane measured are known to all lanes");
         }
 
-        // A second start reads the measurements that the first one wrote.
+        // As after a restart, newly loaded kernels take the measurements that the first kernels
+        // wrote.
         let written = serde_json::to_value(kernels.tuning()).expect("the measurements can be serialized");
         let start = |written: &serde_json::Value| {
             let another = gpu.load(target_of(kernels));
@@ -386,7 +390,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
             assert_eq!(rank.tuning(), ranks[0].tuning());
         }
 
-        // A tuning that was edited is rejected.
+        // Edited measurements are rejected.
         let mut spoiled = written;
         for way in spoiled["fastest"].as_array_mut().expect("a list").iter_mut().map(|entry| &mut entry[1]) {
             match way.as_object().and_then(|way| way.keys().next().cloned()).as_deref() {
@@ -404,7 +408,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     }
 }
 
-/// A product with scales for blocks. cuBLASLt only takes row counts that are a multiple of four.
+/// A GEMM with scales per block. cuBLASLt takes only row counts that are a multiple of four.
 fn by_blocks(rows: usize, in_features: usize, out_features: usize, how: How, bias: bool) -> Fp8 {
     Fp8 { rows, in_features, out_features, scaled: Scaled::Blocks(128), product: Product::Linear { how, bias } }
 }
@@ -437,9 +441,9 @@ fn the_library_has_an_algorithm_for_scales_by_block() {
         (100, 640, 264),
         (1000, 1152, 384),
         (4100, 1024, 640),
-        // Our kernel computes the last three rows of this case.
+        // This project's kernel computes the last three rows of this case.
         (4099, 1024, 640),
-        // Our kernel computes all of these cases.
+        // This project's kernel computes all rows of these cases.
         (5, 512, 384),
         (130, 640, 264),
         (2047, 640, 264),
@@ -508,7 +512,7 @@ fn target_of(kernels: &CudaKernels) -> CudaTarget {
     }
 }
 
-/// Layers of Qwen2.5-VL-7B without attention: the products of a decode step.
+/// Layers of Qwen2.5-VL-7B without attention: the GEMMs of a decode step.
 struct Layers {
     weights: Vec<[Tensor<'static>; 4]>,
     bias: Tensor<'static>,

@@ -1,5 +1,5 @@
 //! Copies of blocks and rows to host memory and back on a GPU, and their rates. Without a GPU, each
-//! test prints that and ends.
+//! test prints that it is skipped.
 
 mod ground;
 

@@ -1,5 +1,5 @@
-//! Captured graphs on a GPU, which compute from the contents of their inputs at replay. Without a
-//! GPU, each test prints that and ends.
+//! Captured graphs on a GPU, whose replays compute from the contents that their inputs have at that
+//! time. Without a GPU, each test prints that it is skipped.
 
 mod ground;
 

@@ -1,6 +1,7 @@
-//! Links between GPU ranks that do not use our kernels: copies between ranks that synchronize on
-//! the host, and NCCL. Copies are tested on two GPUs, or on one GPU that runs both ranks. NCCL
-//! needs two GPUs and its library. A test whose requirements are missing prints that and ends.
+//! Links between GPU ranks that do not use this project's kernels: copies between ranks that
+//! synchronize on the host, and NCCL. Copies are tested on two GPUs, or on one GPU that runs both
+//! ranks. NCCL needs two GPUs and its library. A test whose requirements are missing prints that it
+//! is skipped.
 
 mod ground;
 
@@ -30,7 +31,7 @@ struct Ground {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The lock on the GPUs, which one test at a time holds.
+/// The lock that each test holds while it uses the GPUs.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,7 +46,7 @@ impl Ground {
         Ground { devices, kernels, _turn }
     }
 
-    /// `ranks` ranks, on two GPUs if there are two, and otherwise on one GPU.
+    /// Kernels for `ranks` ranks, on two GPUs if there are two, and otherwise on one GPU.
     fn any(ranks: usize) -> Option<Ground> {
         let (turn, first) = (turn(), first_gpu()?);
         let second = CudaDevice::open(1).map_or_else(|_| first.clone(), Arc::new);
@@ -100,7 +101,7 @@ impl Ground {
         links.into_iter().map(RankLink::from).collect()
     }
 
-    /// The ends of a link through NCCL, and the memory that must live as long as the link.
+    /// The ends of a link over NCCL, and the memory that must live as long as the link.
     fn nccl(&self) -> Option<(Vec<RankLink>, Vec<Segment>)> {
         let nccl = match Nccl::open(&self.devices, &search(), "this is a test") {
             Ok(nccl) => nccl,
@@ -195,8 +196,8 @@ fn rows_of_gpus_that_cannot_reach_each_other_go_through_the_driver() {
     }
 }
 
-/// Checks the errors that both ranks get, and when they get them, if rank 1 does not join until
-/// rank 0 has given up.
+/// Checks that both ranks report a lost device: rank 0 after its patience, and rank 1, which joins
+/// only after rank 0 has given up, without waiting.
 fn assert_parted<T: std::fmt::Debug>(found: Vec<(Result<T, KernelError>, Duration)>, why: &str) {
     for (rank, (result, took)) in found.into_iter().enumerate() {
         let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };

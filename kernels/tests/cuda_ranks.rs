@@ -1,7 +1,7 @@
 //! Ranks on a GPU, each with a separate stream and kernels: sums and gathered columns have the bits
 //! of the definition, and a rank that does not join is reported as a lost device. One GPU runs all
 //! ranks, which tests everything except the links between GPUs. Without a Hopper GPU, each test
-//! prints that and ends.
+//! prints that it is skipped.
 
 mod ground;
 
@@ -20,7 +20,7 @@ use ground::{Random, first_gpu, first_largest, leased, load};
 /// split.
 const AT_ONCE: Bytes = Bytes::kib(320);
 
-/// Bytes that ranks exchange at once in sums in shares, which are large.
+/// Like [`AT_ONCE`], for sums in shares, which are large.
 const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
 
 /// Time that a rank waits for the other ranks: longer than a kernel takes to start, and short
@@ -34,15 +34,15 @@ fn told(variable: &str) -> Option<u64> {
     Some(told.parse().expect("a whole number"))
 }
 
-/// Time that a rank waits for the other ranks. Under compute-sanitizer a kernel takes longer to
-/// start. `BURSAR_RANKS_PATIENCE` then sets the time in seconds.
+/// Time that a rank waits for the other ranks. Kernels take longer to start under
+/// compute-sanitizer, for which `BURSAR_RANKS_PATIENCE` sets the time in seconds.
 fn patience() -> Duration {
     told("BURSAR_RANKS_PATIENCE").map_or(PATIENCE, Duration::from_secs)
 }
 
-/// The numbers of ranks whose kernels one GPU can run at the same time. These are all of `ranks`,
-/// except under compute-sanitizer, where blocks take more registers and `BURSAR_RANKS_MOST` sets
-/// the largest number.
+/// Those of the rank counts `ranks` for which one GPU can run the kernels of all ranks at the same
+/// time. Blocks take more registers under compute-sanitizer, for which `BURSAR_RANKS_MOST` sets the
+/// largest count.
 fn together(ranks: Vec<usize>) -> impl Iterator<Item = usize> {
     let most = told("BURSAR_RANKS_MOST").map_or(usize::MAX, |most| most as usize);
     ranks.into_iter().filter(move |of| *of <= most)

@@ -1,5 +1,5 @@
 //! The states of gated delta nets on a GPU, carried from step to step. Without a GPU, the GPU test
-//! prints that it is skipped, and ends.
+//! prints that it is skipped.
 
 mod ground;
 
@@ -32,7 +32,7 @@ fn a_prompt_divided_into_steps_has_the_numbers_of_one_step() {
         let expected = widened(&compute(2, |scope| divided(scope, target.activation, CUTS[0])));
         for cuts in CUTS {
             let found = divided(&Scope::new(&cuda, &workspace, &counter), target.activation, cuts).expect("it runs");
-            // Products of chunks have f16 operands, whose errors add up in the state.
+            // Chunks multiply f16 operands, whose rounding errors add up in the state.
             assert_close(&format!("{cuts:?} in {}", target.activation), &found, &expected, 1.0 / 384.0);
         }
     }

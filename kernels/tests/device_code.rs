@@ -34,8 +34,8 @@ fn options() -> String {
     ["WHEELS", "COMMON", "TARGETS", "PTX_VERSION"].map(texts_of).concat().join("\n")
 }
 
-/// File name endings of the code that is compiled from the source. These are the targets in its `//
-/// Targets:` line, otherwise all targets that need not be named.
+/// File name endings of the code that is compiled from the source: the targets in its `// Targets:`
+/// line, or, without such a line, all targets that need not be named.
 fn endings_of(source: &Path) -> BTreeSet<String> {
     let all = texts_of("TARGETS").into_iter().map(|text| text.split(' ').next().expect("an ending").to_owned());
     let text = fs::read_to_string(source).expect("the file exists");
@@ -78,7 +78,7 @@ fn compiled() -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// The file and all of our files that it includes, sorted by path.
+/// The file and all files of this project that it includes, sorted by path.
 fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
     let (mut found, mut left) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(file) = left.pop() {

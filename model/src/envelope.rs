@@ -98,8 +98,8 @@ impl Envelope {
         }
     }
 
-    /// Maximum drafted tokens in one step, over all sequences. Half of the tokens next to one of a
-    /// decoding sequence are left to prompts.
+    /// Maximum drafted tokens in one step, over all sequences. At most half of a step's tokens, not
+    /// counting one decoded token, are drafted. The rest are left to prompts.
     pub fn drafts_of_step(&self) -> usize {
         (self.draft_tokens * self.sequences).min(DRAFTS_OF_STEP).min((self.step_tokens - 1) / 2)
     }

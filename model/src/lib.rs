@@ -1,8 +1,8 @@
 //! Everything this project knows about models: checkpoints, pictures and text.
 //!
 //! [`flow`] has the data types that pass between the stages: image bytes, patches, embeddings, step
-//! batch, logits, token. A family is written once, generic over the backend. The same code is
-//! planned, measured and served.
+//! batch, logits, token. A family is written once, generic over the backend. Planning, profiling
+//! and serving run the same code.
 //!
 //! This crate must never know an actor, a scheduling policy, the state of a request, or HTTP. It
 //! allocates no device memory: the caller passes each model the segment that holds its weights.

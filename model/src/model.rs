@@ -9,7 +9,7 @@ use bursar_kernels::{
 
 use crate::{
     Depth,
-    blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::share_out},
+    blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::share_out},
     checkpoint::Checkpoint,
     flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
@@ -204,11 +204,12 @@ impl Model {
         self.family.decoder().state_shape(target.activation(), self.state_dtype)
     }
 
-    /// The cache of each decoder layer, in order. `kv` has one entry for each layer of a block. Layer
+    /// The cache of each decoder layer, in order, and then that of the draft head's layer, if the model
+    /// was loaded with its head. `kv` has one entry for each layer of a block. Layer
     /// `i` of every cache group uses `kv[i]`. Each gated delta net takes the next entry of `states`.
     ///
     /// # Panics
-    /// If there are too few of either.
+    /// If `kv` or `states` has too few entries.
     pub fn layer_caches(
         &self,
         kv: impl IntoIterator<Item = KvLayer>,
@@ -219,7 +220,8 @@ impl Model {
             Some((group, place)) => LayerCache::Kv { layer: kv[place].clone(), group },
             None => LayerCache::State(states.next().expect("states for each gated delta net")),
         };
-        (0..self.config.decoder().layers).map(cache).collect()
+        let decoder = self.config.decoder();
+        (0..decoder.layers + decoder.draft_layers()).map(cache).collect()
     }
 
     /// Bytes of one row of the vision cache on `target`.
@@ -285,7 +287,39 @@ impl Model {
         score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step(scope, batch, caches, of, score)
+        self.family.decoder().step(scope, batch, caches, of, None, score)
+    }
+
+    /// Like [`step`](Self::step), but also writes all rows after the decoder's final norm to `hidden`
+    /// `[tokens, hidden]`, for [`draft`](Self::draft).
+    pub fn step_into<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        batch: &StepBatch,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        hidden: &mut Tensor<'_>,
+        score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().step(scope, batch, caches, of, Some(hidden), score)
+    }
+
+    /// Runs the draft head after a step and returns `[logit_rows, vocabulary]` f32, or only this
+    /// rank's columns; see [`Decoder::draft`](crate::blocks::decoder::Decoder::draft).
+    ///
+    /// # Panics
+    /// If the model was loaded without its [draft head](Checkpoint::with_draft_head).
+    pub fn draft<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        batch: &StepBatch,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        rows: DraftRows<'_, '_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().draft(scope, batch, caches, of, rows)
     }
 
     /// Launches a step whose arrays are already on the device, or will be when a CUDA graph of the
@@ -299,7 +333,40 @@ impl Model {
         of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step_over(scope, step_arrays, layout, caches, of)
+        self.family.decoder().step_over(scope, step_arrays, layout, caches, of, None)
+    }
+
+    /// Like [`step_over`](Self::step_over), but also writes all rows after the decoder's final norm
+    /// to `hidden` `[tokens, hidden]`.
+    pub fn step_over_into<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        step_arrays: &Tensor<'_>,
+        layout: &StepLayout,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        hidden: &mut Tensor<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().step_over(scope, step_arrays, layout, caches, of, Some(hidden))
+    }
+
+    /// Launches a pass of the draft head whose arrays are already on the device; see
+    /// [`Decoder::draft_over`](crate::blocks::decoder::Decoder::draft_over).
+    ///
+    /// # Panics
+    /// See [`draft`](Self::draft).
+    pub fn draft_over<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        step_arrays: &Tensor<'_>,
+        layout: &StepLayout,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        rows: DraftRows<'_, '_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().draft_over(scope, step_arrays, layout, caches, of, rows)
     }
 
     fn assert_loaded<B: Backend>(&self) {

@@ -1,4 +1,4 @@
-//! The only list of model families. The list maps each checkpoint to the code of its family.
+//! Registry of the model families: maps each checkpoint to the code of its family.
 
 use std::{
     path::{Path, PathBuf},
@@ -189,11 +189,13 @@ macro_rules! families {
             ///
             /// # Errors
             /// No family supports the architecture, the family does not support the configuration,
-            /// or the checkpoint's image processor belongs to another model.
+            /// the checkpoint's image processor belongs to another model, or the model has no draft
+            /// head although one is [asked for](Checkpoint::with_draft_head).
             pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
                     let mut config = <$folder::Config as Settings>::read(checkpoint, read_text)?;
                     config.decoder_mut().limit_context(checkpoint.context_limit());
+                    config.decoder_mut().select_draft_head(checkpoint.loads_draft_head())?;
                     return Ok(FamilyConfig::$name(config));
                 })*
                 Err(unknown(checkpoint).into())
@@ -220,8 +222,8 @@ macro_rules! families {
                 }
             }
 
-            /// The kinds of work that serving this family puts on a device. A family does not
-            /// compile if no worst case covers one of its kinds.
+            /// The workloads that serving this family puts on a device. A family does not compile
+            /// if no worst case covers one of its workloads.
             pub fn workloads(&self) -> &'static [Workload] {
                 match self {
                     $(FamilyConfig::$name(_) => const { covered(<$folder::Config as Settings>::WORKLOADS) },)*
@@ -251,7 +253,7 @@ macro_rules! families {
             }
 
             /// Expands each placeholder to one token per embedding of its picture or video, and
-            /// gives every token its position. A video has one span per step of time.
+            /// gives every token its position. A video has one span per time step.
             ///
             /// # Errors
             /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or
@@ -354,7 +356,7 @@ impl FamilyConfig {
         self.pictures().map(|pictures| pictures.patch)
     }
 
-    /// The grid of each picture that the encoder sees, if all pictures are tiles of the same size.
+    /// The grid of each picture that the encoder processes, if all are tiles of the same size.
     pub fn tile(&self) -> Option<Grid> {
         self.pictures().and_then(|pictures| pictures.tile)
     }

@@ -8,7 +8,7 @@ pub enum Workload {
     Encode,
     /// Writing embeddings over a prompt's placeholders.
     Merge,
-    /// Reading prompts, in chunks.
+    /// Computing the keys and values of prompts, in chunks.
     Prefill,
     /// Generating a token for every sequence, at the full context length.
     Decode,
@@ -93,14 +93,14 @@ impl WorstCaseKind {
 ///
 /// ```
 /// use bursar_model::workload::{Workload, WorstCaseKind, covered_by};
-/// const HEARS: &[Workload] = &[Workload::Encode];
-/// const _: &[Workload] = covered_by(HEARS, &[WorstCaseKind::DECODES, WorstCaseKind::SMALLEST_PICTURES]);
+/// const NEEDED: &[Workload] = &[Workload::Encode];
+/// const _: &[Workload] = covered_by(NEEDED, &[WorstCaseKind::DECODES, WorstCaseKind::SMALLEST_PICTURES]);
 /// ```
 ///
 /// ```compile_fail
 /// use bursar_model::workload::{Workload, WorstCaseKind, covered_by};
-/// const HEARS: &[Workload] = &[Workload::Encode];
-/// const _: &[Workload] = covered_by(HEARS, &[WorstCaseKind::DECODES]); // no worst case encodes
+/// const NEEDED: &[Workload] = &[Workload::Encode];
+/// const _: &[Workload] = covered_by(NEEDED, &[WorstCaseKind::DECODES]); // no worst case encodes
 /// ```
 pub const fn covered_by(workloads: &'static [Workload], kinds: &[WorstCaseKind]) -> &'static [Workload] {
     let mut at = 0;

@@ -10,10 +10,10 @@ use bursar_kernels::{
 
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
-    blocks::{decoder::StepCaches, layer_cache::LayerCache, vision::most_of_a_rank},
-    flow::{BlockTable, EmbeddingRows, Grid, LogitsOf, ResizedImage, SequencePart, StateSlots, StepBatch},
+    blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::most_of_a_rank},
+    flow::{BlockTable, EmbeddingRows, Grid, LogitsOf, NextToken, ResizedImage, SequencePart, StateSlots, StepBatch},
     registry::EncoderBatch,
-    sampling::{SamplingBuffers, SamplingShape, Score, Scores},
+    sampling::{SamplingBuffers, SamplingShape, Score, Scores, argmax_into},
     workload::{Workload, WorstCaseKind},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct WorstCase {
     pub name: &'static str,
-    /// The kinds of work that this worst case covers.
+    /// The workloads that this worst case covers.
     pub workloads: &'static [Workload],
     pub pass: Pass,
 }
@@ -90,7 +90,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
     worst_cases.push(WorstCase::of(&WorstCaseKind::DECODES, Pass::Step(decodes)));
     if envelope.drafts_of_step() > 0 {
-        let verifies = step(model, envelope, room, request, envelope.logit_rows(), false);
+        // A model with recurrent states also runs the accepted drafts of the last step again.
+        let again = if has_states(model) { envelope.drafts_of_step() } else { 0 };
+        let tokens = (envelope.logit_rows() + again).min(envelope.step_tokens);
+        let verifies = step(model, envelope, room, request, tokens, false);
         worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(verifies)));
     }
     worst_cases
@@ -100,6 +103,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
 /// work of the pass.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
     plan_through(model, target, pass, Depth::Whole)
+}
+
+fn has_states(model: &Model) -> bool {
+    model.config().decoder().step_format().has_states
 }
 
 /// The smallest depth at which a pass reaches its peak memory. Layers of one kind use equal memory,
@@ -223,28 +230,50 @@ fn run_choosing<B: Backend>(
             let score = |row: usize| Score { token: (row % vocabulary) as u32, top };
             let scored: Vec<Score> = (0..batch.score_rows.len()).map(score).collect();
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
-            let layers = &layers[..depth.of(layers.len())];
-            let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
+            let first = &layers[..depth.of(layers.len())];
+            let caches = StepCaches { layers: first, pictures: Some(cache), previous: &buffers.chosen() };
             let of = match wanted {
                 SamplingFeatures::Greedy => LogitsOf::OwnRank,
                 SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
-            let logits = model.step(scope, batch, &caches, of, |scope, logits| scores.score(scope, logits))?;
-            // The scores are downloaded before the tokens, and the pass waits for the tokens.
-            // Scores are downloaded twice because two steps can be in flight, each with a separate
-            // buffer on the host.
-            drop([scores.download(scope)?, scores.download(scope)?]);
+            let width = model.config().decoder().hidden;
+            let mut hidden = match &batch.drafts {
+                Some(_) => Some(scope.empty([batch.token_count(), width])?),
+                None => None,
+            };
             let mut report_words = 0;
-            match wanted {
-                SamplingFeatures::Greedy => buffers.take_argmax(scope, &logits)?,
-                SamplingFeatures::Everything => {
-                    // A plan does not read these words, and there may be gigabytes of them.
-                    if B::COMPUTES {
-                        buffers.ask(scope, &everything(batch, logits.columns()))?;
+            {
+                // The logits of the step are released before those of the draft head are computed.
+                let scope = &scope.scope();
+                let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scores.score(scope, logits);
+                let logits = match &mut hidden {
+                    Some(hidden) => model.step_into(scope, batch, &caches, of, hidden, score)?,
+                    None => model.step(scope, batch, &caches, of, score)?,
+                };
+                // The scores are downloaded before the tokens, and the pass waits for the tokens.
+                // Scores are downloaded twice because two steps can be in flight, each with a
+                // separate buffer on the host.
+                drop([scores.download(scope)?, scores.download(scope)?]);
+                match wanted {
+                    SamplingFeatures::Greedy => buffers.take_argmax(scope, &logits)?,
+                    SamplingFeatures::Everything => {
+                        // A plan does not read these words, and there may be gigabytes of them.
+                        if B::COMPUTES {
+                            buffers.ask(scope, &everything(batch, logits.columns()))?;
+                        }
+                        buffers.choose(scope, &logits)?;
+                        report_words = buffers.shape().layout(logits.rows()).report_words();
                     }
-                    buffers.choose(scope, &logits)?;
-                    report_words = buffers.shape().layout(logits.rows()).report_words();
                 }
+            }
+            if let Some(hidden) = &hidden {
+                let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
+                let mut normed = scope.empty([batch.logit_rows.len(), width])?;
+                let mut drafted = scope.empty_u32([batch.logit_rows.len()])?;
+                let scope = scope.scope();
+                let rows = DraftRows { hidden, normed: &mut normed };
+                let logits = model.draft(&scope, batch, &caches, LogitsOf::OwnRank, rows)?;
+                argmax_into(&scope, &logits, buffers.shape().vocabulary, &mut drafted)?;
             }
             scope.download_later::<u32>(&buffers.results(report_words))?.wait().map(drop)
         }
@@ -341,7 +370,8 @@ fn pictures(
 /// A step of `tokens` tokens, divided among as many sequences as the envelope allows. Each sequence
 /// ends at the full context and asks for the logits of its last tokens, so that the step has as many
 /// rows of logits as the envelope allows. If the model takes pictures, every token belongs to a
-/// picture. The step is smaller if the context is shorter than a sequence's share.
+/// picture. The step is smaller if the context is shorter than a sequence's share. If the model has a
+/// draft head, the step has the inputs of the head.
 fn step(
     model: &Model,
     envelope: &Envelope,
@@ -374,7 +404,7 @@ fn step(
             }
         })
         .collect();
-    let has_states = model.config().decoder().step_format().has_states;
+    let has_states = has_states(model);
     let parts: Vec<SequencePart<'_>> = shares
         .iter()
         .zip(&pictures)
@@ -391,5 +421,10 @@ fn step(
             state: has_states.then(|| StateSlots::in_place(sequence as u32)),
         })
         .collect();
-    StepBatch::pack(&parts)
+    if model.config().decoder().draft_head.is_none() {
+        return StepBatch::pack(&parts);
+    }
+    let known = NextToken::Known { token: 0, cache_row: shows_pictures.then_some(0) };
+    let next = |rows: &usize| if *rows > 0 { NextToken::Chosen } else { known };
+    StepBatch::pack_with_drafts(&parts, &logits.iter().map(next).collect::<Vec<_>>())
 }

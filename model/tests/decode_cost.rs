@@ -1,5 +1,5 @@
-//! Host memory for decoding, which is leased before a picture is decoded. The cost that is computed
-//! from the header must therefore be enough.
+//! Host memory for decoding. The memory is leased before a picture is decoded, so the cost that is
+//! computed from the header must be enough.
 
 mod heap;
 
@@ -102,14 +102,14 @@ fn process_tiles() {
 fn process_one() {
     let processor = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
     let picture = RgbImage::new(801, 600, vec![9; 801 * 600 * 3]).expect("a picture");
-    // Start Rayon's pool first, because its memory does not count for the picture.
+    // Start Rayon's pool first, so that its memory is not counted as the picture's.
     rayon::join(|| (), || ());
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
     let said = plan.host_bytes.0;
     println!("processing: said {said}, took {taken}");
-    // The filter's weights, and a band of eight rows per thread, take a few kilobytes
-    // each beyond the plan.
+    // Two parts are beyond the plan and take a few kilobytes each: the filter's weights, and a band
+    // of eight rows per thread.
     assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
     assert!(taken >= said, "took {taken} bytes, the estimate was {said}");
 }
@@ -168,8 +168,8 @@ fn decode_all() {
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("the picture decodes"));
         println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
         assert!(taken <= said, "{name}: took {taken} bytes, the estimate was {said}");
-        // libjpeg allocates outside Rust, which is not counted. For a progressive picture, that is
-        // most of the memory.
+        // libjpeg allocates most memory of a progressive picture outside Rust, where it is not
+        // counted.
         let counted = if name.ends_with("progressive.jpg") { 4 } else { 3 };
         assert!(said <= counted * taken, "{name}: took {taken} bytes, the estimate of {said} is too high");
         assert!(probing <= bytes.bytes().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");

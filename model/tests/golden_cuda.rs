@@ -106,21 +106,22 @@ const RECORDED: [Recorded; 21] = [
     },
 ];
 
-/// Largest errors of a type compared with the recorded f32 numbers, and between two ways to
-/// compute the same numbers with this code, relative to the largest recorded number. On an H200
-/// (bf16 and f16), the embeddings are off by at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2
-/// and 5.7e-3. transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and
-/// by 3.2e-2 and 3.1e-3.
+/// Largest errors of a type, relative to the largest recorded number: compared with the recorded
+/// f32 numbers, and between two ways to compute the same numbers with this code. On an H200 (bf16,
+/// then f16), the embeddings are off by at most 1.6e-2 and 2.6e-3, and the logits by 4.8e-2 and
+/// 5.7e-3. In the same types on a CPU, the embeddings of transformers itself are off by 1.6e-2 and
+/// 2.3e-3, and its logits by 3.2e-2 and 3.1e-3.
 struct Tolerance {
     embeddings: f32,
     logits: f32,
 }
 
-/// In bf16, a token may be routed to another expert than in f32 if two experts are nearly tied:
-/// transformers' own bf16 logits are off by 2.0e-1 for the prompt `long` of `qwen3_moe`, and by 3.5e-1
-/// for `short` of `qwen3_5_moe`, whose states keep what such a token wrote. On an H200 the latter is
-/// off by 4.8e-1. States also add up the errors of all tokens: transformers' bf16 logits of `qwen3_5`
-/// are off by 6.6e-2, and on an H200 Bursar's by 7.2e-2.
+/// In bf16, a token may be routed to another expert than in f32 if two experts are nearly tied.
+/// transformers' own bf16 logits are off by 2.0e-1 for the prompt `long` of `qwen3_moe`. They are
+/// off by 3.5e-1 for `short` of `qwen3_5_moe`, whose states keep what such a token wrote; Bursar's
+/// logits for this prompt are off by 4.8e-1 on an H200. States also add up the errors of all
+/// tokens: transformers' bf16 logits of `qwen3_5` are off by 6.6e-2, and Bursar's by 7.2e-2 on an
+/// H200.
 fn tolerance(activation: DType, has_experts: bool, has_states: bool) -> Tolerance {
     let logits = match activation {
         DType::BF16 if has_experts => 6e-1,
@@ -201,8 +202,8 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
                 let found: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
                 worst[0] = worst[0].max(relative_error(&found, &expected));
                 bench.forget(rows);
-                // The same pictures after all pictures of the case, so that they have another
-                // position in the batch, among windows of other sizes.
+                // The same pictures after all pictures of the case, so that they are at another
+                // position in the batch, next to windows of other sizes.
                 let company: Vec<_> = case.images.iter().chain(patches.iter().copied()).collect();
                 let rows = bench.encode(&company);
                 let among: Vec<f32> =
@@ -248,8 +249,8 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
             story.name
         );
         assert!(prefill.max(decode) <= bound, "{}: logits differ by {prefill:e} and {decode:e}", story.name);
-        // The recorded token wins in f32. If it loses here, both logits are off, each by
-        // at most the bound.
+        // The recorded token wins in f32. If another token wins here, the logits of both tokens are
+        // off, each by at most the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
         let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
         assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens differ", story.name);

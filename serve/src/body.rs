@@ -52,8 +52,8 @@ pub(super) struct Bodies {
     is_tidied_up: Arc<AtomicBool>,
 }
 
-/// Delay after a large body until freed memory is returned to the system. One call
-/// then covers several bodies.
+/// Delay between a large body and the call that returns freed memory to the system, so that a
+/// single call covers several bodies.
 const TIDIED_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Bodies {
@@ -120,8 +120,9 @@ impl<T: FromJson, S: AsRef<Bodies> + Send + Sync> FromRequest<Arc<S>> for JsonBo
         if bytes.len() <= LARGE {
             return Ok(JsonBody { value: T::from_json(&bytes)?, room });
         }
-        // Parsing a large body would delay other requests on this thread. A body is in memory twice
-        // while it is parsed, so at most one body per CPU is parsed at a time.
+        // Parsing a large body would delay other requests on this thread. While a body is parsed,
+        // its text and its values are both in memory, so at most one body per CPU is parsed at a
+        // time.
         let _turn = bodies.turns.acquire().await.expect("the semaphore is never closed");
         let value = aside(|| T::from_json(&bytes));
         drop(bytes);

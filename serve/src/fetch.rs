@@ -45,8 +45,8 @@ pub(super) struct Fetcher {
 
 impl Fetcher {
     pub(super) fn new(options: &ServeOptions) -> Self {
-        // `follow` follows redirects itself, because it checks the host of each redirect. A proxy
-        // would resolve names itself, without the address check of `Addresses`.
+        // `follow` follows redirects itself and checks the host of each redirect. A proxy is not
+        // used, because it would resolve names without the address check of `Addresses`.
         let config = Config::builder()
             .max_redirects(0)
             .max_redirects_will_error(false)

@@ -163,8 +163,8 @@ async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Resul
     Ok(found.into_iter().map_while(|frame| frame).collect())
 }
 
-/// Samples a video that reports no duration, such as a recording of a browser. Whenever there are
-/// too many frames, every second frame is dropped.
+/// Samples a video that reports no duration, such as a recording of a browser. Each time that there
+/// are too many frames, every second frame is dropped.
 async fn unmeasured(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
     let (_, rate) = sampling.frames(0.0).map_err(|error| Fault::Film(error.to_string()))?;
     let mut thinned = Thinned { kept: Vec::new(), most: sampling.frames_max, stride: 1, seen: 0 };

@@ -51,7 +51,7 @@ pub(super) struct Client {
 }
 
 /// Resources that a request holds while it is answered: permits for its replies, and reserved
-/// memory, including the memory of pictures that the model still holds.
+/// memory. The reserved memory includes the memory of pictures that the model still holds.
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
@@ -130,8 +130,8 @@ impl Guard {
         self.admin_hashes.is_empty() && (self.open_admin || is_alone)
     }
 
-    /// Whether there are several keys. If so, the load of the server would reveal to one client the
-    /// load of other clients.
+    /// Whether there are several keys. With several keys, the load of the server would reveal to
+    /// one client the load of other clients.
     pub(super) fn has_tenants(&self) -> bool {
         self.keys.len() > 1
     }
@@ -162,7 +162,7 @@ impl Guard {
     /// server. Every client of such a server is an administrator if the server has no keys.
     pub(super) fn admit_at(&self, headers: &HeaderMap, is_local: bool) -> Result<Client, ApiError> {
         let hash = sent_key(headers).map(blake3::hash);
-        // Compare every key, so that the time does not reveal which one matched.
+        // Compare every key, so that the time does not reveal which key matched.
         let is_admin = hash.is_some_and(|hash| {
             let keys = self.admin_hashes.iter();
             keys.fold(false, |found, key| found | bool::from(key[..].ct_eq(&hash.as_bytes()[..])))
@@ -177,7 +177,7 @@ impl Guard {
             return Ok(anyone);
         }
         let hash = hash.ok_or_else(|| refused("this server requires an API key"))?;
-        // Compare every key, so that the time does not reveal which one matched.
+        // Compare every key, so that the time does not reveal which key matched.
         let keys = self.keys.iter().enumerate();
         let found = keys.fold(None, |found, (index, key)| {
             if bool::from(key.hash.ct_eq(hash.as_bytes())) {

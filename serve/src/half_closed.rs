@@ -17,12 +17,12 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// An end of input within this time after the last bytes counts as a half-close. A later
-/// end counts as a disconnect, which cancels the request. TCP does not distinguish the two
-/// until the server writes.
+/// An end of input within this time after the last bytes counts as a half-close. A later end counts
+/// as a disconnect, which cancels the request. TCP shows the difference only when the server
+/// writes.
 const WITH_REQUEST: Duration = Duration::from_millis(100);
-/// How often a half-closed connection is checked: if the client has reset it,
-/// the request is canceled.
+/// Interval at which a half-closed connection is checked. If the client has reset it, the request
+/// is canceled.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// A stream that can return the error of its socket. After the end of input, reads no longer

@@ -274,7 +274,7 @@ impl Limits {
     }
 }
 
-/// Rate-limited log of connection errors, of which there may be thousands.
+/// Rate-limited log of connection errors, which may arrive by the thousand.
 #[derive(Default)]
 struct Errors {
     told: Option<Instant>,

@@ -126,7 +126,8 @@ impl Link {
         !matches!(self.what, What::Picture(_))
     }
 
-    /// Number of pictures, as far as it is known before reading. A video file counts as one.
+    /// Number of pictures, as far as it is known before reading. A video file counts as one
+    /// picture.
     fn pictures(&self) -> usize {
         match &self.what {
             What::Picture(_) | What::Film(..) => 1,
@@ -216,8 +217,8 @@ fn bytes(param: &str, bytes: Vec<u8>) -> Result<Source, ApiError> {
 }
 
 /// Reads all links, `AT_ONCE` at a time. `facts` are needed for video files, and for pictures with
-/// `detail: low`. The data counts towards the limit of request bytes in memory, because a small
-/// request may name large files.
+/// `detail: low`. The bytes that are read count toward the limit of request bytes in memory,
+/// because a small request may name large files.
 pub(super) async fn read(
     links: Vec<Link>,
     facts: Option<&ModelFacts>,

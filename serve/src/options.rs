@@ -41,51 +41,54 @@ pub struct ServeOptions {
     /// Whether every client is an administrator if there are no `admin_keys`.
     pub open_admin: bool,
     /// Largest request body. Larger bodies get 413. Pictures in a body are in base64, which is a
-    /// third larger than the file.
+    /// third larger than the file. Default: 64 MiB.
     pub body_bytes: Bytes,
     /// Memory for the bodies of all concurrent requests, and for pictures and videos that are read
-    /// for them. Requests that would exceed this memory get 503.
+    /// for them. Requests that would exceed this memory get 503. Default: 1 GiB.
     pub bodies_bytes: Bytes,
     /// Time that a client has to send a whole body. A client that stops reading its response is
-    /// disconnected after the same time.
+    /// disconnected after the same time. Default: 60 s.
     pub body_time: Duration,
-    /// Time that a client has to send the head of a request. An idle connection is closed
-    /// after the same time.
+    /// Time that a client has to send the head of a request. An idle connection is closed after the
+    /// same time. Default: 15 s.
     pub head_time: Duration,
-    /// Largest head of a request. Larger heads get 431.
+    /// Largest head of a request. Larger heads get 431. Default: 32 KiB.
     pub head_bytes: Bytes,
-    /// Maximum concurrent connections. Connections above the limit get 503 for everything
-    /// except health and metrics.
+    /// Maximum concurrent connections. Connections above the limit get 503 for everything except
+    /// health and metrics. Default: 4,096.
     pub connections: usize,
-    /// Maximum concurrent connections from one address, or from one /64 network of IPv6.
+    /// Maximum concurrent connections from one address, or from one /64 network of IPv6. Default:
+    /// 2,048.
     pub connections_per_address: usize,
     /// Maximum concurrent replies per key, or of all clients together if there are no keys. Further
-    /// requests get 429. With `None`, only the models limit concurrent replies.
+    /// requests get 429. With `None`, the default, only the models limit concurrent replies.
     pub streams_per_key: Option<usize>,
     /// Time without events after which a stream gets a comment, so that proxies keep it open.
+    /// Default: 10 s.
     pub keep_alive: Duration,
-    /// Time that running replies have to finish when the server shuts down.
+    /// Time that running replies have to finish when the server shuts down. Default: 30 s.
     pub drain: Duration,
     /// Maximum number of stored responses of `/v1/responses`. Responses are stored in memory only.
-    /// The oldest response of the key that stores the most is evicted first.
+    /// The oldest response of the key that stores the most is evicted first. Default: 1,024.
     pub responses: usize,
-    /// Maximum bytes of all stored responses and their conversations, pictures included.
+    /// Maximum bytes of all stored responses and their conversations, pictures included. Default:
+    /// 256 MiB.
     pub responses_bytes: Bytes,
     /// Hosts that pictures and videos may be fetched from, such as `example.org` or
     /// `example.org:8443`. Empty by default.
     pub url_hosts: Vec<String>,
-    /// Whether these hosts may have private addresses, for example in a company's internal
-    /// network. `false` by default: the owner of a host name could point it at other machines
-    /// in the server's network.
+    /// Whether these hosts may have private addresses, for example in a company's internal network.
+    /// `false` by default: the owner of a host name could otherwise point it at other machines in
+    /// the server's network.
     pub private_url_hosts: bool,
     /// Folder of the files that `file:` URLs of pictures and videos may name. `None` by default.
     pub media_root: Option<PathBuf>,
-    /// Time limit for reading a file below `media_root`.
+    /// Time limit for reading a file below `media_root`. Default: 10 s.
     pub media_time: Duration,
     /// Path of the program `ffmpeg`, which decodes MP4, MOV, WebM and MKV. Without it, such videos
     /// are refused. Animated GIF and WebP do not need it. `None` by default.
     pub ffmpeg: Option<PathBuf>,
-    /// Time limit for decoding a video.
+    /// Time limit for decoding a video. Default: 30 s.
     pub film_time: Duration,
     /// Whether `/metrics` also has vLLM's series, which dashboards and autoscalers read.
     pub vllm_metrics: bool,

@@ -122,7 +122,7 @@ impl Service {
         let routes = routes
             .layer(CatchPanicLayer::custom(panicked))
             .layer(middleware::from_fn_with_state(self.shared.clone(), named));
-        // CORS is the outermost layer, so that pages can read error responses too.
+        // CORS is the outermost layer, so that web pages can read error responses too.
         let routes = if self.shared.options.origins.is_empty() {
             routes
         } else {
@@ -172,8 +172,8 @@ async fn by_administrator(
     if client.is_admin() { next.run(request).await } else { shared.guard.admin_only().into_response() }
 }
 
-/// Admits administrators. Admits all clients if there is at most one key, because they then see
-/// only their own load.
+/// Admits administrators. Admits all clients if there is at most one key, because no client can
+/// then see the load of others.
 async fn by_administrator_or_only_key(
     state: State<Arc<Shared>>,
     client: Extension<Client>,

@@ -102,8 +102,8 @@ impl Shared {
 }
 
 impl Service {
-    /// Creates a service without models. Add models with [`add`](Self::add) when they are ready, or
-    /// report their state with [`set`](Self::set) before that.
+    /// Creates a service without models. Add each model with [`add`](Self::add) when it is ready.
+    /// Until then, report its state with [`set`](Self::set).
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         Service::over(std::slice::from_ref(runtime), options)
     }
@@ -151,8 +151,8 @@ impl Service {
     }
 
     /// Serves a model under one more name, which is not listed. `of` is the first name of the
-    /// model, and `alias` is the additional name. `/health` shows the model under its alias,
-    /// because its names may be paths.
+    /// model, and `alias` is the additional name. `/health` shows the alias, because the model's
+    /// names may be paths.
     pub fn alias(&self, alias: impl Into<String>, of: impl Into<String>) {
         self.shared.models.alias(alias.into(), of.into());
     }

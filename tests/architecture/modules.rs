@@ -1,8 +1,8 @@
-//! Arrows between the files of a crate, and their cycles.
+//! Dependencies between the files of a crate (`arrows`), and their cycles.
 //!
-//! An arrow leads from the file that names an item to the file that defines it. Declarations (`mod`) and
-//! re-exports (`pub use`) are not arrows: a path through them leads to the file of the item. Unit
-//! tests do not count.
+//! An arrow leads from the file that names an item to the file that defines it. Declarations
+//! (`mod`) and re-exports (`pub use`) are not arrows: a path through them leads to the file of the
+//! item. Unit tests are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,8 +55,8 @@ impl Crate {
             }
             for (name, path) in &module.imports {
                 // The import of an item is an arrow even if only a trait's methods are used. The
-                // import of a module is not: its items are named elsewhere. A re-export is not an
-                // arrow either.
+                // import of a module is not an arrow, because other lines name the module's items.
+                // A re-export is not an arrow either.
                 if !is_reexported(&module.code, name) {
                     targets.extend(self.definition(at, path, 0).filter(|_| self.module(at, path, 0).is_none()));
                 }

@@ -17,8 +17,8 @@ fn read(path: &str) -> String {
 }
 
 /// Files with this ending that git tracks, as paths from the root, without the diaries in
-/// `archive`. Untracked files in the checkout belong to the developer and are not checked. The list
-/// is empty where there is no git.
+/// `archive`. Untracked files in the checkout belong to the developer and are not checked. Without
+/// git, the list is empty.
 fn files(ending: &str) -> Vec<String> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
     let Ok(listed) = listed else { return Vec::new() };

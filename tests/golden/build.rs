@@ -14,7 +14,7 @@ fn main() -> io::Result<()> {
     DEMOS.iter().for_each(|(_, folder)| println!("cargo:rerun-if-changed={folder}"));
     let into = std::env::var_os("OUT_DIR").expect("cargo sets it");
     let into = Path::new(&into).join("golden");
-    // Files from an earlier build would otherwise pass for recorded files.
+    // Remove files of an earlier build, which tests would take for recorded files.
     if into.exists() {
         fs::remove_dir_all(&into)?;
     }
@@ -40,7 +40,8 @@ fn unpack_weights(from: &Path, to: &Path) -> io::Result<()> {
             Some(name) => {
                 io::copy(&mut XzReader::new(fs::File::open(&path)?, false), &mut fs::File::create(to.join(name))?)?;
             }
-            // A developer decompressed this file for another tool, perhaps in an older checkout.
+            // Skip a file that a developer decompressed for another tool, perhaps in an older
+            // checkout.
             None if name.ends_with(".safetensors") => {}
             None => drop(fs::copy(&path, to.join(name))?),
         }

@@ -148,8 +148,8 @@ fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
 
 #[test]
 fn what_went_to_the_host_and_came_back_is_counted() {
-    // Seven different prompts of 1,000 tokens, with 4,096 tokens of KV cache on the device. The
-    // eighth request repeats the first.
+    // Seven different prompts of 1,000 tokens each, with 4,096 tokens of KV cache on the device.
+    // The eighth request repeats the prompt of the first.
     let line = |number: u64| {
         let hashes = format!("[{}, {}]", number % 7 * 2, number % 7 * 2 + 1);
         let at = number * 200;

@@ -126,7 +126,7 @@ fn a_router_hears_of_a_death_and_a_sleep_and_of_what_comes_after() {
         model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("the model sleeps");
         router.follow(&mut events, |router| router.clearings == 4 && router.known.is_empty()).await;
         while usage.changed().await.expect("the model still runs") != KvUse::default() {}
-        // The usage change above may be caused by the death of the scheduler, so the model may not
+        // The death of the scheduler may have caused the usage change above, so the model may not
         // be asleep yet.
         assert_eq!(answer(model, chat(&tokens)).await, first, "a request wakes the model");
         while usage.changed().await.expect("the model still runs").blocks != blocks {}

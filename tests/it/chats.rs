@@ -126,8 +126,8 @@ fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
 
 async fn replies_that_lose_pictures(name: &str) {
     // The KV cache (8,192 tokens, the probe's size) cannot hold all sequences until they end. The
-    // scheduler still admits them all: the short replies that ran first made its predictions
-    // optimistic, and the prompts leave half of the cache free.
+    // scheduler still admits them all, because the short replies that ran first made its
+    // predictions optimistic, and because the prompts leave half of the cache free.
     let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
     let options = LoadOptions { name: Some(name.to_owned()), envelope: Some(envelope), ..small() };
     let stage = Stage::set(options).await;

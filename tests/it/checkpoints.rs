@@ -336,9 +336,9 @@ fn settings() -> Vec<Row> {
         (
             "quantised weights",
             TEXT,
-            |c| c.set("config.json", &["quantization_config"], json!({"quant_method": "awq", "bits": 4})),
+            |c| c.set("config.json", &["quantization_config"], json!({"quant_method": "hqq", "bits": 4})),
             is_config,
-            &["quantization_config", "awq"],
+            &["quantization_config", "hqq"],
         ),
         (
             "a context of nothing",

@@ -50,8 +50,8 @@ fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
     });
 }
 
-/// 32 concurrent requests took longer than the same requests one after the other (issue 2343).
-/// Here they share steps.
+/// 32 concurrent requests took longer than the same requests one after the other (issue 2343). In
+/// this runtime, concurrent requests share steps.
 #[test]
 fn thirty_two_chats_at_once_take_a_fraction_of_the_steps() {
     let metrics_log = MetricsLog::open();

@@ -248,7 +248,8 @@ fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request()
 }
 
 /// Runs more sequences than the KV cache (8,192 tokens) can hold until they end. The short replies
-/// before make the scheduler's predictions optimistic, so it has to preempt some.
+/// before them make the scheduler's predictions optimistic, so the scheduler has to preempt some
+/// sequences.
 async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
     let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
     let options = LoadOptions {

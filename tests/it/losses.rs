@@ -25,7 +25,7 @@ fn unwatched(device: DeviceChoice) -> RuntimeConfig {
     RuntimeConfig { device, watch, ..RuntimeConfig::default() }
 }
 
-/// A runtime that gets a device from this list each time it opens one.
+/// A runtime that takes the next device of this list each time it opens a device.
 struct Spares {
     devices: Vec<Arc<HostDevice>>,
     made: Arc<AtomicUsize>,

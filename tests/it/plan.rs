@@ -228,6 +228,31 @@ fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
 }
 
 #[test]
+fn a_plan_counts_the_dequantized_bytes_of_packed_weights() {
+    let copy = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("packed-plan-{}", std::process::id()));
+    std::fs::create_dir_all(&copy).expect("a temporary folder");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        let golden = bursar_golden::path(format!("qwen2/{file}"));
+        std::fs::copy(golden, copy.join(file)).expect("the file is recorded");
+    }
+    let of = || {
+        let folder = copy.display().to_string();
+        object(&plan(&["--json", "--device", "host", "--total", "512MiB", "--model", &folder]))
+    };
+    let plain = of();
+    let config = std::fs::read(copy.join("config.json")).expect("the copy");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    config["quantization_config"] = json!({ "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm" });
+    std::fs::write(copy.join("config.json"), config.to_string()).expect("the copy is written");
+    let packed = of();
+    assert_eq!(packed["claims"]["weights"], plain["claims"]["weights"]);
+    assert_eq!((&packed["quantization"], &packed["unquantized"]), (&json!("awq"), &json!(null)));
+    let words = "4-bit integers with a scale for each group of 128 columns (awq); they are dequantized while they load";
+    assert!(packed["notes"].to_string().contains(words), "{packed}");
+    std::fs::remove_dir_all(copy).expect("the copy existed");
+}
+
+#[test]
 fn smaller_pictures_give_their_memory_to_keys_and_values() {
     let at = |pixels: Option<&str>| {
         let pixels = pixels.map_or(Vec::new(), |pixels| vec!["--max-pixels", pixels]);

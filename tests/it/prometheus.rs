@@ -56,7 +56,7 @@ fn alone(name: &str, told: impl Future<Output = ()>) {
 fn is_here(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
-        // `println!` is not used because the test harness captures it.
+        // Write to standard error directly, because the test harness captures `println!`.
         drop(writeln!(std::io::stderr(), "skipped: there is no {program} here (apt-get install prometheus)"));
     }
     found
@@ -106,7 +106,7 @@ impl Prometheus {
     async fn of(scraped: SocketAddr) -> Prometheus {
         let folder = Folder::empty();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        // The shipped rules, with waits of one second instead of a quarter of a minute.
+        // The shipped rules with waits of one second. Their own waits are 15 s to 10 min.
         let waits =
             |line: &str| if line.trim_start().starts_with("for:") { "        for: 1s" } else { line }.to_owned();
         let rules: Vec<String> = read(shipped("alerts.yml")).lines().map(waits).collect();

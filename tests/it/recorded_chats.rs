@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::stage::{Whole, ask, device_of, eventually, shared_out, small, story};
 
-/// The thought and the reply.
+/// The reasoning and the reply.
 fn said(reply: &Whole) -> String {
     [&*reply.reasoning, &reply.text].concat()
 }
@@ -139,7 +139,7 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
 }
 
 /// Chats with lengths around the chunks of gated delta nets, with pictures and with a video. The
-/// recorded replies are thoughts, because the template opens a thought.
+/// recorded replies consist of reasoning, because the template opens the reasoning.
 const HYBRID_CHATS: [&str; 6] = ["tokens_64", "tokens_65", "tokens_200", "single_image", "two_turns", "video_fraction"];
 
 #[test]

@@ -109,8 +109,8 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             lease.map(drop).map_err(|error| said(&error))
         }),
         ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
-            // A lane answers through an `Answer` even if its thread dies with the job. Dropping
-            // the `Answer` simulates that.
+            // A lane answers through an `Answer` even if its thread dies with the job. Dropping the
+            // `Answer` simulates such a death.
             let (reply, answer) = Responder::new();
             drop(Answer::<()>::to(|outcome| reply.answer(outcome)));
             let outcome = question.wait(answer).await.map_err(|error| said(&error))?;
@@ -159,7 +159,7 @@ async fn answerers() -> Answerers {
 #[test]
 fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
     story(async {
-        // This time is well below any deadline, so that a result within it is an answer and not a
+        // Well below any deadline, so that a result within this time is an answer and not a
         // timeout.
         let soon = Duration::from_secs(30);
         for ending in ["nothing", "a death", "an error", "a shutdown", "the end"] {

@@ -31,8 +31,8 @@ thread_local! {
     static PLACE: RefCell<(String, Option<Budget>)> = RefCell::default();
 }
 
-/// Records the place that a test has reached, for the message if it hangs. Call it in the test
-/// itself, not in a task.
+/// Records the place that a test has reached, for the message if it hangs. Call this function in
+/// the test itself, not in a spawned task.
 pub fn at(place: String, budget: &Budget) {
     PLACE.set((place, Some(budget.clone())));
 }
@@ -47,7 +47,7 @@ pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let threads = threads.worker_threads(2).max_blocking_threads(count).enable_all().build().expect("threads");
     threads.block_on(async {
-        // The pinned future outlives the timeout, so that the reported ledger is the ledger of the
+        // Keep the pinned future past the timeout, so that the reported ledger is the ledger of the
         // running test.
         let mut story = std::pin::pin!(story);
         if tokio::time::timeout(PATIENCE, story.as_mut()).await.is_err() {
@@ -190,7 +190,7 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 pub struct Whole {
     pub pieces: Vec<String>,
     pub text: String,
-    /// The thought before the reply.
+    /// The reasoning before the reply.
     pub reasoning: String,
     pub finish_reason: FinishReason,
     pub stop_reason: Option<StopReason>,

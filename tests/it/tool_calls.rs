@@ -108,8 +108,8 @@ fn about() -> Chat {
     text("What is the weather?").tools([weather(), clock()]).max_tokens(500)
 }
 
-/// A chat whose reply is exactly `script`. The chat has tools, so the grammar allows a tool call in
-/// place of the script. A penalty on the first character of a call prevents that.
+/// A chat whose reply is exactly `script`. The chat has tools, so the grammar would allow a tool
+/// call in place of the script. A penalty on the first character of a call prevents such a call.
 async fn scripted(model: &ModelHandle, chat: Chat, script: &str) -> Chat {
     let context = model.serving().await.expect("the model serves").context;
     let tokenizer = context.prompts.tokenizer();

@@ -368,7 +368,8 @@ fn a_change_of_other_processes_since_the_profile_is_measured_anew() {
         let again = start(Bytes::ZERO).await;
         assert!(!again.serving.is_warm, "more memory is free, so the size is measured again");
         assert_eq!(again.serving.record.kv_blocks, alone.serving.record.kv_blocks);
-        // A difference of a few pages does not invalidate a profile, because such amounts vary.
+        // A difference of a few pages does not invalidate a profile, because such amounts vary from
+        // start to start.
         let nearly = start(Bytes::kib(128)).await;
         assert!(nearly.serving.is_warm, "{:?}", nearly.notices());
     });

@@ -144,9 +144,10 @@ fn more_long_chats_run_at_once_than_full_attention_would_admit() {
 fn windows_leave_more_blocks_to_layers_with_full_attention() {
     let metrics_log = MetricsLog::open();
     story(async {
-        // A sequence of 320 tokens holds 20 blocks with full attention and 3 in the window. With full
-        // attention in both groups it would hold 40. The smaller pool has no blocks to spare: six are
-        // for the chunks of two steps. The larger pool would hold all sequences without windows too.
+        // A sequence of 320 tokens holds 20 blocks with full attention and 3 in the window. With
+        // full attention in both groups it would hold 40. The smaller pool has no blocks to spare:
+        // six blocks are for the chunks of two steps. The larger pool would hold all sequences even
+        // without windows.
         let needed = CHATS * (20 + 3);
         for blocks in [needed + 6, CHATS * 40] {
             let windowed = Windowed::set(1, blocks * 16, Bytes::ZERO).await;

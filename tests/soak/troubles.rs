@@ -22,8 +22,8 @@ use crate::{
 /// the same requests run.
 const DEATHS: usize = 2;
 
-/// Number of polls after which both ledgers are printed if the current ledger still differs from
-/// the ledger before.
+/// Number of polls after which both ledgers are printed, if the current ledger still differs from
+/// the earlier ledger.
 const LOOKS: usize = 500;
 
 /// An intensity that no number of deaths uses up.

@@ -1,7 +1,8 @@
 //! The actors.
 //!
-//! In each folder, `message.rs` lists the messages that the actor accepts, `core.rs` makes decisions
-//! without a clock, a device or ractor, and `actor.rs` is a thin shell.
+//! Each folder has an `actor.rs`, the ractor actor, and a pure `core.rs`, which makes decisions
+//! without a clock, a device or ractor. `message.rs` lists the messages that the actor accepts; the
+//! profile's few messages are in its `actor.rs`.
 
 pub mod budget;
 pub mod capture;

@@ -42,7 +42,7 @@ enum OfRank {
     Cuda(Loaded),
 }
 
-/// How long a rank waits for the other ranks before they count as dead.
+/// How long a rank waits for the other ranks before it treats them as dead.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long a rank that has encoded its own pictures waits for the other ranks. Each picture is
@@ -53,9 +53,9 @@ const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
 /// The loaded kernels of a GPU.
 ///
 /// Unloading takes a moment, and waits for any thread that allocates or measures memory of the
-/// device. If the last clone is dropped on a tokio thread, other threads take over that thread's
-/// tasks. The drop returns only when unloading is complete, because a program that exited earlier
-/// would unload the driver during the call.
+/// device. If the last clone is dropped on a tokio thread, the other tasks of that thread move to
+/// other threads. The drop returns only when unloading is complete: if the program exited earlier,
+/// it would unload the driver during the call.
 #[derive(Clone)]
 pub struct Loaded(Option<Arc<CudaKernels>>);
 
@@ -143,7 +143,8 @@ impl Executor {
     }
 
     /// Replaces the measured algorithms on all ranks. If `tuning` does not apply to one of the
-    /// ranks, all ranks forget their measured algorithms instead. Does nothing on a CPU.
+    /// ranks, no rank uses it, and all ranks forget the algorithms that they have measured. Does
+    /// nothing on a CPU.
     pub fn tune(&self, tuning: &Tuning) {
         let (all, none) = (self.kernels().all(|kernels| kernels.takes(tuning)), Tuning::default());
         self.kernels().for_each(|kernels| kernels.tune(if all { tuning } else { &none }));
@@ -208,9 +209,8 @@ impl Executor {
                     cuda = cuda.with_copies()?;
                 }
                 if ranks_of_a_device(devices(device_of_all)) > 1 {
-                    // cuBLASLt is not used here: before it loads a kernel, it waits for running
-                    // kernels. The running kernels may in turn wait for this rank, which would be a
-                    // deadlock.
+                    // Do not use cuBLASLt here. Before it loads a kernel, it waits for running
+                    // kernels, which may in turn wait for this rank: a deadlock.
                     cuda = cuda.with_gemm_backend(GemmBackend::Ours);
                 }
                 let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
@@ -361,7 +361,8 @@ fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
     devices.iter().map(sharers).max().unwrap_or(1)
 }
 
-/// Converts an error of `CudaLink::clear`, which only copies, so it can fail only on the device.
+/// Converts an error of `CudaLink::clear`. That call only copies, so any failure is a failure of
+/// the device.
 fn of_device(error: KernelError) -> OpenError {
     match error {
         KernelError::Device(error) => OpenError::Device(error),

@@ -172,8 +172,8 @@ impl GraphInputs {
         unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [layout.words()], DType::U32) }
     }
 
-    /// Keeps the lease that pays for the graphs for as long as this value lives. This value
-    /// outlives every lane, and therefore the graphs. A second lease is dropped.
+    /// Keeps the lease that pays for the graphs for the lifetime of this value, which outlives
+    /// every lane and therefore the graphs. If a lease is already kept, the new lease is dropped.
     pub fn pay(&self, lease: Lease) {
         drop(self.paid.set(lease));
     }
@@ -303,8 +303,8 @@ impl KvMemory {
     /// The device's error. Layers that are already unbacked stay unbacked.
     ///
     /// # Panics
-    /// If the fence has not passed. The caller must create it after the last step, so only
-    /// a bug causes this.
+    /// If the fence has not passed. The caller must create the fence after the last step, so only a
+    /// bug can cause the panic.
     pub fn shrink_to(&self, blocks: usize, last_use: &Fence) -> Result<(), DeviceError> {
         self.blocks.fetch_min(blocks, Ordering::AcqRel);
         for segment in &self.segments {
@@ -339,8 +339,8 @@ impl KvMemory {
 
     /// One view per layer of a rank, over all reserved blocks, backed or not. Graphs use these
     /// views, because a graph stores the number of blocks at capture and stays valid when the cache
-    /// grows or shrinks. The host passes only backed blocks to a graph, as to any step. An access
-    /// to any other block would fault.
+    /// grows or shrinks. The host passes only backed blocks to a graph, as it does to any step. An
+    /// access to any other block would fault.
     pub fn layers_reserved(&self, rank: Rank) -> Vec<KvLayer> {
         self.layers_of(self.reserved_blocks(), rank)
     }

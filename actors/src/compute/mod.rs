@@ -2,7 +2,7 @@
 //! graphs, and their memory.
 //!
 //! This module knows no actor and sends no message: a lane receives jobs and answers through
-//! closures. It holds all `unsafe` code of this crate, where leased memory becomes tensors.
+//! closures. All `unsafe` code of the crate is here, because leased memory becomes tensors here.
 
 mod executor;
 mod expert_loads;

@@ -4,7 +4,7 @@ use bursar_budgets::Hint;
 use serde_json::Value;
 use thiserror::Error;
 
-/// The reason for which a setting was refused.
+/// Why a setting was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KnobError {
     /// No knob has this name.

@@ -15,7 +15,7 @@ use crate::{
     deadline::Deadlines,
     pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
-    scheduler::NgramSizes,
+    scheduler::DraftSource,
     supervise::Intensity,
     tenant::TenantWeights,
 };
@@ -73,9 +73,12 @@ pub struct LoadOptions {
     pub kv_cache_dtype: KvCacheType,
     /// The element type in which recurrent states are stored. Default: f32.
     pub state_dtype: StateType,
-    /// How many of the last tokens must have occurred earlier in a sequence, so that the tokens which
-    /// followed there are drafted. Used only if [`draft_tokens`](Limits::draft_tokens) is set.
-    pub prompt_lookup: NgramSizes,
+    /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
+    /// lookup.
+    pub draft_source: DraftSource,
+    /// Drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even where fewer
+    /// produce more tokens per second. Default: `false`.
+    pub has_fixed_drafts: bool,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -192,7 +195,8 @@ impl Default for LoadOptions {
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
             state_dtype: StateType::Float32,
-            prompt_lookup: NgramSizes::default(),
+            draft_source: DraftSource::default(),
+            has_fixed_drafts: false,
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),
@@ -229,7 +233,9 @@ impl LoadOptions {
     pub fn apply_on(&self, target: &Target, checkpoint: Checkpoint) -> Result<Checkpoint, KvCacheTypeError> {
         let context_tokens = self.context_tokens_for(matches!(target, Target::Cpu { .. }));
         let checkpoint = checkpoint.with_cache(self.kv_cache_dtype.on(target)?).with_context_limit(context_tokens);
-        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()))
+        let draft_tokens = self.limits.draft_tokens.or(self.envelope.as_ref().map(|envelope| envelope.draft_tokens));
+        let has_draft_head = self.draft_source == DraftSource::DraftHead && draft_tokens.is_some_and(|count| count > 0);
+        Ok(checkpoint.with_state_dtype(self.state_dtype.dtype()).with_draft_head(has_draft_head))
     }
 
     /// Returns the options that determine the size of the KV cache.
@@ -238,8 +244,8 @@ impl LoadOptions {
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
-    /// Returns the same options, but the KV cache takes all memory left on the device instead of a
-    /// fraction. This is used when the size of the cache is already decided.
+    /// Returns the same options, except that the KV cache takes all memory left on the device
+    /// instead of a fraction. Used when the size of the cache is already decided.
     pub(crate) fn with_all_memory(self) -> Self {
         LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
     }
@@ -252,10 +258,10 @@ impl LoadOptions {
     }
 
     /// Returns the maximum number of requests that run or wait, on a host device if `is_host`,
-    /// otherwise on a GPU. This is [`requests`](Self::requests) if set. By default it is the larger
-    /// of 1,024 and four times the sequences of a step, so that a burst fills every step. If the
-    /// prompts of this number of requests could take more than a quarter of the host memory that is
-    /// left, the number is lower, but at least the number of sequences.
+    /// otherwise on a GPU. The number is [`requests`](Self::requests) if the user set it. The
+    /// default is the larger of 1,024 and four times the sequences of a step, so that a burst fills
+    /// every step. If the prompts of this number of requests could take more than a quarter of the
+    /// host memory that is left, the number is lower, but at least the number of sequences.
     pub fn requests_for(&self, is_host: bool) -> usize {
         /// Bytes of host memory per token of a waiting prompt: its id, positions,
         /// block keys and text.

@@ -7,7 +7,7 @@ use bursar_kernels::{CudaTarget, DType, Target};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-/// The element type of weights, activations, and the KV cache.
+/// The element type of weights, activations and, unless `kv_cache_dtype` is set, the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// The checkpoint's own type if the device computes in it. Otherwise the device's type: bf16 on

@@ -27,8 +27,7 @@ fn number(typed: &str) -> Option<u64> {
     scaled.is_multiple_of(parts).then_some(scaled / parts)
 }
 
-/// Replaces each product outside strings by its value. With products the text would
-/// not be valid JSON.
+/// Replaces each product outside strings by its value, because a product is not valid JSON.
 pub(super) fn with_products_multiplied(json: &str) -> String {
     let outside =
         |part: &str| -> String { part.split_inclusive([',', ':', '{', '}', '[', ']']).map(multiplied).collect() };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bursar_budgets::Bytes;
 use serde_json::Value;
 
-use crate::scheduler::NgramSizes;
+use crate::scheduler::{DraftSource, NgramSizes};
 
 use super::{DraftMethod, Knob, Knobs, Limits, LoadOptions, Names, error::KnobError, error::described, nested};
 
@@ -48,8 +48,8 @@ impl Knobs {
                 }
             };
             for (name, knob, value) in settings {
-                // The value is read by the knob's own name. Errors use the name
-                // that the user typed.
+                // Read the value under the knob's own name. Errors use the name that the user
+                // typed.
                 let differs = knobs.put(knob, &value).map_err(|error| error.about(&name))?;
                 if let Some((_, first, first_value)) = said.iter().find(|(said, ..)| differs && *said == knob) {
                     return Err(KnobError::Twice {
@@ -97,6 +97,9 @@ impl Knobs {
             Some(NgramSizes { min, max }) if min > max => {
                 Err(KnobError::value("draft_ngram_min", &min.into(), "a whole number of at most `draft_ngram_max`"))
             }
+            Some(NgramSizes { min, .. }) if self.draft_method == Some(DraftMethod::Mtp) => {
+                Err(KnobError::value("draft_ngram_min", &min.into(), "no value, because `draft_method` is mtp"))
+            }
             _ => Ok(()),
         }
     }
@@ -139,6 +142,7 @@ impl Knobs {
             draft_tokens: match self.draft_method {
                 Some(DraftMethod::None) => Some(0),
                 Some(DraftMethod::Ngram) => self.draft_tokens.or(Some(DRAFT_TOKENS)),
+                Some(DraftMethod::Mtp) => self.draft_tokens.or(Some(1)),
                 None => self.draft_tokens.or(limits.draft_tokens),
             },
             picture_pixels: self.picture_pixels.or(limits.picture_pixels),
@@ -154,7 +158,13 @@ impl Knobs {
         if self.kv_tokens.is_some() || self.kv_bytes.is_some() {
             (options.kv_tokens, options.kv_bytes) = (self.kv_tokens, self.kv_bytes);
         }
-        options.prompt_lookup = self.ngram_sizes().unwrap_or(options.prompt_lookup);
+        options.has_fixed_drafts = self.draft_fixed.unwrap_or(options.has_fixed_drafts);
+        options.draft_source = match (self.draft_method, self.ngram_sizes()) {
+            (Some(DraftMethod::Mtp), _) => DraftSource::DraftHead,
+            (_, Some(sizes)) => DraftSource::PromptLookup(sizes),
+            (Some(DraftMethod::Ngram), None) => DraftSource::default(),
+            (Some(DraftMethod::None) | None, None) => options.draft_source,
+        };
         options.swap_space = self.swap_bytes().unwrap_or(options.swap_space);
         options.name = self.model_name.clone().or(options.name);
         options.dtype = self.dtype.unwrap_or(options.dtype);

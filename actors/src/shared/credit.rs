@@ -24,8 +24,8 @@ struct Counts {
 }
 
 impl Counts {
-    /// Sets the gauge. Callers must call this inside the update that changes the count, so that two
-    /// changes never show in the wrong order.
+    /// Sets the gauge. Call this function inside the update that changes the count, so that two
+    /// changes are never shown in the wrong order.
     fn show(&self) {
         self.model.iter().for_each(|model| metric::REQUESTS_ACTIVE.set(model, self.taken));
     }
@@ -35,7 +35,7 @@ impl Counts {
 #[derive(Debug)]
 pub struct Credit(Arc<watch::Sender<Counts>>);
 
-/// The reason for which no credit was given.
+/// Why no credit was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoCredit {
     /// All credits are taken.
@@ -63,8 +63,8 @@ impl Credits {
         });
     }
 
-    /// Takes `count` credits or none at all. A caller that held some credits while it waits for the
-    /// rest would block other callers.
+    /// Takes `count` credits, or none if fewer are free. A caller that held some credits while
+    /// waiting for the rest would block other callers.
     ///
     /// # Errors
     /// Fewer than `count` credits are free, or the credits are closed. The error is returned at

@@ -66,7 +66,7 @@ impl Deadlines {
         }
     }
 
-    /// Returns these times. A time that is not set is taken from `usual`.
+    /// Returns these deadlines. A deadline that is not set is taken from `usual`.
     pub fn or(self, usual: Deadlines) -> Deadlines {
         Deadlines {
             queue: self.queue.or(usual.queue),

@@ -1,6 +1,6 @@
-//! The reasons for which a reply ends, as callers and metrics see them.
+//! The reasons why a reply ends, as callers and metrics see them.
 
-/// The reason for which a reply ended.
+/// Why a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FinishReason {

@@ -12,7 +12,7 @@ use bursar_kernels::ops::copy_blocks::BlockCopy;
 /// used content is evicted.
 ///
 /// Copies run in the order in which they were decided. A slot therefore counts as filled from the
-/// moment of the decision, and may be reused from then on.
+/// moment of the decision, and its content may be fetched or replaced from then on.
 ///
 /// The caller keeps the clock. Each use must have a different time.
 #[derive(Clone, Debug)]
@@ -67,8 +67,8 @@ impl<K: Ord + Copy> HostSlots<K> {
     }
 
     /// Stores content that takes `slots` slots and was last used at `used`, and returns its slots.
-    /// Returns `None` if the content is stored already, or if there would be too few slots even if
-    /// all content were evicted for which `is_kept` returns `false`.
+    /// Returns `None` if the content is stored already, or if the slots do not suffice even after
+    /// evicting all content for which `is_kept` returns `false`.
     pub(crate) fn store(
         &mut self,
         key: K,
@@ -84,7 +84,7 @@ impl<K: Ord + Copy> HostSlots<K> {
     }
 
     /// Stores the content of blocks that leave the device, in one slot each. `leaving` lists the
-    /// least useful block first. Content in `kept` is stored already. It is marked as used now and
+    /// least useful block first. Content in `kept` is stored already; it is marked as used now and
     /// is not evicted. If there are too few slots, the least useful blocks of `leaving` are lost.
     /// Returns the copies to make, and the evicted content. `clock` is advanced for each use.
     pub(crate) fn store_blocks(
@@ -104,7 +104,7 @@ impl<K: Ord + Copy> HostSlots<K> {
         for key in kept.iter().rev() {
             self.fetch(key, now());
         }
-        // Content that is stored already was used as recently as the device had it.
+        // Content that is stored already was in use on the device until now.
         for (key, _) in leaving {
             self.fetch(key, now());
         }

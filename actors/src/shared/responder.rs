@@ -7,8 +7,8 @@ use tracing::Span;
 
 use crate::tree::{Question, Role};
 
-/// The answering end of a question. If it is dropped without an answer, the asker
-/// gets [`AskError::Gone`] at once.
+/// The answering end of a question. If it is dropped without an answer, the caller gets
+/// [`AskError::Gone`] at once.
 #[derive(Debug)]
 pub struct Responder<T> {
     asker: oneshot::Sender<T>,

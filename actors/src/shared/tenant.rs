@@ -39,7 +39,7 @@ impl Serialize for Tenant {
 }
 
 /// The relative shares of tenants that wait at the same time. A tenant of weight 3 gets three times
-/// the tokens of a tenant of weight 1. Tenants that are not listed have weight 1.
+/// the tokens of a tenant of weight 1. Unlisted tenants have weight 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TenantWeights(BTreeMap<Tenant, u32>);
 

@@ -22,7 +22,7 @@ pub enum SleepOrder {
         /// Answered when the device memory has been released, or when the model stays awake.
         reply: Responder<Result<(), SleepError>>,
     },
-    /// Wake the model up. Callers that wait for this watch the model's [`Wakefulness`].
+    /// Wake the model up. Callers that wait for the wake watch the model's [`Wakefulness`].
     Wake(WakeReason),
 }
 

@@ -16,7 +16,7 @@ pub enum WakeState {
     Draining,
     /// The model holds no device memory.
     Asleep(SleepLevel),
-    /// The model is starting again, or waits for memory to do so.
+    /// The model is starting again, or waits for the memory to start.
     Waking,
 }
 
@@ -32,7 +32,7 @@ struct State {
     inside: usize,
     /// Callers that wait to be admitted.
     waiting: usize,
-    /// The time since when there has been no active request and no waiting caller.
+    /// The time at which the last active request ended or the last caller stopped waiting.
     idle_since: Instant,
     /// How many wakes have failed.
     failures: u64,

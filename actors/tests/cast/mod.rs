@@ -1,5 +1,5 @@
-//! The cast of the simulation: requests, the tokens that their model generates, and a
-//! seeded random number generator.
+//! The requests of the simulation, the tokens that their model generates, and a seeded random
+//! number generator.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -12,7 +12,7 @@ use bursar_actors::{
     kv::SequenceId,
     order::Priority,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    scheduler::{Finish, NewSequence, NgramSizes, Placeholder, PromptLookup, SchedulingParams},
+    scheduler::{Drafter, Finish, NewSequence, NgramSizes, Placeholder, PromptLookup, SchedulingParams},
     tenant::{Tenant, TenantWeights},
     vision::{EncodeRequest, Ticket},
 };
@@ -66,10 +66,18 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
     samplers[if number.is_multiple_of(9) { 2 } else { number as usize % 2 }].clone()
 }
 
-/// The drafter of a request. Only the sampler with a grammar has none.
-pub fn lookup(number: u64) -> Option<PromptLookup> {
+/// The drafter of a request, in a world whose model has a draft head or not.
+pub fn drafter(number: u64, has_draft_head: bool) -> Drafter {
+    if has_draft_head {
+        return Drafter::DraftHead;
+    }
     let sizes = NgramSizes { min: 1 + number as usize % 2, max: 3 };
-    (!sampler(number).must_see()).then(|| PromptLookup::new(sizes, 256))
+    Drafter::PromptLookup(PromptLookup::new(sizes, 256))
+}
+
+/// Whether the model has a draft head. Half of the seeds with drafts have one.
+pub fn has_draft_head(seed: u64) -> bool {
+    seed % 6 == 2
 }
 
 /// The most drafted tokens of a sequence in a step. Two of three seeds have no drafts.
@@ -89,7 +97,7 @@ pub fn chosen(request: u64, position: usize) -> u32 {
     let position = if repeats { 1 + position % 5 } else { position };
     let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
     // Most replies are short, but every fourth reply usually reaches its length limit. The average
-    // length of replies therefore predicts the length of single replies badly.
+    // length is therefore a bad prediction for any single reply.
     let ends = if request.is_multiple_of(4) { 1000 } else { 4 };
     if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
 }
@@ -97,7 +105,8 @@ pub fn chosen(request: u64, position: usize) -> u32 {
 /// A caller, and the driver of its request.
 pub struct Request {
     pub number: u64,
-    /// The topic of the text. There are only a few topics, so that many prompts begin alike.
+    /// The topic of the text. There are only a few topics, so that many prompts have a common
+    /// prefix.
     pub topic: u32,
     pub text_tokens: usize,
     pub pictures: Vec<EncodeRequest>,
@@ -118,7 +127,7 @@ pub struct Request {
     /// Tokens of the prompt that were scored since the last admission.
     pub scored: usize,
     /// The number of leading pictures that need no cache rows in this admission, because KV blocks
-    /// hold their tokens. The number is 0 after an admission that missed such blocks.
+    /// hold their tokens. The number is 0 after an admission for which such blocks were missing.
     pub computed: usize,
     pub missed: bool,
 }

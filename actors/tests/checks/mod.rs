@@ -1,5 +1,5 @@
-//! Checks of the simulated world: memory that a step may read and write, how often sequences lose
-//! their blocks, and the state at the end.
+//! Checks of the simulated world: the memory that a step may read and write, how often sequences
+//! lose their blocks, and the state after the last request.
 
 use super::*;
 
@@ -16,8 +16,8 @@ impl World {
         assert!(batch.token_count() > 0);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
         assert_eq!(distinct.len(), batch.slots.len(), "each token is written to a separate slot");
-        // Each sequence reads only content that it would have computed itself, and no part reads
-        // slots that the step writes.
+        // Each sequence reads only content that it would have computed itself. No sequence of the
+        // step reads slots that the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
             let request = self.of_sequence(*id).expect("a request asked for the sequence");
             assert!(request.has_begun, "{id} was reported as begun");
@@ -101,8 +101,8 @@ impl World {
         self.under_way.push_back(plan);
     }
 
-    /// A sequence may lose its blocks to other sequences twice, and once more for each
-    /// shrink of the pool.
+    /// A sequence may lose its blocks to other sequences twice, and once more for each shrink of
+    /// the pool.
     pub(super) fn loses_blocks(&mut self, id: SequenceId) {
         let losses = self.losses.entry(id).or_default();
         *losses += 1;

@@ -13,8 +13,8 @@ impl World {
         self.note(format_args!("request {number} is cancelled"));
         let request = self.requests.get_mut(&number).expect("the request is running");
         request.cancelled = true;
-        // Requests with even numbers withdraw their ticket before the answer. The other requests
-        // are found to be cancelled when the answer arrives.
+        // Requests with even numbers withdraw their ticket before the answer arrives. For the other
+        // requests, the cancellation is noticed when the answer arrives.
         if let Some(ticket) = request.ticket.take_if(|_| number.is_multiple_of(2)) {
             return self.vision_step(vision::Input::Withdraw(ticket));
         }
@@ -73,8 +73,8 @@ impl World {
         self.scheduler_step(Input::Resize(blocks));
     }
 
-    /// The scheduler dies. With `all`, the vision actor dies too, before the scheduler. Work on the
-    /// lanes ends first.
+    /// The scheduler dies. With `all`, the vision actor dies first. Work on the lanes ends before
+    /// either death.
     pub(super) fn die(&mut self, all: bool) {
         self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
@@ -101,8 +101,8 @@ impl World {
         }
         let pins = std::mem::take(&mut self.pins).into_values();
         let pins: Vec<Pins> = pins.chain(std::mem::take(&mut self.pins_of_steps).into_iter().flatten()).collect();
-        // This must come after the list of lost requests is complete. When pictures are unpinned,
-        // the vision core may admit another request, which belongs to the new actors.
+        // The code below must run after the list of lost requests is complete. When pictures are
+        // unpinned, the vision core may admit another request, which belongs to the new actors.
         if all {
             self.launches.clear();
             self.vision = vision(self.cache_rows, self.launch_patches, self.seed);

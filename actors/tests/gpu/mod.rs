@@ -28,7 +28,7 @@ pub struct Stage {
     pub device: Arc<CudaDevice>,
 }
 
-/// Runs a story on the first GPU. If there is no GPU, prints that in one line.
+/// Runs a story on the first GPU. Without a GPU, prints one line and returns.
 pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
     // Only one story of a program runs at a time, including the end of its runtime.
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -57,8 +57,8 @@ impl Stage {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// Whether the model has given up the memory that other processes took, so that
-    /// the canary is whole.
+    /// Whether the model has given up the memory that other processes took, so that the canary is
+    /// complete.
     pub async fn is_quiet(&self) -> bool {
         let now = self.measured().await;
         now.canary == now.canary_wanted && now.deficit.is_zero()
@@ -132,8 +132,8 @@ pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     assert!(now.deficit.is_zero(), "{now}");
 }
 
-/// The demo model. If this GPU has no kernels for the requested KV cache type, prints
-/// that in one line.
+/// The demo model. If this GPU has no kernels for the requested KV cache type, prints one line and
+/// returns `None`.
 pub async fn demo(stage: &Stage, options: LoadOptions) -> Option<ModelHandle> {
     let is_fp8 = options.kv_cache_dtype == KvCacheType::Fp8;
     match started(stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await) {

@@ -16,8 +16,8 @@ const ANSWER: &str = "other_process: ";
 /// Memory that stays free when the process takes all it can get.
 const ROOM: Bytes = Bytes::mib(16);
 
-/// The process takes memory in pieces of this size, so that other processes can
-/// take memory in between.
+/// The process takes memory in pieces of this size, so that other processes can take memory between
+/// two pieces.
 const PIECE: Bytes = Bytes::gib(1);
 
 /// Another process, which holds memory until this handle is dropped.
@@ -98,8 +98,9 @@ impl Drop for OtherProcess {
     }
 }
 
-/// The main loop of the other process. For each line of input, it takes or frees memory as the line
-/// says, until the input ends. In any other process, this function does nothing.
+/// The main loop of the other process. Each line of input names an amount of memory to take or to
+/// leave free. The loop ends with the input. In any process without this role, the function does
+/// nothing.
 pub fn live() {
     if std::env::var_os(ROLE).is_none() {
         return println!("skipped, this is the other process of other stories");

@@ -76,7 +76,7 @@ pub struct HostRows {
     pub under_way: VecDeque<Vec<(u32, PictureHash)>>,
     /// Pictures copied back to the device.
     pub brought: usize,
-    /// Requests that found a picture gone from host memory.
+    /// Requests whose pictures were no longer in host memory.
     pub lost: usize,
 }
 
@@ -85,7 +85,7 @@ impl HostRows {
         HostRows { slots: vec![None; rows(seed)], under_way: VecDeque::new(), brought: 0, lost: 0 }
     }
 
-    /// The vision actor has died. Its successor cannot use the content of host memory.
+    /// The vision actor has died. Its successor does not know the content of host memory.
     pub fn forget(&mut self) {
         self.slots.fill(None);
         self.under_way.clear();

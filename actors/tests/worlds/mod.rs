@@ -30,6 +30,28 @@ impl World {
         };
         plan.rows.iter().map(&mut of_sequence).collect()
     }
+
+    /// The drafts of a draft head after these tokens: three of four are what the model chooses.
+    /// Checks that there are blocks for all of them.
+    pub fn proposed(&mut self, plan: &StepPlan, accepted: &[Vec<Option<u32>>]) -> Vec<Vec<u32>> {
+        assert!(plan.batch.drafts.is_some(), "each step runs the draft head");
+        let mut of_sequence = |(rows, tokens): (&ChosenRows, &Vec<Option<u32>>)| {
+            let number = self.of_sequence(rows.sequence).expect("a request asked for the sequence").number;
+            let further = rows.further.as_ref().map_or(0, |further| {
+                let last = further.index + rows.drafts.len() + further.count;
+                let blocks = further.tables.iter().map(|table| table.end()).min().expect("a cache group");
+                assert!(blocks * BLOCK_TOKENS >= last, "{blocks} blocks for {last} tokens");
+                further.count
+            });
+            let next = rows.position + tokens.len();
+            let draft = |position: usize| {
+                let is_wrong = Chance(number ^ (position as u64) << 20).one_in(4);
+                chosen(number, position) + u32::from(is_wrong)
+            };
+            (next..next + 1 + further).map(draft).collect()
+        };
+        plan.rows.iter().zip(accepted).map(&mut of_sequence).collect()
+    }
 }
 
 /// Runs a seed to its end.

@@ -8,8 +8,8 @@ pub enum DeviceError {
     /// The device does not have enough free memory. A smaller request may succeed.
     #[error("the device refused {} ({asked}); {} ({free}) are free", asked.exact(), free.exact())]
     Refused { asked: Bytes, free: Bytes, hint: String },
-    /// The device is lost. All lanes, leases and addresses on it are worthless. Recovery requires a
-    /// new context, which driver 580 creates only in a new process.
+    /// The device is lost. No lane, lease or address on it can be used any more. Recovery requires
+    /// a new context, which driver 580 creates only in a new process.
     #[error("the device is lost: {reason}")]
     Lost { reason: String },
     /// The range is not made of whole pages of one reservation, or its pages are not in the state

@@ -176,7 +176,7 @@ impl Device for DeviceGroup {
         let addresses = self.addresses(address);
         for ((rank, device), address) in self.numbered().zip(&addresses) {
             self.named(rank, device.back(*address, bytes)).inspect_err(|_| {
-                // This fails only on a lost device, which has lost the memory too.
+                // Unbacking fails only on a lost device, whose memory is lost too.
                 drop(self.on_each(&addresses[..rank], |device, address| device.unback(address, bytes)));
             })?;
         }

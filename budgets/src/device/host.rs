@@ -57,8 +57,8 @@ impl HostConfig {
     }
 }
 
-/// Host memory at reserved addresses with a fixed capacity. It makes every memory rule
-/// testable without a GPU.
+/// Host memory at reserved addresses with a fixed capacity. All memory rules can be tested on it
+/// without a GPU.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -88,7 +88,7 @@ struct State {
     passes: u64,
     /// Simulated overhead in addition to `HostConfig::overhead`.
     overhead: Bytes,
-    /// Simulated bytes that our process holds outside leases and overhead.
+    /// Simulated bytes that this process holds outside leases and overhead.
     drift: Bytes,
 }
 

@@ -90,7 +90,7 @@ pub trait Device: Send + Sync + 'static {
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
 
     /// Checks whether the device works, without a call to the driver. Results of a lost device are
-    /// worthless, even if a computation reported success.
+    /// invalid, even if a computation reported success.
     ///
     /// # Errors
     /// [`DeviceError::Lost`] if any earlier call has reported a loss.

@@ -70,7 +70,7 @@ pub struct Refused {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Too little is available now.
+    /// Too few bytes are available now.
     #[error("{} were requested, but only {} are available: {} short", asked.exact(), available.exact(), short_by.exact())]
     Short {
         /// How many more bytes were requested.

@@ -1,5 +1,5 @@
-//! Pure: whether a served model can run a measurement. Sizes that do not fit are reported, not
-//! reduced.
+//! Pure: whether a served model can run a measurement. A measurement that does not fit is reported
+//! and skipped, not reduced.
 
 use std::sync::Arc;
 

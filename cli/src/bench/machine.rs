@@ -9,7 +9,7 @@ use std::{
 use bursar::{Bytes, Device};
 use serde::Serialize;
 
-/// A machine, a build and a moment.
+/// The machine, the build and the time that a measurement belongs to.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The device's name, as reported by the driver.

@@ -20,7 +20,7 @@ pub struct Planned {
     pub is_here: bool,
     pub target: Target,
     /// The memory state of each device, sorted by available memory, largest first. If all devices
-    /// are alike, there is a single entry.
+    /// have the same memory state, there is a single entry.
     pub places: Vec<MemoryState>,
     /// Number of devices of this kind that can share the model.
     pub found: usize,

@@ -79,8 +79,8 @@ pub fn plans(wanted: Vec<Wanted>, serving: &Options, device: &DeviceOptions) -> 
 }
 
 /// Assigns the models to their runtimes. Models that share a device and set no option for their
-/// size get equal shares of the memory that is left. With `in_turn`, each model may use all of that
-/// memory, because the other models sleep while it is awake.
+/// size get equal shares of the memory that is left. With `in_turn`, the other models sleep while
+/// one model is awake, so each model may use all of that memory.
 pub fn placed(
     plans: Vec<Plan>,
     runtimes: &[Runtime],

@@ -50,10 +50,10 @@ pub fn harmless(text: &str) -> String {
 }
 
 /// The most series that are read. A process with many models has a few hundred series. The limit
-/// keeps a flood of series from blocking the view.
+/// keeps a program that sends endless series from blocking the view.
 const SERIES_MAX: usize = 20_000;
 
-/// The most labels of a series. Bursar's series have at most three.
+/// The most labels of a series. Bursar's series have at most five.
 const LABELS_MAX: usize = 32;
 
 const BLANKS: [char; 3] = [' ', '\t', '\r'];

@@ -1,4 +1,4 @@
-//! Colours, and letters that replace them.
+//! Colors, and letters that replace them.
 
 use std::ffi::OsStr;
 
@@ -17,13 +17,13 @@ pub enum When {
     Never,
 }
 
-/// The colours that a terminal can show.
+/// The colors that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
     True,
-    /// The sixteen colours of the user's theme.
+    /// The sixteen colors of the user's theme.
     Sixteen,
-    /// No colours. Letters distinguish the parts.
+    /// No colors. Letters distinguish the parts.
     None,
 }
 
@@ -51,7 +51,7 @@ impl Colours {
         }
     }
 
-    /// Returns the colour of a part of the bar. `None` if a letter marks the part.
+    /// Returns the color of a part of the bar. `None` if a letter marks the part.
     pub fn part(self, part: MemoryPart) -> Option<Color> {
         match self {
             Colours::True => Some(true_colour(part)),
@@ -69,7 +69,7 @@ impl Colours {
     pub fn faint(self) -> Style {
         match self {
             Colours::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
-            // Dark grey is the background colour of some themes.
+            // Dark gray is the background color of some themes.
             Colours::Sixteen => Style::new().add_modifier(Modifier::DIM),
             Colours::None => Style::new(),
         }
@@ -145,7 +145,7 @@ fn one_of_sixteen(part: MemoryPart) -> Color {
     }
 }
 
-/// Returns the letter that marks a part without colours.
+/// Returns the letter that marks a part without colors.
 pub fn letter(part: MemoryPart) -> char {
     match part {
         MemoryPart::Overhead => 'o',

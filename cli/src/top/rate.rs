@@ -11,9 +11,9 @@ pub struct Since<'a> {
 }
 
 impl Since<'_> {
-    /// Returns the increase of a counter. As in Prometheus, a counter that fell has restarted, and
-    /// its value is the increase. A counter that was absent before counts from zero. `None` if the
-    /// counter is absent now.
+    /// Returns the increase of a counter. As in Prometheus, a counter that fell has restarted from
+    /// 0, so its value is the increase. A counter that was absent before counts from zero. `None`
+    /// if the counter is absent now.
     pub fn increase(&self, now: &Samples, name: &str, labels: Labels<'_>) -> Option<f64> {
         let now = now.value(name, labels)?;
         let before = self.before.value(name, labels).unwrap_or(0.0);

@@ -263,8 +263,8 @@ impl Session {
         Some(now.saturating_sub(self.latest.as_ref()?.at))
     }
 
-    /// Returns how long ago a restart, or another process, was noticed. `None` once this should no
-    /// longer be shown.
+    /// Returns how long ago a restart, or another process, was noticed. `None` if that was more
+    /// than `TOLD` ago.
     pub fn began_anew(&self, now: Duration) -> Option<Duration> {
         self.began_anew.map(|at| now.saturating_sub(at)).filter(|age| *age < TOLD)
     }

@@ -74,9 +74,9 @@ impl Drop for Screen {
     }
 }
 
-/// Starts a thread that restores the terminal after a signal. While the view controls the terminal,
-/// keys do not send signals. Signals from other processes still have their default effect, but only
-/// after the terminal is restored.
+/// Starts a thread that restores the terminal after a signal. Keys do not send signals while the
+/// view controls the terminal. Signals from other processes still have their default effect, after
+/// the terminal is restored.
 ///
 /// The thread is needed because crossterm never returns from a read on a lost terminal (SIGHUP): it
 /// retries the read forever.

@@ -87,7 +87,7 @@ struct Arguments {
     uint32_t kv_heads;
     uint32_t blocks;
     uint32_t blocks_max;
-    uint32_t window;  // the most tokens that a row sees, paged only
+    uint32_t window;  // the most tokens that a row attends to, paged only
     uint32_t splits;  // number of jobs that share a tile's keys; 1 unless `SPLIT`
     const float* scales;  // [2, kv_heads], for a cache in E4M3; null otherwise
     float scale;
@@ -113,8 +113,8 @@ struct Job {
     uint32_t head;         // KV head
     // Index in `block_tables` of the first block that the tile reads. Keys count from that block.
     uint32_t table;
-    int32_t keys;     // keys up to the last key that any row of the tile sees
-    int32_t visible;  // keys up to the last key that row 0 of the sequence sees
+    int32_t keys;     // keys up to the last key that any row of the tile attends to
+    int32_t visible;  // keys up to the last key that row 0 of the sequence attends to
     int32_t first_step;
     int32_t last_step;
     uint32_t torn;  // 1 if the last step ends with keys that must not be read

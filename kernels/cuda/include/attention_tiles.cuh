@@ -1,5 +1,5 @@
-// The rows that a thread block processes, found on the device: the host knows the numbers of rows
-// and sequences, but not where one sequence ends and the next begins.
+// The rows that a thread block processes. They are found on the device: the host knows the numbers
+// of rows and sequences, but not where one sequence ends and the next begins.
 //
 // Grouped query heads are packed: for each row, the `group` heads that share a KV head are
 // consecutive. A sequence thus has `rows * group` query vectors to fill tiles with, and a tile
@@ -27,8 +27,8 @@ __device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t seq
     return end > first_row ? end - first_row : 0u;
 }
 
-// The first block of a sequence that a tile reads, if its first row sees the last `window` of the
-// first `end` tokens.
+// The first block of a sequence that a tile reads, if the tile's first row attends to the last
+// `window` of the first `end` tokens.
 __device__ __forceinline__ int32_t first_block_of(int32_t end, uint32_t window) {
     return max(end - static_cast<int32_t>(window), 0) / static_cast<int32_t>(contract::common::BLOCK_TOKENS);
 }

@@ -10,11 +10,11 @@
 // query_starts    [sequences + 1] u32: the row of sequence s is query_starts[s]
 // context_lengths [sequences] u32: tokens in the cache, including this step's tokens
 // block_tables    [sequences, table_blocks] u32; unused entries are not read, and neither are
-//                 entries before the block with the first token that a row of the sequence sees
+//                 entries before the block with the first token that a row attends to
 // partials        [gridDim.x, 2, 8, head_dim + 2] f32: scratch, 8-byte aligned
 // counters        [gridDim.x] u32: zero before the first launch, and zero again after each launch
 // scales          [2, kv_heads] f32: scales of E4M3 keys and values; not read for other caches
-// window          the most tokens that a row sees, at least 1; NO_WINDOW if it sees all
+// window          the most tokens that a row attends to, at least 1; NO_WINDOW for all
 // flags           PAST_IS_THERE: the previous kernel writes no past tokens (see below);
 //                 OTHERS_READ_ONCE: GEMMs read weights with the hint to evict them from the L2
 //                 cache first
@@ -22,14 +22,15 @@
 //
 // out = softmax(queries . keys * scale) . values for each head. Sums are f32; weights are rounded
 // to the element type before they are multiplied by the values. A sequence may have any number of
-// rows n (a few with speculative decoding): its row r sees the last `window` of the first context -
-// n + r + 1 tokens, and every 8 query vectors read the keys again. The output of a row that sees no
-// tokens (for example, with a context of 0) is zeros. A sequence whose two query_starts are equal,
-// or are at or past `rows`, has no rows, so nothing is written for it. Rows that belong to no
-// sequence are not written. A context longer than its table is truncated, and a block id at or past
-// `blocks` is read as the last block, so nothing outside the cache is read. A block may contain any
-// bits past the context. A NaN in a query makes NaNs in the output of that head; a NaN in a key or
-// value makes NaNs in outputs of the same sequence. No other output is affected.
+// rows n (a few with speculative decoding): its row r attends to the last `window` of the first
+// context - n + r + 1 tokens, and every 8 query vectors read the keys again. The output of a row
+// that attends to no tokens (for example, with a context of 0) is zeros. A sequence whose two
+// query_starts are equal, or are at or past `rows`, has no rows, so nothing is written for it. Rows
+// that belong to no sequence are not written. A context longer than its table is truncated, and a
+// block id at or past `blocks` is read as the last block, so nothing outside the cache is read. A
+// block may contain any bits past the context. A NaN in a query makes NaNs in the output of that
+// head; a NaN in a key or value makes NaNs in outputs of the same sequence. No other output is
+// affected.
 //
 // queries, their pitch and cache are aligned to 16 bytes, out to 4 bytes. head_dim is 32, 64, 80,
 // 128 or 256.
@@ -37,10 +38,10 @@
 // Method: a run is the key blocks of one KV head of a sequence for up to eight query vectors (see
 // decode_share.cuh). With n warps in a thread block, a warp processes every n-th key block of a
 // run. Each warp copies its blocks through its own ring in shared memory, so that warps do not wait
-// for each other. Keys are along the 16 rows of the tensor cores' products, query vectors along the
+// for each other. Keys are along the 16 rows of a tensor core instruction, query vectors along its
 // 8 columns (decode_block.cuh). The warps of a thread block combine their results in shared memory,
 // and thread blocks combine theirs in `partials`. If several thread blocks share a run, the last
-// block to finish adds up the results. Any of the blocks may be last, but the order of the
+// block to finish adds up the results. Any of the blocks may be the last, but the order of the
 // additions is fixed: the same inputs give the same bits.
 //
 // With programmatic dependent launch, everything up to the first read of queries and cache runs
@@ -49,11 +50,11 @@
 // so the previous kernel must not write tokens before a sequence's new rows.
 //
 // If GEMMs read weights with the hint to evict them from the L2 cache first, but keys and values
-// are read without it, then keys and values fill the cache, stay until other keys and values
-// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose
-// keys and values are too large to remain in the cache until the next step, a step with the
-// GEMMs of gemm_small_m.cu took 4 us longer per layer. So keys and values are read with the same
-// hint if they are large.
+// are read without the hint, then keys and values fill the cache, stay until other keys and values
+// replace them, and leave little space to the weights. With 64 sequences of 576 tokens, whose keys
+// and values are too large to remain in the cache until the next step, a step with the GEMMs of
+// gemm_small_m.cu took 4 us longer per layer. Large keys and values are therefore read with the
+// same hint.
 
 #pragma once
 
@@ -199,7 +200,7 @@ struct WarpPart {
             multiply_keys<HEAD_DIM>(keys, queries, lane, scores);
             const uint32_t token = (first + step * warps) * BLOCK_TOKENS;
             // Only the last blocks and, with a window, the first blocks have keys that some rows do
-            // not see.
+            // not attend to.
             if (token + BLOCK_TOKENS + segment.sequence.rows > context + 1 || token + call.batch.window < context) {
                 mask(call, segment, token, lane, scores);
             }
@@ -218,15 +219,15 @@ struct WarpPart {
         }
     }
 
-    // Sets the scores of keys that a query vector does not see to minus infinity.
+    // Sets the scores to minus infinity for keys that a query vector does not attend to.
     static __device__ __forceinline__ void mask(const DecodeCall& call, const Segment& segment, uint32_t token,
                                                 uint32_t lane, float (&scores)[4]) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t key = token + lane / 4 + i / 2 * 8;
             const uint32_t row = (segment.first_query + 2 * (lane % 4) + i % 2) / call.batch.group;
-            // This row sees the last `window` of the first `context - rows + row + 1` keys, or no keys
-            // if that number is negative.
+            // This row attends to the last `window` of the first `context - rows + row + 1` keys,
+            // or to no keys if that number is negative.
             const uint32_t end = segment.sequence.context + row, least = key + segment.sequence.rows;
             if (least > end || least + call.batch.window <= end) {
                 scores[i] = -INFINITY;

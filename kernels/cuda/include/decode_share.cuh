@@ -32,14 +32,14 @@ struct DecodeBatch {
     uint32_t rows;   // of the batch
     uint32_t group;  // query heads that share a KV head
     uint32_t kv_heads;
-    uint32_t window;  // the most tokens that a row sees
+    uint32_t window;  // the most tokens that a row attends to
 };
 
 // One sequence, clamped to the batch and the block table, even if the inputs are invalid. Blocks
-// and tokens before `first_block`, which no row sees, do not count in `context` and `blocks`.
+// and tokens before `first_block`, which no row attends to, do not count in `context` and `blocks`.
 struct DecodeSequence {
     uint32_t first_row, rows, context;
-    uint32_t first_block;  // the block with the first token that a row sees
+    uint32_t first_block;  // the block with the first token that a row attends to
     uint32_t blocks;       // at least one: a sequence without a context still has zeros to write
     uint32_t runs;         // 0 if the sequence has no row
 };
@@ -49,8 +49,8 @@ __device__ __forceinline__ uint32_t tiles_of(const DecodeBatch& batch, uint32_t 
     return (rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
 }
 
-// The first block that a sequence of `rows` rows reads. Its first row sees the `window` tokens
-// before token `context - rows + 1`.
+// The first block that a sequence of `rows` rows reads. Its first row attends to the `window`
+// tokens before token `context - rows + 1`.
 __device__ __forceinline__ uint32_t first_block_of(const DecodeBatch& batch, uint32_t context, uint32_t rows) {
     const uint32_t end = context + 1, least = rows + batch.window;
     return end > least ? (end - least) / BLOCK_TOKENS : 0;

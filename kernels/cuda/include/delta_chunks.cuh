@@ -1,5 +1,6 @@
-// Shared by the two kernels of the gated delta rule in chunks: gated_delta_prepare.cu, which computes
-// what does not depend on the state, and gated_delta_chunked.cu, which goes through the chunks.
+// Shared by the two kernels of the gated delta rule in chunks: gated_delta_prepare.cu, which
+// computes everything that does not depend on the state, and gated_delta_chunked.cu, which
+// processes the chunks of each sequence in order.
 //
 // For a chunk of up to CHUNK tokens with normalized keys K and queries Q [tokens, key_dim], values
 // V, strengths b, and C the running sum of the logarithms of the decays (Yang et al. 2024, arXiv
@@ -12,9 +13,10 @@
 //   out  = exp(C) Q S + P V'
 //   S    = exp(C_last) S + (exp(C_last - C) K)^T V'
 //
-// The first kernel computes K, Q, C, b, T and P of all chunks in parallel, and the second kernel the
-// rest. All exponents are at most 0, because C falls. A chunk ends where a snapshot is taken. Rows
-// after the end of a chunk are zeros with a strength and a log decay of 0, which changes nothing.
+// The first kernel computes K, Q, C, b, T and P of all chunks in parallel, and the second kernel
+// computes the rest. All exponents are at most 0, because C decreases from token to token. A chunk
+// ends where a snapshot is taken. Rows after the end of a chunk are zeros with a strength and a log
+// decay of 0, which changes nothing.
 //
 // Operands of the tensor cores are f16 for every type of activations. Normalized keys, normalized
 // queries and T are at most 1 in magnitude (T is part of a product of contractions), and f16 has

@@ -21,7 +21,7 @@ using contract::fp8::GROUP;
 __device__ __forceinline__ float e4m3_scale(float largest) { return fmaxf(__fdiv_rn(largest, E4M3_MAX), 1.17549435e-38f); }
 
 // Rounds to the nearest number, ties to even, and limits the magnitude to 448. NaN stays NaN.
-// `E4m3::from_f32` in src/e4m3.rs does the same.
+// `E4m3::from_f32` in kernels/src/e4m3.rs does the same.
 __device__ __forceinline__ uint32_t e4m3_by_bits(float value) {
     const uint32_t bits = __float_as_uint(value), size = bits & 0x7fffffffu;
     // Below 2^-6, the last bit of the sum with 2^14 is worth 2^-9, so the addition rounds. From

@@ -26,8 +26,9 @@ __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // Arrives at the barrier at this address in block `rank` of the cluster. A thread that waits there
-// may overwrite what this thread has read. The arrival does not make this thread's writes visible
-// to the waiting thread, because an arrival that releases to the cluster costs a fence each time.
+// may overwrite data that this thread has read. The arrival does not make this thread's writes
+// visible to the waiting thread, because an arrival that releases to the cluster costs a fence each
+// time.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n"

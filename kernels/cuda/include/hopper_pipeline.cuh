@@ -18,10 +18,10 @@
 //              multiplies while the other writes out
 //   BEGIN      ID of the named barrier at which the second consumer starts
 //
-// These choices keep the machine code that was measured; others make the compiler order the
-// registers of the loops differently: whether Ring is a reference, that kernels initialize their
-// barriers and divide their warpgroups themselves, that no part is a lambda, and that add_steps calls
-// `lead` before the ring advances, but end_step after it.
+// These choices keep the machine code that was measured; other choices make the compiler order the
+// registers of the loops differently. A kernel chooses whether Ring is a reference. Kernels
+// initialize their barriers and divide their warpgroups themselves. No part is a lambda. add_steps
+// calls `lead` before the ring advances, and end_step calls `lead` after the ring advances.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Scales of E4M3 by groups of columns, in GEMMs with few rows. They are copied to shared memory
-// along with each step. When each thread loaded its own scales from device memory, that took more
-// instructions than the rest of a step, and the step waited for them.
+// along with each step. An earlier version, in which each thread loaded its scales from device
+// memory, took more instructions for the loads than for the rest of a step, and the step waited for
+// them.
 #pragma once
 
 #include "contract.cuh"

@@ -77,7 +77,7 @@ pub struct HeadNorms<'m> {
     pub query: Tensor<'m>,
     /// `[head_dim]`, the type of `query`.
     pub key: Tensor<'m>,
-    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    /// Added to each weight: 1 for norms whose stored weights are centered on zero, otherwise 0.
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,
@@ -127,13 +127,13 @@ pub struct PagedSequences<'m> {
     /// with a separate kernel for such sequences use it. With a value below the true number, the
     /// result is correct but slower to compute.
     pub single_rows: usize,
-    /// Number of pairs of a query and a key that the query sees without a window, over all
-    /// sequences. The amount of arithmetic without a window is proportional to this number.
+    /// Number of query-key pairs of causal attention without a window, over all sequences. The
+    /// arithmetic work of attention without a window is proportional to this number.
     pub query_key_pairs: u64,
 }
 
-/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first
-/// `context - n + r + 1` tokens, or with a window only the last of them.
+/// Computes causal attention: row `r` of a sequence's `n` rows attends to that sequence's first
+/// `context - n + r + 1` tokens, or with a window only to the last of these tokens.
 #[non_exhaustive]
 pub struct AttentionPaged<'a> {
     /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
@@ -142,9 +142,9 @@ pub struct AttentionPaged<'a> {
     pub heads: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// Maximum number of tokens that a row sees, including its own, at least 1. `None` means all.
-    /// Blocks of a sequence before the block with the first token that one of its rows sees are not
-    /// read, and neither are their entries in the block table.
+    /// Maximum number of tokens that a row attends to, including its own, at least 1. `None` means
+    /// all. Blocks of a sequence before the block with the first token that one of its rows attends
+    /// to are not read, and neither are their entries in the block table.
     pub window: Option<usize>,
     /// The layer's keys and values, including those that this step has written. If every sequence
     /// has one row, the tokens before that row may be read before the preceding operation has

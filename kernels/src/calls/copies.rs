@@ -30,8 +30,8 @@ pub struct DownloadLater<'a> {
     pub source: Tensor<'a>,
 }
 
-/// A copy to the host that is in progress. The value may be dropped before the copy ends. In that
-/// case, the implementation must ensure that the copy does not write to memory that is reused.
+/// A copy to the host that is in progress. The value may be dropped before the copy ends. The
+/// implementation must then ensure that the copy does not write to memory that is reused.
 pub trait Arrival {
     /// Returns `true` if [`wait`](Arrival::wait) would return at once. This method never blocks.
     fn has_come(&self) -> bool;

@@ -92,9 +92,9 @@ pub struct Route<'a> {
 pub struct RmsNormRoute<'a> {
     /// The norm, whose output includes unquantized rows.
     pub norm: RmsNorm<'a>,
-    /// The product with the router's weight, with f32 output and without a bias.
+    /// The GEMM with the router's weight, with f32 output and without a bias.
     pub product: Linear<'a>,
-    /// The routing of the product.
+    /// The routing, whose logits are the output of `product`.
     pub routing: Route<'a>,
 }
 
@@ -134,7 +134,7 @@ pub struct AddExperts<'a> {
     pub weight: Weight<'a>,
     /// The experts of each row.
     pub routing: Routing<'a>,
-    /// `[rows * top, out_features]` activations: space for the product of each choice. The
+    /// `[rows * top, out_features]` activations: space for the GEMM result of each choice. The
     /// contents are undefined afterwards.
     pub products: Tensor<'a>,
     /// Scratch declared with
@@ -154,7 +154,7 @@ pub struct AddExpertsRmsNorm<'a> {
     pub experts: AddExperts<'a>,
     /// `[out_features]`, floating point.
     pub weight: Tensor<'a>,
-    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    /// Added to each weight: 1 for norms whose stored weights are centered on zero, otherwise 0.
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,

@@ -36,8 +36,8 @@ pub struct GatedLinear<'a> {
     pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: space for the intermediate product. The
-    /// contents are undefined afterwards.
+    /// `[rows, 2 * features]` activations: space for the result before the gate. The contents are
+    /// undefined afterwards.
     pub gate_up: Tensor<'a>,
     /// Scratch declared with
     /// [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.

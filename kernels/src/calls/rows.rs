@@ -3,8 +3,8 @@
 use crate::{RankShard, Tensor, Weight};
 
 /// Computes `out[i] = table[ids[i]]`, converted to activations. `ids[i]` is the
-/// [code](crate::InputToken::code) of a token. If the host has not seen the token yet, its code
-/// names a row of `previous`, and `previous[row]` is the token's id. If that entry is
+/// [code](crate::InputToken::code) of a token. If the host has not seen the token yet, its code has
+/// the index of a row of `previous`, and `previous[row]` is the token's id. If that entry is
 /// [`NO_CHOICE`](super::NO_CHOICE), no token was chosen, and the output row is all zeros. The row
 /// of a token that is not in `tokens` is all zeros too.
 #[non_exhaustive]
@@ -13,8 +13,8 @@ pub struct Embed<'a> {
     pub table: Weight<'a>,
     /// The tokens of the vocabulary that have a row in the table.
     pub tokens: RankShard,
-    /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and unseen tokens name
-    /// a row of `previous`.
+    /// `[tokens]` u32: codes of tokens. Known ids are below the vocabulary, and the codes of unseen
+    /// tokens have indices of rows of `previous`.
     pub ids: Tensor<'a>,
     /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::NO_CHOICE). The
     /// tensor is empty if all ids are known.
@@ -41,7 +41,7 @@ pub struct ScatterRows<'a> {
     pub x: Tensor<'a>,
     /// `[chosen]` u32, each below the rows of `out`.
     pub rows: Tensor<'a>,
-    /// `[rows, columns]` activations. Rows that `rows` does not name keep their contents.
+    /// `[rows, columns]` activations. Rows whose index is not in `rows` keep their contents.
     pub out: Tensor<'a>,
 }
 
@@ -55,7 +55,7 @@ pub struct AddRows<'a> {
     pub from: Tensor<'a>,
     /// `[chosen]` u32, each below the number of rows of `out`.
     pub to: Tensor<'a>,
-    /// `[rows, columns]` activations. Rows that `to` does not name keep their contents.
+    /// `[rows, columns]` activations. Rows whose index is not in `to` keep their contents.
     pub out: Tensor<'a>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{StateLayer, Tensor};
 
-/// The slot number of padding, whose state is not written, and of a snapshot that is not taken.
+/// The slot number of a state that is not written and of a snapshot that is not taken.
 pub const NO_STATE: u32 = u32::MAX;
 
 /// Snapshots of one sequence's state in a step.
@@ -10,23 +10,24 @@ pub const SNAPSHOTS: usize = 2;
 
 /// Assignment of rows to sequences, and the slots of each sequence's state.
 ///
-/// A sequence's state before the step is in the slot that it reads, and its state after the step
-/// is written to the slot that it writes. They may be the same slot. No other sequence of the step
-/// may write a slot that a sequence reads.
+/// A sequence's state before the step is in the slot that it reads, and its state after the step is
+/// written to the slot that it writes. Both may be the same slot. If a sequence reads a slot, no
+/// other sequence of the step may write this slot.
 #[derive(Debug)]
 pub struct StateSequences<'m> {
     /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`.
     pub query_starts: Tensor<'m>,
-    /// `[sequences]` u32: tokens of the sequence, including this step's rows. If these are all of
-    /// its tokens, the state before the step is zero and no slot is read. A sequence of length 0
-    /// is padding.
+    /// `[sequences]` u32: tokens of the sequence, including this step's rows. If the sequence has
+    /// no other tokens, the state before the step is zero and no slot is read. A sequence of length
+    /// 0 is padding.
     pub context_lengths: Tensor<'m>,
     /// `[sequences]` u32: the slot with the state before the step.
     pub reads: Tensor<'m>,
-    /// `[sequences]` u32: the slot for the state after the step. [`NO_STATE`] for padding.
+    /// `[sequences]` u32: the slot for the state after the step. [`NO_STATE`] for padding, and for
+    /// rows that are only tried, whose sequence keeps a snapshot taken before them.
     pub writes: Tensor<'m>,
-    /// `[sequences, SNAPSHOTS]` u32: the number of the sequence's rows in this step after which
-    /// the state is also written to another slot.
+    /// `[sequences, SNAPSHOTS]` u32: a number of rows, counted from the sequence's first row in
+    /// this step. After this many rows, the state is also written to another slot.
     pub snapshot_rows: Tensor<'m>,
     /// `[sequences, SNAPSHOTS]` u32: the slot of each snapshot, or [`NO_STATE`] for none.
     pub snapshot_slots: Tensor<'m>,
@@ -51,8 +52,8 @@ pub struct CausalConv<'a> {
 }
 
 /// Computes the gated delta rule (Yang et al. 2024, arXiv 2412.06464) over the rows of each
-/// sequence. Each value head has a state `S` `[key_dim, value_dim]`, which is zero before the
-/// first token and stored as the layer's [`StateDtype`](crate::StateDtype). For each token, with `q`
+/// sequence. Each value head has a state `S` `[key_dim, value_dim]`, which is zero before the first
+/// token and is stored as the layer's [`StateDtype`](crate::StateDtype). For each token, with `q`
 /// and `k` divided by their L2 norms and `q` multiplied by `key_dim^-0.5`, all in f32:
 ///
 /// ```text

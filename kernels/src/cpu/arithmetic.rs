@@ -1,6 +1,6 @@
-//! Arithmetic on slices in forms that the compiler vectorizes, and the matrix
-//! product. The functions are always inlined, so that they use the caller's
-//! vector instructions (see `Threads::share`).
+//! Arithmetic on slices in forms that the compiler vectorizes, and matrix multiplication. The
+//! functions are always inlined, so that they use the caller's vector instructions (see
+//! `Threads::share`).
 
 use gemm::{Parallelism, gemm};
 

@@ -66,7 +66,7 @@ impl Running<'_> {
         self.weights[..self.count].fill(0.0);
     }
 
-    /// Folds in `count` keys, at most [`KEYS`], with their values. A query sees only the keys
+    /// Folds in `count` keys, at most [`KEYS`], with their values. A query attends only to the keys
     /// `visible(query)`, a range that may extend beyond `count`. The other keys get weight 0, but
     /// their values must not be NaN or infinite.
     #[inline(always)]
@@ -85,7 +85,8 @@ impl Running<'_> {
         self.add(count, values);
     }
 
-    /// Computes the weighted mean of a query's values, which is NaN if the query saw no keys.
+    /// Computes the weighted mean of a query's values, which is NaN if the query attended to no
+    /// keys.
     pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
         let factor = self.weights[query].recip();
         let sums = &self.sums[query * self.head_dim..][..self.head_dim];

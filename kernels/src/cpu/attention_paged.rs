@@ -26,7 +26,7 @@ struct Item {
 }
 
 impl Item {
-    /// The tokens that row `row` of the item sees.
+    /// The tokens that row `row` of the item attends to.
     fn visible(&self, row: usize, window: Option<usize>) -> Range<usize> {
         let end = self.context + row;
         window.map_or(0, |window| end.saturating_sub(window))..end

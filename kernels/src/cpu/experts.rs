@@ -1,4 +1,4 @@
-//! Products with the weights of each row's experts, expert by expert and panel by panel.
+//! GEMMs with the weights of each row's experts, computed expert by expert and panel by panel.
 
 use std::ops::Range;
 
@@ -31,8 +31,8 @@ pub(super) fn gated_experts(threads: &Threads, call: calls::GatedExperts<'_>) {
     let out = Output::of(plain);
     let (choices, top) = (indices(&call.routing.choices), call.routing.top);
     let of_row = |place: usize| choices[place] as usize / top;
-    // A panel has as many gate rows as up rows, so that one thread computes both
-    // products of a feature.
+    // A panel has as many gate rows as up rows, so that one thread computes both dot products of a
+    // feature.
     let panels = Panels {
         x: Operand::of(&call.x),
         weight: &call.weight,

@@ -5,7 +5,8 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use super::{arithmetic::logistic, memory::write_rows, threads::Threads};
 use crate::calls::{ApplyGelu, Gelu};
 
-/// `2 * sqrt(2 / pi)`: the approximation's `(1 + tanh(y)) / 2` is the logistic function of `2 * y`.
+/// `2 * sqrt(2 / pi)`. In the tanh approximation, `(1 + tanh(y)) / 2` is the logistic function of
+/// `2 * y`.
 const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
 
 pub(super) fn gelu(threads: &Threads, call: ApplyGelu<'_>) {

@@ -1,4 +1,4 @@
-//! The matrix product with a weight, panel by panel, by the `gemm` crate that candle uses.
+//! The GEMM with a weight, panel by panel, by the `gemm` crate that candle uses.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ use crate::{
     target::{CPU_PANEL_ROWS, cpu_linear_share},
 };
 
-/// Largest number of rows of `x` for which the product is computed as dot products. With so few
-/// rows, packing the operands for `gemm` would cost more than it saves.
+/// Largest number of rows of `x` for which the GEMM is computed as dot products. With few rows,
+/// packing the operands for `gemm` would cost more than it saves.
 const SMALL_M_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Linear<'_>) {

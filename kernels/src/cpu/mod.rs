@@ -7,6 +7,7 @@ mod arithmetic;
 mod attention;
 mod attention_packed;
 mod attention_paged;
+mod block_dot;
 mod block_products;
 mod copy_blocks;
 mod embed;

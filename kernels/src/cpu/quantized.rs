@@ -1,5 +1,5 @@
-//! Products of quantized numbers: dot products within each group of columns that has a scale.
-//! Results do not depend on the number of rows.
+//! GEMMs of quantized operands: dot products within each group of columns that has a scale. The
+//! result of a row does not depend on the number of rows.
 
 use super::{
     arithmetic::dot,

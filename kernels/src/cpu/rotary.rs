@@ -13,8 +13,8 @@ pub(super) fn rotary(threads: &Threads, call: Rotary<'_>) {
     turn(threads, &call.x, (call.heads, 2 * call.frequencies.rows()), &call.positions, &call.frequencies, call.axes);
 }
 
-/// Rotates the first elements of each of the first `heads` heads of each row of `x`: as many as
-/// there are frequencies for pairs.
+/// Rotates the first `2 * frequencies.rows()` elements of each of the first `heads` heads of each
+/// row of `x`.
 pub(super) fn turn(
     threads: &Threads,
     x: &Tensor<'_>,

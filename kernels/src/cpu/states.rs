@@ -25,7 +25,8 @@ struct Part {
     rows: std::ops::Range<usize>,
     /// The slot of the state before the step; `None` if that state is zero.
     read: Option<u32>,
-    write: u32,
+    /// The slot of the state after the last row; `None` if that state is not kept.
+    write: Option<u32>,
     /// The row after which the state is also written to a slot, and the slot.
     snapshots: Vec<(usize, u32)>,
 }
@@ -34,8 +35,13 @@ impl Part {
     /// The slots to which the state is written after `row`.
     fn slots_after(&self, row: usize) -> impl Iterator<Item = u32> {
         let is_here = move |(after, _): &&(usize, u32)| *after == row;
-        let last = (row + 1 == self.rows.end).then_some(self.write);
+        let last = self.write.filter(|_| row + 1 == self.rows.end);
         self.snapshots.iter().filter(is_here).map(|(_, slot)| *slot).chain(last)
+    }
+
+    /// All slots that the sequence writes.
+    fn written(&self) -> impl Iterator<Item = u32> {
+        self.snapshots.iter().map(|(_, slot)| *slot).chain(self.write)
     }
 }
 
@@ -70,7 +76,7 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
         });
         let part = Part {
             read: (range.len() < contexts[sequence] as usize).then(|| reads[sequence]),
-            write: writes[sequence],
+            write: Some(writes[sequence]).filter(|slot| *slot != NO_STATE),
             snapshots: snapshots.collect(),
             rows: range,
         };
@@ -78,12 +84,11 @@ fn parts(sequences: &StateSequences<'_>, layer: &StateLayer, out: &Output<'_>, c
             parts.push(part);
         }
     }
-    let written: Vec<_> =
-        parts.iter().flat_map(|part| part.snapshots.iter().map(|s| s.1).chain([part.write])).collect();
+    let written: Vec<_> = parts.iter().flat_map(Part::written).collect();
     for part in &parts {
-        let of_others = written.iter().filter(|slot| Some(**slot) == part.read).count();
-        let own = usize::from(part.read == Some(part.write));
-        assert!(of_others <= own, "a slot that a sequence reads is written by another sequence");
+        let of_all = written.iter().filter(|slot| Some(**slot) == part.read).count();
+        let own = part.written().filter(|slot| Some(*slot) == part.read).count();
+        assert!(of_all == own, "a slot that a sequence reads is written by another sequence");
     }
     let distinct: std::collections::BTreeSet<_> = written.iter().collect();
     assert!(distinct.len() == written.len(), "two sequences write the same slot of {}", layer.slots());

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use pulp::Arch;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Minimum number of multiply-adds, or equivalent work, per thread. Handing work to a sleeping
-/// thread and waiting for it costs about ten microseconds.
+/// Minimum number of multiply-adds, or equivalent work, per thread. Waking a pool thread and
+/// waiting for it costs about ten microseconds.
 const COST_PER_THREAD: usize = 1 << 16;
 
-/// Pieces of work per thread, so that a thread that starts late delays the operation less. With 4,
-/// two threads split the 14 panels of a small model's product as 8 and 6.
+/// Pieces of work per thread, so that a thread that starts late delays the operation less. With 4
+/// pieces, two threads split the 14 panels of a small model's GEMM into 8 and 6.
 const PIECES_PER_THREAD: usize = 16;
 
 pub(super) struct Threads {

@@ -25,7 +25,8 @@ fn paged_extent(head_dim: HopperHeadDim, is_quantized: bool, jobs: usize, sms: u
     Extent { shared, ..Extent::line(jobs.min(sms), threads) }
 }
 
-/// Returns the head dimension and the Hopper kernels of a call, or `None` if it has no such kernels.
+/// Returns the head dimension and the Hopper kernels of a call, or `None` if there are no such
+/// kernels.
 fn paged_hopper(
     cuda: &Cuda,
     call: &calls::AttentionPaged<'_>,
@@ -234,7 +235,8 @@ fn cache_map(call: &calls::AttentionPaged<'_>) -> Result<TensorMap, KernelError>
             swizzle: Swizzle::None,
         }
     } else {
-        // Dimensions: 64 columns of a head, eight tokens, the next 64 columns, the next eight tokens, pieces.
+        // Dimensions: 64 columns of a head, eight tokens, the next 64 columns, the next eight
+        // tokens, pieces.
         Layout {
             dimensions: &[64, 8, columns / 64, BLOCK_TOKENS as u64 / 8, pieces],
             strides: &[2 * columns, 128, 16 * columns, 32 * columns],

@@ -91,7 +91,7 @@ pub(super) fn best_of_ranks(cuda: &Cuda, call: calls::BestOfRanks<'_>) -> Result
     }
 }
 
-/// Tells the other ranks that this rank takes part in no further collective.
+/// Notifies the other ranks that this rank takes part in no further collective.
 pub(super) fn abort_collectives(cuda: &Cuda) {
     if let Some(RankLink::Kernels(link)) = &cuda.link {
         link.abort_collectives(cuda);
@@ -234,7 +234,7 @@ impl CudaLink {
     }
 
     /// Implements [`Backend::abort_collectives`]. If this rank's device accepts no launch, the
-    /// other ranks detect only after their `patience` that this rank is missing.
+    /// other ranks notice only after `patience` that this rank is missing.
     fn abort_collectives(&self, cuda: &Cuda) {
         if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
             // SAFETY: the argument matches the kernel's only parameter, and the creator of the link

@@ -16,8 +16,8 @@ use crate::{
     ops::copy_blocks::{KINDS_MAX, PREPARED_JOBS},
 };
 
-/// Clocks that are created in advance. If more copies are in flight, further clocks are created
-/// while the model serves.
+/// Number of clocks that are created in advance. If more copies are in flight, further clocks are
+/// created while the model serves requests.
 const CLOCKS: usize = PREPARED_JOBS * KINDS_MAX;
 
 /// Maximum number of pieces that are passed to the driver in one call. On an H100, thousands of

@@ -106,8 +106,8 @@ impl CopyLink {
     /// Creates the ends of a link between ranks on these devices, in the order of their indices. In
     /// each operation a rank waits up to `patience` for the other ranks.
     ///
-    /// The memory of the tensors that ranks contribute must be [open](CudaDevice::open_to) to the
-    /// devices that can reach it. For all other devices, the driver copies the tensors row by row.
+    /// The memory of the tensors that ranks contribute must be [open](CudaDevice::open_to) to every
+    /// device that can access it. For all other devices, the driver copies the tensors row by row.
     ///
     /// # Errors
     /// A device is lost.

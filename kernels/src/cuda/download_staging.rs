@@ -158,8 +158,8 @@ mod tests {
 
     const ROW: usize = 152_064 * 4;
 
-    /// Runs the copies one after another from an engine's initial buffers. Returns the lengths
-    /// of all buffers afterwards.
+    /// Takes buffers for the copies one after another, starting with the two short buffers of a new
+    /// pool. Returns the lengths of all buffers afterwards.
     fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut places = vec![SHORTEST.as_usize(); 2];
         for bytes in copies {

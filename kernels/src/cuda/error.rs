@@ -15,7 +15,7 @@ pub enum OpenError {
     NoBlas {
         /// The file names that were searched for.
         names: Vec<&'static str>,
-        /// The folders that were searched, apart from the system's own.
+        /// The folders that were searched, in addition to the system's folders.
         folders: Vec<PathBuf>,
     },
     /// A library that is named like cuBLASLt but cannot be used.
@@ -37,7 +37,7 @@ pub enum OpenError {
         why: String,
         /// The file names that were searched for.
         names: Vec<&'static str>,
-        /// The folders that were searched, apart from the system's own.
+        /// The folders that were searched, in addition to the system's folders.
         folders: Vec<PathBuf>,
     },
     /// A library that is named like NCCL but cannot be used.

@@ -117,8 +117,8 @@ fn is_small_m(norm: &calls::RmsNorm<'_>, product: &calls::Linear<'_>) -> bool {
 
 pub(super) fn gated_experts(cuda: &Cuda, call: calls::GatedExperts<'_>) -> Result<(), KernelError> {
     let (rows, features) = (call.out.rows(), call.out.columns());
-    // A row can be rounded only when the whole row is computed, so gated outputs are first written
-    // to this scratch in the activation type.
+    // A row can be quantized only when the whole row is computed, so gated outputs are first
+    // written to this scratch in the activation type.
     let scratch = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
     let out = call.out.plain.as_ref().unwrap_or(&scratch);
     let op = "gated_experts";
@@ -146,7 +146,7 @@ pub(super) fn add_experts(cuda: &Cuda, call: calls::AddExperts<'_>) -> Result<()
     add(cuda, &call)
 }
 
-/// Adds up the products of each row.
+/// Adds up the GEMM results of each row's choices.
 fn add(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
     let sum = arguments![
         call.products.address(),
@@ -198,7 +198,7 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: calls::AddExpertsRmsNorm<'
     unsafe { cuda.launch(cuda.entry_points().add_experts_rms_norm, extent, norm) }
 }
 
-/// Launches the GEMM that computes the product of each choice, multiplied by the choice's weight.
+/// Launches the GEMM that computes the result of each choice, multiplied by the choice's weight.
 fn products(cuda: &Cuda, call: &calls::AddExperts<'_>) -> Result<(), KernelError> {
     let features = call.sum.columns();
     let op = "add_experts";

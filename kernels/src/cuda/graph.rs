@@ -45,8 +45,8 @@ impl Captured {
             let there = ready.upload(stream);
             Ok::<_, DeviceError>((ready, there))
         })?;
-        // Dropping a failed graph takes the device's measurement lock (`in_turn`) itself, so it
-        // must happen outside the measurement.
+        // Dropping a failed graph takes the device's measurement lock (`in_turn`) itself, so the
+        // drop must happen outside the measurement.
         let (ready, there) = made?;
         there?;
         Ok(Captured { ready, bytes, stream: stream.clone(), exchanges, kernels: kernels.clone() })

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{Activations, KernelError, Quantization, Rounded, Tensor, calls};
 
-/// Returns `true` if rows of `columns` columns can be rounded.
+/// Returns `true` if rows of `columns` columns can be quantized.
 pub(super) fn serves(columns: usize) -> bool {
     columns > 0 && columns.is_multiple_of(VECTOR)
 }
@@ -35,8 +35,8 @@ pub(super) fn quantize(cuda: &Cuda, call: calls::Quantize<'_>) -> Result<(), Ker
     launch(cuda, "quantize", kernel, before, None, &call.out)
 }
 
-/// Computes the norm of rows and rounds it. If `call.out.plain` is requested, the norm without
-/// rounding is written to it too.
+/// Computes the norm of rows and quantizes it. If `call.out.plain` is requested, the unquantized
+/// norm is written too.
 pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon).with(call.weight_offset));
     let (kernel, before) = match large_m(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
@@ -48,8 +48,8 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &calls::RmsNorm<'_>, out: &Rounded<'_>
     launch(cuda, "rms_norm", kernel, before, call.out.plain.as_ref(), out)
 }
 
-/// On Hopper, adds the products of a mixture of experts to rows, then computes the norm of these
-/// rows and rounds it. `before` are the kernel's arguments for the sum and the norm.
+/// On Hopper, adds the results of a mixture of experts to rows, then computes the norm of these
+/// rows and quantizes it. `before` are the kernel's arguments for the sum and the norm.
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activations<'_>) -> Result<(), KernelError> {
     const OP: &str = "add_experts_rms_norm";
     let rounded = out.rounded.as_ref().expect("the rounded output was requested");
@@ -58,8 +58,8 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
 }
 
-/// Computes the gate of rows and rounds it. If `out.plain` is requested, the gate without rounding
-/// is written to it too.
+/// Computes the gate of rows and quantizes it. If `out.plain` is requested, the unquantized result
+/// is written too.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("the rounded output was requested");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
@@ -140,8 +140,8 @@ fn starts_whole(x: &Tensor<'_>) -> bool {
     x.address().0.is_multiple_of(16)
 }
 
-/// Appends to `before` the arguments for the rounded output, and for the unquantized output if
-/// it is also requested.
+/// Appends to `before` the arguments for the quantized output, and for the unquantized output if it
+/// is also requested.
 pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
     let (kind, fixed) = match out.quantization {
         Quantization::Groups => (BY_GROUPS, 1.0),

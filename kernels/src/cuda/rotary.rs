@@ -22,7 +22,7 @@ pub(super) struct Sections {
 impl Argument for Sections {}
 
 impl Sections {
-    /// Panics if there are more than `AXES_MAX` axes. No supported model has that many.
+    /// Panics if there are more than `AXES_MAX` axes, which no supported model has.
     fn of(axes: &PairAxes) -> Self {
         assert!(axes.count() <= AXES_MAX, "{} position axes; kernels take at most {AXES_MAX}", axes.count());
         let mut pairs = [0; AXES_MAX];

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{KernelError, StateLayer, calls};
 
-/// Elements of 16 bytes of a row, which the kernel for chunks reads at once.
+/// Number of activations in 16 bytes, which the kernel for chunks reads at once.
 const ROW_STEP: usize = 8;
 
 /// The sequences of a step, in the layout of the kernels' parameter (`state_sequences.cuh`).

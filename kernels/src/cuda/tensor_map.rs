@@ -21,7 +21,7 @@ pub(super) enum Swizzle {
     Bytes128,
 }
 
-/// A tensor as the copy engine sees it, innermost dimension first.
+/// The layout of a tensor as the copy engine requires it, innermost dimension first.
 pub(super) struct Layout<'a> {
     pub dimensions: &'a [u64],
     /// Bytes from one element to the next, in each dimension except the innermost.

@@ -1,5 +1,5 @@
-//! The second half of a mixture of gated MLPs: the products with the experts' down weights, and
-//! each row's weighted sum over its experts, added to the residual stream.
+//! The second half of a mixture of gated MLPs: the GEMMs with the experts' down weights, and each
+//! row's weighted sum over its experts, added to the residual stream.
 
 use super::{check, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work, calls};
@@ -10,8 +10,8 @@ impl<B: Backend> Scope<'_, B> {
     /// `[experts * out_features, in_features]`, and adds each row's weighted sum over its
     /// experts to `sum` `[rows, out_features]`.
     ///
-    /// Space for all products is taken from the workspace even if the backend does not need it,
-    /// because a plan does not know which algorithm autotuning will choose.
+    /// Space for the GEMM results of all choices is taken from the workspace even if the backend
+    /// does not need it, because a plan does not know which algorithm autotuning will choose.
     pub fn add_experts<'a>(
         &self,
         x: impl Into<Activations<'a>>,

@@ -1,5 +1,5 @@
 //! All-reduce: the sum of the tensors of all ranks, on each rank. This collective combines the
-//! partial products of a weight whose columns are divided among the ranks.
+//! partial results of a GEMM whose weight's columns are divided among the ranks.
 
 use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work, calls};

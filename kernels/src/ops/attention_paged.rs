@@ -12,9 +12,9 @@ pub use crate::calls::PagedSequences;
 
 impl<B: Backend> Scope<'_, B> {
     /// Computes attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`.
-    /// Each row sees the tokens of its sequence up to and including its own token, but at most the
-    /// last `window` of these tokens. Scores are multiplied by `scale`, usually `head_dim^-0.5`.
-    /// Returns `[tokens, heads * head_dim]`.
+    /// Each row attends to the tokens of its sequence up to and including its own token, but at
+    /// most to the last `window` of these tokens. Scores are multiplied by `scale`, usually
+    /// `head_dim^-0.5`. Returns `[tokens, heads * head_dim]`.
     pub fn attention_paged<'a>(
         &self,
         queries: &Tensor<'_>,
@@ -79,8 +79,8 @@ impl<B: Backend> Scope<'_, B> {
 
 /// Returns the work of a call. The context lengths are on the device, so the number of keys to read
 /// is derived from `query_key_pairs`. The result is exact if all sequences have equally many rows
-/// (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2` keys) and, with a window, equally
-/// long contexts, as in one prefill. In a mixed step it is an estimate.
+/// (`n` rows over a context of `c` attend to `n * c - n * (n - 1) / 2` keys) and, with a window,
+/// equally long contexts, as in one prefill. In a mixed step it is an estimate.
 fn work(
     sequences: &PagedSequences<'_>,
     cache: ScaledLayer<'_>,
@@ -95,8 +95,8 @@ fn work(
         Some(window) if count > 0 => {
             let window = window as u64;
             let (of_each, context) = (rows / count, whole_keys / count);
-            // The last row of a sequence would see `cut_tokens` more without the window, and each
-            // row before it one less than its successor.
+            // Without the window, the last row of a sequence would attend to `cut_tokens` more
+            // tokens, and each earlier row would gain one token less than the row after it.
             let cut_tokens = context.saturating_sub(window);
             let cut = cut_tokens.min(of_each);
             let hidden = cut * cut_tokens - cut * cut.saturating_sub(1) / 2;

@@ -10,8 +10,8 @@ use crate::{
 
 pub use crate::calls::Copying;
 
-/// Number of concurrent copy jobs per lane for which a device creates clocks in advance. More jobs
-/// may be in flight.
+/// Number of concurrent copy jobs per lane for which a device creates timing events in advance.
+/// More jobs may be in flight.
 pub const PREPARED_JOBS: usize = 6;
 
 /// Kinds of content that a job copies, each with a [`Copying`]: KV blocks and states.

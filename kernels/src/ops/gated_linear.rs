@@ -1,4 +1,4 @@
-//! The first half of a gated MLP: one product with the gate and up weights, then the gate (SwiGLU,
+//! The first half of a gated MLP: one GEMM with the gate and up weights, then the gate (SwiGLU,
 //! Shazeer 2020, arXiv 2002.05202).
 
 use bursar_budgets::Bytes;
@@ -15,7 +15,7 @@ impl<B: Backend> Scope<'_, B> {
     /// `bias` is `[2 * features]`. Returns `[rows, features]`.
     ///
     /// This method combines [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul). Space for
-    /// the intermediate product is taken from the workspace even if the backend does not need it,
+    /// the result before the gate is taken from the workspace even if the backend does not need it,
     /// because a plan does not know which algorithm autotuning will choose.
     pub fn gated_linear<'a>(
         &self,

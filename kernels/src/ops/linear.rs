@@ -1,4 +1,4 @@
-//! The matrix product of activations with a weight, for all projections.
+//! The GEMM of activations with a weight, for all projections.
 
 use bursar_budgets::Bytes;
 

@@ -1,13 +1,12 @@
-//! The end of autotuning: timing of the products called so far, at small row counts.
+//! The end of autotuning: timing of the GEMMs called so far, at small row counts.
 
 use crate::{Backend, DType, KernelError, Scope, calls};
 
 impl<B: Backend> Scope<'_, B> {
-    /// Lets the backend time the products that were called since autotuning began, in all
-    /// memory that is left in the workspace. Call this method between
-    /// [`autotune(true)`](Backend::autotune) and `autotune(false)`, after the pass has
-    /// released its memory. No product is measured twice. Afterwards the workspace's
-    /// high-water mark equals its capacity.
+    /// Lets the backend time the GEMMs that were called since autotuning began, in all memory that
+    /// is left in the workspace. Call this method between [`autotune(true)`](Backend::autotune) and
+    /// `autotune(false)`, after the pass has released its memory. No GEMM is measured twice.
+    /// Afterwards the workspace's high-water mark equals its capacity.
     ///
     /// # Errors
     /// The device is lost.

@@ -1,4 +1,4 @@
-//! Patches: picture bytes, cut into the rows that a vision encoder reads and normalized.
+//! Patches: picture bytes are cut into the rows that a vision encoder reads, and are normalized.
 //! Uploading bytes moves an eighth of the data that f32 patches would take, and the frame of a
 //! still picture is uploaded once.
 

@@ -1,5 +1,4 @@
-//! Checks that all products share, and the conversion of activations to the format
-//! that a product reads.
+//! Checks that all GEMMs share, and the conversion of activations to the format that a GEMM reads.
 
 use super::check;
 use crate::{
@@ -99,5 +98,5 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// Space for activations that a product quantizes itself.
+/// Space for activations that a GEMM quantizes itself.
 pub(super) struct QuantScratch<'s>(Option<Activations<'s>>);

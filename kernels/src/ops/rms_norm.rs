@@ -8,7 +8,7 @@ use super::check;
 pub struct RmsNorm<'a> {
     /// `[hidden]`, floating point.
     pub weight: &'a Tensor<'a>,
-    /// Added to each weight: 1 for norms whose stored weights are centred on zero, otherwise 0.
+    /// Added to each weight: 1 for norms whose stored weights are centered on zero, otherwise 0.
     pub weight_offset: f32,
     /// Constant added to the mean square.
     pub epsilon: f32,

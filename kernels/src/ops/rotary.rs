@@ -7,7 +7,7 @@ use super::check;
 
 pub use crate::calls::PairAxes;
 
-/// The rotation of each pair of elements, per position.
+/// The frequency and the position axis of each pair of elements.
 #[derive(Debug)]
 pub struct Rope<'m> {
     /// `[head_dim / 2]` f32: radians per position for each pair.

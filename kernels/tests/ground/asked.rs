@@ -139,7 +139,7 @@ impl Asked {
         let biased: Vec<u32> =
             if on(random) { (0..vocabulary as u32).step_by(3).take(LISTED_MAX).collect() } else { Vec::new() };
         let biases = random.floats(biased.len());
-        // Some ids are beyond the vocabulary, as placeholders of pictures may be.
+        // Some ids are beyond the vocabulary, as placeholders of pictures may be in a real prompt.
         let produced = random.indices(23, vocabulary + 3);
         let unseen = (!at.is_multiple_of(3)).then(|| UnseenToken { row: random.below(rows) as u32 });
         let forbidden = if on(random) { random.indices(3, vocabulary + 3) } else { Vec::new() };

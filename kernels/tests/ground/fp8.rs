@@ -1,4 +1,4 @@
-//! Products of FP8 weights, and their expected results: activations are rounded like in the models'
+//! GEMMs with FP8 weights, and their expected results: activations are rounded as in the models'
 //! published code, and sums are computed in `f64`.
 
 use bursar_kernels::*;
@@ -29,12 +29,12 @@ pub enum Product {
     Gated {
         bias: bool,
     },
-    /// The gate and up product of experts.
+    /// The gate and up GEMM of experts.
     GatedExperts {
         experts: usize,
         top: usize,
     },
-    /// The down product of experts.
+    /// The down GEMM of experts.
     AddExperts {
         experts: usize,
         top: usize,
@@ -43,10 +43,10 @@ pub enum Product {
     Quantize,
 }
 
-/// Number of experts that marks the cases in which one expert is chosen more often.
+/// With this number of experts, most rows choose expert 7.
 const LIKED: usize = 60;
 
-/// A product at one size.
+/// A GEMM at one size.
 #[derive(Clone, Debug)]
 pub struct Fp8 {
     pub rows: usize,
@@ -132,7 +132,7 @@ impl Fp8 {
         }
     }
 
-    /// Whether the result is a product of two sums, gate and up.
+    /// Whether the result is computed from two sums, gate and up.
     pub fn is_gated(&self) -> bool {
         matches!(self.product, Product::Gated { .. } | Product::GatedExperts { .. })
     }
@@ -144,7 +144,7 @@ impl Fp8 {
         }
     }
 
-    /// Rows of the activations. The down weights of experts take as many rows as there are choices.
+    /// Rows of the activations. The down GEMM of experts takes a row for each choice.
     fn x_rows(&self) -> usize {
         let (_, top) = self.experts();
         if matches!(self.product, Product::AddExperts { .. }) { self.rows * top } else { self.rows }
@@ -158,7 +158,7 @@ impl Fp8 {
         }
     }
 
-    /// The weight's codes and its scales, chosen so that the largest number is about 1.
+    /// The weight's codes and its scales. The largest number that they represent is about 1.
     fn weight(&self, random: &mut Random) -> (Vec<E4m3>, Vec<f32>) {
         let rows = self.experts().0 * self.out_features;
         let code = |code: u32| E4m3(if code & 0x7f == 0x7f { 0 } else { code as u8 });
@@ -226,7 +226,7 @@ impl Fp8 {
                 let x = scope.gather_rows(&inside(&x), &scope.upload([self.x_rows()], &every(self.x_rows()))?)?;
                 let mut place = sum.column_range_mut(before..before + self.out_features);
                 match &weight.scales {
-                    // The experts of two ranks, one rank after the other.
+                    // The experts of two ranks, computed one rank after the other.
                     Some(WeightScales { factors, by: by @ ScaledBy::Row, activations }) => {
                         for held in shares(experts) {
                             let rows = held.times(self.out_features).range();
@@ -250,7 +250,7 @@ impl Fp8 {
         }
     }
 
-    /// The expected result of a linear product at only some rows and features.
+    /// The expected result of a linear layer at the given rows and features only.
     pub fn linear_at(&self, activation: DType, random: &mut Random, places: &[(usize, usize)]) -> Vec<f64> {
         let Product::Linear { how, bias: has_bias } = self.product else { panic!("{self:?} is not a linear product") };
         self.logits(random);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{CudaDevice, DeviceError, Hint};
 use bursar_kernels::{BlasSearch, CudaKernels, CudaTarget};
 
-/// The first GPU. Without a GPU, prints that and returns `None`.
+/// The first GPU. Without a GPU, prints that the test is skipped, and returns `None`.
 pub fn first_gpu() -> Option<Arc<CudaDevice>> {
     match CudaDevice::open(0) {
         Ok(device) => Some(Arc::new(device)),

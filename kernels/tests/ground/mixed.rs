@@ -84,10 +84,9 @@ impl Mixed {
     }
 
     /// Returns the weights of each row's choices, the positions of the choices sorted by expert,
-    /// the first position of each expert, and the loads. Three results follow. The first is the
-    /// whole tensor that contains the sums. The second is the same tensor after two ranks have
-    /// computed it, one with a third of the experts and one with the remaining experts. The third
-    /// contains sums and their norms.
+    /// the first position of each expert, and the loads, followed by three tensors: the whole
+    /// tensor that contains the sums, the same tensor after a second computation on two ranks, with
+    /// a third of the experts and with the rest, and sums with their norms.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
@@ -211,8 +210,8 @@ pub const NORMED_SUMS: [(usize, usize, ActivationFormat); 7] = {
     ]
 };
 
-/// The bits of a residual to which experts were added, and of its norm in a format, by one
-/// operation or by two.
+/// The bits of a residual to which experts were added, and of its norm in `format`. If `by_one`, a
+/// single operation computes both, otherwise two operations do.
 pub fn normed_sum<B: Backend>(
     scope: &Scope<'_, B>,
     (rows, hidden, format): (usize, usize, ActivationFormat),
@@ -272,8 +271,8 @@ fn norm_weight(hidden: usize, random: &mut Random) -> Vec<f32> {
     random.floats(hidden).into_iter().map(|number| 0.5 * number).collect()
 }
 
-/// Weights whose products with rows are about as large as the rows' numbers, so that rounding of
-/// intermediate results stays as small too.
+/// Weights whose GEMM results are about as large as the numbers in `x`, so that the rounding errors
+/// of intermediate results are no larger either.
 fn weights(rows: usize, columns: usize, random: &mut Random) -> Vec<f32> {
     let scale = 2.0 * (columns as f32).powf(-0.5);
     random.floats(rows * columns).into_iter().map(|number| scale * number).collect()

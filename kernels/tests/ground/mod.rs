@@ -46,7 +46,8 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A workspace of host memory where every unwritten element is NaN, or an index far out of bounds.
+/// A workspace of host memory in which every unwritten element is NaN as a float, and far out of
+/// bounds as an index.
 pub fn poisoned(bytes: Bytes) -> Workspace {
     let ground = Ground::of(bytes);
     ground.poison();

@@ -16,17 +16,17 @@ use super::{
     wide::{Wide, floats, inside, margins},
 };
 
-/// Number of pairs of a row and a token that the row sees.
+/// Number of query-key pairs of a sequence without a window.
 fn pairs_of(rows: usize, context: usize) -> u64 {
     (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
 }
 
-/// The first token that a row sees, if the last one is `end - 1`.
+/// The first token that a row attends to, if the row's last token is `end - 1`.
 fn first_seen(end: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| end.saturating_sub(window))
 }
 
-/// Attention with sliding windows. The same passes over a cache in E4M3 are added with the others.
+/// Attention with sliding windows. The caller adds the same passes with a cache in E4M3.
 pub fn windowed() -> Vec<Pass> {
     let mut passes = Vec::new();
     let mut add = |heads, kv_heads, head_dim, window, sequences: &[(usize, usize)]| {
@@ -40,8 +40,8 @@ pub fn windowed() -> Vec<Pass> {
         add(4, 2, 32, window, &sequences);
         add(7, 1, 80, window, &[(1, 700), (1, 30), (61, 400)]);
     }
-    // The same with head sizes that have separate kernels on a GPU. Rows of the last sequence see
-    // keys of several tiles.
+    // The same with head sizes that have separate kernels on a GPU. Rows of the last sequence
+    // attend to keys of several tiles.
     for (heads, head_dim, window) in [(7, 128, 17), (2, 256, 33), (3, 64, 100), (1, 128, 130), (2, 256, 200)] {
         add(heads, 1, head_dim, window, &[(1, 300), (1, 16), (1, 0), (40, 40), (0, 30), (3, 150), (131, 390)]);
     }

@@ -20,7 +20,7 @@ use super::{
     wide::{Wide, floats, inside, margins, wide},
 };
 
-/// How a product is written to its output.
+/// How the result of a GEMM is written to its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     New,
@@ -87,7 +87,8 @@ pub fn passes() -> Vec<Pass> {
             }
         }
         passes.push(Pass::Linear { rows: 0, in_features: 5, out_features: 9, dtype, bias: true, how: How::New });
-        // Few rows, for our own kernel, with tiles that are split between blocks and within them.
+        // Few rows, for this project's kernel, with tiles that are split between blocks and within
+        // them.
         let few = [(1, 8, 1), (2, 72, 301), (9, 1000, 130), (17, 136, 77), (33, 64, 263), (64, 520, 129), (65, 40, 50)];
         for (how, (rows, in_features, out_features)) in [How::New, How::Into, How::Add].into_iter().cycle().zip(few) {
             passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
@@ -97,12 +98,13 @@ pub fn passes() -> Vec<Pass> {
         {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
         }
-        // About a hundred rows, for which gated products have a separate kernel: 64 or 128 rows per
+        // About a hundred rows, for which gated GEMMs have a separate kernel: 64 or 128 rows per
         // block, and last tiles that overlap other tiles.
         for (rows, in_features, features) in [(65, 72, 136), (128, 520, 100), (130, 1000, 200), (200, 8, 292)] {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 130 });
         }
-        // Many rows, for our own kernels, with tiles that extend beyond rows, columns and depth.
+        // Many rows, for this project's kernels, with tiles that extend beyond rows, columns and
+        // depth.
         let many = [(257, 72, 136), (300, 264, 392), (700, 40, 264)];
         for (how, (rows, in_features, out_features)) in [How::New, How::Add, How::Into].into_iter().zip(many) {
             passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });

@@ -42,8 +42,9 @@ pub enum Of {
     Conv,
     /// The output of the gated delta rule and all states.
     Delta,
-    /// All states after the gated delta rule. They are exact to the type of the matrices if the
-    /// step has only single rows or keys that are not 128 elements.
+    /// All states after the gated delta rule. They are exact to the type of the matrices: all
+    /// sequences have a single row, or keys do not have 128 elements, so that no kernel computes in
+    /// chunks with f16 operands.
     DeltaStates,
 }
 
@@ -113,7 +114,7 @@ impl Step {
             }
             cases.push(step([2, 6, 48, 20], 4, &mixed, rate, Of::DeltaStates));
             cases.push(step([2, 4, 128, 128], 4, &decoding, rate, Of::DeltaStates));
-            // So many sequences that a GPU gives several rows of a matrix to the same lanes.
+            // With this many sequences, a GPU gives several rows of a matrix to the same lanes.
             let many: Vec<Rows> = (0..18).map(|sequence| one(1 + sequence % 3)).collect();
             cases.push(step([2, 4, 128, 128], 4, &many, rate, Of::DeltaStates));
             cases.push(step([2, 4, 128, 72], 4, &many, rate, Of::Delta));
@@ -124,11 +125,12 @@ impl Step {
         cases
     }
 
-    /// The largest error of numbers in a half-precision type, relative to 1 and to the number.
+    /// The tolerance for `assert_close`. `rounding` is the largest error of rounding to the type of
+    /// activations.
     pub fn tolerance(&self, rounding: f64) -> f64 {
         match self.of {
             Of::Conv => rounding,
-            // Products of chunks have f16 operands, whose errors add up in the state.
+            // Chunks multiply f16 operands, whose rounding errors add up in the state.
             Of::Delta => 1.0 / 384.0,
             Of::DeltaStates if self.state_dtype == StateDtype::Bf16 => 1.0 / 512.0 + 1e-5,
             Of::DeltaStates => 1e-5,

@@ -18,7 +18,7 @@ const BLOCKS: usize = 3;
 const TOKENS: usize = BLOCKS * BLOCK_TOKENS;
 const EPSILON: f32 = 1e-6;
 
-/// Tokens that fill all blocks, in random order of slots.
+/// A step whose tokens fill all blocks, in random order of slots.
 #[derive(Clone, Debug)]
 pub struct Turned {
     pub heads: usize,
@@ -44,7 +44,7 @@ struct Numbers {
 }
 
 impl Turned {
-    /// Heads of which only the first elements are rotated, with norms whose weights are centred on
+    /// Heads of which only the first elements are rotated, with norms whose weights are centered on
     /// zero, as in Qwen3.5.
     pub fn partial_cases() -> Vec<Turned> {
         let case = |(heads, kv_heads, head_dim, pairs): (usize, usize, usize, usize), axes| Turned {

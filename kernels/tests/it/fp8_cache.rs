@@ -90,8 +90,8 @@ fn attended(qkv: &[f32], dtype: DType) -> Vec<f32> {
 
 #[test]
 fn attention_is_within_a_tenth_of_that_over_a_plain_cache() {
-    // Scores average 3 and reach 10: few keys have most of the weight, and an error in a score is
-    // an error in that key's weight.
+    // Scores average 3 and reach 10, so a few keys have most of the weight, and an error in the
+    // score of such a key changes its weight.
     let qkv: Vec<f32> = Random::new(4).floats(333 * COLUMNS).into_iter().map(|number| number * 3.0).collect();
     let (rounded, plain) = (attended(&qkv, DType::F8E4M3), attended(&qkv, DType::F32));
     let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();

@@ -19,8 +19,8 @@ fn numbers(rank: Rank, count: usize) -> Vec<f32> {
 /// Columns before and after a view with gaps.
 const GAP: usize = 3;
 
-/// Sums the numbers of all ranks, once overwriting a tensor with gaps and once adding to one.
-/// Returns both tensors with the columns around the views.
+/// Sums the numbers of all ranks twice: overwrites a tensor with gaps, and adds to another tensor
+/// with gaps. Returns both tensors with the columns around the views.
 fn sums(scope: &Scope<'_, Cpu>, rows: usize, columns: usize) -> Result<Vec<f32>, KernelError> {
     let wide = columns + 2 * GAP;
     let partial = scope.upload([rows, wide], &numbers(scope.rank(), rows * wide))?;

@@ -1,5 +1,5 @@
-//! Mistakes that are caught before memory is touched. Shapes that disagree return a typed error.
-//! Mistakes that only our own bug can cause fail an assertion.
+//! Mistakes that are caught before memory is accessed. Shapes that disagree return a typed error.
+//! Mistakes that only a bug in this project can cause fail an assertion.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -110,7 +110,7 @@ impl Prompt {
     }
 }
 
-/// One sequence's share of a step.
+/// The rows of a sequence in a step.
 struct Share<'a> {
     prompt: &'a Prompt,
     tokens: Range<usize>,
@@ -121,7 +121,7 @@ struct Share<'a> {
 }
 
 impl<'a> Share<'a> {
-    /// The next tokens of a sequence whose state is in one slot.
+    /// Tokens of a sequence whose state is read from and written to one slot.
     fn of(prompt: &'a Prompt, tokens: Range<usize>, slot: u32) -> Self {
         Share { prompt, tokens, read: slot, write: slot, snapshots: Vec::new() }
     }
@@ -279,12 +279,12 @@ fn a_sequence_resumes_from_a_snapshot_taken_inside_a_step() {
             step(scope, layer, &weights, &[first])?[0] == alone[..170 * OUT],
             "taking snapshots does not change the result"
         );
-        // Two sequences resume from one snapshot and write to separate slots, and a third from the
-        // other.
+        // Two sequences resume from one snapshot and write to separate slots, and a third sequence
+        // resumes from the other snapshot.
         let resume = |from: usize, read, write| Share { read, ..Share::of(&prompt, from..200, write) };
         let parts = step(scope, layer, &weights, &[resume(64, 1, 3), resume(130, 2, 4), resume(64, 1, 5)])?;
         assert!(parts[0] == alone[64 * OUT..] && parts[1] == alone[130 * OUT..] && parts[2] == parts[0]);
-        // The snapshots themselves are unchanged, and one is taken over as the live slot.
+        // The snapshots themselves are unchanged, and a sequence takes one over as its live slot.
         let again = step(scope, layer, &weights, &[resume(64, 1, 1)])?;
         assert!(again[0] == alone[64 * OUT..]);
         Ok(())

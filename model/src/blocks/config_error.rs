@@ -2,12 +2,11 @@
 
 use thiserror::Error;
 
-/// Limit of a width, greater than in any known model. Products of a configuration's sizes do not
-/// overflow if the widths are at most this limit.
+/// Maximum width of a layer, larger than in any known model. Products of a configuration's sizes do
+/// not overflow if no width exceeds this value.
 pub const WIDTH_MAX: usize = 1 << 20;
 
-/// Limit of the number of heads, the elements of a head, and the number of layers, larger than in
-/// any known model.
+/// Maximum number of heads, of elements of a head, and of layers. Larger than in any known model.
 pub const HEAD_MAX: usize = 1 << 12;
 
 /// A `config.json` from which no model can be built.
@@ -32,14 +31,17 @@ pub enum ConfigError {
         /// The value, truncated to 60 characters.
         value: String,
     },
+    /// The draft head is to be loaded, but the model has none.
+    #[error("config.json has no mtp_num_hidden_layers, so the model has no draft head")]
+    NoDraftHead,
     /// Two fields contradict each other.
     #[error("config.json: {0}")]
     Contradiction(String),
 }
 
 impl ConfigError {
-    /// Refuses a size that is 0 or greater than `most`. With a larger size, products would overflow
-    /// or tensors would be absurdly large.
+    /// Refuses a size that is 0 or greater than `most`. A larger size would overflow products or
+    /// describe tensors that no device can hold.
     pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
         if (1..=most).contains(&value) {
             Ok(())

@@ -1,13 +1,14 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
 use bursar_kernels::{
-    Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, Weight, ops::rotary::Rope,
+    Activations, Backend, DType, KernelError, KvShape, Scope, StateDtype, StateShape, Tensor, Weight,
+    ops::{rms_norm::RmsNorm, rotary::Rope},
 };
 
 use super::{
     decoder_config::DecoderConfig,
     decoder_share::DecoderShare,
-    hybrid,
+    draft_head::{self, DraftHead, DraftRows},
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
     mixture::MixtureConfig,
@@ -21,12 +22,14 @@ use crate::{
 
 impl DecoderConfig {
     /// Claims the counters of expert choices. Returns the whole tensor, and one row of it for each
-    /// layer that has experts.
+    /// layer that has experts. The layer of a draft head is the last.
     fn loads(
         &self,
         map: &mut WeightMap<'_>,
     ) -> (Option<Tensor<'static>>, impl Iterator<Item = Tensor<'static>> + use<>) {
-        let layers = |mixture: &MixtureConfig| (0..self.layers).filter(|layer| mixture.is_in(*layer)).count();
+        let layers = |mixture: &MixtureConfig| {
+            (0..self.layers + self.draft_layers()).filter(|layer| mixture.is_in(*layer)).count()
+        };
         let claimed = self.mixture.as_ref().map(|mixture| map.counters(layers(mixture), mixture.experts));
         let (all, of_layers) = claimed.unzip();
         (all, of_layers.into_iter().flatten())
@@ -45,13 +48,14 @@ pub struct Decoder {
     norm: Tensor<'static>,               // [hidden]
     projection: Option<Weight<'static>>, // [padded own tokens, hidden]; `None` if tied
     rope: Rope<'static>,
+    draft_head: Option<DraftHead>,
 }
 
 /// Results of earlier passes that a step reads. The step also writes its keys
 /// and values to `layers`.
 pub struct StepCaches<'a> {
-    /// Keys and values, one entry per layer. A step runs only the first layers, as many
-    /// as there are entries.
+    /// Keys and values, one entry per layer, and then one for the layer of a draft head. A step runs
+    /// only the first layers, as many as there are entries.
     pub layers: &'a [LayerCache],
     /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The number of
     /// DeepStack parts in a row follows from `width`.
@@ -87,9 +91,6 @@ impl Decoder {
             map.table(&embedding_name, tokens, config.hidden)?
         };
         let (loads, mut of_layers) = config.loads(map);
-        if config.gated_delta.is_some() {
-            map.leave_unread(hybrid::DRAFT_MODULE);
-        }
         map.set_in_decoder(true);
         let layer =
             |index| Layer::claim(&config, &share, index, &name(&format!("layers.{index}")), map, &mut of_layers);
@@ -105,8 +106,16 @@ impl Decoder {
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.rotary_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
+        let draft_head = if config.draft_head.is_some() {
+            Some(DraftHead::claim(&config, &share, map, &mut of_layers)?)
+        } else {
+            if config.gated_delta.is_some() {
+                map.leave_unread(draft_head::MODULE);
+            }
+            None
+        };
         let (groups, format) = (config.cache_groups(), config.step_format());
-        Ok(Decoder { config, groups, format, share, embedding, layers, loads, norm, projection, rope })
+        Ok(Decoder { config, groups, format, share, embedding, layers, loads, norm, projection, rope, draft_head })
     }
 
     pub fn config(&self) -> &DecoderConfig {
@@ -150,12 +159,16 @@ impl Decoder {
     /// The tensor has no rows if the batch has no logit rows. `score` is called with the logits of
     /// the scored rows, gathered from all ranks, at most [`SCORE_ROWS`] rows at a time: the logits
     /// of a whole prompt would take gigabytes.
+    ///
+    /// If `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm, which a
+    /// draft head reads. The last layer then runs on all rows.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
         of: LogitsOf,
+        hidden: Option<&mut Tensor<'_>>,
         mut score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, batch.logit_rows.len(), of)?;
@@ -164,13 +177,13 @@ impl Decoder {
         layout.pack(batch, &mut words);
         let step_arrays = inner.upload([layout.words()], &words)?;
         let inputs = StepInputs::over(&step_arrays, &layout);
-        let chosen = self.run(&inner, &inputs, caches)?; // [logit_rows + score_rows, hidden]
-        let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), of, logits)?;
+        let (chosen, norm) = self.chosen(&inner, &inputs, caches, hidden)?; // [logit_rows + score_rows, hidden]
+        let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), norm, of, logits)?;
         for first in (layout.logit_rows..chosen.rows()).step_by(SCORE_ROWS) {
             let rows = chosen.row_range(first..chosen.rows().min(first + SCORE_ROWS));
             let inner = inner.scope();
             let scored = self.empty_logits(&inner, rows.rows(), LogitsOf::AllRanks)?;
-            let scored = self.project(&inner, &rows, LogitsOf::AllRanks, scored)?;
+            let scored = self.project(&inner, &rows, norm, LogitsOf::AllRanks, scored)?;
             score(&inner, &scored)?;
         }
         Ok(logits)
@@ -184,7 +197,7 @@ impl Decoder {
     /// Launches a step without uploading anything and without scoring. The step's arrays are in
     /// `step_arrays` at the offsets of `layout`, or will be there when a CUDA graph of the step is
     /// replayed. Returns `[logit_rows, vocabulary]` f32, or only this rank's columns, possibly
-    /// with gaps between rows.
+    /// with gaps between rows. `hidden` is that of [`step`](Self::step).
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -192,30 +205,131 @@ impl Decoder {
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
+        hidden: Option<&mut Tensor<'_>>, // [tokens, hidden]
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, layout.logit_rows, of)?;
         let inner = scope.scope();
         let inputs = StepInputs::over(step_arrays, layout);
-        let chosen = self.run(&inner, &inputs, caches)?;
-        self.project(&inner, &chosen, of, logits)
+        let (chosen, norm) = self.chosen(&inner, &inputs, caches, hidden)?;
+        self.project(&inner, &chosen, norm, of, logits)
+    }
+
+    /// Runs the draft head after a step over `batch`, which has its
+    /// [inputs](StepBatch::pack_with_drafts). Returns the logits of the token after the chosen one
+    /// for each logit row of the step, like [`step`](Self::step). `caches.previous` has the tokens
+    /// that the step chose, and `caches.layers` the caches of all layers.
+    ///
+    /// For a further draft, `batch` has one row per sequence, at the position and the slot of the
+    /// token that was chosen for the row before, and `caches.previous` has the drafted tokens.
+    ///
+    /// # Panics
+    /// If the decoder has no draft head, or the batch has no inputs for it.
+    pub fn draft<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        batch: &StepBatch,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        rows: DraftRows<'_, '_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let logits = self.empty_logits(scope, batch.logit_rows.len(), of)?;
+        let batch = batch.of_drafts();
+        let inner = scope.scope();
+        let (layout, mut words) = (StepLayout::of(&batch, self.config.draft_format()), Vec::new());
+        layout.pack(&batch, &mut words);
+        // A pass in which every row is chosen is a worst case, so it takes no less memory than others.
+        words.resize(layout.words_with_chosen_rows(), 0);
+        let step_arrays = inner.upload([words.len()], &words)?;
+        self.draft_into(&inner, &StepInputs::over(&step_arrays, &layout), caches, of, rows, logits)
+    }
+
+    /// Like [`draft`](Self::draft), but uploads nothing. The arrays of
+    /// [`StepBatch::of_drafts`] are in `step_arrays` `[words]` u32 at the offsets of `layout`, which
+    /// has the [format of drafts](DecoderConfig::draft_format), or will be there when a CUDA graph
+    /// of the pass is replayed.
+    pub fn draft_over<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        step_arrays: &Tensor<'_>,
+        layout: &StepLayout,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        rows: DraftRows<'_, '_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let logits = self.empty_logits(scope, layout.logit_rows, of)?;
+        self.draft_into(&scope.scope(), &StepInputs::over(step_arrays, layout), caches, of, rows, logits)
+    }
+
+    /// Runs the draft head and writes the logits of the logit rows to `logits`.
+    fn draft_into<'s, B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        inputs: &StepInputs<'_>,
+        caches: &StepCaches<'_>,
+        of: LogitsOf,
+        rows: DraftRows<'_, '_>,
+        logits: Tensor<'s>, // [logit_rows, padded tokens]
+    ) -> Result<Tensor<'s>, KernelError> {
+        let head = self.draft_head.as_ref().expect("the model was loaded with its draft head");
+        let cache = caches.layers.get(self.config.layers).expect("the caches have that of the draft head");
+        let DraftRows { hidden, normed } = rows;
+        {
+            let scope = scope.scope();
+            let mut input = scope.empty([inputs.tokens.rows(), self.config.hidden])?;
+            {
+                let scope = scope.scope();
+                let embedded = self.embed(&scope, inputs, caches)?;
+                head.combine(&scope, &self.config, &embedded, hidden, &mut input)?;
+            }
+            let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
+            head.forward(&scope, &pass, cache, input, normed)?;
+        }
+        self.project(scope, &normed.row_range(0..logits.rows()), None, of, logits)
     }
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
-    /// `[logit_rows + score_rows, hidden]`. The other rows are read only by the attention of later
-    /// tokens, so the last layer computes only their keys and values. For a prompt and the shape of
-    /// a 7B model, this saves one thirtieth of the work.
+    /// `[logit_rows + score_rows, hidden]`, and the norm that they still need. If `hidden`
+    /// `[tokens, hidden]` is given, it receives all rows after the final norm.
+    fn chosen<'s, B: Backend>(
+        &'s self,
+        scope: &'s Scope<'_, B>,
+        inputs: &StepInputs<'_>,
+        caches: &StepCaches<'_>,
+        hidden: Option<&'s mut Tensor<'_>>,
+    ) -> Result<(Tensor<'s>, Option<RmsNorm<'s>>), KernelError> {
+        let norm = self.config.norm(&self.norm);
+        let Some(hidden) = hidden else {
+            return Ok((self.run(scope, inputs, caches, inputs.chosen_rows.as_ref())?, Some(norm)));
+        };
+        {
+            let scope = scope.scope();
+            let rows = self.run(&scope, inputs, caches, None)?;
+            let mut normed = Activations::of_plain(hidden.row_range_mut(0..rows.rows()));
+            scope.rms_norm_into(&rows, norm, &mut normed)?;
+        }
+        Ok(match &inputs.chosen_rows {
+            Some(rows) => (scope.gather_rows(hidden, rows)?, None),
+            None => (hidden.row_range(0..inputs.tokens.rows()), None),
+        })
+    }
+
+    /// Runs all layers and returns the rows `chosen_rows` `[rows]` u32, or all rows if it is `None`.
+    /// The other rows are read only by the attention of later tokens, so the last layer computes only
+    /// their keys and values. For a prompt and the shape of a 7B model, this saves one thirtieth of
+    /// the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
+        chosen_rows: Option<&Tensor<'_>>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
         // The chosen rows are allocated before the layers run, and the last layer runs on only the
         // chosen rows if they are at most half of all rows. Therefore no step uses more memory than
         // a step that scores every row, and sizing measures such a step. The cost is 57 MiB less KV
         // cache for the shape of a 7B model and 8,192 tokens per step.
-        let chosen = match &inputs.chosen_rows {
+        let chosen = match chosen_rows {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,
         };
@@ -268,24 +382,26 @@ impl Decoder {
         scope.empty_f32([rows, columns])
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns the logits
-    /// without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly
-    /// with gaps between rows.
+    /// Writes the logits of `chosen` `[rows, hidden]`, after `norm`, to `logits`, and returns the
+    /// logits without padding columns: `[rows, vocabulary]` or `[rows, own tokens]`, possibly with
+    /// gaps between rows.
     fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         chosen: &Tensor<'_>,
+        norm: Option<RmsNorm<'_>>,
         of: LogitsOf,
         mut logits: Tensor<'s>, // [rows, padded tokens]
     ) -> Result<Tensor<'s>, KernelError> {
         if chosen.rows() > 0 {
             let scope = scope.scope();
-            let normed = scope.rms_norm(chosen, self.config.norm(&self.norm))?;
+            let normed = norm.map(|norm| scope.rms_norm(chosen, norm)).transpose()?;
+            let normed = normed.as_ref().unwrap_or(chosen);
             if self.has_own(&scope, of) {
-                scope.linear_into(&normed, self.head(), None, &mut logits)?;
+                scope.linear_into(normed, self.head(), None, &mut logits)?;
             } else {
                 let mut own = scope.empty_f32([chosen.rows(), self.head().rows()])?;
-                scope.linear_into(&normed, self.head(), None, &mut own)?;
+                scope.linear_into(normed, self.head(), None, &mut own)?;
                 scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
             }
         }

@@ -33,15 +33,15 @@ pub struct DecoderConfig {
     /// Number of key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Number of elements of a head that are rotated, from the first one on.
+    /// Number of leading elements of a head that RoPE rotates.
     pub rotary_dim: usize,
-    /// Whether attention multiplies its result by the sigmoid of gates.
+    /// Whether the attention output is multiplied by the sigmoid of a gate.
     pub output_gate: bool,
     /// The layers with a gated delta net in place of attention, if there are any.
     pub gated_delta: Option<GatedDeltaConfig>,
     /// The layers whose attention has a sliding window, if there are any.
     pub sliding: Option<SlidingWindow>,
-    /// Added to the weights of norms: 1 if the checkpoint's weights are centred on zero.
+    /// Added to the weights of norms: 1 if the checkpoint's weights are centered on zero.
     pub norm_offset: f32,
     /// Epsilon that norms add to the mean square.
     pub norm_epsilon: f32,
@@ -51,12 +51,23 @@ pub struct DecoderConfig {
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
-    /// The position axis with which each pair of elements rotates.
+    /// Position axis by which each pair of elements is rotated.
     pub rope_axes: PairAxes,
-    /// Tokens of the longest sequence that the model was trained for.
+    /// Longest sequence that the model was trained for, in tokens.
     pub context_tokens: usize,
     /// Whether the embedding is also the output projection.
     pub tied_embeddings: bool,
+    /// The draft head, if it is loaded.
+    pub draft_head: Option<DraftHeadConfig>,
+}
+
+/// The settings of a draft head of Qwen3.5 and later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftHeadConfig {
+    /// Layers between the head's input projection and its norm.
+    pub layers: usize,
+    /// Whether the head has a separate embedding in place of the decoder's.
+    pub has_embedding: bool,
 }
 
 /// The projections of a layer that have biases.
@@ -108,7 +119,7 @@ pub enum LayerKind {
     /// Qwen3: like Llama without `mlp_bias`, and each query and key head
     /// is normalized before rotation.
     HeadNorms,
-    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centred
+    /// Qwen3.5: like Qwen3, with gates on the result of attention, norms whose weights are centered
     /// on zero, and gated delta nets in the layers that `layer_types` calls `linear_attention`.
     Hybrid,
 }
@@ -132,6 +143,8 @@ struct Fields {
     hidden_act: String,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
+    mtp_num_hidden_layers: Option<usize>,
+    mtp_use_dedicated_embeddings: Option<bool>,
 }
 
 impl DecoderConfig {
@@ -195,6 +208,9 @@ impl DecoderConfig {
             rope_axes,
             context_tokens,
             tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
+            draft_head: fields.mtp_num_hidden_layers.filter(|layers| is_hybrid && *layers > 0).map(|layers| {
+                DraftHeadConfig { layers, has_embedding: fields.mtp_use_dedicated_embeddings == Some(true) }
+            }),
         })
     }
 
@@ -203,24 +219,26 @@ impl DecoderConfig {
         RmsNorm { weight, weight_offset: self.norm_offset, epsilon: self.norm_epsilon }
     }
 
-    /// Whether a layer has attention. Any other layer has a gated delta net.
+    /// Whether a layer has attention, as the layer of a draft head does. Any other layer has a gated
+    /// delta net.
     pub fn has_attention(&self, layer: usize) -> bool {
-        self.gated_delta.as_ref().is_none_or(|delta| !delta.is_in[layer])
+        self.gated_delta.as_ref().is_none_or(|delta| !delta.is_in.get(layer).is_some_and(|is_in| *is_in))
     }
 
-    /// Number of layers with attention.
+    /// Number of layers with attention, without the layer of a draft head.
     pub fn attention_layers(&self) -> usize {
         (0..self.layers).filter(|layer| self.has_attention(*layer)).count()
     }
 
-    /// The layers with attention, in groups that share block tables.
+    /// The layers with attention, in groups that share block tables. The layer of a draft head
+    /// comes after the decoder's layers.
     pub fn cache_groups(&self) -> CacheGroups {
-        let layers = (0..self.layers).filter(|layer| self.has_attention(*layer));
+        let layers = (0..self.layers + self.draft_layers()).filter(|layer| self.has_attention(*layer));
         CacheGroups::new(layers.map(|layer| (layer, self.window(layer))))
     }
 
-    /// Number of tokens that the attention of a layer sees, including the query's own token.
-    /// `None` if it sees the whole context.
+    /// Number of tokens that a query attends to in a layer, including its own token. `None` if it
+    /// attends to the whole context.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.sliding.as_ref().filter(|sliding| sliding.is_in[layer]).map(|sliding| sliding.tokens)
     }
@@ -229,6 +247,39 @@ impl DecoderConfig {
     /// then hide no token.
     pub(crate) fn limit_context(&mut self, tokens: usize) {
         self.sliding = self.sliding.take().filter(|sliding| sliding.tokens < tokens);
+    }
+
+    /// Keeps the draft head only if `is_loaded`.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoDraftHead`] if the model has no draft head, and
+    /// [`ConfigError::Unsupported`] if the head has other layers or a separate embedding.
+    pub(crate) fn select_draft_head(&mut self, is_loaded: bool) -> Result<(), ConfigError> {
+        if !is_loaded {
+            self.draft_head = None;
+            return Ok(());
+        }
+        let unsupported = |field: &str, value: String, supported| {
+            Err(ConfigError::Unsupported { field: field.to_owned(), value, supported })
+        };
+        match self.draft_head {
+            None => Err(ConfigError::NoDraftHead),
+            Some(DraftHeadConfig { layers: 1, has_embedding: false }) => Ok(()),
+            Some(DraftHeadConfig { layers: 1, .. }) => {
+                unsupported("mtp_use_dedicated_embeddings", true.to_string(), "false")
+            }
+            Some(DraftHeadConfig { layers, .. }) => unsupported("mtp_num_hidden_layers", layers.to_string(), "1"),
+        }
+    }
+
+    /// Number of layers of the draft head; 0 if it is not loaded.
+    pub fn draft_layers(&self) -> usize {
+        self.draft_head.map_or(0, |head| head.layers)
+    }
+
+    /// The arrays that a pass of the draft head reads.
+    pub fn draft_format(&self) -> StepFormat {
+        StepFormat { has_states: false, ..self.step_format() }
     }
 
     /// The arrays that a step of this decoder reads.

@@ -175,6 +175,8 @@ impl DecoderShape {
             config["linear_conv_kernel_dim"] = 4.into();
             config["full_attention_interval"] = 4.into();
             config["attn_output_gate"] = true.into();
+            config["mtp_num_hidden_layers"] = 1.into();
+            config["mtp_use_dedicated_embeddings"] = false.into();
         }
         config
     }

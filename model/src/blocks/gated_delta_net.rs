@@ -29,7 +29,7 @@ pub struct GatedDeltaConfig {
     pub key_dim: usize,
     #[serde(rename = "linear_value_head_dim")]
     pub value_dim: usize,
-    /// Tokens that the convolution sees, including its own.
+    /// Tokens that the convolution reads for each token, including that token.
     #[serde(rename = "linear_conv_kernel_dim")]
     pub conv_width: usize,
     /// Whether each layer has such a net.
@@ -67,8 +67,8 @@ impl GatedDeltaConfig {
         2 * key_heads * self.key_dim + value_heads * self.value_dim
     }
 
-    /// The shape of a rank's states in `layers` layers, with convolution inputs of type
-    /// `activation` and matrices in f32.
+    /// Shape of a rank's states in `layers` layers: convolution inputs have the type `activation`,
+    /// and state matrices are f32.
     pub fn state_shape(&self, heads: DeltaHeads, layers: usize, activation: DType) -> StateShape {
         let (key_heads, value_heads) = (heads.keys.count, heads.values.count);
         StateShape {
@@ -98,8 +98,8 @@ pub struct GatedDeltaNet {
     /// output. The rows of `gates` follow, unless this matrix is quantized.
     inputs: Linear,
     /// `[2 * all value heads, hidden]`: the strength of the update and the decay of each head. All
-    /// ranks have all heads, because a product with so few rows is not divided. `None` if the rows
-    /// are in `inputs`: one product takes less time than two.
+    /// ranks compute all heads, because a GEMM with this few output columns is not worth sharding.
+    /// `None` if the rows are part of `inputs`, because one GEMM takes less time than two.
     gates: Option<Linear>,
     /// `[channels, conv_width]`
     conv: Tensor<'static>,

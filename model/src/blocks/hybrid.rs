@@ -5,9 +5,6 @@ use serde_json::{Map, Value, json};
 
 use super::{AxesRule, ConfigError, DecoderConfig, DecoderDefaults, LayerKind, WindowRule};
 
-/// The module of the draft head, which proposes several tokens per step. It is not used yet.
-pub const DRAFT_MODULE: &str = "mtp";
-
 /// Reads the text fields of a `config.json`. `place` is the fields' prefix in errors.
 pub fn read(place: &str, fields: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
     let mut decoder = DecoderConfig::read(place, fields, &defaults(is_mixed))?;

@@ -1,4 +1,5 @@
-//! One layer of a decoder: a mixer of tokens and an MLP, each with a norm and a residual.
+//! A decoder layer: a token mixer (attention or a gated delta net) and an MLP, each with a norm and
+//! a residual connection.
 
 use bursar_kernels::{
     ActivationFormat, ActivationScratch, Activations, Backend, KernelError, Scope, Tensor,
@@ -79,7 +80,7 @@ impl Layer {
         })
     }
 
-    /// The formats of the two normalized inputs: of the mixer and of the MLP.
+    /// Formats of the normalized inputs of the mixer and of the MLP, in this order.
     pub fn norm_formats(&self) -> [ActivationFormat; 2] {
         let of_mlp = match &self.mlp {
             Mlp::Gated(mlp) => mlp.reads(),
@@ -127,8 +128,8 @@ impl Layer {
                 return self.mixer.write(&scope, &normed, pass.rope, pass.inputs, cache);
             }
             let Mixed { rows: mixed, spare } = self.mixer.mix(&scope, &normed, pass.rope, pass.inputs, cache)?;
-            // The chosen rows overwrite memory of the mixer, so that they need no memory of their
-            // own.
+            // The chosen rows reuse memory that the mixer no longer needs, which saves an
+            // allocation.
             let (all, wanted) = (spare.shape().elements(), [rows.rows(), mixed.columns()]);
             let mut spare = spare.into_shape([1, all]);
             let mut few = spare.column_range_mut(0..wanted[0] * wanted[1]).into_shape(wanted);
@@ -164,10 +165,10 @@ impl Layer {
         scope.rms_norm_into(hidden, norm, &mut normed)
     }
 
-    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` must be as
-    /// [`add_mixed`](Layer::add_mixed) left it. Returns `true` if `scratch` contains the
-    /// normalized input of `next` afterwards. The operations that sum the experts or the ranks'
-    /// partial results also compute that input.
+    /// Runs the MLP and adds its result to `hidden` `[rows, hidden]`. `scratch` must contain what
+    /// [`add_mixed`](Layer::add_mixed) wrote. Returns `true` if `scratch` contains the normalized
+    /// input of `next` afterwards. The operations that sum the experts or the ranks' partial
+    /// results also compute that input.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

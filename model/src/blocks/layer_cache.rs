@@ -1,17 +1,18 @@
-//! The memory in which a decoder layer keeps what earlier tokens left.
+//! Memory in which a decoder layer keeps the results of earlier tokens: keys and values, or a
+//! state.
 
 use bursar_kernels::{KvLayer, StateLayer};
 
 /// The cache of one decoder layer.
 #[derive(Debug)]
 pub enum LayerCache {
-    /// Keys and values of a sequence's tokens, in blocks. An attention layer has them.
+    /// Keys and values of each token, in blocks. Used by attention layers.
     Kv {
         layer: KvLayer,
         /// The layer's [cache group](crate::flow::CacheGroups), whose block tables list the blocks.
         group: usize,
     },
-    /// One state of fixed size for each sequence, in slots. A gated delta net has them.
+    /// A state of fixed size per sequence, in slots. Used by gated delta nets.
     State(StateLayer),
 }
 

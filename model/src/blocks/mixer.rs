@@ -32,7 +32,7 @@ impl Mixer {
     }
 
     /// Mixes the tokens of `normed` `[tokens, hidden]` with the earlier tokens of their sequences,
-    /// and writes to `cache` what later tokens need.
+    /// and writes keys and values, or the new states, to `cache`.
     pub fn mix<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -47,7 +47,7 @@ impl Mixer {
         }
     }
 
-    /// Writes to `cache` what later tokens need, without a result.
+    /// Writes keys and values, or the new states, to `cache` and returns no result.
     pub fn write<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

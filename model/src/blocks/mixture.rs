@@ -28,7 +28,7 @@ pub struct MixtureConfig {
     pub top: usize,
     #[serde(rename = "moe_intermediate_size")]
     pub intermediate: usize,
-    /// Whether the weights of a token's experts add up to 1.
+    /// Whether the router's weights of a token's chosen experts are scaled to add up to 1.
     #[serde(rename = "norm_topk_prob")]
     pub renormalised: bool,
     /// In each group of `step` layers, only the last layer has experts.
@@ -165,7 +165,7 @@ impl Mixture {
         let GatedRows { routing, rows, shared } = gated;
         let shared = self.shared.as_ref().zip(shared.as_ref());
         if self.held.is_whole() {
-            // The sum over experts comes last, because that operation also computes the norm.
+            // The experts are summed last, because the summing operation also computes the norm.
             if let Some((shared, gated)) = shared {
                 shared.mlp.down.forward_add(scope, gated, hidden)?;
             }

@@ -1,5 +1,4 @@
-//! Layers that several families use. Each family passes the names of weights that differ between
-//! families.
+//! Layers that several families share. Each family passes the names of its weights.
 
 mod config_error;
 pub mod config_keys;
@@ -7,6 +6,7 @@ pub mod decoder;
 mod decoder_config;
 pub mod decoder_shape;
 mod decoder_share;
+pub mod draft_head;
 pub mod gated_delta_net;
 pub mod gated_mlp;
 pub mod hybrid;
@@ -25,6 +25,6 @@ pub mod step_inputs;
 pub mod vision;
 
 pub use config_error::{ConfigError, WIDTH_MAX};
-pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, LayerKind};
+pub use decoder_config::{AxesRule, Biases, DecoderConfig, DecoderDefaults, DraftHeadConfig, LayerKind};
 pub use decoder_share::DecoderShare;
 pub use sliding_window::{SlidingWindow, WindowRule};

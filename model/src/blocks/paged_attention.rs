@@ -29,7 +29,7 @@ pub struct PagedAttention {
     has_gate: bool,
     /// Factor that attention scores are multiplied by.
     scale: f32,
-    /// Number of tokens that a query sees, including its own. `None` means all.
+    /// Number of tokens that a query attends to, including its own. `None` means all.
     window: Option<usize>,
 }
 
@@ -46,7 +46,7 @@ impl PagedAttention {
         let (hidden, head_dim) = (config.hidden, config.head_dim);
         let (query_rows, kv_rows) = (share.heads.times(head_dim), share.kv_heads.times(head_dim));
         let [query, key, value] = ["q_proj", "k_proj", "v_proj"].map(part);
-        // With gates, `q_proj` has the rows of each head's query, followed by those of its gate.
+        // With gates, `q_proj` has the rows of each head's query, followed by the rows of its gate.
         let of_head = |head: usize, half: usize| RankShard {
             first: (2 * head + half) * head_dim,
             count: head_dim,
@@ -61,8 +61,9 @@ impl PagedAttention {
             std::iter::once(named(query_rows)).chain(keys_values).collect()
         };
         let qkv = map.fused_linear(&rows, hidden, config.biases.qkv)?;
-        // YaRN multiplies the rotated elements of queries and keys. If these are all elements, the
-        // scores are multiplied instead. Otherwise, the norms before the rotation multiply them.
+        // YaRN multiplies the rotated elements of queries and keys by a factor. If RoPE rotates all
+        // elements, the scores are multiplied instead. Otherwise, the factor is part of the norms
+        // before the rotation.
         let factor = config.rope_scaling.attention_factor();
         let scaled = (config.rotary_dim < head_dim && factor != 1.0).then_some(NormScaling {
             elements: config.rotary_dim,
@@ -96,9 +97,9 @@ impl PagedAttention {
         })
     }
 
-    /// Projects `normed` `[tokens, hidden]` to queries, keys, values and gates, rotates
-    /// queries and keys by their positions, and writes keys and values to `cache`. Returns a row
-    /// of [`qkv`](Self::qkv) for each token, of which only queries and gates are still valid.
+    /// Projects `normed` `[tokens, hidden]` to queries, keys, values and gates, rotates queries and
+    /// keys by their positions, and writes keys and values to `cache`. Returns one row of
+    /// [`qkv`](Self::qkv) per token. Only the queries and gates in it are valid afterwards.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -116,9 +117,8 @@ impl PagedAttention {
         Ok(projected)
     }
 
-    /// Computes attention of `normed` `[tokens, hidden]` over `cache`, after it has written the
-    /// tokens' keys and values there. Returns `[tokens, heads * head_dim]`, the input of
-    /// [`out`](Self::out).
+    /// Writes keys and values of `normed` `[tokens, hidden]` to `cache`, then computes attention
+    /// over `cache`. Returns `[tokens, heads * head_dim]`, the input of [`out`](Self::out).
     pub fn mix<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

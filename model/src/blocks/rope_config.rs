@@ -30,7 +30,7 @@ struct Outer {
 #[derive(Default, Deserialize)]
 struct Inner {
     rope_type: Option<String>,
-    /// The older name of `rope_type`. Files that were saved again by newer versions have both.
+    /// The older name of `rope_type`. Files saved again by newer transformers versions have both.
     r#type: Option<String>,
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,

@@ -5,13 +5,13 @@ use serde_json::{Map, Value};
 
 use super::config_error::ConfigError;
 
-/// The layers of a decoder with a sliding window. A query at position `p` sees the keys at the
-/// positions after `p - tokens`, up to and including `p` (transformers 5.17,
+/// The layers of a decoder with a sliding window. A query at position `p` attends to the keys at
+/// the positions after `p - tokens`, up to and including `p` (transformers 5.17,
 /// `sliding_window_overlay` in `masking_utils.py`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// Number of keys that a query sees, including its own. At least 1, and less than the model's
-    /// context.
+    /// Number of keys that a query attends to, including its own. At least 1, and less than the
+    /// model's context.
     pub tokens: usize,
     /// `[layers]`: whether the layer has the window. At least one has.
     pub is_in: Vec<bool>,

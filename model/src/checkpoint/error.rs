@@ -105,6 +105,18 @@ pub enum CheckpointError {
         /// Its type in the file.
         found: String,
     },
+    /// A tensor of a weight of packed integers does not match the other tensors of its module, or
+    /// the settings of the quantization.
+    #[error("the tensor {tensor} is {found}; a packed weight of this module needs {expected}")]
+    PackedTensor {
+        tensor: String,
+        /// Its type and shape, or its content.
+        found: String,
+        expected: String,
+    },
+    /// The settings describe packed weights, but the files have none.
+    #[error("quantization_config describes packed weights, but no tensor's name ends in .{suffix}")]
+    NoPackedWeights { suffix: &'static str },
     /// The checkpoint could not be fetched.
     #[cfg(feature = "hub")]
     #[error(transparent)]
@@ -171,6 +183,11 @@ impl Hint for CheckpointError {
             }
             CheckpointError::TensorType { .. } => {
                 format!("load a checkpoint that is not quantized, or one in {}", TensorType::QUANTIZED)
+            }
+            CheckpointError::PackedTensor { .. } | CheckpointError::NoPackedWeights { .. } => {
+                "check quantization_config (bits, group size, modules that are not quantized) against the checkpoint's \
+                 release"
+                    .into()
             }
             #[cfg(feature = "hub")]
             CheckpointError::Hub(error) => error.hint(),

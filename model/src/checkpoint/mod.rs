@@ -11,6 +11,7 @@ pub mod hub;
 mod layout;
 pub mod open;
 pub mod origin;
+pub mod packed;
 mod pytorch;
 pub mod quantization;
 pub mod random_tensor;
@@ -28,7 +29,10 @@ pub use gguf::{GgufArchitecture, GgufFile, GgufLayers, GgufVision, NamedFiles};
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::CheckpointOrigin;
-pub use quantization::{QuantizationError, QuantizationMethod, StoredQuantization, WeightFormats, WeightQuantization};
+pub use packed::{PackedMatrix, PackedOrder, PackedScheme};
+pub use quantization::{
+    PackedQuantization, QuantizationError, QuantizationMethod, StoredQuantization, WeightFormats, WeightQuantization,
+};
 pub use random_tensor::RandomTensor;
 pub use stored::{BlockType, Stored, TensorType};
 pub use tensor_index::TensorIndex;

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 use super::checkpoint_source::CheckpointSource;
 use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
-use super::quantization::{MODELOPT, QuantizationError, SETTINGS, WeightFormats, WeightQuantization, stored_formats};
+use super::quantization::{
+    MODELOPT, QuantizationError, SETTINGS, StoredFormat, WeightFormats, WeightQuantization, stored_formats,
+};
 use super::tensor_index::TensorIndex;
 use super::tensor_info::TensorInfo;
 use super::text_files::TextFiles;
@@ -47,6 +49,7 @@ pub struct Checkpoint {
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
     state_dtype: StateDtype,
+    loads_draft_head: bool,
     context_limit: usize,
     has_own_video_processor: bool, // `false` if videos use the settings of pictures
     source: CheckpointSource,
@@ -75,7 +78,12 @@ impl Checkpoint {
         let mut config: Map<String, Value> = object("config.json", &config_json)?;
         let quantization_place = gather_quantization(&mut config);
         let files = TextFiles::read(&source, tokenizer.map(CheckpointSource::Folder).as_ref())?;
-        let tensors = TensorIndex::open(&source)?;
+        let mut tensors = TensorIndex::open(&source)?;
+        // Settings that are not supported are refused later, with the user's choice: see
+        // `weight_formats`.
+        if let Ok(Some(StoredFormat::Packed(packed))) = stored_formats((&config, &quantization_place), None) {
+            tensors = tensors.with_packed(&packed)?;
+        }
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
         let fingerprint = CheckpointFingerprint::new(named, tensors.shards());
         let config_fingerprint = CheckpointFingerprint::new([("config.json", Some(&*config_json))], &[]);
@@ -103,6 +111,7 @@ impl Checkpoint {
             quantization: None,
             cache: CacheFormat::Plain,
             state_dtype: StateDtype::F32,
+            loads_draft_head: false,
             context_limit: usize::MAX,
             image_processor,
             video_processor,
@@ -130,6 +139,12 @@ impl Checkpoint {
         Checkpoint { state_dtype, ..self }
     }
 
+    /// The same checkpoint, with its draft head if `is_loaded`. Otherwise, the head's tensors stay
+    /// unread.
+    pub fn with_draft_head(self, is_loaded: bool) -> Self {
+        Checkpoint { loads_draft_head: is_loaded, ..self }
+    }
+
     /// The same checkpoint, for sequences of at most `tokens` tokens. Sliding windows that are not
     /// shorter are ignored, because they would change nothing.
     pub fn with_context_limit(self, tokens: usize) -> Self {
@@ -150,6 +165,11 @@ impl Checkpoint {
     /// The storage type of the matrices of recurrent states.
     pub fn state_dtype(&self) -> StateDtype {
         self.state_dtype
+    }
+
+    /// Whether the draft head is loaded with the model.
+    pub fn loads_draft_head(&self) -> bool {
+        self.loads_draft_head
     }
 
     /// The folder, embedded files or shape from which the checkpoint was opened.

@@ -50,6 +50,14 @@ pub(super) struct Reading {
     pub second: Range<usize>,
 }
 
+/// A tensor of any type as it is in its file.
+pub(super) struct RawTensor<'a> {
+    /// The type's name in safetensors files, such as `I32`.
+    pub kind: String,
+    pub shape: &'a [usize],
+    pub bytes: &'a [u8],
+}
+
 /// A storage that is not supported.
 #[derive(Clone, Debug)]
 pub(super) enum Unread {
@@ -123,11 +131,23 @@ impl Shard {
                 let [bytes, second] = [bytes, &reading.second].map(|range| &self.content.bytes()[range.clone()]);
                 let pitch = bytes.len() / shape.first().copied().unwrap_or(1).max(1);
                 let (order, change) = (reading.order, reading.change);
-                Ok(TensorInfo { dtype, stored, shape, bytes, second, order, change, pitch, first: [0; 2] })
+                let (first, packed) = ([0; 2], None);
+                Ok(TensorInfo { dtype, stored, shape, bytes, second, order, change, pitch, first, packed })
             }
             Err(Unread::Type(found)) => Err(CheckpointError::TensorType { tensor, found: found.clone() }),
             Err(Unread::Blocks(found)) => Err(CheckpointError::BlockType { tensor, found: found.clone() }),
         })
+    }
+
+    /// The tensor with this name as it is in the file, of any type.
+    pub(super) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let StoredTensor { stored, shape, bytes, .. } = self.tensors.get(name)?;
+        let kind = match stored {
+            Ok((Stored::Plain(dtype), _)) => format!("{dtype:?}"),
+            Ok((stored, _)) => format!("{stored:?}"),
+            Err(Unread::Type(name) | Unread::Blocks(name)) => name.clone(),
+        };
+        Some(RawTensor { kind, shape, bytes: &self.content.bytes()[bytes.clone()] })
     }
 }
 

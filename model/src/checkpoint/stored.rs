@@ -1,9 +1,11 @@
-//! Storage formats of a tensor's elements in a file: separate elements, or ggml's
-//! blocks of quantized elements.
+//! Storage formats of a tensor's elements in a file: separate elements, ggml's
+//! blocks of quantized elements, or packed integers.
 
 pub use bursar_kernels::BlockType;
 use bursar_kernels::DType;
 use safetensors::Dtype;
+
+use super::packed::PackedScheme;
 
 /// The element types of weights that are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +21,7 @@ impl TensorType {
     /// The names of all types, for messages.
     pub(super) const NAMES: &str = "BF16, F16, F32 and F8_E4M3";
     /// The names of the quantized types, for messages.
-    pub(super) const QUANTIZED: &str = "FP8 (E4M3)";
+    pub(super) const QUANTIZED: &str = "FP8 (E4M3), AWQ, GPTQ or compressed-tensors";
 
     /// The type with this name in safetensors files; `None` if it is not supported.
     pub(super) fn of(dtype: Dtype) -> Option<Self> {
@@ -60,13 +62,15 @@ pub enum Stored {
     Plain(TensorType),
     /// Several elements form a block with common scales.
     Blocks(BlockType),
+    /// Elements are integers in words, and their scales are in other tensors.
+    Packed(PackedScheme),
 }
 
 impl Stored {
     /// Number of elements in the smallest unit of storage.
     pub const fn elements(self) -> usize {
         match self {
-            Stored::Plain(_) => 1,
+            Stored::Plain(_) | Stored::Packed(_) => 1,
             Stored::Blocks(kind) => kind.elements(),
         }
     }
@@ -76,6 +80,7 @@ impl Stored {
         match self {
             Stored::Plain(dtype) => bytes / dtype.bytes(),
             Stored::Blocks(kind) => bytes / kind.bytes() * kind.elements(),
+            Stored::Packed(scheme) => bytes * 8 / scheme.bits,
         }
     }
 
@@ -85,6 +90,7 @@ impl Stored {
         match self {
             Stored::Plain(dtype) => count.checked_mul(dtype.bytes()),
             Stored::Blocks(kind) => (count / kind.elements()).checked_mul(kind.bytes()),
+            Stored::Packed(scheme) => Some(count.checked_mul(scheme.bits)?.div_ceil(8)),
         }
     }
 }

@@ -7,9 +7,11 @@ use bursar_kernels::DType;
 use super::checkpoint_source::CheckpointSource;
 use super::error::CheckpointError;
 use super::layout::{INDEX, IndexFile, PYTORCH, PYTORCH_INDEX, SINGLE, every_shard};
+use super::packed::PackedParts;
 use super::pytorch;
+use super::quantization::PackedQuantization;
 use super::random_tensor::RandomTensor;
-use super::shard::{Content, Shard};
+use super::shard::{Content, RawTensor, Shard};
 use super::tensor_info::TensorInfo;
 use crate::nearest_names;
 
@@ -20,9 +22,20 @@ const NEAREST_MAX: usize = 3;
 #[derive(Debug)]
 pub struct TensorIndex {
     shards: Vec<Shard>,
-    places: BTreeMap<String, usize>, // indices in `shards`
+    places: BTreeMap<String, Place>,
+    /// The parts of packed weights, with their indices in `shards`.
+    parts: BTreeMap<String, usize>,
     /// Settings for drawing tensors; `None` if there are shards.
     drawn: Option<Drawn>,
+}
+
+/// The location of a tensor.
+#[derive(Debug)]
+enum Place {
+    /// The index of the shard that has the tensor.
+    Shard(usize),
+    /// The tensor is a weight that several tensors form.
+    Packed(Box<PackedParts>),
 }
 
 /// Settings for drawing the tensors of a random checkpoint.
@@ -53,7 +66,7 @@ impl TensorIndex {
         if let CheckpointSource::Random(random) = source {
             let dtype = source.stored_type()?.unwrap_or(DType::BF16);
             let drawn = Drawn { seed: random.seed(), dtype, routing_skew: random.routing_skew() };
-            return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn: Some(drawn) });
+            return Ok(TensorIndex { drawn: Some(drawn), ..TensorIndex::new(Vec::new(), BTreeMap::new()) });
         }
         if let CheckpointSource::Gguf(file) = source {
             return Ok(TensorIndex::of_distinct(file.shards().to_vec()));
@@ -88,6 +101,61 @@ impl TensorIndex {
         }
     }
 
+    /// The index over `shards`. `places` has the index of each tensor's shard.
+    fn new(shards: Vec<Shard>, places: BTreeMap<String, usize>) -> Self {
+        let places = places.into_iter().map(|(name, shard)| (name, Place::Shard(shard))).collect();
+        TensorIndex { shards, places, parts: BTreeMap::new(), drawn: None }
+    }
+
+    /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
+    /// A module is packed if the file has packed integers for it. All other tensors stay as they
+    /// are, even if the settings do not name them among the modules that are not quantized.
+    ///
+    /// # Errors
+    /// A module's tensors do not match each other or the settings; no weight is packed.
+    pub(super) fn with_packed(mut self, settings: &PackedQuantization) -> Result<Self, CheckpointError> {
+        if self.drawn.is_some() {
+            return Ok(self);
+        }
+        let suffix = settings.order().words();
+        let modules = self.names().filter_map(|name| name.strip_suffix(suffix)?.strip_suffix('.'));
+        let modules: Vec<_> = modules.map(str::to_owned).collect();
+        if modules.is_empty() {
+            return Err(CheckpointError::NoPackedWeights { suffix });
+        }
+        for module in modules {
+            let wrong = |suffix: &str, found: &str, expected: &str| CheckpointError::PackedTensor {
+                tensor: format!("{module}.{suffix}"),
+                found: found.to_owned(),
+                expected: expected.to_owned(),
+            };
+            let scheme = settings.scheme_of(&module).ok_or_else(|| {
+                wrong(suffix, "in the file", "a module that quantization_config does not list as unquantized")
+            })?;
+            let weight = format!("{module}.weight");
+            if self.contains(&weight) {
+                return Err(wrong("weight", "in the file too", "only packed integers"));
+            }
+            let parts = PackedParts::find(&module, scheme, |name| self.raw(name))?;
+            for name in parts.names() {
+                if let Some(Place::Shard(shard)) = self.places.remove(name) {
+                    self.parts.insert(name.to_owned(), shard);
+                }
+            }
+            self.places.insert(weight, Place::Packed(Box::new(parts)));
+        }
+        Ok(self)
+    }
+
+    /// A tensor as it is in its file, of any type.
+    fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let shard = match self.places.get(name) {
+            Some(Place::Shard(shard)) => shard,
+            _ => self.parts.get(name)?,
+        };
+        self.shards[*shard].raw(name)
+    }
+
     fn of_one(shard: Shard) -> Self {
         TensorIndex::of_distinct(vec![shard])
     }
@@ -95,7 +163,8 @@ impl TensorIndex {
     /// The index over shards that have no tensor in common.
     fn of_distinct(shards: Vec<Shard>) -> Self {
         let names = shards.iter().zip(0..).flat_map(|(shard, at)| shard.names().map(move |name| (name.to_owned(), at)));
-        TensorIndex { places: names.collect(), drawn: None, shards }
+        let places = names.collect();
+        TensorIndex::new(shards, places)
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile, format: Format) -> Result<Self, CheckpointError> {
@@ -130,7 +199,7 @@ impl TensorIndex {
             }
             shards.push(shard);
         }
-        Ok(TensorIndex { shards, places, drawn: None })
+        Ok(TensorIndex::new(shards, places))
     }
 
     /// A tensor by its name.
@@ -140,8 +209,13 @@ impl TensorIndex {
     /// [`CheckpointError::BlockType`].
     pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
         let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
-        let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
-        shard.tensor(name).ok_or_else(missing)?
+        match self.places.get(name).ok_or_else(missing)? {
+            Place::Shard(shard) => self.shards[*shard].tensor(name).ok_or_else(missing)?,
+            Place::Packed(parts) => {
+                let matrix = parts.matrix(|name| self.raw(name).expect("the parts were found"));
+                Ok(TensorInfo::of_packed(matrix, &parts.shape))
+            }
+        }
     }
 
     /// The type and the content of the tensor `name` with `axes` axes, if tensors
@@ -162,6 +236,11 @@ impl TensorIndex {
         self.places.contains_key(name)
     }
 
+    /// Whether the tensor with this name is a packed weight.
+    pub fn is_packed(&self, name: &str) -> bool {
+        matches!(self.places.get(name), Some(Place::Packed(_)))
+    }
+
     /// The sorted names of all tensors.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.places.keys().map(String::as_str)
@@ -174,5 +253,24 @@ impl TensorIndex {
 
     fn nearest(&self, name: &str) -> Vec<String> {
         nearest_names(name, self.names(), NEAREST_MAX).into_iter().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+impl TensorIndex {
+    /// The index of a recorded folder with packed weights, according to its `config.json`.
+    pub(crate) fn recorded(folder: &str) -> Self {
+        use super::quantization::{SETTINGS, StoredFormat, stored_formats};
+
+        let folder = bursar_golden::path(folder);
+        let config = std::fs::read(folder.join("config.json")).expect("the settings are recorded");
+        let config = serde_json::from_slice(&config).expect("JSON");
+        match stored_formats((&config, SETTINGS), None).expect("the settings are supported") {
+            Some(StoredFormat::Packed(settings)) => {
+                let index = TensorIndex::open(&CheckpointSource::Folder(folder)).expect("the weights are recorded");
+                index.with_packed(&settings).expect("the tensors match the settings")
+            }
+            other => panic!("{other:?} has no packed weights"),
+        }
     }
 }

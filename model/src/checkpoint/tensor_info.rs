@@ -2,6 +2,7 @@
 
 use bursar_kernels::RankShard;
 
+use super::packed::PackedMatrix;
 #[cfg(test)]
 use super::stored::BlockType;
 use super::stored::{Stored, TensorType};
@@ -16,8 +17,8 @@ pub struct TensorInfo<'a> {
     pub stored: Stored,
     /// The shape, slowest axis first.
     pub shape: &'a [usize],
-    /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered tensor, and
-    /// a part that cuts blocks, have the bytes of the whole tensor.
+    /// The stored elements, little-endian, row-major. Not aligned. A part of a reordered or packed
+    /// tensor, and a part that cuts blocks, have the bytes of the whole tensor.
     pub bytes: &'a [u8],
     /// The elements of a second tensor, for [`Order::Interleaved`]; empty for other orders.
     pub(super) second: &'a [u8],
@@ -27,6 +28,8 @@ pub struct TensorInfo<'a> {
     pub(super) pitch: usize,
     /// The part's first row and first column, if the part has the bytes of the whole tensor.
     pub(super) first: [usize; 2],
+    /// The whole weight, if its elements are packed integers. `bytes` are its words.
+    pub(crate) packed: Option<PackedMatrix<'a>>,
 }
 
 /// The order of a tensor's elements in its file.
@@ -86,6 +89,13 @@ pub(crate) enum Change {
 }
 
 impl<'a> TensorInfo<'a> {
+    /// A packed weight with its `shape`. Its elements are read in the type of its scales.
+    pub(crate) fn of_packed(matrix: PackedMatrix<'a>, shape: &'a [usize; 2]) -> Self {
+        let (stored, bytes, pitch) = (Stored::Packed(matrix.scheme), matrix.words(), 0);
+        let (order, change, first, packed) = (Order::Model, Change::Unchanged, [0; 2], Some(matrix));
+        TensorInfo { dtype: matrix.scale_type, stored, shape, bytes, second: &[], order, change, pitch, first, packed }
+    }
+
     /// Whether `bytes` are the elements in the type and order of the model.
     pub fn is_in_place(&self) -> bool {
         self.stored == Stored::Plain(self.dtype)
@@ -100,7 +110,7 @@ impl<'a> TensorInfo<'a> {
         'a: 'b,
     {
         let is_cut = [columns.first, columns.count].iter().any(|at| !at.is_multiple_of(self.stored.elements()));
-        if self.order != Order::Model || is_cut {
+        if self.order != Order::Model || self.packed.is_some() || is_cut {
             let first = [self.first[0] + rows.first, self.first[1] + columns.first];
             return TensorInfo { shape, first, ..*self };
         }
@@ -150,7 +160,12 @@ impl<'a> TensorInfo<'a> {
         self.change
     }
 
-    /// The part's first column in the whole tensor, if the tensor is reordered.
+    /// Whether two whole tensors have the same elements in the same form.
+    pub(crate) fn is_same(&self, other: &TensorInfo<'_>) -> bool {
+        (self.dtype, self.shape, self.bytes) == (other.dtype, other.shape, other.bytes) && self.packed == other.packed
+    }
+
+    /// The part's first column in the whole tensor, if the tensor is reordered or packed.
     pub(crate) fn first_column(&self) -> usize {
         self.first[1]
     }
@@ -193,7 +208,7 @@ impl<'a> TensorInfo<'a> {
         let order = Order::TiledColumns(Tiling { before: 0, key_heads, values, width });
         let (dtype, stored, change) = (TensorType::F32, Stored::Blocks(kind), Change::Unchanged);
         let pitch = bytes.len() / shape[0];
-        TensorInfo { dtype, stored, shape, bytes, second: &[], order, change, pitch, first: [0; 2] }
+        TensorInfo { dtype, stored, shape, bytes, second: &[], order, change, pitch, first: [0; 2], packed: None }
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
 };
 
 pub trait DeepstackFamily: Clone + Debug + PartialEq + 'static {
-    /// The architecture and `model_type` without experts, and then with experts.
+    /// Architecture and `model_type` of the dense models, then of the mixture-of-experts models.
     const ARCHITECTURES: &'static [(&'static str, &'static str); 2];
 
     /// Architectures in the GGUF files of the family.
@@ -62,7 +62,7 @@ impl<F: DeepstackFamily> Settings for Config<F> {
 
     const GGUF: &'static [GgufArchitecture] = F::GGUF;
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
+    /// All workloads. The encoder processes a video as pictures, so videos add no workload.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape;

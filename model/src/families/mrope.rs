@@ -55,7 +55,7 @@ pub struct Config<V> {
 impl<V: VisionTowerConfig> Settings for Config<V> {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[V::Sizes::ARCHITECTURE];
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
+    /// All workloads. The encoder processes a video as pictures, so videos add no workload.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape<V::Sizes>;

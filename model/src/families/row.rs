@@ -30,7 +30,7 @@ pub trait ReleasedShape: 'static {
     fn config(&self) -> Value;
 }
 
-/// The shapes of a family without released shapes of its own.
+/// Shape type of a family that has no released shapes.
 pub enum NoShape {}
 
 impl ReleasedShape for NoShape {
@@ -60,7 +60,7 @@ pub struct VisionSettings {
     /// Text tokens that [`Settings::write_visuals`] writes for each step of a video. 0 for a
     /// family without such tokens.
     pub step_text_tokens: usize,
-    /// Grid of each picture that the encoder sees, if all are tiles of one size.
+    /// Grid of each picture that the encoder processes, if all are tiles of one size.
     pub tile: Option<Grid>,
 }
 
@@ -78,8 +78,8 @@ pub trait Settings: Sized {
     /// supported.
     const GGUF: &'static [GgufArchitecture] = &[];
 
-    /// Kinds of work that serving the family puts on a GPU. The default is for
-    /// a family without pictures.
+    /// Workloads that serving the family puts on a GPU. The default is for a family without
+    /// pictures.
     const WORKLOADS: &'static [Workload] =
         &[Workload::Prefill, Workload::Decode, Workload::Verify, Workload::Score, Workload::Choose];
 

@@ -19,8 +19,8 @@ impl CacheFormat {
         self != CacheFormat::Plain
     }
 
-    /// The name of this format for an error, if `target` has no kernels for the format; `None` if
-    /// `target` has kernels.
+    /// Name of this format in an error message if `target` has no kernels for the format, otherwise
+    /// `None`.
     pub(crate) fn unserved(self, target: &Target) -> Option<&'static str> {
         (self.is_quantized() && !target.has_quantized_cache()).then_some("FP8 keys and values")
     }

@@ -15,8 +15,8 @@ use bursar_kernels::BLOCK_TOKENS;
 /// fewer layers than the other groups is filled up with padding.
 const PADDING_PART: usize = 16;
 
-/// The most groups of layers, unless there are more kinds of layers. Each group costs a block table
-/// per sequence.
+/// Maximum number of groups, unless the layers have more different windows. Each group costs a
+/// block table per sequence.
 const GROUPS_MAX: usize = 8;
 
 /// Attention layers with the same window.
@@ -29,9 +29,9 @@ pub struct CacheGroup {
 }
 
 impl CacheGroup {
-    /// The most blocks that a sequence of `tokens` tokens ever holds in this group, in steps of at
-    /// most `step_tokens` tokens. Blocks are released only when a step ends. Until then, the blocks
-    /// of up to two steps, one running and one planned, are held in addition to the window.
+    /// Upper bound on the blocks that a sequence of `tokens` tokens holds in this group, in steps
+    /// of at most `step_tokens` tokens. Blocks are released only when a step ends. Until then, the
+    /// sequence holds the blocks of the window and of up to two steps, one running and one planned.
     fn blocks_for(&self, tokens: usize, step_tokens: usize) -> usize {
         let all = tokens.div_ceil(BLOCK_TOKENS);
         // The held range is two steps and the `window - 1` tokens before them. A range of `n` tokens
@@ -58,10 +58,10 @@ impl Default for CacheGroups {
 
 impl CacheGroups {
     /// Groups attention layers by window. If all layers have the same window, they form one group.
-    /// Otherwise, the group size is the largest one for which padding layers are at most
-    /// 1 / `PADDING_PART` of the attention layers. If that would be more than `GROUPS_MAX` groups, it
-    /// is the size with the least padding that gives at most `GROUPS_MAX`. Without any layer, there
-    /// is one empty group.
+    /// Otherwise, the group size is the largest one for which padding layers are at most 1 /
+    /// `PADDING_PART` of the attention layers. If that size results in more than `GROUPS_MAX`
+    /// groups, the size with the least padding among those with at most `GROUPS_MAX` groups is
+    /// used. If there are no layers, the result is one empty group.
     pub fn new(layers: impl IntoIterator<Item = (usize, Option<usize>)>) -> Self {
         let mut kinds: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
         layers.into_iter().for_each(|(layer, window)| kinds.entry(window).or_default().push(layer));
@@ -107,7 +107,7 @@ impl CacheGroups {
         self.groups.iter().enumerate().find_map(|(index, group)| Some((index, in_group(group)?)))
     }
 
-    /// Number of groups with full attention. They come first.
+    /// Number of groups with full attention, which precede all other groups.
     pub fn full(&self) -> usize {
         self.groups.iter().take_while(|group| group.window.is_none()).count()
     }
@@ -117,27 +117,27 @@ impl CacheGroups {
         self.groups[group].window.map_or(0, |window| (tokens + 1).saturating_sub(window) / BLOCK_TOKENS)
     }
 
-    /// The most blocks that a sequence of `tokens` tokens ever holds, if steps have at most
+    /// Upper bound on the blocks that a sequence of `tokens` tokens holds, if steps have at most
     /// `step_tokens` tokens.
     pub fn blocks_for(&self, tokens: usize, step_tokens: usize) -> usize {
         self.groups.iter().map(|group| group.blocks_for(tokens, step_tokens)).sum()
     }
 
-    /// Like [`blocks_for`](Self::blocks_for), in the groups with a window.
+    /// Like [`blocks_for`](Self::blocks_for), but counts only the groups with a window.
     pub fn windowed_blocks_for(&self, tokens: usize, step_tokens: usize) -> usize {
         self.groups[self.full()..].iter().map(|group| group.blocks_for(tokens, step_tokens)).sum()
     }
 
-    /// The most blocks that `sequences` sequences of `tokens` tokens each hold at once, in steps of
-    /// at most `step_tokens` tokens. All sequences share a step's tokens, so the blocks of the two
-    /// unfinished steps are counted once and not per sequence.
+    /// Upper bound on the blocks that `sequences` sequences of `tokens` tokens each hold at once,
+    /// in steps of at most `step_tokens` tokens. All sequences share a step's tokens, so the blocks
+    /// of the two unfinished steps are counted once and not per sequence.
     pub fn blocks_together(&self, sequences: usize, tokens: usize, step_tokens: usize) -> usize {
         let of_steps = (self.count() - self.full()) * (2 * step_tokens).div_ceil(BLOCK_TOKENS);
         let between_steps = sequences * self.blocks_for(tokens, 1) + of_steps;
         between_steps.min(sequences * self.blocks_for(tokens, step_tokens))
     }
 
-    /// The most sequences of `tokens` tokens that `blocks` blocks hold at once; see
+    /// Maximum number of sequences of `tokens` tokens that fit in `blocks` blocks at once; see
     /// [`blocks_together`](Self::blocks_together).
     pub fn sequences_in(&self, blocks: usize, tokens: usize, step_tokens: usize) -> usize {
         let of_steps = (self.count() - self.full()) * (2 * step_tokens).div_ceil(BLOCK_TOKENS);

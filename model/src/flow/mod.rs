@@ -8,6 +8,7 @@ mod block_table;
 mod cache_format;
 mod cache_groups;
 pub mod encoded_image;
+mod further_drafts;
 mod image_error;
 mod logits_of;
 mod prefix_key;
@@ -25,6 +26,7 @@ pub use block_table::BlockTable;
 pub use cache_format::CacheFormat;
 pub use cache_groups::{CacheGroup, CacheGroups};
 pub use encoded_image::{EncodedImage, FileName, ImageLimits, PixelSize};
+pub use further_drafts::FurtherDrafts;
 pub use image_error::ImageError;
 pub use logits_of::LogitsOf;
 pub use prefix_key::{ContentSpan, PrefixKey, PrefixKeys};
@@ -32,7 +34,9 @@ pub use prompt_layout::{LayoutError, PlaceholderSpan, PromptLayout};
 pub use resize_limits::ResizeLimits;
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
-pub use step_batch::{EmbeddingRows, POSITION_AXES, SCORE_ROWS, SequencePart, StateSlots, StepBatch};
+pub use step_batch::{
+    DraftInputs, EmbeddingRows, NextToken, POSITION_AXES, SCORE_ROWS, SequencePart, StateSlots, StepBatch,
+};
 pub use step_layout::{StepArray, StepFormat, StepLayout};
 pub use tiles::Tiles;
 pub use token::{LogProbabilities, LogProbability, Token};

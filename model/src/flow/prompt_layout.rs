@@ -22,8 +22,8 @@ pub struct PromptLayout {
 /// The placeholders of one picture, or of one step of a video.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceholderSpan {
-    /// Index among the pictures that the vision encoder sees: the request's pictures and videos in
-    /// order, where a video counts once per step.
+    /// Index among the pictures that the vision encoder processes: the request's pictures and
+    /// videos in order, where a video counts once per step.
     pub picture: usize,
     /// Range in [`PromptLayout::tokens`].
     pub tokens: Range<usize>,
@@ -48,7 +48,7 @@ pub enum LayoutError {
     )]
     StepPlaceholders {
         placeholders: usize,
-        /// Steps of time over all videos.
+        /// Time steps of all videos together.
         steps: usize,
     },
     /// The model reads text only.

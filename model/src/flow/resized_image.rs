@@ -9,10 +9,10 @@ use bursar_kernels::ops::patchify::{CHANNELS, LEVEL_NUMBERS, PatchSize};
 use super::RgbImage;
 use crate::MergeSize;
 
-/// Patches along time, height and width. A still picture has one step of time.
+/// Patches along time, height and width. A still picture has one time step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grid {
-    /// Steps of time.
+    /// Time steps.
     pub t: u32,
     /// Patches from top to bottom.
     pub h: u32,
@@ -31,7 +31,7 @@ impl Grid {
         merge.tokens(self.patches())
     }
 
-    /// Rows and columns of tokens in each step of time.
+    /// Rows and columns of tokens in each time step.
     pub fn merged(&self, merge: MergeSize) -> (usize, usize) {
         (self.h as usize / merge.side(), self.w as usize / merge.side())
     }

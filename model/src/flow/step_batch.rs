@@ -10,10 +10,11 @@ use bursar_kernels::{
 
 use super::BlockTable;
 
-/// Prompt rows whose logits are scored at a time: as many as a GPU's sampler processes at once. On
-/// an H200, a prompt of 8,000 tokens with the shapes of a 7B model took 227 ms, and 34 ms more with
-/// 32 rows at a time, because reading the weights limits the speed of the projection. With more
-/// than 64 rows, scoring would need more memory than sampling does.
+/// Number of prompt rows that are scored at a time, equal to the number of rows that a GPU's
+/// sampler processes at once. On an H200, scoring a prompt of 8,000 tokens with the shapes of a 7B
+/// model took 227 ms. With 32 rows at a time, it took 34 ms more, because the projection is limited
+/// by reading its weights. With more than 64 rows, scoring would need more memory than sampling
+/// does.
 pub const SCORE_ROWS: usize = 64;
 
 /// Axes of a position: time, height, width. Text tokens advance on all three axes at once.
@@ -74,6 +75,32 @@ pub struct EmbeddingRows<'a> {
     pub cache_rows: &'a [u32],
 }
 
+/// The token after the tokens of a sequence in a step, which a draft head reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextToken {
+    /// The step chooses it. The last token of the part has logits.
+    Chosen,
+    /// A token that a later step runs.
+    Known {
+        token: u32,
+        /// The row of the vision cache for a token of a picture. Without a row, the head reads the
+        /// embedding of the placeholder. Only its drafts are then less likely to be accepted.
+        cache_row: Option<u32>,
+    },
+}
+
+/// Inputs of a draft head for the rows of a step: for each row, the token after it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DraftInputs {
+    /// `[tokens]`. The token after a row with logits is the token that the step chooses there:
+    /// [`UnseenToken::row`] is the row's index in [`StepBatch::logit_rows`].
+    pub tokens: Vec<InputToken>,
+    /// Rows whose next token belongs to a picture.
+    pub picture_rows: Vec<u32>,
+    /// The row of the vision cache for each of `picture_rows`.
+    pub picture_cache_rows: Vec<u32>,
+}
+
 /// The arrays of one step, before they are packed for upload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
@@ -113,6 +140,8 @@ pub struct StepBatch {
     pub snapshot_slots: Vec<u32>,
     /// Number of query-key pairs in attention.
     pub query_key_pairs: u64,
+    /// Inputs of the draft head after the step; `None` if the step drafts no tokens.
+    pub drafts: Option<DraftInputs>,
 }
 
 impl StepBatch {
@@ -137,6 +166,47 @@ impl StepBatch {
         assert!(states == 0 || states == parts.len(), "{states} of {} sequences have a state", parts.len());
         batch.positions = (0..POSITION_AXES).flat_map(|axis| positions.iter().map(move |p| p[axis])).collect();
         batch
+    }
+
+    /// Packs `parts` like [`pack`](Self::pack), with the inputs of a draft head. `next` has the
+    /// token after each part.
+    ///
+    /// # Panics
+    /// See [`pack`](Self::pack). Also if `next` has another length than `parts`, or if a token that
+    /// only the device knows follows a row without logits.
+    pub fn pack_with_drafts(parts: &[SequencePart<'_>], next: &[NextToken]) -> Self {
+        assert_eq!(parts.len(), next.len(), "each part has a next token");
+        let mut inputs = DraftInputs::default();
+        let mut logit_rows = 0;
+        for (part, next) in parts.iter().zip(next) {
+            inputs.push(part, *next, logit_rows);
+            logit_rows += part.logit_rows;
+        }
+        StepBatch { drafts: Some(inputs), ..StepBatch::pack(parts) }
+    }
+
+    /// The batch of the draft head's pass after this step: the same rows, each with the token after
+    /// it as its input. It has no scores and no recurrent states.
+    ///
+    /// # Panics
+    /// If the batch was packed without inputs of a draft head.
+    pub fn of_drafts(&self) -> StepBatch {
+        let DraftInputs { tokens, picture_rows, picture_cache_rows } = self.drafts.clone().expect("inputs of drafts");
+        StepBatch {
+            tokens,
+            picture_rows,
+            picture_cache_rows,
+            drafts: None,
+            positions: self.positions.clone(),
+            groups: self.groups,
+            slots: self.slots.clone(),
+            query_starts: self.query_starts.clone(),
+            context_lengths: self.context_lengths.clone(),
+            block_tables: self.block_tables.clone(),
+            logit_rows: self.logit_rows.clone(),
+            query_key_pairs: self.query_key_pairs,
+            ..StepBatch::default()
+        }
     }
 
     fn push(&mut self, part: &SequencePart<'_>) {
@@ -211,6 +281,37 @@ impl StepBatch {
     /// Columns of the block tables.
     pub fn blocks_max(&self) -> usize {
         self.block_tables.len().checked_div(self.groups * self.sequence_count()).unwrap_or(0)
+    }
+}
+
+impl DraftInputs {
+    /// Appends the rows of `part`, which follow `logit_rows` rows with logits.
+    fn push(&mut self, part: &SequencePart<'_>, next: NextToken, logit_rows: usize) {
+        let (first_row, count) = (self.tokens.len(), part.token_count());
+        let without_logits = count - part.logit_rows;
+        let chosen = |row: usize| {
+            assert!(row >= without_logits, "the token after row {row} of a part is unknown, and the row has no logits");
+            InputToken::Unseen(UnseenToken { row: (logit_rows + row - without_logits) as u32 })
+        };
+        let known = |row: usize| part.tokens.get(row + 1).map(|token| InputToken::Known(*token));
+        let inner =
+            (0..count - 1).map(|row| known(row).filter(|_| row < without_logits).unwrap_or_else(|| chosen(row)));
+        self.tokens.extend(inner);
+        self.tokens.push(match next {
+            NextToken::Chosen => chosen(count - 1),
+            NextToken::Known { token, .. } => InputToken::Known(token),
+        });
+        for picture in part.pictures {
+            let shown = picture.tokens.clone().zip(picture.cache_rows).filter(|(token, _)| *token > 0);
+            for (token, cache_row) in shown {
+                self.picture_rows.push((first_row + token - 1) as u32);
+                self.picture_cache_rows.push(*cache_row);
+            }
+        }
+        if let NextToken::Known { cache_row: Some(cache_row), .. } = next {
+            self.picture_rows.push((first_row + count - 1) as u32);
+            self.picture_cache_rows.push(cache_row);
+        }
     }
 }
 
@@ -315,6 +416,48 @@ mod tests {
             scored: 0..0,
             state: None,
         }
+    }
+
+    #[test]
+    fn the_draft_head_reads_the_token_after_each_row() {
+        let tables = [vec![2].into()];
+        let chunk = SequencePart {
+            tokens: &[10, 11, 12, 13],
+            positions: &positions(0..4),
+            pictures: &[
+                EmbeddingRows { tokens: 0..1, cache_rows: &[5] },
+                EmbeddingRows { tokens: 2..4, cache_rows: &[6, 7] },
+            ],
+            cached_tokens: 0,
+            logit_rows: 0,
+            ..decoding(&tables)
+        };
+        let verified =
+            SequencePart { tokens: &[20, 21], positions: &positions(7..9), logit_rows: 2, ..decoding(&tables) };
+        let unseen = SequencePart { tokens: &[], unseen: Some(UnseenToken { row: 9 }), ..decoding(&tables) };
+        let border = NextToken::Known { token: 14, cache_row: Some(8) };
+        let batch = StepBatch::pack_with_drafts(
+            &[chunk.clone(), verified, unseen],
+            &[border, NextToken::Chosen, NextToken::Chosen],
+        );
+        let chosen = |row| InputToken::Unseen(UnseenToken { row });
+        let known = InputToken::Known;
+        let drafts = batch.of_drafts();
+        assert_eq!(drafts.tokens, [known(11), known(12), known(13), known(14), chosen(0), chosen(1), chosen(2)]);
+        assert_eq!(drafts.picture_rows, [1, 2, 3], "the first token of the chunk follows a row of an earlier chunk");
+        assert_eq!(drafts.picture_cache_rows, [6, 7, 8]);
+        assert_eq!((&drafts.slots, &drafts.positions), (&batch.slots, &batch.positions));
+        assert_eq!((&drafts.logit_rows, drafts.score_rows.len()), (&batch.logit_rows, 0));
+        let text = NextToken::Known { token: 14, cache_row: None };
+        let batch = StepBatch::pack_with_drafts(&[chunk], &[text]);
+        assert_eq!(batch.of_drafts().picture_rows, [1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the token after row 0 of a part is unknown")]
+    fn a_row_without_logits_needs_a_known_next_token() {
+        let tables = [vec![2].into()];
+        StepBatch::pack_with_drafts(&[SequencePart { logit_rows: 0, ..decoding(&tables) }], &[NextToken::Chosen]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::StepBatch;
 /// Each array starts at a multiple of this many u32: 128 bytes, the size of a GPU cache line.
 const ALIGNMENT: usize = 32;
 
-/// One of the arrays of a step. [`StepBatch`] describes their content.
+/// An array of a step. [`StepBatch`] describes the content of each array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepArray {
     /// `[tokens]`
@@ -151,6 +151,13 @@ impl StepLayout {
     /// Total length of the packed list, in u32.
     pub fn words(&self) -> usize {
         self.place(StepArray::BlockTables).end
+    }
+
+    /// Like [`words`](Self::words), with space for a list of chosen rows even if [every row
+    /// samples](Self::chooses_in_every_row). A step that samples in fewer of these rows needs no more.
+    pub fn words_with_chosen_rows(&self) -> usize {
+        let list = if self.chooses_in_every_row() { self.logit_rows.next_multiple_of(ALIGNMENT) } else { 0 };
+        self.words() + list
     }
 
     fn length(&self, array: StepArray) -> usize {

@@ -12,8 +12,8 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// Number of tiles, including the thumbnail. The vision encoder sees each tile as a separate
-    /// picture: row by row, then the thumbnail.
+    /// Number of tiles, including the thumbnail. The vision encoder processes each tile as a
+    /// separate picture: row by row, then the thumbnail.
     pub fn count(self) -> usize {
         self.columns as usize * self.rows as usize + usize::from(self.has_thumbnail)
     }

@@ -51,17 +51,17 @@ pub enum Media {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MediaGrid {
     Image(Grid),
-    /// A still picture in tiles. The vision encoder sees each tile as a picture.
+    /// A still picture in tiles. The vision encoder processes each tile as a picture.
     Tiles {
         /// The grid of each tile.
         tile: Grid,
         tiles: Tiles,
     },
-    /// A video. The vision encoder sees one picture per step of time.
+    /// A video. The vision encoder processes one picture per time step.
     Video {
         /// The grid of each step, with `t` = 1.
         step: Grid,
-        /// Number of steps of time.
+        /// Number of time steps.
         steps: usize,
         /// Frames of the video. The last step may have fewer frames than the other steps.
         frames: usize,
@@ -71,7 +71,7 @@ pub enum MediaGrid {
 }
 
 impl MediaGrid {
-    /// Pictures that the vision encoder sees: 1, or one per tile or step.
+    /// Pictures that the vision encoder processes: 1, or one per tile or step.
     pub fn pictures(&self) -> usize {
         match self {
             MediaGrid::Image(_) => 1,
@@ -80,12 +80,12 @@ impl MediaGrid {
         }
     }
 
-    /// The cost of each picture that the vision encoder sees.
+    /// The cost of each picture that the vision encoder processes.
     pub fn costs(&self, merge: MergeSize) -> impl Iterator<Item = EncoderCost> + use<> {
         std::iter::repeat_n(EncoderCost::of(self.each().patches(), merge), self.pictures())
     }
 
-    /// The grid of each picture that the vision encoder sees.
+    /// The grid of each picture that the vision encoder processes.
     pub fn each(&self) -> Grid {
         match self {
             MediaGrid::Image(grid) | MediaGrid::Tiles { tile: grid, .. } | MediaGrid::Video { step: grid, .. } => *grid,

@@ -17,7 +17,7 @@ pub(super) struct Animation {
 }
 
 impl Animation {
-    /// Walks over the blocks. Returns `None` if the blocks are cut off or broken, or if a frame
+    /// Reads the blocks. Returns `None` if the blocks are truncated or malformed, or if a frame
     /// extends beyond the screen.
     pub fn read(encoded: &[u8], format: ImageFormat) -> Option<Self> {
         match format {

@@ -39,7 +39,7 @@ const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 /// Values of `video_processor_type` that apply the same arithmetic to each frame.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
 
-/// The video processor whose bounds count the pixels of all frames together.
+/// The video processor whose pixel limits apply to all frames together.
 const WHOLE_VIDEO_PROCESSOR: &str = "Qwen3VLVideoProcessor";
 
 // CLIP's means and standard deviations, which transformers assumes if the file has none.
@@ -77,7 +77,7 @@ impl Resample {
     }
 }
 
-/// Pixels that the bounds apply to.
+/// Whether the pixel bounds apply to a picture or to a whole video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedPixels {
     /// Pixels of each picture, or of each frame.
@@ -97,7 +97,7 @@ pub struct ImageProcessorConfig {
     /// The tiling of pictures. `None` if pictures are not cut into tiles. With tiling, the pixel
     /// bounds limit the number of tiles.
     pub tiling: Option<Tiling>,
-    /// Pixels that the bounds apply to.
+    /// Whether the pixel bounds apply to a picture or to a whole video.
     pub counted: CountedPixels,
     /// Pixels along a side of a patch.
     pub patch_size: u32,
@@ -231,7 +231,8 @@ impl ImageProcessorConfig {
         if !raw.counts_whole_videos() {
             return raw.over(default);
         }
-        // Older settings have no limit per frame. transformers 5.17 then applies no limit.
+        // Older settings files have no limit per frame, and then transformers 5.17 applies no
+        // limit.
         let tokens_max = (raw.cap_pixels_per_frame == Some(true)).then(|| raw.max_video_tokens.unwrap_or(768));
         let counted = CountedPixels::Video { tokens_max };
         raw.over(ImageProcessorConfig { counted, patch_size: 16, image_mean: [0.5; 3], image_std: [0.5; 3], ..default })
@@ -248,7 +249,7 @@ impl RawConfig {
         self.video_processor_type.as_deref() == Some(WHOLE_VIDEO_PROCESSOR)
     }
 
-    /// Refuses settings that the processors of transformers 5.17 ignore, or follow in a way that
+    /// Refuses settings that the processors of transformers 5.17 ignore, and settings whose effect
     /// is not implemented here.
     fn check_video_bounds(&self) -> Result<(), ProcessorError> {
         if !self.counts_whole_videos() {
@@ -261,8 +262,9 @@ impl RawConfig {
         Ok(())
     }
 
-    /// Bounds on the pixels. A `size` that does not bound the pixels (a height and a width, for
-    /// example) is refused, because the defaults of the transformers class belong to another model.
+    /// Bounds on the pixels. Refuses a `size` that does not bound the pixels, for example a height
+    /// and a width. The defaults of the transformers class cannot replace it, because they belong
+    /// to another model.
     fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
         let size = match &self.size {
             Some(Sides::Named(size)) => Some(size),
@@ -383,8 +385,8 @@ impl ImageProcessorConfig {
     /// [`ProcessorError::OutOfRange`].
     pub fn check(&self) -> Result<(), ProcessorError> {
         let PixelBounds { min, max } = self.pixel_bounds;
-        // These bounds are far above any model's settings, so that products
-        // of settings cannot overflow.
+        // These limits are far above any model's settings. They keep products of settings from
+        // overflowing.
         require("patch_size", self.patch_size, (1..=256).contains(&self.patch_size), "from 1 to 256")?;
         let temporal = self.temporal_patch_size;
         require("temporal_patch_size", temporal, (1..=64).contains(&temporal), "from 1 to 64")?;

@@ -17,8 +17,8 @@ use crate::flow::encoded_image::{EncodedImage, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
 
 impl EncodedImage {
-    /// Decodes the picture, puts transparent pixels on white, and applies the
-    /// EXIF or XMP orientation.
+    /// Decodes the picture, blends transparent pixels with white, and applies the EXIF or XMP
+    /// orientation.
     ///
     /// Takes at most `probe(limits)?.cost.peak_bytes()` of host memory.
     ///
@@ -33,8 +33,8 @@ impl EncodedImage {
         let OpenedImage { file, orientation, header } = OpenedImage::open(self.bytes(), limits)?;
         let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding its pixels" };
         let (width, height) = file.size();
-        // A decoder that panics on a hostile picture must not take down the actor, which
-        // holds other users' pictures.
+        // A panic of a decoder on a hostile picture must not end the actor, which holds other
+        // users' pictures.
         let decoded = catch_unwind(AssertUnwindSafe(|| file.decode()));
         drop(file);
         let data = decoded.ok().flatten().ok_or_else(damaged)?;

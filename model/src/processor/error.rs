@@ -177,8 +177,8 @@ impl Hint for MediaError {
     }
 }
 
-/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json`
-/// that cannot be followed.
+/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json` that are invalid or
+/// not supported.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessorError {

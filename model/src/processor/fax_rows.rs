@@ -234,7 +234,7 @@ impl FaxReader<'_> {
         Some(())
     }
 
-    /// Skips up to a multiple of this many bits. The data may end before that multiple.
+    /// Skips to the next multiple of `unit` bits, or to the end of the data if that comes first.
     fn skip_to(&mut self, unit: usize) -> Result<(), Stop> {
         let bits = self.read.next_multiple_of(unit).min(self.total) - self.read;
         self.consume(bits as u8).map_err(|()| Stop::Broken)

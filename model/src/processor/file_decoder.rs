@@ -1,4 +1,4 @@
-//! Interface of the file formats: a header that was read, and pixels on demand.
+//! Interface of the file formats: the header is read first, and pixels are decoded on demand.
 
 use image::metadata::Orientation;
 
@@ -16,8 +16,8 @@ pub(super) trait FileDecoder {
     /// Upper bound on the host bytes that [`decode`](Self::decode) takes.
     fn held(&self) -> Held;
 
-    /// RGB, `[height, width, 3]`, with transparent pixels on white. `None` if the data is damaged
-    /// or ends too early.
+    /// RGB, `[height, width, 3]`, with transparent pixels blended with white. `None` if the data is
+    /// damaged or ends too early.
     fn decode(&self) -> Option<Vec<u8>>;
 }
 
@@ -49,5 +49,5 @@ pub(super) enum Refusal {
     Unsupported(&'static str),
 }
 
-/// Refusal of a header that is cut off or contradicts itself.
+/// Refusal of a header that is truncated or contradicts itself.
 pub(super) const BROKEN_HEADER: Refusal = Refusal::Damaged("reading its header");

@@ -24,7 +24,7 @@ pub(super) struct GifFile<'a> {
 }
 
 impl<'a> GifFile<'a> {
-    /// Walks over the blocks up to the first frame.
+    /// Reads the blocks up to the first frame.
     pub fn open(encoded: &'a [u8]) -> Result<Self, Refusal> {
         Self::find(encoded).ok_or(Refusal::Damaged("finding its first frame"))
     }
@@ -39,7 +39,7 @@ impl<'a> GifFile<'a> {
         loop {
             match *encoded.get(at)? {
                 0x21 => {
-                    // A graphic control extension says which color is transparent.
+                    // A graphic control extension names the transparent color.
                     if let Some(&[0xf9, 4, flags, _, _, index]) = encoded.get(at + 1..at + 7) {
                         transparent = (flags & 1 == 1).then_some(index);
                     }

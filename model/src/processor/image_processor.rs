@@ -86,9 +86,9 @@ impl ImageProcessor {
         &self.config
     }
 
-    /// The same processor with at most `pixels_max` pixels per picture, or with its own limit if
-    /// that is lower. An envelope limits pictures this way. Pictures thinner than a merge group may
-    /// still exceed the limit; see [`smart_resize`].
+    /// The same processor with at most `pixels_max` pixels per picture, or with its configured
+    /// limit if that limit is lower. Serving limits pictures to the envelope this way. Pictures
+    /// thinner than a merge group may still exceed the limit; see [`smart_resize`].
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
         let bounds = self.bounds_within(pixels_max);
         ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
@@ -173,7 +173,7 @@ impl ImageProcessor {
         Ok(resize(picture, plan.resized, self.config.resample))
     }
 
-    /// Resizes and hashes a picture as one piece.
+    /// Resizes and hashes a picture that is not cut into tiles.
     ///
     /// # Errors
     /// The errors of [`plan`](Self::plan).

@@ -112,8 +112,7 @@ struct Scans {
 }
 
 impl Scans {
-    /// Walks over the markers as libjpeg does, and skips everything else (ITU
-    /// T.81, B.1.1.2 and B.2.3).
+    /// Reads the markers as libjpeg does, and skips everything else (ITU T.81, B.1.1.2 and B.2.3).
     fn count(encoded: &[u8]) -> Self {
         let mut scans = Scans { count: 0, first_components: 0 };
         let mut at = 2;

@@ -36,7 +36,7 @@ pub(super) fn printed(inks: [u8; 3], light: u8) -> [u8; 3] {
 }
 
 /// Converts `[pixels, channels]` of 8 bits to `[pixels, 3]`, for gray, gray with alpha, RGB, or RGB
-/// with alpha. Transparent pixels are put on white.
+/// with alpha. Transparent pixels are blended with white.
 pub(super) fn to_rgb(raw: Vec<u8>, channels: usize) -> Option<Vec<u8>> {
     Some(match channels {
         1 => raw.iter().flat_map(|&grey| [grey; 3]).collect(),

@@ -141,10 +141,11 @@ impl MediaPlan {
 
 impl MediaProcessors {
     /// Plans all pictures and videos of a request. Reads the headers of files and hashes their
-    /// bytes. Pictures are resized to at most `picture_patches` each. Pictures and the text between
-    /// steps use up some of [`Envelope::video_patches`]. The steps of the videos share the rest
-    /// evenly, and no step has more patches than a picture may have. The vision cache therefore has
-    /// enough rows, and an encoder batch enough patches, for any request.
+    /// bytes. Pictures are resized to at most `picture_patches` each. The patches of pictures and
+    /// the text between steps are subtracted from [`Envelope::video_patches`]. The steps of the
+    /// videos share the rest evenly, and no step has more patches than a picture may have.
+    /// Therefore the vision cache has enough rows, and an encoder batch has enough patches, for any
+    /// request.
     ///
     /// # Errors
     /// The first picture or video outside the limits, with the limit and the value.
@@ -273,8 +274,9 @@ impl MediaProcessors {
 }
 
 impl MediaError {
-    /// Converts an error about the last files of a request to an error about the whole request: adds
-    /// the number of pictures or videos in `before`, the preceding files, to its index.
+    /// Converts an error about the last files of a request to an error about the whole request.
+    /// Adds the number of pictures or videos in `before`, which are the preceding files, to the
+    /// index.
     #[must_use]
     pub fn after(mut self, before: &[MediaPlan]) -> Self {
         let videos = before.iter().filter(|plan| matches!(plan, MediaPlan::Video { .. })).count();

@@ -72,8 +72,8 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
     resize_length(size, VideoLength::STILL, factor, bounds)
 }
 
-/// Same as [`smart_resize`] for the frames of a video, where the bounds count the
-/// pixels of all frames.
+/// Same as [`smart_resize`] for the frames of a video, where the bounds apply to the pixels of all
+/// frames together.
 ///
 /// Returns the same numbers as `smart_resize` in transformers 5.17,
 /// `models/qwen3_vl/video_processing_qwen3_vl.py`: the bounds are compared with the frame count

@@ -1,5 +1,5 @@
-//! Pure: meaning of the samples of a TIFF, and their conversion to 8-bit levels and RGB as Pillow
-//! 13 and libtiff 4.7 do it (`TiffImagePlugin.py`, `tif_color.c`).
+//! Pure: interpretation of the samples of a TIFF, and their conversion to 8-bit levels and RGB as
+//! in Pillow 13 and libtiff 4.7 (`TiffImagePlugin.py`, `tif_color.c`).
 
 use super::file_decoder::{BROKEN_HEADER, Refusal};
 use super::levels::{narrow, printed, rgb_on_white, to_rgb, unmultiplied};
@@ -155,7 +155,7 @@ impl Samples {
         matches!(self.space, Space::Grey { .. }) && self.count == 1
     }
 
-    /// Converts `[pixels, used]` to `[pixels, 3]`, with transparent pixels on white.
+    /// Converts `[pixels, used]` to `[pixels, 3]`, with transparent pixels blended with white.
     pub fn to_rgb(self, mut levels: Vec<u8>, directory: &Directory<'_>) -> Option<Vec<u8>> {
         let used = self.used();
         if self.space == (Space::Grey { is_white_zero: true }) {

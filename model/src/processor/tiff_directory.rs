@@ -23,8 +23,7 @@ pub(super) struct Entry {
 }
 
 impl<'a> Directory<'a> {
-    /// Returns `None` if the file is cut off before the first entry. Entries that are cut
-    /// off count as missing.
+    /// Returns `None` if the file ends before the first entry. Truncated entries count as missing.
     pub fn read(file: &'a [u8]) -> Option<Self> {
         let is_little = file.starts_with(b"II");
         if !is_little && !file.starts_with(b"MM") {

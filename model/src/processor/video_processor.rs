@@ -61,8 +61,7 @@ impl VideoProcessor {
         Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
     }
 
-    /// The same processor with bounds that count the pixels of all frames together, and
-    /// no limit per frame.
+    /// The same processor with bounds that apply to all frames together, and no limit per frame.
     pub(crate) fn counting_all_frames(&self) -> Self {
         VideoProcessor { frames: self.frames.counting(CountedPixels::Video { tokens_max: None }) }
     }
@@ -120,8 +119,8 @@ impl VideoProcessor {
         Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
     }
 
-    /// Plan of a step if the bounds count the pixels of all frames. Each frame has
-    /// at most `pixels_max` pixels.
+    /// Plan of a step if the bounds apply to all frames together. Each frame has at most
+    /// `pixels_max` pixels.
     fn plan_whole(
         &self,
         source: Size,

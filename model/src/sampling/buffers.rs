@@ -79,10 +79,9 @@ impl<'a> SamplingBuffers<'a> {
     /// # Errors
     /// Same as [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
     pub fn take_argmax<B: Backend>(&mut self, scope: &Scope<'_, B>, own: &Tensor<'_>) -> Result<(), KernelError> {
-        let rank = if scope.chooses_among_ranks() { scope.rank() } else { Rank::ALONE };
-        let tokens = rank.share_rounded_up(self.shape.vocabulary);
+        let vocabulary = self.shape.vocabulary;
         let (_, mut results) = self.words.split_rows_mut(self.shape.question_words());
-        scope.argmax_of_ranks_into(own, tokens, &mut results.row_range_mut(0..own.rows()))
+        argmax_into(scope, own, vocabulary, &mut results.row_range_mut(0..own.rows()))
     }
 
     /// Uploads the requests of the next step: a packed
@@ -105,4 +104,20 @@ impl<'a> SamplingBuffers<'a> {
         let (mut chosen, mut report) = results.split_rows_mut(self.shape.rows);
         scope.sample_into(logits, &question, self.shape.layout(logits.rows()), &mut chosen, &mut report)
     }
+}
+
+/// Writes the likeliest token of each row to `out` `[rows]` u32. `own` has this rank's logits
+/// `[rows, own tokens]` of `vocabulary` tokens, as a step or a draft head with
+/// [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) computes them.
+///
+/// # Errors
+/// Same as [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
+pub fn argmax_into<B: Backend>(
+    scope: &Scope<'_, B>,
+    own: &Tensor<'_>,
+    vocabulary: usize,
+    out: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
+    let rank = if scope.chooses_among_ranks() { scope.rank() } else { Rank::ALONE };
+    scope.argmax_of_ranks_into(own, rank.share_rounded_up(vocabulary), out)
 }

@@ -11,7 +11,7 @@ pub mod past;
 pub mod sampler;
 pub mod scores;
 
-pub use buffers::{SamplingBuffers, SamplingShape};
+pub use buffers::{SamplingBuffers, SamplingShape, argmax_into};
 pub use bursar_kernels::sampling::philox;
 pub use generation_defaults::GenerationDefaults;
 pub use grammar::{

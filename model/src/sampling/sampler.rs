@@ -120,6 +120,13 @@ impl Sampler {
         self.grammar.is_some()
     }
 
+    /// How many of the tokens `next` the sampler's grammar allows, one after the other, after
+    /// `produced`: all of them if there is no grammar, and 0 if the grammar has failed.
+    pub fn allows(&self, produced: &[u32], next: &[u32]) -> usize {
+        let allowed = self.grammar.as_ref().map(|grammar| grammar.allows(produced, next).unwrap_or(0));
+        allowed.unwrap_or(next.len())
+    }
+
     /// Whether the sampler reads the tokens produced so far, so that [`Past::at`] is not enough.
     pub fn reads_past(&self) -> bool {
         self.params.penalises() || self.grammar.is_some()

@@ -71,7 +71,7 @@ impl CallObject {
         self.name.as_deref()
     }
 
-    /// Reads the next character. Do not call this again after it has returned `End` or `Broken`.
+    /// Reads the next character. Must not be called again after it has returned `End` or `Broken`.
     pub(super) fn feed(&mut self, next: char) -> Seen {
         match self.state {
             ReadState::InKey => self.in_key(next),

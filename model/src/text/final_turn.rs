@@ -1,9 +1,9 @@
 //! Continuation of the model's last turn: the prompt ends where the text of that turn ends.
 //!
-//! The method is the same as for `continue_final_message` in transformers 5.17
-//! (`utils/chat_template_utils.py`). A tag is put after the text, and everything from the tag on is
-//! cut from the rendered prompt. If the space at the end of the tag is missing, the template has
-//! trimmed the text. White space before the tag is then cut too.
+//! The method is that of `continue_final_message` in transformers 5.17
+//! (`utils/chat_template_utils.py`). A tag is appended to the text, and the rendered prompt is
+//! truncated at the tag. If the space at the end of the tag is missing from the prompt, the
+//! template has trimmed the text, and the white space before the tag is removed too.
 
 use bursar_budgets::Hint;
 use serde_json::Value;
@@ -46,7 +46,7 @@ impl Hint for ContinueError {
     }
 }
 
-/// The text of the last turn, and the tag that was put after it.
+/// The text of the last turn, and the tag that was appended to it.
 pub(super) struct FinalTurn {
     /// Two marks, which occur nowhere else in the conversation, and a space.
     tag: String,
@@ -54,9 +54,9 @@ pub(super) struct FinalTurn {
 }
 
 impl FinalTurn {
-    /// Puts a tag made of `mark` at the end of the last turn of `messages`, a JSON array of
-    /// messages in the form that templates take. The tag is put after the turn's text, or after its
-    /// reasoning if the turn has no text.
+    /// Appends a tag made of `mark` to the last turn of `messages`, a JSON array of messages in the
+    /// form that templates take. The tag follows the turn's text, or its reasoning if the turn has
+    /// no text.
     pub(super) fn tagging(messages: &mut Value, mark: char) -> Result<Self, ContinueError> {
         let tag = format!("{mark}{mark} ");
         let last = messages.as_array_mut().and_then(|turns| turns.last_mut());

@@ -1,6 +1,6 @@
 //! Python's character classes, where Rust's classes differ or have other names.
 //!
-//! Pure: characters and texts in, answers out.
+//! Pure: characters and texts in, results out.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! Products and remainders of Python's numbers.
+//! Multiplication and remainder with the semantics of Python's numbers.
 //!
 //! Pure: values in, values out.
 

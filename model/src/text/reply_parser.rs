@@ -491,7 +491,7 @@ impl ReplyParser {
         self.add(ReplyPart::Text(String::new()), text);
     }
 
-    /// Adds the end of the reply. White space after a call is not text.
+    /// Adds withheld text at the end of the reply. White space after a call is markup, not text.
     fn blank(&mut self, text: &str, follows_call: bool) {
         if follows_call && text.trim().is_empty() { self.markup(text) } else { self.text(text) }
     }

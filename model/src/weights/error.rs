@@ -7,6 +7,10 @@ use thiserror::Error;
 
 use crate::checkpoint::error::CheckpointError;
 
+/// The hint for a model without a draft head.
+pub const NO_DRAFT_HEAD_HINT: &str =
+    "leave out the method `mtp`, or load a release that has the head: transformers does not save its tensors";
+
 /// A tensor of the checkpoint that does not match the model's configuration.
 #[derive(Debug, Error)]
 pub enum WeightError {
@@ -39,6 +43,9 @@ pub enum WeightError {
         /// The tensor that would be read in its place.
         tied_to: String,
     },
+    /// The draft head is to be loaded, but the checkpoint does not have its tensors.
+    #[error("the checkpoint has no draft head: no tensor is named {module}.*, although config.json has its settings")]
+    NoDraftHead { module: &'static str },
     /// The target does not support a part of the model.
     #[error("{what} are not supported on {target} yet")]
     Unserved {
@@ -79,6 +86,9 @@ pub enum WeightError {
         /// The requirement for a scale, in words.
         expected: &'static str,
     },
+    /// A column of a packed weight belongs to a group that does not exist.
+    #[error("tensor {name} has column {column} in group {group}, but its groups are 0 to {}", .groups - 1)]
+    Group { name: String, column: usize, group: i32, groups: usize },
     /// The number of scales does not match the quantized numbers.
     #[error("the scales {name} have shape {found:?}, but quantization_config asks for {expected:?}")]
     ScaleShape {
@@ -149,6 +159,7 @@ impl Hint for WeightError {
                 let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
                 format!("use a number of ranks that divides all of it: {}", possible.join(", "))
             }
+            WeightError::NoDraftHead { .. } => NO_DRAFT_HEAD_HINT.to_owned(),
             WeightError::Cut { .. } => "use fewer ranks, or a checkpoint that is not quantized".to_owned(),
             WeightError::Unserved { .. } => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
@@ -171,7 +182,9 @@ impl Hint for WeightError {
                  probabilities from the file: the weights do not need them"
                     .to_owned()
             }
-            WeightError::Scale { .. } => "download the file again; it is damaged or was quantized wrongly".to_owned(),
+            WeightError::Scale { .. } | WeightError::Group { .. } => {
+                "download the file again; it is damaged or was quantized wrongly".to_owned()
+            }
             WeightError::Extra { .. } => {
                 "check config.json against the checkpoint's release; a tensor that no layer reads is an error here, \
                  though other runtimes may ignore it"

@@ -24,6 +24,9 @@ pub(super) struct WeightLayout {
     pub is_always_plain: bool,
 }
 
+/// The type of a tensor, its source, and the part to read.
+type FoundPart = (DType, WeightSource, Option<Cut>);
+
 /// Places the weights of a model in a segment, one claim after the other.
 pub struct WeightMap<'c> {
     pub(super) checkpoint: &'c Checkpoint,
@@ -190,6 +193,13 @@ impl<'c> WeightMap<'c> {
         self.checkpoint.tensors.contains(name)
     }
 
+    /// Whether the checkpoint has no tensor of `module`. Always false for a random checkpoint.
+    pub fn lacks(&self, module: &str) -> bool {
+        let is_in = |name: &str| name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
+        let tensors = &self.checkpoint.tensors;
+        tensors.random(&format!("{module}.weight"), 0).is_none() && !tensors.names().any(is_in)
+    }
+
     /// Leaves all tensors of `module` unread, because the model does not compute with them.
     pub fn leave_unread(&mut self, module: &str) {
         self.names.leave_to_other_ranks([module.to_owned()]);
@@ -269,36 +279,48 @@ impl<'c> WeightMap<'c> {
     ) -> Result<Tensor<'static>, WeightError> {
         self.segment.align();
         let columns = shape.columns() + place.columns;
-        let mut whole: Option<(Address, DType)> = None;
-        for (name, rows) in parts {
-            let (dtype, source, cut) = self.part(name, *rows, of_row, shape)?;
+        let found = parts.iter().map(|(name, rows)| self.part(name, *rows, of_row, shape));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let dtype = self.common_type(parts, &found)?;
+        let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
+        let mut start: Option<Address> = None;
+        for ((name, rows), (dtype, source, cut)) in parts.iter().zip(found) {
             if !self.formats.is_in_decoder() {
                 self.names.mark_outside_decoder(name);
-            }
-            let first = whole.map_or(dtype, |(_, dtype)| dtype);
-            if dtype != first {
-                return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
             }
             if !matches!(source, WeightSource::Random(..)) {
                 self.formats.check(name, dtype, place.is_stored_quantized)?;
             }
-            let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
             let copy = WeightCopy::of(source, kept, (shape.columns(), place.columns), kept.bytes(rows.count * columns));
             let to = self.segment.place(WeightCopy { cut, ..copy });
-            whole.get_or_insert((to, dtype));
+            start.get_or_insert(to);
             if place.rows > 0 {
                 let bytes = kept.bytes(place.rows * columns);
                 self.segment.place(WeightCopy::of(WeightSource::Zeros, kept, (columns, 0), bytes));
             }
         }
-        let (to, dtype) = whole.expect("a claim names at least one tensor");
-        let dtype = place.kept.unwrap_or_else(|| self.target.weight(dtype));
+        let to = start.expect("a claim names at least one tensor");
         let rows = shape.rows() + parts.len() * place.rows;
         Ok(match (place.rows, place.columns) {
-            (0, 0) => self.segment.tensor(to, shape, dtype),
-            (_, 0) if shape.extents().len() == 1 => self.segment.tensor(to, [rows], dtype),
-            _ => self.segment.tensor(to, [rows, columns], dtype),
+            (0, 0) => self.segment.tensor(to, shape, kept),
+            (_, 0) if shape.extents().len() == 1 => self.segment.tensor(to, [rows], kept),
+            _ => self.segment.tensor(to, [rows, columns], kept),
         })
+    }
+
+    /// The type of tensors that are claimed as one. All must have the same type, except that packed
+    /// weights may be claimed with other weights. Each type is then widened to f32, because packed
+    /// weights have the type of their scales.
+    fn common_type(&self, parts: &[(String, RankShard)], found: &[FoundPart]) -> Result<DType, WeightError> {
+        let first = found.first().expect("a claim names at least one tensor").0;
+        let Some(at) = found.iter().position(|(dtype, ..)| *dtype != first) else { return Ok(first) };
+        let is_wide = |dtype: &DType| matches!(dtype, DType::F16 | DType::BF16 | DType::F32);
+        if parts.iter().any(|(name, _)| self.checkpoint.tensors.is_packed(name))
+            && found.iter().all(|(dtype, ..)| is_wide(dtype))
+        {
+            return Ok(DType::F32);
+        }
+        Err(WeightError::Mixed { name: parts[at].0.clone(), expected: first, found: found[at].0 })
     }
 
     /// For the checkpoint's tensor `name`: its type, its source, and the part to read. The
@@ -310,7 +332,7 @@ impl<'c> WeightMap<'c> {
         rows: RankShard,
         of_row: RankShard,
         shape: Shape,
-    ) -> Result<(DType, WeightSource, Option<Cut>), WeightError> {
+    ) -> Result<FoundPart, WeightError> {
         if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {
             let cut = Cut::of(rows, of_row, &[rows.whole, of_row.whole]);
             return Ok((dtype, WeightSource::Random(name.to_owned(), random), cut));

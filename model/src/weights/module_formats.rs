@@ -50,7 +50,7 @@ impl<'c> ModuleFormats<'c> {
     /// [`WeightError::PartlyQuantized`].
     pub fn of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Quantized>, WeightError> {
         let found = match &self.formats {
-            WeightFormats::Plain => None,
+            WeightFormats::Plain | WeightFormats::Packed(_) => None,
             WeightFormats::Made(scheme) => self.is_in_decoder.then_some(Quantized { scheme: *scheme, stored: None }),
             WeightFormats::Stored(stored) => {
                 let is_plain =

@@ -34,7 +34,7 @@ impl WeightMap<'_> {
     pub fn unquantized_linear(
         &mut self,
         parts: &[(&str, RankShard)],
-        in_features: usize,
+        in_features: impl Into<RankShard>,
     ) -> Result<Linear, WeightError> {
         let place = WeightLayout { is_always_plain: true, ..WeightLayout::default() };
         self.padded_linear(parts, in_features.into(), false, place)

@@ -12,7 +12,7 @@ use super::{
     quantized_numbers::{RANDOM_SCALE, ScaleOf, check_scale},
     scaling::numbers,
 };
-use crate::checkpoint::{TensorInfo, quantization::unserved_weight};
+use crate::checkpoint::{PackedMatrix, TensorInfo, quantization::unserved_weight};
 
 /// The scale of activations for a checkpoint without weights, which has no scales either.
 const UNKNOWN_SCALE: f32 = 1.0;
@@ -204,9 +204,15 @@ impl WeightMap<'_> {
     /// last claim.
     ///
     /// # Errors
-    /// [`WeightError::Scale`].
+    /// [`WeightError::Scale`] and [`WeightError::Group`].
     pub fn refuse_bad_scales(&self) -> Result<(), WeightError> {
         for copy in self.copies() {
+            if let WeightSource::Tensor(name) = &copy.source
+                && self.checkpoint.tensors.is_packed(name)
+                && let Some(packed) = &self.checkpoint.tensor(name)?.packed
+            {
+                refuse_bad_groups(name, packed)?;
+            }
             if let WeightSource::WeightScales(name, spread) = &copy.source {
                 let found = numbers(&self.checkpoint.tensor(name)?);
                 let of = if spread.is_above_zero { ScaleOf::Matrix } else { ScaleOf::Parts };
@@ -214,6 +220,19 @@ impl WeightMap<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses a packed weight with a column of a group that does not exist, or with a scale that is not
+/// finite.
+fn refuse_bad_groups(name: &str, packed: &PackedMatrix<'_>) -> Result<(), WeightError> {
+    if let Some((column, group)) = packed.bad_group() {
+        return Err(WeightError::Group { name: name.to_owned(), column, group, groups: packed.groups() });
+    }
+    let scales = (0..packed.shape[0]).flat_map(|row| (0..packed.groups()).map(move |group| packed.scale(row, group)));
+    match scales.into_iter().find(|scale| !scale.is_finite()) {
+        Some(value) => Err(WeightError::Scale { name: name.to_owned(), value, expected: "a finite number" }),
+        None => Ok(()),
     }
 }
 

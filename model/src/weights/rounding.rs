@@ -95,7 +95,8 @@ fn read<T, const SIZE: usize>(source: &[u8], from: impl Fn([u8; SIZE]) -> T, out
     out.iter_mut().zip(source.as_chunks().0).for_each(|(place, bytes)| *place = from(*bytes));
 }
 
-fn narrow(wide: &[f32], out: &mut [u8], kept: DType) {
+/// Rounds f32 to the nearest numbers of type `kept` and writes their bytes to `out`.
+pub(super) fn narrow(wide: &[f32], out: &mut [u8], kept: DType) {
     match kept {
         DType::F16 => narrow_to_half(wide, f16::to_ne_bytes, f16::ZERO, out),
         DType::BF16 => narrow_to_half(wide, bf16::to_ne_bytes, bf16::ZERO, out),

@@ -73,7 +73,7 @@ impl TensorNames {
     pub fn refuse_untied(&self, checkpoint: &Checkpoint) -> Result<(), WeightError> {
         for (name, tied_to) in self.tied.iter().filter(|(name, _)| checkpoint.tensors.contains(name)) {
             let (one, other) = (checkpoint.tensor(name)?, checkpoint.tensor(tied_to)?);
-            if (one.dtype, one.shape, one.bytes) != (other.dtype, other.shape, other.bytes) {
+            if !one.is_same(&other) {
                 return Err(WeightError::Untied { name: name.clone(), tied_to: tied_to.clone() });
             }
         }
@@ -95,6 +95,7 @@ impl TensorNames {
                 && !self.is_elsewhere(name)
                 && !self.is_unread_cache_scale(name, is_cache_quantized)
                 && !self.tied.iter().any(|(tied_to, _)| tied_to == name)
+                && !is_zero_bias(checkpoint, name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
         };
         let extra: Vec<&str> = checkpoint.tensors.names().filter(is_extra).collect();
@@ -123,6 +124,14 @@ impl TensorNames {
         let is_unread = !is_cache_quantized || self.outside.contains(root(name));
         is_unread && CACHE_SCALES.iter().any(|end| name.ends_with(end))
     }
+}
+
+/// Whether a tensor is the bias of a packed weight and all its elements are 0. AutoGPTQ writes such a
+/// bias for each layer that has none.
+fn is_zero_bias(checkpoint: &Checkpoint, name: &str) -> bool {
+    let Some(module) = name.strip_suffix(".bias") else { return false };
+    checkpoint.tensors.is_packed(&format!("{module}.weight"))
+        && checkpoint.tensor(name).is_ok_and(|bias| bias.bytes.iter().all(|byte| *byte == 0))
 }
 
 /// The first part of a name that is the same in all releases of a model.

@@ -1,10 +1,11 @@
-//! Reading of a tensor's elements from any storage: quantized blocks, other types, rows
-//! in a different order.
+//! Reading of a tensor's elements from any storage: quantized blocks, packed integers, other types,
+//! rows in a different order.
 
 use rayon::prelude::*;
 
 use super::{
     blocks::widen_blocks_to_bytes,
+    dequantizing::dequantize,
     rounding::{buffer_for, widen_to_bytes},
 };
 use crate::checkpoint::{Change, Order, Stored, TensorInfo};
@@ -14,6 +15,10 @@ const UNPACKED_AT_ONCE: usize = 1 << 23;
 
 /// Minimum number of elements that one thread unpacks.
 const BY_A_THREAD: usize = 1 << 14;
+
+/// Rows that one thread dequantizes at a time. Adjacent words in files of AWQ and GPTQ belong to
+/// adjacent rows, and a cache line has 16 words.
+const PACKED_ROWS: usize = 64;
 
 /// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file
 /// has the elements in this form, `each` receives the bytes of the file in one call. Otherwise the
@@ -32,10 +37,16 @@ pub(super) fn unpacked_parts<E>(
     for first in (0..rows).step_by(at_once) {
         let count = at_once.min(rows - first);
         let out = buffer_for(buffer, count * wide);
-        let places = out.par_chunks_exact_mut(wide).enumerate().with_min_len(BY_A_THREAD.div_ceil(columns));
-        places.for_each(|(at, out)| {
-            unpack(found, first + at, out);
-        });
+        if let Some(packed) = &found.packed {
+            let (row, column) = (found.stored_row(first), found.first_column());
+            out.par_chunks_mut(PACKED_ROWS * wide).enumerate().for_each(|(at, out)| {
+                let row = row + at * PACKED_ROWS;
+                dequantize(packed, row..row + out.len() / wide, column..column + columns, out);
+            });
+        } else {
+            let places = out.par_chunks_exact_mut(wide).enumerate().with_min_len(BY_A_THREAD.div_ceil(columns));
+            places.for_each(|(at, out)| unpack(found, first + at, out));
+        }
         each(out)?;
     }
     Ok(())
@@ -101,6 +112,7 @@ fn widen(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
         Stored::Plain(plain) if plain == found.dtype => out.copy_from_slice(row),
         Stored::Plain(plain) => widen_to_bytes(row, plain.into(), out),
         Stored::Blocks(kind) => widen_blocks_to_bytes(kind, row, out),
+        Stored::Packed(_) => unreachable!("packed integers are dequantized for several rows at a time"),
     }
 }
 
@@ -110,7 +122,60 @@ mod tests {
     use safetensors::SafeTensors;
 
     use super::*;
-    use crate::checkpoint::{BlockType, TensorType};
+    use crate::checkpoint::{BlockType, TensorIndex, TensorType};
+
+    /// The elements of a tensor as bytes.
+    fn unpacked(found: &TensorInfo<'_>) -> Vec<u8> {
+        let mut all = Vec::new();
+        let Ok(()) = unpacked_parts(found, &mut Vec::new(), |part| {
+            all.extend_from_slice(part);
+            Ok::<_, std::convert::Infallible>(())
+        });
+        all
+    }
+
+    /// `tests/golden/recording/packed_weights.py` generates the weights and their values. Parts of a
+    /// weight begin and end within words and groups.
+    #[test]
+    fn packed_weights_and_their_parts_have_the_recorded_values_to_the_bit() {
+        let mut count = 0;
+        for folder in ["awq", "gptq", "gptq_v2", "compressed_tensors"] {
+            let index = TensorIndex::recorded(&format!("packed/{folder}"));
+            let content = std::fs::read(bursar_golden::path(format!("packed/{folder}/values.safetensors")));
+            let content = content.expect("the values are recorded");
+            let recorded = SafeTensors::deserialize(&content).expect("safetensors");
+            assert!(index.names().eq(recorded.names().into_iter().collect::<std::collections::BTreeSet<_>>()));
+            for name in index.names() {
+                let (found, recorded) =
+                    (index.tensor(name).expect("the weight"), recorded.tensor(name).expect("values"));
+                assert_eq!(
+                    (found.shape, format!("{:?}", found.dtype)),
+                    (recorded.shape(), recorded.dtype().to_string())
+                );
+                assert!(unpacked(&found) == recorded.data(), "{folder}: {name} differs");
+                let (&[rows, columns], size) = (found.shape, found.dtype.bytes()) else { panic!("a matrix") };
+                for (first_row, first_column) in [(0, 13), (5, 0), (3, columns - 9), (rows - 1, 33)] {
+                    let share =
+                        |first: usize, whole: usize| RankShard { first, count: (whole - first).div_ceil(2), whole };
+                    let (of_rows, of_columns) = (share(first_row, rows), share(first_column, columns));
+                    let expected: Vec<u8> = of_rows
+                        .range()
+                        .flat_map(|row| {
+                            &recorded.data()[(row * columns + first_column) * size..][..of_columns.count * size]
+                        })
+                        .copied()
+                        .collect();
+                    let shape = [of_rows.count, of_columns.count];
+                    assert!(
+                        unpacked(&found.part(of_rows, of_columns, &shape)) == expected,
+                        "{folder}: {name} {shape:?}"
+                    );
+                }
+                count += 1;
+            }
+        }
+        assert_eq!(count, 21);
+    }
 
     /// Recorded blocks as rows of 4 blocks with 256 elements, and the elements of each row.
     fn rows_of_blocks(recorded: &SafeTensors<'_>) -> (Vec<u8>, Vec<Vec<f32>>) {

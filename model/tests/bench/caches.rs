@@ -14,7 +14,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// Slots of recurrent states, more than any test has sequences at a time.
+    /// Slots of recurrent states, more than the number of sequences that any test runs at a time.
     pub const STATES: usize = 24;
 
     /// Memory full of NaN for `blocks` blocks of keys and values and [`STATES`](Self::STATES)

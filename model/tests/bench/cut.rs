@@ -1,4 +1,4 @@
-//! Patches cut by the CPU operation in the reference's order: merge groups row by row.
+//! Patches that the CPU operation cuts, in the reference's order: merge groups row by row.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{

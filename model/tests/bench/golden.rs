@@ -18,8 +18,8 @@ pub struct Case {
     pub name: String,
     pub messages: Vec<Message>,
     pub prompt: String,
-    /// The prompt including the text around pictures and between the steps of videos. `None` if the
-    /// family writes no such text.
+    /// The prompt including the text that the family writes around pictures and between the steps
+    /// of videos. `None` if the family writes no such text.
     pub written: Option<String>,
     pub pictures: Vec<String>,
     /// Grid of the picture or video of each placeholder, in order.

@@ -1,9 +1,10 @@
-//! Bench that model tests run on: a checkpoint loaded into leased memory of a device. Caches and
-//! workspaces contain only NaN until a computation writes them.
+//! The bench that model tests run on: a checkpoint loaded into leased memory of a device. Caches
+//! and workspaces contain only NaN until a computation writes to them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
 mod caches;
 mod cut;
+mod drafts;
 mod golden;
 mod gpu;
 mod memory;
@@ -25,6 +26,7 @@ use half::{bf16, f16};
 
 pub use caches::Caches;
 pub use cut::cut;
+pub use drafts::Drafted;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use gpu::{Gpu, GpuLock, gpu};
 pub use memory::Memory;
@@ -43,12 +45,11 @@ pub struct BenchMemory {
     pub cache_rows: usize,
     /// Maximum workspace bytes of one pass.
     pub workspace: Bytes,
-    /// Maximum bytes that GPU ranks exchange in one launch. This must be at least the size of
-    /// a row of logits.
+    /// Maximum bytes that GPU ranks exchange in one launch: at least the size of a row of logits.
     pub at_once: Bytes,
 }
 
-/// A size below that of a prompt's residual stream, so that some collectives need several launches.
+/// Smaller than the residual stream of a prompt, so that some collectives need several launches.
 const AT_ONCE: Bytes = Bytes::kib(64);
 
 impl BenchMemory {
@@ -316,7 +317,7 @@ impl<B: Backend> Bench<B> {
         for index in 0..count {
             sequence.push(self.next(case, index, &logits));
             won.push(std::mem::take(&mut logits));
-            // The last chosen token runs as well, because one additional step does no harm.
+            // The token that was chosen last runs too. The additional step does no harm.
             logits = self.step(&mut [sequence.share(1)]).remove(0);
         }
         won

@@ -1,4 +1,4 @@
-//! Runs of prompts to their answers, each by itself and batched with others, with assertions that
+//! Runs of prompts and their answers, each by itself and batched with others. Assertions check that
 //! both give the same result.
 
 use bursar_kernels::Backend;
@@ -24,8 +24,8 @@ pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]
     Run { tokens: logits.iter().map(|logits| greatest(logits)).collect(), logits }
 }
 
-/// Logits at some positions of a prompt. Each position is computed by running the prompt up to it
-/// in one step. Up to four such runs share a batch, each in its own blocks.
+/// Logits at some positions of a prompt. The logits of each position come from a run of the prompt
+/// up to that position in one step. Up to four such runs share a batch, each in separate blocks.
 pub fn prefixes(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -59,7 +59,7 @@ pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &
     println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
 }
 
-/// Runs all cases in shared steps, adding one case every few steps. Each step takes a chunk of
+/// Runs all cases in shared steps, and adds one case every few steps. Each step takes a chunk of
 /// every prompt, of a size that the seed determines, and one token of each answer. The order in the
 /// batch changes from step to step.
 pub fn together(
@@ -115,9 +115,9 @@ pub fn together(
 /// Tokens per chunk in the functions below.
 const CHUNK: usize = 24;
 
-/// Runs a prompt in chunks with all of its tokens scored, and again with some or no tokens scored.
-/// If most tokens need no logits, the last layer runs only for the tokens that need logits. Returns
-/// the largest difference of logits, including the prompt's last logits.
+/// Runs a prompt in chunks with all of its tokens scored, and again with some or none of its tokens
+/// scored. If most tokens need no logits, the last layer runs only for the tokens that need logits.
+/// Returns the largest difference of logits, including the prompt's last logits.
 pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]) -> f32 {
     let (all, last) = scored(bench, case, picture_rows, CHUNK, true);
     let mut worst = 0.0f32;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{BlockTable, CacheGroups, EmbeddingRows, PromptLayout, SequencePart, StateSlots};
+use bursar_model::flow::{BlockTable, CacheGroups, EmbeddingRows, NextToken, PromptLayout, SequencePart, StateSlots};
 
 /// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
@@ -16,7 +16,7 @@ pub struct Sequence {
     picture_rows: Vec<Vec<u32>>,
     groups: CacheGroups,
     tables: Vec<BlockTable>,
-    /// Blocks before the windows, which no step reads any more.
+    /// Blocks before the sliding windows, which no step reads any more.
     released: Vec<u32>,
     state: Option<u32>,
     cached: usize,
@@ -26,7 +26,8 @@ pub struct Sequence {
 pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
-    wants_logits: bool,
+    /// Number of tokens at the end of the share that have logits.
+    logit_rows: usize,
     /// Number of tokens at the end of the share that are scored.
     scored: usize,
 }
@@ -72,14 +73,19 @@ impl Sequence {
 
     /// The next `count` tokens, with the logits of the last token.
     pub fn share(&mut self, count: usize) -> Share<'_> {
-        Share { sequence: self, count, wants_logits: true, scored: 0 }
+        Share { sequence: self, count, logit_rows: 1, scored: 0 }
     }
 }
 
 impl Share<'_> {
     /// The same share without logits, as in the middle of a prompt.
     pub fn without_logits(self) -> Self {
-        Share { wants_logits: false, ..self }
+        Share { logit_rows: 0, ..self }
+    }
+
+    /// The same share with the logits of all its tokens, as in a step that verifies drafts.
+    pub fn verified(self) -> Self {
+        Share { logit_rows: self.count, ..self }
     }
 
     /// The same share with all its tokens scored.
@@ -119,9 +125,36 @@ impl Share<'_> {
             cached_tokens: self.sequence.cached,
             tables: &self.sequence.tables,
             pictures,
-            logit_rows: usize::from(self.wants_logits),
+            logit_rows: self.logit_rows,
             scored: self.count - self.scored..self.count,
             state: self.sequence.state.map(StateSlots::in_place),
+        }
+    }
+
+    /// The token after the share.
+    pub(super) fn next(&self) -> NextToken {
+        let at = self.chunk().end;
+        let Some(token) = self.sequence.tokens.get(at) else { return NextToken::Chosen };
+        let span = self.sequence.layout.pictures.iter().find(|span| span.tokens.contains(&at));
+        let row = span.map(|span| self.sequence.picture_rows[span.picture][at - span.tokens.start]);
+        NextToken::Known { token: *token, cache_row: row }
+    }
+
+    /// The position of draft `draft` after the share, from 1 on.
+    pub(super) fn draft_position(&self, draft: usize) -> [u32; 3] {
+        self.sequence.positions[self.chunk().end - 1].map(|axis| axis + draft as u32)
+    }
+
+    /// The part of the sequence for draft `draft` after the share, from 1 on. No pass reads its
+    /// token.
+    pub(super) fn draft<'s>(&'s self, draft: usize, position: &'s [u32; 3]) -> SequencePart<'s> {
+        SequencePart {
+            tokens: &[0],
+            positions: std::slice::from_ref(position),
+            cached_tokens: self.chunk().end + draft - 1,
+            tables: &self.sequence.tables,
+            logit_rows: 1,
+            ..SequencePart::default()
         }
     }
 

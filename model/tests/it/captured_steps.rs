@@ -3,11 +3,12 @@
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
-    BLOCK_TOKENS, Cpu, DType, FaultyBackend, Scope, Tensor, WorkCounter, ops::transfer::fill_elements,
+    BLOCK_TOKENS, Cpu, DType, FaultyBackend, InputToken, Scope, Tensor, UnseenToken, WorkCounter,
+    ops::transfer::fill_elements,
 };
 use bursar_model::{
-    blocks::decoder::StepCaches,
-    flow::{BlockTable, LogitsOf, SequencePart, StateSlots, StepBatch, StepLayout},
+    blocks::{decoder::StepCaches, draft_head::DraftRows},
+    flow::{BlockTable, DraftInputs, LogitsOf, NextToken, SequencePart, StateSlots, StepBatch, StepLayout},
 };
 
 use crate::{
@@ -84,7 +85,7 @@ fn padded_decoding_is_decoding(folder: &str) {
     let format = bench.model.config().decoder().step_format();
     for rows in [3, 5, 8] {
         let layout = StepLayout::decode(rows, format, CONTEXT);
-        // Words that the step does not write are NaN and invalid block numbers.
+        // Words that the step does not write contain NaN or invalid block numbers.
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
         // SAFETY: the segment is backed for the layout, and only the test's thread accesses it.
         let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };
@@ -145,4 +146,67 @@ fn padded_decoding_of_qwen2_is_decoding() {
 #[test]
 fn padded_decoding_of_qwen2_5_vl_is_decoding() {
     padded_decoding_is_decoding("tests/golden/qwen2_5_vl");
+}
+
+#[test]
+fn a_padded_pass_of_the_draft_head_drafts_the_same() {
+    let bench = Bench::of(bench::open("tests/golden/qwen3_5").with_draft_head(true), 2);
+    let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
+    let caches = StepCaches { layers: &layers, pictures: None, previous: &previous };
+    let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
+    let scope = Scope::new(&bench.backend, &workspace, &counter);
+    let (all, width) = (LogitsOf::AllRanks, bench.model.config().decoder().hidden);
+    // Each prompt ends in a token that the step after it decodes.
+    let tokens = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
+    let next = [5, 7, 11].map(|token| NextToken::Known { token, cache_row: None });
+    let drafts = |tokens: &[Vec<u32>], next: &[NextToken]| {
+        let rows = tokens.iter().zip(next).flat_map(|(tokens, next)| {
+            let last = match *next {
+                NextToken::Known { token, .. } => token,
+                NextToken::Chosen => panic!("the prompts have a next token"),
+            };
+            tokens[1..].iter().copied().chain([last])
+        });
+        DraftInputs { tokens: rows.map(InputToken::Known).collect(), ..DraftInputs::default() }
+    };
+    let prompts = StepBatch { drafts: Some(drafts(&tokens, &next)), ..batch(&tokens, &[0; 3], true) };
+    let mut hidden = scope.empty([prompts.token_count(), width]).expect("the workspace is large");
+    bench.model.step_into(&scope, &prompts, &caches, all, &mut hidden, |_, _| Ok(())).expect("a step");
+    let mut normed = scope.empty([3, width]).expect("the workspace is large");
+    let rows = DraftRows { hidden: &hidden, normed: &mut normed };
+    bench.model.draft(&scope, &prompts, &caches, all, rows).expect("the prompts are drafted");
+
+    let chosen = scope.upload([3], &[20u32, 21, 22]).expect("the tokens are uploaded");
+    let of_drafts = StepCaches { previous: &chosen, ..caches };
+    let unseen = (0..3).map(|row| InputToken::Unseen(UnseenToken { row })).collect();
+    let inputs = DraftInputs { tokens: unseen, ..DraftInputs::default() };
+    let decoding = StepBatch { drafts: Some(inputs), ..batch(&[vec![5], vec![7], vec![11]], &PASTS, true) };
+    let mut hidden = scope.empty([3, width]).expect("the workspace is large");
+    bench.model.step_into(&scope, &decoding, &caches, all, &mut hidden, |_, _| Ok(())).expect("a step");
+    let rows = DraftRows { hidden: &hidden, normed: &mut normed };
+    let expected = bench.model.draft(&scope, &decoding, &of_drafts, all, rows).expect("a draft");
+    let expected = scope.download::<f32>(&expected).expect("the logits are downloaded");
+
+    let decoder = bench.model.config().decoder();
+    for rows in [3, 5] {
+        let image = |batch: &StepBatch, layout: &StepLayout| {
+            let mut words = Vec::new();
+            layout.pack(batch, &mut words);
+            words.resize(layout.words(), u32::MAX);
+            scope.upload([layout.words()], &words).expect("the words are uploaded")
+        };
+        let layout = StepLayout::decode(rows, decoder.step_format(), CONTEXT);
+        let mut hidden = scope.empty([rows, width]).expect("the workspace is large");
+        let arrays = image(&decoding, &layout);
+        bench.model.step_over_into(&scope, &arrays, &layout, &caches, all, &mut hidden).expect("the step runs");
+        let layout = StepLayout::decode(rows, decoder.draft_format(), CONTEXT);
+        let mut normed = scope.empty([rows, width]).expect("the workspace is large");
+        let arrays = image(&decoding.of_drafts(), &layout);
+        let rows_of_head = DraftRows { hidden: &hidden, normed: &mut normed };
+        let logits = bench.model.draft_over(&scope, &arrays, &layout, &of_drafts, all, rows_of_head);
+        let found = scope.download::<f32>(&logits.expect("the pass runs")).expect("the logits are downloaded");
+        assert!(found.iter().all(|logit| logit.is_finite()), "the logits of padding are finite");
+        let error = bench::relative_error(&found[..expected.len()], &expected);
+        assert!(error < 1e-5, "{rows} rows: {error}");
+    }
 }

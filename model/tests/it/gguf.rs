@@ -83,7 +83,8 @@ fn list(kind: u32, entries: &[Vec<u8>]) -> Vec<u8> {
 }
 
 impl Written {
-    /// A complete file, except that it lacks most of its tensors, which opening does not need.
+    /// A complete file, except that most of its tensors are missing, because opening does not read
+    /// them.
     pub fn good() -> Self {
         let settings = vec![
             ("general.architecture", word("llama")),

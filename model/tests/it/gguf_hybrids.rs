@@ -133,8 +133,8 @@ fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
         [open(FOLDER), files.opened()].map(|checkpoint| Bench::of(checkpoint.with_quantization(quantization), 2));
     let case = Case::read(FOLDER, &one.checkpoint, "tokens_65");
     let [ours, theirs] = [&other, &one].map(|bench| alone(bench, &case, &[], &[usize::MAX]).logits.swap_remove(0));
-    // The rates of decay are logarithms of numbers that were rounded to f32, so that some
-    // activations are rounded to another FP8 number.
+    // The decay rates are logarithms of numbers that were rounded to f32, so some activations are
+    // rounded to another FP8 number.
     let error = relative_error(&ours, &theirs);
     println!("{error:.1e}");
     assert!(error < 0.2, "{error}");

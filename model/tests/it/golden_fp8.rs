@@ -1,9 +1,9 @@
 //! Checkpoints with FP8 weights of each format, compared with the released arithmetic in f64:
 //! as single sequences, in chunks and batched with others.
 //!
-//! No activation of these cases is so near the midpoint between two E4M3 numbers that a sum in f32
-//! could round it to the other number (`tests/golden/recording/fp8.py`). Therefore all rows agree
-//! as closely as with unquantized weights.
+//! In these cases, every activation is far enough from the midpoint between two E4M3 numbers that a
+//! sum in f32 cannot round it to the other number (`tests/golden/recording/fp8.py`). Therefore all
+//! rows agree as closely as with unquantized weights.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 

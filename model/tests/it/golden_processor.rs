@@ -35,7 +35,7 @@ fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
     (worst, equal)
 }
 
-/// Whether the input of a case is deliberately read in a different way than in the recorded call.
+/// Whether the input of a case is deliberately read in another way than in the recorded call.
 fn reads_otherwise(case: &Value) -> bool {
     // Pillow clips 16-bit gray at 255, but this processor scales it. The recorded call ignores
     // EXIF, but `load_image` and this processor apply it. The recorded call drops alpha, as

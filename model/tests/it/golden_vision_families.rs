@@ -84,8 +84,8 @@ const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow
 // The same tolerances as for Qwen2.5-VL.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
-// The rounding of every token stays in the states of gated delta nets. transformers' own two forms
-// of them differ by up to 5e-6 on these prompts.
+// The rounding of every token stays in the states of gated delta nets. transformers' two
+// implementations of these nets differ by up to 5e-6 on these prompts.
 const HYBRID_NOISE_TOLERANCE: f32 = 3e-5;
 
 /// The checkpoints with their cases, and the tolerance for the same sums in another order.

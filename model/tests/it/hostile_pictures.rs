@@ -87,7 +87,7 @@ fn many_scans(more: usize) -> EncodedImage {
     EncodedImage::new(jpeg)
 }
 
-/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB
+/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so decoding a file of 20 MiB
 /// could take an hour.
 #[test]
 fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {

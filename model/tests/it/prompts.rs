@@ -172,8 +172,8 @@ fn a_turn_that_cannot_be_continued_is_refused_with_the_reason() {
 
 #[test]
 fn the_guarded_way_encodes_as_the_plain_way_does() {
-    // A text that merely ends in "<" takes the guard's path. The tokens must not
-    // depend on the path.
+    // A text that only ends in "<" takes the guard's path. The tokens must be the same on both
+    // paths.
     let golden = golden_json("chat_templates/qwen2_5.json");
     let source = golden["template"].as_str().expect("a template");
     let prompts = PromptEncoder::new(qwen_tokenizer(), template(source));

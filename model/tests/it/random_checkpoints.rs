@@ -242,7 +242,7 @@ fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
         first.sort_unstable();
         f64::from(first[..experts / 2].iter().sum::<u32>()) / f64::from(8 * tokens)
     };
-    // The rows of such a small model have much in common, so routing is uneven even without a skew.
+    // The rows of such a small model are similar, so routing is uneven even without a skew.
     let [even, skewed] = [None, Some(1.0)].map(of_rare);
     assert!(even > 0.2, "{even}");
     assert!(skewed < 0.8 * even, "the skewed spread {skewed} is below the even {even}");

@@ -51,7 +51,7 @@ const FOLDERS: [(&str, usize); 15] = [
 ];
 
 /// The names of all recorded cases of a checkpoint.
-fn cases(folder: &str) -> Vec<String> {
+pub fn cases(folder: &str) -> Vec<String> {
     let files = std::fs::read_dir(repository(&format!("{folder}/cases"))).expect("cases are recorded");
     let names = files.map(|file| file.expect("the entry is readable").file_name().into_string().expect("UTF-8"));
     let mut names: Vec<_> = names.filter_map(|name| name.strip_suffix(".json").map(str::to_owned)).collect();
@@ -105,8 +105,8 @@ fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
                 let bench = loaded(open(folder), cpu);
                 bits(&bench, &encode(&bench, &Case::read(folder, &bench.checkpoint, name)))
             });
-            // The rounding of a GEMM depends on its number of rows, so one rank encodes the same
-            // shares one after the other.
+            // The rounding of a GEMM depends on its number of rows. For equal bits, one rank
+            // encodes the same shares one after the other.
             let bench = loaded(open(folder), Cpu::new(1));
             let case = Case::read(folder, &bench.checkpoint, name);
             let patches: Vec<_> = case.images.iter().map(|image| image.grid.patches()).collect();
@@ -234,9 +234,9 @@ fn part(name: &str) -> Part {
     }
 }
 
-/// The loaded bytes of rank `index` of two.
-fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
-    let (memory, cpu, rank) = (Memory::new(Bytes::mib(64)), Cpu::new(1), Rank::new(index, 2));
+/// The bytes of a rank's weights in memory.
+pub fn loaded_bytes(checkpoint: &Checkpoint, rank: Rank) -> Vec<u8> {
+    let (memory, cpu) = (Memory::new(Bytes::mib(64)), Cpu::new(1));
     let bytes = Model::plan_rank(checkpoint, &CPU, rank).expect("the model is planned").weight_bytes();
     let segment = memory.poisoned(&cpu, Class::Weights, bytes);
     let at = segment.address().0 as *const u8;
@@ -251,6 +251,7 @@ fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
 #[test]
 fn a_rank_reads_nothing_of_the_others() {
     const FOLDER: &str = "tests/golden/llama_biased";
+    let of = |index| Rank::new(index, 2);
     for index in [0, 1] {
         // Every number that belongs only to the other rank becomes NaN.
         let spoilt = Copy::of(FOLDER).rewrite(FILE, |header, data| {
@@ -274,11 +275,11 @@ fn a_rank_reads_nothing_of_the_others() {
             }
         });
         assert!(
-            loaded_bytes(&spoilt.open(), index) == loaded_bytes(&open(FOLDER), index),
+            loaded_bytes(&spoilt.open(), of(index)) == loaded_bytes(&open(FOLDER), of(index)),
             "rank {index} does not read the other rank's bytes"
         );
         assert!(
-            loaded_bytes(&spoilt.open(), 1 - index) != loaded_bytes(&open(FOLDER), 1 - index),
+            loaded_bytes(&spoilt.open(), of(1 - index)) != loaded_bytes(&open(FOLDER), of(1 - index)),
             "the other rank reads the changed bytes"
         );
     }
@@ -375,8 +376,8 @@ fn blocks_of_fp8_are_not_cut_within_one() {
 
 #[test]
 fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
-    // With a fixed activation scale, all ranks round alike. With a scale per row, each rank rounds
-    // with a scale for its part of the row.
+    // With a fixed activation scale, all ranks round in the same way. With a scale per row, each
+    // rank uses a scale for its part of the row.
     for (folder, tolerance) in
         [("tests/golden/qwen3_fp8_modelopt", NOISE_TOLERANCE), ("tests/golden/qwen3_fp8_dynamic", 0.1)]
     {

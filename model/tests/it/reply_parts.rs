@@ -1,4 +1,4 @@
-//! Parts of a reply (reasoning, text and calls), however the text arrives.
+//! Parts of a reply (reasoning, text and calls), in whatever pieces the text arrives.
 
 use bursar_model::text::{CallableTool, ReplyParser, ReplyPart, Thinking, ToolFormat};
 use proptest::prelude::*;
@@ -125,7 +125,7 @@ fn a_call_that_breaks_off_is_ended_and_what_follows_is_kept() {
     let head = "<tool_call>\n{\"name\": \"weather\", \"arguments\": ";
     assert_eq!(hermes(&format!("{head}{{\"x\": [1")), "0 weather {\"x\": [1!");
     assert_eq!(hermes(&format!("{head}{{\"x\": 1\n</tool_call>\nOh.")), "0 weather {\"x\": 1\n![\nOh.]");
-    // A forgotten closing brace or tag does not break the call.
+    // A missing closing brace or tag does not break the call.
     assert_eq!(hermes(&format!("{head}{{\"x\": 1}}\n</tool_call>")), "0 weather {\"x\": 1}.");
     assert_eq!(hermes(&format!("{head}{{}}}}\n{head}{{}}}}")), "0 weather {}.1 weather {}.");
     assert_eq!(hermes(&format!("{head}{{}}}} so")), "0 weather {}.[ so]");

@@ -86,9 +86,9 @@ fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     counts
 }
 
-/// Pearson's test of whether the counts are plausible. `None` if a token with probability
-/// 0 was drawn. A true distribution is refused once in 10,000 tests. Seeds are fixed, so
-/// the result never changes.
+/// Pearson's test of whether the counts are plausible. `None` if a token with probability 0 was
+/// drawn. The test refuses a true distribution once in 10,000 times. Seeds are fixed, so the result
+/// never changes.
 fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
     let draws = counts.iter().sum::<u64>() as f64;
     let (mut chi_square, mut freedom) = (0.0, -1.0f64);

@@ -245,8 +245,8 @@ fn a_reply_to_choices_is_one_of_them() {
 
 #[test]
 fn any_json_is_json() {
-    // A random reply may never end, so the test only checks that it is the beginning
-    // of a JSON value.
+    // A random reply may never end, so the test only checks that the reply is the beginning of a
+    // JSON value.
     for schema in [json!(true), json!({})] {
         let grammar = DEMO.grammar(&OutputFormat::json(schema));
         for seed in 0..20 {
@@ -308,6 +308,42 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
         }
         // The mask at each step allowed the token.
         assert!(produced.iter().zip(&masks).all(|(token, mask)| mask.binary_search(token).is_ok()));
+    }
+}
+
+#[test]
+fn a_grammar_goes_back_over_rejected_drafts() {
+    let formats = [
+        OutputFormat::json(person()),
+        OutputFormat::Regex("[a-c]{3}(x|yz){2,20}".to_owned()),
+        OutputFormat::json(json!(true)),
+    ];
+    for (model, format) in models().into_iter().flat_map(|model| formats.iter().map(move |format| (model, format))) {
+        let grammar = model.grammar(format);
+        let (reply, _) =
+            reply(model, &grammar, SamplingParams { seed: 5, temperature: 1.0, ..SamplingParams::default() }, 60);
+        let (other, _) =
+            self::reply(model, &grammar, SamplingParams { seed: 6, temperature: 1.0, ..SamplingParams::default() }, 60);
+        // After each token, three tokens of another reply are drafted, as far as they are allowed.
+        for end in 0..reply.len() {
+            let produced = &reply[..end];
+            let drafts = &other[end.min(other.len())..(end + 3).min(other.len())];
+            let allowed = grammar.allows(produced, drafts).expect("the reply follows the grammar");
+            let fresh = || grammar.clone();
+            for count in 0..=allowed {
+                let drafted = [produced, &drafts[..count]].concat();
+                let expected = fresh().allowed(&drafted).expect("drafts that are allowed").ids();
+                assert_eq!(
+                    grammar.allowed(&drafted).expect("drafts that are allowed").ids(),
+                    expected,
+                    "{}",
+                    model.name
+                );
+                let follows = drafts.get(count).is_some_and(|next| expected.contains(next));
+                assert_eq!(follows, count < allowed, "{}: draft {count} of {allowed} after {end} tokens", model.name);
+            }
+        }
+        assert_eq!(grammar.allows(&reply, &[u32::MAX]).expect("the reply follows the grammar"), 0);
     }
 }
 

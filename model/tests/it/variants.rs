@@ -1,8 +1,8 @@
 //! Variants of checkpoints: settings left out, names from other versions, files in other places.
 //! Each variant loads with the same result as in transformers 5.17. Some tests compare
-//! configurations instead of logits, because nothing else of the variant reaches the model. For
-//! those tests, `check_variants` of `tests/golden/recording/qwen2_5_vl.py` has checked that
-//! transformers computes the same bits.
+//! configurations instead of logits, because the variant changes nothing else that reaches the
+//! model. For those tests, `check_variants` of `tests/golden/recording/qwen2_5_vl.py` has checked
+//! that transformers computes the same bits.
 
 use bursar_budgets::Hint;
 use bursar_kernels::Target;

@@ -126,7 +126,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let cut = |step: &ResizedImage| bench::cut(step, &config());
     assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a single frame is shown twice");
     assert_eq!(odd[1].image.bytes() * 2, twice[0].image.bytes(), "the repeated frame is stored once");
-    // A lone frame equals the same picture, and shares its entry in the cache.
+    // A single frame equals the same picture, and shares its entry in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
     assert_eq!((odd[1].hash, &odd[1].image), (picture.hash, &picture.image));

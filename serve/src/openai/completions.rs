@@ -162,7 +162,7 @@ fn streamed(chunks: Chunks, samples: Samples, replies: Vec<Reply>, keep_alive: D
 
 async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ChatError> {
     let asked = samples.of.into_iter().zip(replies).enumerate();
-    // All replies are read concurrently, because a reply that is not read stalls.
+    // Read all replies concurrently: a reply that is not read stalls.
     let ended = try_join_all(asked.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
     let choices;
     (samples.of, choices) = ended.into_iter().unzip();

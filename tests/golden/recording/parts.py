@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from . import config_defaults, fp8, fp8_hybrids, gguf_files, image_formats, image_processor, internvl, pytorch_files, qwen2_5_vl, qwen2_vl
-from . import qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
+from . import packed_weights, qwen3_5, qwen3_vl, size_tables, template_cases, text_families, tokenizer
 from .packages import read_inputs
 
 # Each function takes the folder to write to and the `Inputs`. Later parts read
@@ -31,6 +31,7 @@ PARTS = {
     "tokenizer": tokenizer.record,
     "gguf": gguf_files.record,
     "pytorch": pytorch_files.record,
+    "packed": packed_weights.record,
     "fp8": fp8.record,
     "fp8_hybrids": fp8_hybrids.record,
 }

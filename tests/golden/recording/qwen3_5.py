@@ -6,7 +6,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration
 from transformers import Qwen3_5MoeForConditionalGeneration
 
-from . import picture_chats, text_families, video_chats
+from . import drafts, picture_chats, text_families, video_chats
 from .chat_templates import qwen3_5_template
 from .delta_nets import add_delta_net
 from .files import write_checkpoint_tensors, write_json
@@ -25,6 +25,8 @@ CHECKPOINTS = {
     "qwen3_5_yarn": (Qwen3_5ForCausalLM, 1),
 }
 TEXT_ONLY = ("qwen3_5_text", "qwen3_5_yarn")
+# Seeds of the draft heads. They give every draft a clear margin, too.
+DRAFT_SEEDS = {"qwen3_5": 148, "qwen3_5_moe": 1}
 # Prompts on both sides of the borders of chunks, which have 64 tokens.
 LENGTHS = (63, 64, 65, 127, 129, 200)
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 36,
@@ -157,6 +159,7 @@ def draft_tensors(seed, config):
     add_layer(weights, "mtp.layers.0", config, is_linear=False)
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         add_norm(weights, f"mtp.{name}", hidden)
+    fuse_experts(weights.tensors, is_swapped=False)
     return weights.tensors
 
 
@@ -164,16 +167,15 @@ def write_checkpoint(folder, name, inputs):
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, ids = write_tiny_tokenizer(folder, inputs.qwen3, qwen3_5_template(), SPLIT_QWEN3_5)
     config, vision_config = write_settings(folder, name, tokenizer, ids)
-    seed = CHECKPOINTS[name][1]
-    weights = Weights(seed, torch.bfloat16, levels=3, deviation=1.2)
+    weights = Weights(CHECKPOINTS[name][1], torch.bfloat16, levels=3, deviation=1.2)
     if vision_config:
         vision_weights(weights, vision_config)
     add_decoder(weights, config, ids["<|endoftext|>"])
     if name == "qwen3_5_moe":
         fuse_experts(weights.tensors, is_swapped=False)
     tensors = with_new_names(weights.tensors) if vision_config else weights.tensors
-    if name == "qwen3_5":
-        tensors |= draft_tensors(seed, config)
+    if name in DRAFT_SEEDS:
+        tensors |= draft_tensors(DRAFT_SEEDS[name], config)
     write_checkpoint_tensors(folder, tensors, shards=2 if name == "qwen3_5" else 1)
 
 
@@ -197,7 +199,9 @@ def record(root, inputs):
         if name == "qwen3_5":
             picture_chats.record(root, name, kind, ["single_image", "two_turns"], chats_of_length(root / name))
             video_chats.record(root, name, kind, ["video_fraction"])
+            drafts.record(root, root / name, kind, ["single_image", "two_turns", "tokens_65"])
         elif name == "qwen3_5_moe":
             picture_chats.record(root, name, kind, ["single_image"], text_chats())
+            drafts.record(root, root / name, kind, ["single_image", "short"])
         else:
             text_families.record_cases(root / name, kind)

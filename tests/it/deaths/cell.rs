@@ -173,7 +173,7 @@ impl Case {
         in_progress
     }
 
-    /// Returns 1, the number of starts that were in progress when the fault took effect.
+    /// Returns 1: one start was in progress when the fault took effect.
     async fn goes_on_starting(&self, world: &mut World) -> usize {
         let case = &self.name;
         let held = world.load_until(self.moment).await;
@@ -260,7 +260,7 @@ async fn assert_free(device: &HostDevice, case: &str) {
     .await;
 }
 
-/// Reads the ledger and the device repeatedly while something dies.
+/// Reads the ledger and the device repeatedly while actors die.
 struct LedgerWatch {
     over: Arc<AtomicBool>,
     watching: JoinHandle<usize>,

@@ -1,5 +1,5 @@
-//! Deaths of each actor and lane: each accepted request ends once with the expected reply, weights
-//! are kept, and all bytes are returned.
+//! Deaths of each actor and lane: each accepted request ends exactly once with the expected reply,
+//! weights are kept, and all bytes are returned.
 
 mod cell;
 mod faults;

@@ -244,7 +244,7 @@ fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
 #[test]
 fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
     use bursar_actors::{
-        kv::SequenceId, scheduler::Admission, scheduler::NewSequence, scheduler::Placeholder,
+        kv::SequenceId, scheduler::Admission, scheduler::Drafter, scheduler::NewSequence, scheduler::Placeholder,
         scheduler::SchedulingParams,
     };
     use bursar_model::{
@@ -278,7 +278,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 stop_tokens: [].into(),
                 sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy sampling")),
                 prompt_read: [].into(),
-                lookup: None,
+                drafter: Drafter::None,
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
             let admission =

@@ -27,8 +27,8 @@ fn a_refused_size_is_never_retried_even_after_another_process_leaves() {
         assert_eq!(answer(&card.model, about(1)).await, expected);
         let serving = card.model.serving().await.expect("the model serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
-        // The cap falls to 95 percent of the blocks at READY. The cache was already smaller than
-        // that, so it gives up five percent of its size, and may regain them a moment later.
+        // The cap falls to 95 percent of the blocks at READY. The cache is already smaller than the
+        // cap, so it gives up five percent of its size, and may regain these blocks a moment later.
         card.quiet().await;
         card.device.foreign_gives_back(Bytes::mib(6));
         let all = card.before.of_class(&Class::Kv);

@@ -191,7 +191,7 @@ fn administrators_have_a_key_unless_the_server_is_for_this_machine_alone() {
         }
         assert_eq!(fixture.say(&with("GET", "/v1/models", "boss")).await.status, 200, "the admin key is a client key");
         fixture.end().await;
-        // If there is one key only, its holder may see the budget.
+        // With a single key, its holder may see the budget.
         let serve = ServeOptions::default().with_keys("one\n").expect("a key");
         let fixture = Fixture::with(small(), serve).await;
         assert_eq!(fixture.say(&with("GET", "/v1/budget", "one")).await.status, 200);

@@ -113,7 +113,7 @@ fn json_by_schema_begins_after_the_reasoning_that_the_template_opened() {
         // The model never ends its reasoning by itself.
         let [whole, streamed] = asked(&fixture, of(json!({"reasoning_effort": "low"}))).await;
         assert!(whole[0] == "" && whole[1] != "" && whole == streamed, "{whole} {streamed}");
-        // It ends its reasoning at once, or has none.
+        // With these fields, the model ends its reasoning at once or has no reasoning.
         for fields in [
             json!({"logit_bias": {SPARE.1: 100}}),
             json!({"reasoning_effort": "none"}),

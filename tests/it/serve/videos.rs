@@ -414,8 +414,8 @@ fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
         client.write_all(&asked).await.expect("the server reads");
         let process = running().await;
         assert!(process.exists());
-        // If a client closes its side together with the request, the server assumes that the
-        // client still reads. So this client disconnects later.
+        // If a client closes its side together with the request, the server assumes that the client
+        // still reads. This client therefore disconnects later.
         pause(Duration::from_millis(150)).await;
         drop(client);
         gone(process).await;

@@ -1,4 +1,4 @@
-//! The budget actor: a thin shell around the pure ledger.
+//! The budget actor, which connects the pure ledger to messages, the device and the clock.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ mod effects;
 mod probe;
 mod show;
 
-/// Interval between polls of fences while a lease waits for one.
+/// Interval at which fences are polled while at least one lease waits for a fence.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
 /// Keeps the ledger of one device.
@@ -49,14 +49,14 @@ pub struct BudgetState {
     asked: BTreeMap<RequestId, Asked>,
     clearing: Vec<(Owner, Responder<()>)>,
     polling: bool,
-    /// Called when the device is lost. `None` after that call.
+    /// Called when the device is lost. `None` after the call.
     on_loss: Option<OnLoss>,
     watch: WatchOptions,
     regrowth: Regrowth,
     lending: Lending,
     /// Whether a model's demand or the size of a lease has changed since lending was last decided.
     may_lend: bool,
-    /// Bytes that this process held in addition to leases and overhead, at the last probe.
+    /// Bytes that this process held outside leases and overhead, at the last probe.
     drifted: Bytes,
     /// Memory of each GPU at the last probe.
     gpus: Vec<Gpu>,
@@ -158,8 +158,8 @@ impl Actor for BudgetActor {
         message: BudgetMessage,
         state: &mut BudgetState,
     ) -> Result<(), ActorProcessingErr> {
-        // Memory that libraries have loaded since the last message is counted before
-        // this message is answered.
+        // Account for memory that libraries have allocated since the last message before this
+        // message is answered.
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
@@ -334,14 +334,14 @@ impl BudgetState {
         for reclaim in due {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
-                // Another thread returns the memory to the device, because this is slow and every
-                // other actor waits for answers of this actor.
+                // Returning memory to the device is slow, and every other actor waits for answers
+                // of this actor, so another thread returns it.
                 false => self.mailbox.reclaim_in_background(reclaim),
             }
         }
     }
 
-    /// Records that no memory of this lease is backed any longer.
+    /// Records that none of this lease's memory is backed any more.
     fn arrive(&mut self, lease: LeaseId) {
         self.mailbox.books().watch.home(lease);
         self.step(Input::FencePassed { lease });
@@ -356,8 +356,8 @@ impl BudgetState {
         }
     }
 
-    /// Reports a lost device once. This actor keeps running, so that leases of the lost device can
-    /// be returned. The runtime stops everything else.
+    /// Reports a lost device once. This actor keeps running so that leases of the lost device can
+    /// still be returned. The runtime stops everything else.
     fn report_loss(&mut self) {
         if self.device.check().is_err()
             && let Some(tell) = self.on_loss.take()

@@ -1,8 +1,9 @@
 //! Pure: return of free memory to the leases that gave it up.
 //!
-//! Leases give up memory at once and get it back late. The amount returned is the smallest number
-//! of bytes that was free at any probe within `patience`. A process that repeatedly takes and frees
-//! memory therefore keeps its peak, and no sequence is preempted a second time for that process.
+//! Leases give up memory immediately and get it back after a delay. The amount returned is the
+//! smallest number of bytes that was free at any probe within `patience`. A process that repeatedly
+//! takes and frees memory therefore keeps enough free memory for its peak, and no sequence is
+//! preempted again each time.
 
 use std::{collections::VecDeque, time::Duration};
 

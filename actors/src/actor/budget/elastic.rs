@@ -28,15 +28,15 @@ impl Default for WatchOptions {
     }
 }
 
-/// Factor by which probes are more frequent while another process takes memory. When only the
-/// canary is still free, that process can take at most the canary between two probes. At the normal
-/// interval of 1 s, a canary of 256 MiB would limit the process to 256 MiB per second.
+/// Factor by which the probe rate rises while another process takes memory. When only the canary is
+/// still free, that process can take at most the canary between two probes. At the normal interval
+/// of 1 s, a canary of 256 MiB would limit the process to 256 MiB per second.
 const HURRY: u32 = 16;
 
 impl WatchOptions {
     /// The wait until the next probe. `since_pressed` is the time since part of the canary was last
-    /// missing, `None` if the canary was always complete. The wait has a lower bound, so that the
-    /// budget can answer other messages in between.
+    /// missing; `None` if part of it was never missing. The wait has a lower bound, so that the
+    /// budget can answer other messages between probes.
     pub(super) fn pause(&self, since_pressed: Option<Duration>) -> Duration {
         let is_hurried = since_pressed.is_some_and(|since| since < self.every);
         let pause = if is_hurried { self.every / HURRY } else { self.every };

@@ -10,7 +10,8 @@ pub(super) struct Gpu {
     label: DeviceLabel,
     /// Total and free bytes, as reported by the driver.
     memory: DeviceMemory,
-    /// Bytes of this process that no lease can hold.
+    /// Memory that this process holds for itself, such as the driver's context. No lease can use
+    /// it.
     overhead: Bytes,
     /// Bytes that leases of this process use on this GPU. The number is the same on every GPU of a
     /// group.
@@ -21,9 +22,8 @@ pub(super) struct Gpu {
 }
 
 /// Measures each GPU of `device`. `ours` is the number of bytes that leases of this process use on
-/// each GPU. `beside` is the number of bytes that this process is known to hold in addition to
-/// leases and the device's own overhead. If that number differs between GPUs, `beside` is the
-/// largest.
+/// each GPU. `beside` is the number of bytes that this process is known to hold outside leases and
+/// the device's own overhead; if it differs between GPUs, `beside` is the largest.
 ///
 /// # Errors
 /// Any error of the device.

@@ -129,8 +129,8 @@ impl Budget {
     }
 
     /// Like [`snapshot`](Budget::snapshot), after a new measurement of the driver's free bytes, so
-    /// that the bytes of other processes are current. While a model starts, a decrease is ignored,
-    /// because other processes may take that memory again.
+    /// that the bytes of other processes are current. While a model starts, a decrease of their
+    /// memory is ignored, because they may take it again.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -200,8 +200,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Declares that the lease can shrink and grow from now on. `elastic` receives orders for as
-    /// long as the lease lives, also from restarted budget actors. An order that is already due
+    /// Declares that the lease can shrink and grow from now on. `elastic` receives orders until the
+    /// lease ends, including orders from restarted budget actors. An order that is already due
     /// arrives at once.
     pub(crate) fn accept_resize_orders(&self, lease: &Lease, elastic: Elastic) {
         self.mailbox.put(Note::AcceptsResizeOrders(lease.id(), elastic));
@@ -240,8 +240,8 @@ impl Budget {
     }
 
     /// Like [`available`](Budget::available), for a model that is being sized and has leased all
-    /// memory that it allocated. Other new memory of this process counts as overhead from now on,
-    /// such as library kernels loaded at their first use.
+    /// memory that it allocated. Other new memory of this process, such as library kernels loaded
+    /// at their first use, counts as overhead from now on.
     pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
@@ -254,9 +254,9 @@ impl Budget {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// Asks the actor that reads the mailbox. If that actor dies before it answers, its successor
-    /// is asked again, until the deadline. Asking again is safe, because a successor rebuilds its
-    /// state from everything that the dead actor has done.
+    /// Asks the actor that reads the mailbox. If that actor dies before it answers, the question is
+    /// sent to its successor, until the deadline. Sending a question twice is safe, because a
+    /// successor rebuilds its state from everything that the dead actor has done.
     async fn put<T>(
         &self,
         question: Question,
@@ -292,7 +292,7 @@ struct Pending<'d> {
 }
 
 impl Pending<'_> {
-    /// Assigns the request a new number each time the request is sent.
+    /// Assigns a new number to the request. Called before each time that the request is sent.
     fn open(&mut self) -> RequestId {
         (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id

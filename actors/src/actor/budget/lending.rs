@@ -74,12 +74,12 @@ pub struct Lending {
 }
 
 impl Lending {
-    /// Creates a state in which no lease lends.
+    /// Creates the state in which no lease lends yet.
     pub fn new(idle: Duration, patience: Duration) -> Self {
         Lending { idle, patience, idle_since: BTreeMap::new(), lenders: BTreeMap::new(), recalled: BTreeMap::new() }
     }
 
-    /// Returns `true` if this lease lends, which is why it may be smaller than its share.
+    /// Returns `true` if this lease is lending. A lending lease may be smaller than its share.
     pub fn lends(&self, lease: LeaseId) -> bool {
         self.lenders.contains_key(&lease)
     }

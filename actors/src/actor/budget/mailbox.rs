@@ -25,7 +25,7 @@ use crate::{
     metric::{self, DeviceLabel},
 };
 
-/// The mailbox that the budget actor, its successors and every lease share.
+/// The mailbox. The budget actor, its successors and every lease share it.
 pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
@@ -37,8 +37,8 @@ pub struct BudgetMailbox {
     events: EventLog,
 }
 
-/// State that a restarted budget actor must enter into its ledger again. While a budget actor runs,
-/// no other code writes this state.
+/// State that a restarted budget actor must enter into its ledger again. Only the current budget
+/// actor writes it.
 #[derive(Default)]
 pub(super) struct Books {
     /// Revoke handles of live segments, and memory that waits for its fence. A successor without
@@ -65,10 +65,11 @@ pub(super) struct Books {
     is_given_back: bool,
 }
 
-/// A note from a lease or its owner. Each live lease has at most four notes in the queue.
+/// A note to the budget actor. It comes from a lease, an owner, a model's scheduler, or a thread
+/// that returned memory.
 pub(super) enum Note {
     Released(ReleaseNote),
-    /// This lease now pays for a segment.
+    /// The lease pays for this segment, in addition to any segments that it already pays for.
     Segment(LeaseId, RevokeHandle),
     /// The owner accepts resize orders from now on.
     AcceptsResizeOrders(LeaseId, Elastic),
@@ -82,7 +83,8 @@ pub(super) enum Note {
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The actor that answers questions to the budget.
+/// The actor that answers questions to the budget. The value is empty before the first actor, and
+/// closed after the last.
 #[derive(Clone, Default)]
 pub(super) enum Seat {
     /// No actor has started yet.
@@ -144,14 +146,14 @@ impl BudgetMailbox {
             match note {
                 Note::Released(note) => drop(self.books().watch.released(note)),
                 Note::Reclaimed(reclaim, outcome) => end_reclaim(&self.books, reclaim, outcome),
-                // Threads of dead owners end on their own and then return their segments.
+                // Threads of dead owners end by themselves and then return their segments.
                 Note::Segment(..) | Note::AcceptsResizeOrders(..) | Note::KvDemand => {}
             }
         }
         let mut books = self.books();
         if books.watch.waiting() > 0 && !books.is_given_back {
-            // This runs in `Drop`, which must not block. If the thread can't be started, the memory
-            // stays backed until a later note tries again.
+            // This code runs in `Drop`, which must not block. If the thread cannot be spawned, the
+            // memory stays backed until a later note tries again.
             let theirs = self.books.clone();
             let thread = thread::Builder::new().name("bursar-last-memory".to_owned());
             books.is_given_back = thread.spawn(move || give_back_after_fences(&theirs)).is_ok();
@@ -218,8 +220,8 @@ impl BudgetMailbox {
     }
 
     /// Returns memory to the device on a thread that may block, because unmapping a whole GPU takes
-    /// a third of a second. The outcome is posted as a note, so that a successor of this actor can
-    /// also receive it.
+    /// a third of a second. The outcome is posted as a note, so that a successor of the current
+    /// actor can also read it.
     pub(super) fn reclaim_in_background(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
@@ -236,8 +238,8 @@ impl BudgetMailbox {
         tokio::task::spawn_blocking(move || drop(revoker.revoke()));
     }
 
-    /// Clears the leases of a lost device that has been replaced, because they are worthless. Late
-    /// notes about these leases are ignored.
+    /// Clears the leases of a lost device that has been replaced, because their memory no longer
+    /// exists. Late notes about these leases are ignored.
     pub(crate) fn forget_device(&self) {
         let lost: Vec<Holding> = self.leases.iter().map(|entry| entry.clone()).collect();
         self.leases.clear();
@@ -286,8 +288,8 @@ impl ReleaseNotes for BudgetMailbox {
     }
 }
 
-/// Returns the memory of each lease that waits for a fence, after that fence has passed. Returns
-/// when no lease waits.
+/// Returns the memory of each lease that waits for a fence, once that fence has passed. Exits when
+/// no lease waits.
 fn give_back_after_fences(books: &Mutex<Books>) {
     let mut pause = PAUSE_MIN;
     loop {

@@ -1,7 +1,7 @@
 //! Pure: amount of memory to free ahead of another process that keeps taking memory.
 //!
 //! A process can take only free memory, so leases first free as many bytes as the process has
-//! taken. Each time the process takes that memory too within a short time, the amount freed ahead
+//! taken. Each time the process takes those bytes too within a short time, the amount freed ahead
 //! doubles, as in TCP slow start (Jacobson 1988). A process that wants tens of GiB therefore waits
 //! for a few resizes of the KV cache instead of hundreds, each of which delays running steps.
 //! Memory that the process leaves unused returns to the KV cache after it has stayed free for a

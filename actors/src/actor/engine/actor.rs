@@ -104,8 +104,8 @@ impl Actor for EngineActor {
             }
             EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
             // A failed capture is only counted, because steps of a size that was not captured are
-            // launched kernel by kernel. If the lane died, its scheduler reports that, and the next
-            // lane captures again.
+            // launched kernel by kernel. If the lane has died, its scheduler reports the death, and
+            // the next lane captures again.
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
                     metric::GRAPHS_NOT_RECAPTURED_TOTAL.add(&state.arguments.label, 1);

@@ -46,8 +46,8 @@ pub struct EngineCore<P: Parts> {
 enum Phase<P: Parts> {
     /// The engine waits before an attempt.
     Waiting(Got<P>),
-    /// The engine plans and loads the weights. `earlier` is the plan of an earlier attempt. It is
-    /// used if this attempt fails before it has a plan.
+    /// The engine plans and loads the weights. `earlier` is the plan of an earlier attempt, which
+    /// is used if this attempt fails before it has made a plan.
     Loading { began: Duration, earlier: Option<P::Plan> },
     /// An attempt sizes the loaded model.
     Sizing { began: Duration, model: Model<P> },
@@ -63,8 +63,8 @@ enum Phase<P: Parts> {
     Over,
 }
 
-/// The state that a failed attempt leaves for the next attempt, which starts from the latest
-/// possible phase.
+/// Data that a failed attempt leaves for the next attempt. The next attempt starts from the latest
+/// phase that this data allows.
 enum Got<P: Parts> {
     /// A plan, if one was made.
     Plan(Option<P::Plan>),

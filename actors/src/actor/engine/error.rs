@@ -40,9 +40,6 @@ pub enum StartError {
     /// Limits contradict each other.
     #[error("the envelope is not valid: {0}")]
     Limit(#[from] LimitError),
-    /// The model has recurrent states, which a step cannot restore after it has verified drafts.
-    #[error("`draft_tokens` is {draft_tokens}, but drafts for a model with recurrent states are not supported yet")]
-    DraftsWithStates { draft_tokens: usize },
     /// The GPU's kernels could not be loaded.
     #[error("the device's kernels could not be loaded: {0}")]
     Backend(#[from] OpenError),
@@ -123,7 +120,6 @@ impl Hint for StartError {
                 "start the runtime on more devices, let `Placing` choose them, or leave `ranks` out".to_owned()
             }
             StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
-            StartError::DraftsWithStates { .. } => "leave out `speculative_config` and `draft_tokens`".to_owned(),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
             StartError::KvCacheType(error) => error.hint(),

@@ -24,8 +24,8 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     let given_up = GivenUp(Arc::default());
     let watch = Watch { progress, given_up: given_up.0.clone() };
     let (answer, brought) = oneshot::channel();
-    // The download has a dedicated thread, because a program that exits would wait for a thread of
-    // tokio's blocking pool.
+    // Use a dedicated thread: a program that exits would wait for a thread of tokio's blocking
+    // pool.
     let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
     let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
     spawned.map_err(|error| StartError::Died(error.to_string()))?;

@@ -54,7 +54,7 @@ pub struct EffectiveLimits {
 impl LoadOptions {
     /// The envelope that results from the limits set by the user. These limits override the
     /// device's defaults and are lowered to the model's own limits. Starts, plans and suggestions
-    /// all get their envelope here.
+    /// all call this function for their envelope.
     ///
     /// # Errors
     /// [`StartError::Limit`] for limits that contradict each other or leave no room for a
@@ -87,8 +87,11 @@ impl LoadOptions {
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };
-        if envelope.draft_tokens > 0 && own.family.decoder().step_format().has_states {
-            return Err(StartError::DraftsWithStates { draft_tokens: envelope.draft_tokens });
+        // A step has one token of each sequence, drafts, and the drafts that the last step accepted.
+        let least = envelope.sequences + 2;
+        if envelope.draft_tokens > 0 && own.family.decoder().step_format().has_states && envelope.step_tokens < least {
+            let required = format!("at least {least}: drafts for a model with recurrent states take further tokens");
+            return Err(LimitError { limit: "step_tokens".to_owned(), value: envelope.step_tokens, required }.into());
         }
         let Some((processor, patch_pixels, merge)) = own.patch() else {
             envelope.picture_patches = envelope.picture_patches.min(envelope.launch_patches);

@@ -14,7 +14,7 @@ use bursar_model::{
 };
 
 use super::{EffectiveLimits, LoadOptions};
-use crate::{knobs::SamplingDefaults, scheduler::NgramSizes};
+use crate::{knobs::SamplingDefaults, scheduler::DraftSource};
 
 /// The host side of a model: everything that requests need in addition to the actors.
 pub struct ModelContext {
@@ -31,8 +31,8 @@ pub struct ModelContext {
     pub cache: CacheFormat,
     /// The limits for which the start was planned.
     pub envelope: Envelope,
-    /// The drafter of each sequence. `None` if no tokens are drafted.
-    pub prompt_lookup: Option<NgramSizes>,
+    /// How tokens are drafted. `None` if no tokens are drafted.
+    pub draft_source: Option<DraftSource>,
     /// Limits on a picture's file, checked before decoding.
     pub image_limits: ImageLimits,
     /// The compiler of grammars, created when the first reply must match a schema, expression or
@@ -77,7 +77,7 @@ impl ModelContext {
             processors: visual.map(Arc::new),
             generation: generation(checkpoint, family.decoder().vocabulary, options.sampling_defaults),
             cache: checkpoint.cache(),
-            prompt_lookup: (envelope.draft_tokens > 0).then_some(options.prompt_lookup),
+            draft_source: (envelope.draft_tokens > 0).then_some(options.draft_source),
             envelope,
             image_limits: options.image_limits.clone(),
             grammars: OnceLock::new(),

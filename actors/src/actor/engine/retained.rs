@@ -1,5 +1,5 @@
-//! State that a wake reuses instead of computing it again. This state is kept outside the engines
-//! of a model.
+//! State that a wake reuses instead of computing it again. The runtime keeps it outside the model's
+//! engines, which may end.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -29,8 +29,8 @@ use crate::{
     tree,
 };
 
-/// The number of times that a start asks other models for memory. Once may not be enough, because
-/// another start or a waiting lease of user code may take the memory first.
+/// The maximum number of times that a start asks other models for memory. A single time may not be
+/// enough, because another start or a waiting lease of user code may take the memory first.
 const ROOM_TRIES: usize = 3;
 
 /// The result of planning, before any memory is taken, without the worst cases.
@@ -174,8 +174,8 @@ impl EngineArguments {
 
     async fn open_gate(&self) -> Result<(), StartError> {
         (self.progress)(Progress::Planning);
-        // An earlier engine of this model has left the gate frozen. A gate that is
-        // open already stays open.
+        // An earlier engine of this model may have left the gate frozen. A gate that is open
+        // already stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(())
     }
@@ -324,7 +324,7 @@ impl EngineArguments {
             }
             let expected_blocks = match question.settled(&inputs, &needs) {
                 // If memory has become short since the weights were loaded, the sizing attempts
-                // report the lack.
+                // report how much is missing.
                 Err(unfit) if !is_loaded => return Err(unfit.into()),
                 settled => settled.unwrap_or(needs.probe_blocks),
             };

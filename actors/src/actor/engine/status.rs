@@ -29,7 +29,7 @@ impl Status {
     }
 }
 
-/// Publishes a model's status to the model's handles and to actors that wait for it.
+/// Publishes a model's status to the model's handles and to actors that watch it.
 pub struct StatusBoard {
     shown: watch::Sender<Status>,
     /// The serving actors of the last [`Status::Ready`].

@@ -62,13 +62,14 @@ pub struct Attempt {
     /// The recorded profile, if one applies. Its KV cache size is backed at once, and the worst
     /// cases run only at that size.
     pub warm: Option<Arc<RecordedProfile>>,
-    /// KV blocks that the model had when it last served. The target is at least this size if enough
-    /// memory is free. This also holds if other models have taken memory since, so that the user's
-    /// share of the remaining memory is now smaller.
+    /// KV blocks that the model had when it last served. If enough memory is free, the target is at
+    /// least this size, even if other models have taken memory since then and the user's share of
+    /// the remaining memory is now smaller.
     pub had: Option<usize>,
-    /// Set if the model wakes up: the record of the sizes that were stressed before it went to
-    /// sleep. No worst case runs again, because the same process runs the same kernels on the same
-    /// amount of memory. The model therefore never gets more KV blocks than recorded.
+    /// Set if the model wakes up: the record of the sizes that were stressed before the model went
+    /// to sleep. No worst case runs again, because the same process runs the same kernels on the
+    /// same amount of memory. For the same reason, the model never gets more KV blocks than
+    /// recorded.
     pub woken: Option<Arc<ProfileRecord>>,
     /// Destination of the profile, if the user chose a folder.
     pub records: Option<Records>,
@@ -82,7 +83,7 @@ pub struct Attempt {
 }
 
 /// The progress of an attempt. It stays readable after the attempt has succeeded, failed or died.
-/// Clones share it.
+/// Clones share the same progress.
 #[derive(Clone, Debug, Default)]
 pub struct AttemptProgress(Arc<Mutex<AttemptState>>);
 
@@ -183,8 +184,8 @@ impl Attempt {
         let peaks = self.validate(&lanes).await?;
         let cache_rows = memory.vision_cache.as_ref().map_or(0, VisionCache::rows);
         let costs = self.measure_costs(&lanes, blocks, cache_rows).await?;
-        // This question makes the budget count memory that was taken outside leases during
-        // validation as overhead, before it grants any further request.
+        // This call makes the budget count memory that was allocated outside leases during
+        // validation as overhead, before the budget grants any further request.
         self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
@@ -200,8 +201,8 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) })
     }
 
-    /// Records the measurements of this start for later starts. If that fails,
-    /// the start still succeeds.
+    /// Records the measurements of this start for later starts. A failure to record them does not
+    /// fail the start.
     async fn write_down(&self, record: &ProfileRecord) {
         let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
         let (record, shrinks) = (record.clone(), self.shrinks);

@@ -11,9 +11,9 @@ use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity
 /// Maximum number of attempts: the first one and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Limit on retries. It is the same after a death as after a memory refusal, but a retry after a
-/// death starts only after a wait. Because of the one-hour window, a model that has served for an
-/// hour has all its attempts again.
+/// Limit on retries, shared by deaths and memory refusals. A retry after a death starts only after
+/// a wait. Because of the one-hour window, a model that has served for an hour has all its attempts
+/// again.
 pub const ATTEMPTS: Intensity = Intensity {
     restarts_max: ATTEMPTS_MAX as usize - 1,
     within: Duration::from_secs(3600),
@@ -79,16 +79,16 @@ pub const RESERVE_MAX: Bytes = Bytes::gib(1);
 impl KvShare {
     /// Returns the default for a device.
     ///
-    /// On a host device, the KV cache takes nine tenths: other programs share the memory, and the
-    /// user set the device's capacity aside. On a GPU, the KV cache takes all but a reserve of one
-    /// 64th of the GPU's memory, at most [`RESERVE_MAX`].
+    /// On a host device, the KV cache takes nine tenths, because other programs share the memory
+    /// and the user has chosen the device's capacity. On a GPU, the KV cache takes all but a
+    /// reserve of one 64th of the GPU's memory, at most [`RESERVE_MAX`].
     ///
-    /// Workspaces, graphs and overhead are already measured at that point. The reserve is for
-    /// memory that is taken outside leases after READY: the stream of a restarted lane, a library
-    /// kernel that is loaded late and, by far the largest, the context of another process that only
-    /// queries the GPU (524 MiB on an H200 with driver 580). The driver needs no reserve: a GPU
-    /// filled to its last page still launches kernels, replays graphs and loads modules. Demand
-    /// beyond the reserve is met by the canary.
+    /// Workspaces, graphs and overhead have been measured before the KV cache is sized. The reserve
+    /// is for memory that is allocated outside leases after READY: the stream of a restarted lane,
+    /// a library kernel that is loaded late and, by far the largest, the context of another process
+    /// that only queries the GPU (524 MiB on an H200 with driver 580). The driver itself needs no
+    /// reserve: a GPU filled to its last page still launches kernels, replays graphs and loads
+    /// modules. Demand beyond the reserve is met by the canary.
     pub fn expected_of(is_host: bool, total: Bytes) -> Self {
         if is_host { KvShare::Fraction(0.9) } else { KvShare::AllBut(RESERVE_MAX.min(total / 64)) }
     }

@@ -73,8 +73,8 @@ impl LanesPlace {
         match memory.vision_workspace.as_ref().map(start_vision).transpose() {
             Ok(vision) => Ok(Lanes { step, vision }),
             Err(error) => {
-                // No other code has a handle to the new thread. It must release its memory before
-                // the caller sees the error.
+                // No other code has a handle to the new thread, so stop the thread here. Its memory
+                // must be released before the caller sees the error.
                 if before_step.is_none_or(|lane| !lane.is_alive()) {
                     tokio::runtime::Handle::current().block_on(step.shut_down());
                 }

@@ -1,6 +1,6 @@
 //! Measurement of the times of steps and encoder batches under serving conditions: graphs, launches
-//! and answers are included. Every sequence takes its likeliest token, because the cost of most
-//! requests is close to that of greedy sampling.
+//! and answers are included. Every sequence is sampled greedily, because most requests cost about
+//! as much as greedy sampling.
 
 use std::{
     sync::Arc,
@@ -32,12 +32,12 @@ const ALLOWED: (Duration, Duration) = (Duration::from_millis(150), Duration::fro
 /// fills caches.
 const RUNS: usize = 2;
 
-/// Prompt tokens of the measured steps. A further step has as many prompt tokens as one step can
-/// take.
+/// Prompt tokens of the measured steps. One more measured step has as many prompt tokens as a step
+/// can take.
 const PROMPTS: [usize; 4] = [16, 256, 1024, 4096];
 
-/// Patches of the measured encoder batches. A further batch has as many patches as one batch can
-/// take.
+/// Patches of the measured encoder batches. One more measured batch has as many patches as a batch
+/// can take.
 const PATCHES: [usize; 3] = [1024, 4096, 16_384];
 
 /// Tokens of a short context, and the maximum length of each prompt in a measured step.
@@ -62,8 +62,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the samples, the most important first. The first two are enough for predictions.
-    /// Returns no samples if the envelope allows only one sequence, because a prompt then never
+    /// Returns the samples, the most important first. The first two are enough for predictions. If
+    /// the envelope allows only one sequence, there are no samples, because a prompt then never
     /// runs together with another sequence.
     fn samples(&self) -> Vec<Sample> {
         if self.sequences < 2 {
@@ -208,7 +208,8 @@ impl Attempt {
             }
             let batch = sample.batch(blocks, vocabulary, decoder.step_format());
             let run = || async {
-                let choice = Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new() };
+                let choice =
+                    Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new(), further: None };
                 let choices = vec![choice; batch.logit_rows.len()];
                 let (reply, answer) = Responder::new();
                 let answer_to = Answer::to(|outcome: Result<_, LaneError>| reply.answer(outcome.map(drop)));

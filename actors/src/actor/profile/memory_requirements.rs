@@ -96,9 +96,9 @@ const PROBE_TOKENS: usize = 8192;
 /// a dozen kernel launches. The real number is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
-/// Bytes that the driver allocates on a GPU for the streams of two lanes and their first kernel
-/// launches. This is an estimate. Once allocated, these bytes count as overhead, or as foreign
-/// memory if the driver does not attribute them to this process.
+/// Estimate of the bytes that the driver allocates on a GPU for the streams of two lanes and their
+/// first kernel launches. Once allocated, these bytes count as overhead, or as foreign memory if
+/// the driver does not attribute them to this process.
 const LANES: Bytes = Bytes(8 << 20);
 
 /// Divisor of the host memory: picture embeddings get one eighth of it. In a 7B model, a row is an
@@ -171,7 +171,9 @@ impl MemoryRequirements {
                 worst_cases.iter().filter(|(worst_case, _)| matches!(worst_case.pass, Pass::Step(_)) == is_step);
             of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
         };
-        let graphs = target.has_graphs().then(|| GraphShape {
+        // A step that runs a draft head is launched without a graph.
+        let has_graphs = target.has_graphs() && model.config().decoder().draft_head.is_none();
+        let graphs = has_graphs.then(|| GraphShape {
             sequences: envelope.sequences,
             context_tokens: envelope.context_tokens,
             format: model.config().decoder().step_format(),

@@ -1,5 +1,5 @@
-//! Sizing of a model: worst cases are planned, run and measured, and the size of
-//! the KV cache follows.
+//! Sizing of a model. Worst cases are planned, run and measured, and the memory that is left
+//! determines the size of the KV cache.
 
 mod actor;
 mod attempt;

@@ -90,9 +90,9 @@ impl RecordPath {
         Ok(Book::parse(&content)?.find(profile_key))
     }
 
-    /// Records a profile and replaces the recorded profile with an equal key, if there is one. A
-    /// file that cannot be used is replaced. If two processes write at the same time, one profile
-    /// may be lost and is then measured again later. Blocks.
+    /// Records a profile. It replaces the recorded profile with an equal key, if there is one, and
+    /// a file that cannot be used. If two processes write at the same time, one profile may be lost
+    /// and is measured again at a later start. Blocks.
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].

@@ -1,6 +1,6 @@
-//! The weight store, which outlives an engine. Loaded weights stay while a successor of
-//! the engine starts. Before memory is taken back, the store waits for every thread that
-//! still uses the memory.
+//! The weight store, which outlives an engine. Loaded weights stay on the device while a successor
+//! of the engine starts. Before memory is taken back, the store waits for every thread that still
+//! uses it.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -29,8 +29,8 @@ struct Contents {
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Models>,
-    /// Lease of the host memory to which the weights of a sleeping model are copied. The lease is
-    /// taken before the copy is made, so that no copy is made in vain.
+    /// Lease of the host memory to which the weights of a sleeping model are copied. The memory is
+    /// leased before the copy starts, so that no copy has to be thrown away.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
     /// Receivers that close when a released copy is freed, or when a thread that
@@ -277,7 +277,7 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Releases the host copy of weights that are on the device, on a separate thread, because
+    /// Releases the host copy of weights that are on the device. Uses a separate thread, because
     /// unlocking that much memory takes a while.
     pub fn give_copy_back(&self) {
         let mut contents = self.contents();
@@ -315,9 +315,9 @@ impl WeightStore {
         }
     }
 
-    /// Removes and returns the model and the owner of its weights' lease. Drop the model only after
-    /// that owner is cleared: clearing the owner unmaps the weights, which is slow, and then the
-    /// drop has nothing left to unmap.
+    /// Removes and returns the model and the owner of its weights' lease. Also releases the host
+    /// copy of the weights. Drop the model only after that owner is cleared: clearing the owner
+    /// unmaps the weights, which is slow, and then the drop has nothing left to unmap.
     pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
         let (owner, model) = {
             let mut contents = self.contents();
@@ -332,7 +332,7 @@ impl WeightStore {
     /// finished.
     pub async fn clear_executor(&self) {
         let executor = self.contents().executor.take();
-        // A panic in the drop stays on that thread, and nothing can be done about it here.
+        // A panic in the drop ends only that thread. This code cannot repair it.
         drop(tokio::task::spawn_blocking(move || drop(executor)).await);
     }
 

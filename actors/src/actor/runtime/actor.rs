@@ -40,10 +40,10 @@ use crate::{
 
 /// The supervisor of one device's budget and engines.
 ///
-/// The state is in this field and not in ractor's `State`. ractor sends an actor's `State` along
-/// with the event that reports the actor's end, and that event may stay in the mailbox of a user's
-/// supervisor for a long time. If the state were in `State`, its chats and memory would stay alive
-/// for as long. A chat for which the user's supervisor itself waits would then never end.
+/// The state is in this field and not in ractor's `State`, because ractor moves an actor's `State`
+/// into the event that reports the actor's end, and that event may stay in the mailbox of a user's
+/// supervisor for a long time. The chats and memory in the state would stay alive until the
+/// supervisor reads the event. A chat that the supervisor itself waits for would then never end.
 #[derive(Default)]
 pub struct RuntimeActor(Mutex<Option<RuntimeState>>);
 
@@ -86,7 +86,8 @@ pub struct RuntimeState {
     /// Models that were READY and then ended by themselves. An entry stays until the model is
     /// unloaded or a model of this name is loaded again.
     dead_models: BTreeMap<String, Known>,
-    /// The next check for idle models, if it is due before the regular check of the next second.
+    /// The next check for idle models, if a check is due before the regular check that runs once a
+    /// second.
     look: JoinSet<()>,
     born: Instant,
 }
@@ -192,12 +193,13 @@ impl Actor for RuntimeActor {
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
         let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
-        // The waiting callers are answered below, because otherwise they would get the error that
-        // the runtime has ended.
+        // The callers that wait for the shutdown are answered below. Callers without an answer get
+        // the error that the runtime has ended.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
         drop(state);
-        // Dropping the state resets the gauges. This happens before callers learn of the end.
+        // Dropping the state resets the gauges. Drop it before the callers learn that the runtime
+        // has ended.
         drop(self.0.lock().await.take());
         waiters.into_iter().for_each(|waiter| waiter(cut_off));
         Ok(())

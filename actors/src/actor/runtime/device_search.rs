@@ -34,7 +34,7 @@ pub(super) struct Planned {
     pub(super) target: Target,
 }
 
-/// Upper limit on the number of GPUs to look for.
+/// The most GPUs that a search opens.
 const GPUS_MAX: usize = 8;
 
 impl DeviceChoice {
@@ -169,9 +169,9 @@ impl Candidates {
         Ok(free)
     }
 
-    /// Returns the settings of a model and the target on which the first candidate would run it.
-    /// Returns `None` if no candidate is open: either the caller provides the device, or the GPU
-    /// does not exist. In the second case, opening the GPU later reports the error.
+    /// Returns the settings of a model and the target on which the first candidate would run the
+    /// model. Returns `None` if no candidate is open: either the caller provides the device, or the
+    /// GPU does not exist. A missing GPU is reported when it is opened later.
     pub(super) fn planned(&self, source: &ModelSource, options: &LoadOptions) -> Result<Option<Planned>, StartError> {
         let files = source.origin().clone().bring_settings()?;
         let stored = files.stored_type()?;

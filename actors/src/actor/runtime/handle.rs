@@ -30,17 +30,17 @@ pub struct RuntimeConfig {
     /// Device bytes that are kept free on purpose. These bytes are given up first when another
     /// process takes memory. Default: 256 MiB, or a sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory for decoded pictures of all requests together, and for the
-    /// weights of sleeping models.
+    /// Host memory for decoded pictures of all requests together, and for the weights of sleeping
+    /// models. Default: 1 GiB.
     pub host_bytes: Bytes,
-    /// How many restarts of the budget actor are tolerated, and within what time. One more
-    /// restart ends the runtime.
+    /// How many restarts of the budget actor are tolerated, and within what time. One more restart
+    /// ends the runtime. Default: [`Intensity::BUDGET`].
     pub budget_intensity: Intensity,
     /// How often the budget checks the memory of other processes, and how long memory must stay
     /// free before the budget returns it to KV caches.
     pub watch: WatchOptions,
     /// How many losses of the device are tolerated, and within what time. The device is reopened
-    /// after each. One more loss ends the runtime.
+    /// after each loss. One more loss ends the runtime.
     pub device_intensity: Intensity,
     /// If set, models are put to sleep to make room for other models. When the device has no room
     /// for a load or a wake, the least recently used model without requests is put to sleep. If all
@@ -157,9 +157,8 @@ impl Runtime {
     }
 
     /// Starts a runtime that is supervised by one of your actors. Your actor gets ractor's
-    /// supervision event when the runtime ends, including when the last clone of this
-    /// handle is dropped. Your actor may then start another runtime. If your actor dies,
-    /// the runtime dies too.
+    /// supervision event when the runtime ends, including when the last clone of this handle is
+    /// dropped, and may then start another runtime. If your actor dies, the runtime dies too.
     ///
     /// Requests of a dead runtime end. Leases that you hold stay valid until you drop them; their
     /// memory is then returned. Use [`ractor`](crate::ractor) as this crate exports it, so that

@@ -6,15 +6,15 @@ use serde::Serialize;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the runtime supervisor answers within a second. If it does not answer, only a new
-    /// runtime helps. In most programs, that means a new process.
+    /// Whether the runtime supervisor answers within a second. A supervisor that does not answer
+    /// can only be replaced by a new runtime, which in most programs means a new process.
     pub is_live: bool,
     /// The health of each model, by name. A model that did not start has no entry.
     pub models: BTreeMap<String, ModelHealth>,
 }
 
-/// Combines the health of several runtimes: live if all of them are live, with the models
-/// of all of them.
+/// Combines the health of several runtimes. The result is live if all runtimes are live, and lists
+/// the models of all runtimes.
 impl FromIterator<Health> for Health {
     fn from_iter<I: IntoIterator<Item = Health>>(all: I) -> Self {
         let whole = Health { is_live: true, ..Health::default() };

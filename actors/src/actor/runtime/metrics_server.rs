@@ -31,8 +31,8 @@ use crate::{
 };
 
 /// A running endpoint. `/metrics` serves Prometheus' text format, `/events` the latest events as
-/// JSON, and `/health` whether the process is alive and takes requests. The endpoint ends when
-/// this value is dropped.
+/// JSON, and `/health` whether the process is alive and takes requests. Dropping this value stops
+/// the endpoint.
 #[derive(Debug)]
 #[must_use = "the endpoint ends when this is dropped"]
 pub struct MetricsServer {
@@ -49,8 +49,8 @@ impl MetricsServer {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = axum::serve(ScrapeLimit::new(listener), routes(shown))
             .with_graceful_shutdown(async { drop(stopped.await) });
-        // The server ends only when it is stopped: a failed connection is dropped, and the
-        // next one is accepted.
+        // The server ends only when it is stopped: a failed connection is dropped, and the server
+        // accepts the next connection.
         let serving = tokio::spawn(async { drop(serving.await) });
         MetricsServer { address, stop, serving, runtimes }
     }
@@ -106,7 +106,8 @@ impl Runtime {
     ///
     /// The endpoint serves 64 clients at a time and gives each one answer within five seconds. If
     /// more clients connect, clients that have not sent a request are dropped first. The end of the
-    /// runtime does not wait for the endpoint, which runs until the server is dropped.
+    /// runtime neither waits for the endpoint nor stops it: the endpoint runs until the server is
+    /// dropped.
     ///
     /// ```
     /// # use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
@@ -151,7 +152,7 @@ struct Shown {
 }
 
 /// The parts of a runtime that the endpoint shows. They must not contain a clone of the runtime,
-/// which ends when its last clone is dropped.
+/// because the runtime ends when its last clone is dropped.
 #[derive(Clone)]
 struct ShownRuntime {
     actor: ActorId,

@@ -43,7 +43,7 @@ impl ModelSource {
         ModelSource { name: model.name().to_owned(), checkpoint: CheckpointOrigin::Hub(model) }
     }
 
-    /// The demo model embedded in the library.
+    /// The demo model, which is embedded in the library.
     pub fn demo() -> Self {
         ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
     }

@@ -1,6 +1,6 @@
-//! Placement of models on devices, for machines with more devices than one model needs. A model
-//! gets its own devices while unused devices remain. After that, models join the devices that have
-//! the most memory left.
+//! Placement of models on devices, for machines with more devices than one model needs. Each model
+//! gets separate devices while unused devices remain. Later models join the devices that have the
+//! most memory left.
 
 use std::{cmp::Reverse, num::NonZeroUsize};
 
@@ -124,8 +124,8 @@ impl Requirement {
 /// Returns groups of devices and their models. A group has as many devices as its first model
 /// needs. Models are placed in descending order of the number of devices that they need, and then
 /// of their weights. `free` has the free bytes of each device. Unused devices with the most free
-/// memory are taken first. If too few unused devices remain for a model, it joins an existing group
-/// over which it can be sharded. If there are several such groups, it joins the group that has the
+/// memory are taken first. If too few unused devices remain for a model, the model joins an
+/// existing group over which it can be sharded: among several such groups, the group that has the
 /// most memory left after the weights of its models.
 fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each model fits on all devices together");

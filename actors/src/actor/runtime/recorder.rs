@@ -59,9 +59,9 @@ impl Hint for ServeMetricsError {
 /// even if no scraper is connected.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// A gauge that was not set for this long is dropped, because its subject no longer exists: for
-/// example, a model was unloaded. Live gauges are set every second. A scraper that reads once a
-/// minute still sees the final 0.
+/// A gauge that was not set for this long is dropped, because its subject no longer exists, for
+/// example after a model was unloaded. Live gauges are set every second. A scraper that reads once
+/// a minute still sees the final 0.
 const GAUGES_KEPT: Duration = Duration::from_secs(120);
 
 /// The recorder that Bursar installed. A process keeps its recorder until it ends, so a later
@@ -110,8 +110,8 @@ fn builder(gauges_kept: Duration) -> PrometheusBuilder {
     buckets().fold(PrometheusBuilder::new(), with_buckets).idle_timeout(MetricKindMask::GAUGE, Some(gauges_kept))
 }
 
-/// Spawns the upkeep thread. A tokio task would not do, because the recorder outlives the tokio
-/// runtime in which it was installed.
+/// Spawns the upkeep thread. A tokio task is not sufficient, because the recorder outlives the
+/// tokio runtime in which it was installed.
 fn keep_up(handle: PrometheusHandle) -> Result<(), ServeMetricsError> {
     let upkeep = move || {
         loop {

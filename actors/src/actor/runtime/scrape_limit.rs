@@ -1,5 +1,5 @@
 //! Admission to the metrics endpoint: a fixed number of clients, each with a time limit. A new
-//! client does not have to wait until idle clients disconnect.
+//! client need not wait until idle clients disconnect, because they are evicted.
 
 use std::{
     collections::VecDeque,

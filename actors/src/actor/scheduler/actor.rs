@@ -65,6 +65,10 @@ pub struct SchedulerArguments {
     pub tenant_weights: TenantWeights,
     /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
+    /// Whether each sequence has as many drafts as the limits allow, whether or not it pays.
+    pub has_fixed_drafts: bool,
+    /// Whether the model was loaded with its draft head.
+    pub has_draft_head: bool,
     /// Slots for recurrent states; 0 for a model whose layers are all attention.
     pub state_slots: usize,
     /// Snapshots of states that fit in host memory. 0 means that evicted snapshots are lost.
@@ -164,6 +168,8 @@ impl Actor for SchedulerActor {
                 .with_groups(arguments.cache_groups.clone())
                 .with_pace(arguments.pacing.pace())
                 .with_tenants(arguments.tenant_weights.clone())
+                .with_fixed_drafts(arguments.has_fixed_drafts)
+                .with_draft_head(arguments.has_draft_head)
                 .with_states(arguments.state_slots)
                 .with_host(arguments.host_slots, arguments.pacing.copy_costs())
                 .with_host_states(
@@ -218,8 +224,9 @@ impl Actor for SchedulerActor {
             // A failed step leaves its sequences incomplete. The actor dies, so that their
             // drivers submit them again.
             SchedulerMessage::Stepped(outcome) => {
-                let (took, stepped) = state.stepped(outcome?);
+                let [took, drafted, stepped] = state.stepped(outcome?);
                 state.core.step(took);
+                state.core.step(drafted);
                 state.core.step(stepped)
             }
             SchedulerMessage::Copied(outcome) => {
@@ -437,9 +444,9 @@ impl SchedulerState {
     }
 
     /// Processes the lane's answer to the oldest step. Delivers the scores to the callers, and
-    /// keeps the chosen tokens until the core reports them. Returns two inputs for the core: the
-    /// duration of the step, and the token ids.
-    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> (Input, Input) {
+    /// keeps the chosen tokens until the core reports them. Returns three inputs for the core: the
+    /// duration of the step, the drafts, and the token ids.
+    fn stepped(&mut self, Stepped { chosen, drafts, scores, is_by_graph, imbalance }: Stepped) -> [Input; 3] {
         let model = &self.arguments.model;
         if is_by_graph {
             metric::GRAPH_REPLAYS_TOTAL.add(model, 1)
@@ -464,7 +471,7 @@ impl SchedulerState {
         let id = |chosen: &Result<Token, _>| chosen.as_ref().ok().map(|token| token.id);
         let tokens = chosen.iter().map(|chosen| chosen.iter().map(id).collect()).collect();
         self.chosen = rows.iter().map(|rows| rows.sequence).zip(chosen.into_iter().map(VecDeque::from)).collect();
-        (Input::Took(took.as_micros() as u64), Input::Stepped(tokens))
+        [Input::Took(took.as_micros() as u64), Input::Drafted(drafts), Input::Stepped(tokens)]
     }
 
     /// The next token that the step which just ended chose for this sequence.
@@ -504,8 +511,8 @@ impl SchedulerState {
         let span = |(id, tokens): (&SequenceId, u32)| {
             let caller = self.callers.get_mut(id)?;
             let begins = !std::mem::replace(&mut caller.has_begun, true);
-            let is_prompt = tokens > 1 && !plan.rows.iter().any(|rows| rows.sequence == *id && !rows.drafts.is_empty());
-            (begins || is_prompt).then(|| caller.span.clone())
+            let is_reply = self.core.sequence(*id).is_some_and(|spec| spec.produced > 0);
+            (begins || tokens > 1 && !is_reply).then(|| caller.span.clone())
         };
         plan.parts.iter().zip(tokens).filter_map(span).collect()
     }
@@ -530,7 +537,7 @@ impl SchedulerState {
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
-        let (has_prompts, encodes) = (!plan.batch.has_no_prompts(), self.arguments.pacing.card.encodes());
+        let (has_prompts, encodes) = (plan.has_prompts, self.arguments.pacing.card.encodes());
         let (rows, scored, launched) = (plan.rows, plan.scored, Instant::now());
         self.under_way.push_back(UnderWay { has_prompts, encodes, rows, scored, launched });
         metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
@@ -561,7 +568,7 @@ impl SchedulerState {
     }
 
     fn choice(&self, rows: &ChosenRows) -> Choice {
-        let ChosenRows { sequence, position, unseen, drafts } = rows;
+        let ChosenRows { sequence, position, unseen, drafts, further } = rows;
         let spec = self.core.sequence(*sequence).expect("a planned sequence runs");
         let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
         assert_eq!(produced.len() + usize::from(unseen.is_some()), *position, "at most one token is unseen");
@@ -570,7 +577,8 @@ impl SchedulerState {
             produced: [produced, drafts].concat(),
             unseen: *unseen,
         });
-        Choice { sampler: spec.sampler.clone(), position: *position as u64, past, drafts: drafts.clone() }
+        let (drafts, further) = (drafts.clone(), further.clone());
+        Choice { sampler: spec.sampler.clone(), position: *position as u64, past, drafts, further }
     }
 }
 

@@ -22,17 +22,18 @@ use std::{
 };
 
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::flow::{CacheGroups, SequencePart, StateSlots, StepBatch};
+use bursar_model::flow::{CacheGroups, FurtherDrafts, NextToken, SequencePart, StateSlots, StepBatch};
 
 pub use self::input::{Effect, Input};
 use super::{
     admission::ReplyLengths,
+    draft_limit::DraftLimit,
     drafts::VerifiedDrafts,
     sequence::{Charge, History, NewSequence, Sequence},
     step::{ChosenRows, HostCopies, PartUnderWay, Scored, SequenceTokens, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
-    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, Table},
+    kv::{Allotment, BlockEvent, BlockRequest, KvCore, SequenceId, StateStep, Table},
     order::Line,
     pace::Pace,
     tenant::{Tenant, TenantWeights},
@@ -106,6 +107,14 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
     verified: VerifiedDrafts,
+    /// How many drafts pay. `None` if each sequence always has as many as the limits allow.
+    draft_limit: Option<DraftLimit>,
+    /// When the last step ended.
+    stepped_at: Duration,
+    /// Whether each step also runs the model's draft head.
+    has_draft_head: bool,
+    /// The drafts of the draft head after the tokens of the step that ends.
+    drafted: Vec<Vec<u32>>,
     /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, History>,
     /// The time since the scheduler began.
@@ -140,6 +149,10 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             verified: VerifiedDrafts::default(),
+            draft_limit: Some(DraftLimit::new(limits.draft_tokens)),
+            stepped_at: Duration::ZERO,
+            has_draft_head: false,
+            drafted: Vec::new(),
             sent_away: BTreeMap::new(),
             now: Duration::ZERO,
             pace: None,
@@ -179,6 +192,21 @@ impl SchedulerCore {
         self
     }
 
+    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens, even
+    /// if none are drafted.
+    #[must_use]
+    pub fn with_draft_head(mut self, has_draft_head: bool) -> Self {
+        self.has_draft_head = has_draft_head;
+        self
+    }
+
+    /// Drafts as many tokens as the limits allow, whether or not it pays.
+    #[must_use]
+    pub fn with_fixed_drafts(mut self, are_fixed: bool) -> Self {
+        self.draft_limit = self.draft_limit.filter(|_| !are_fixed);
+        self
+    }
+
     /// Divides the service among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
@@ -195,6 +223,10 @@ impl SchedulerCore {
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
             Input::Resize(blocks) => self.resize(blocks, &mut effects),
             Input::Gathered => self.gathers = false,
+            Input::Drafted(drafted) => {
+                self.drafted = drafted;
+                return effects;
+            }
             Input::Took(micros) => {
                 self.learn(micros);
                 return effects;
@@ -368,7 +400,7 @@ impl SchedulerCore {
                 shares = self.shares();
                 continue;
             }
-            if short_by > 0 && shares.iter().any(|share| share.drafts > 0) {
+            if short_by > 0 && shares.iter().any(|share| share.drafts + share.further > 0) {
                 self.give_up_drafts(&mut shares);
                 continue;
             }
@@ -403,8 +435,8 @@ impl SchedulerCore {
         BlockRequest {
             sequence: share.sequence,
             held: sequence.cached,
-            more: share.tokens + share.drafts,
-            tokens: sequence.tokens() + share.drafts,
+            more: share.tokens + share.drafts + share.further,
+            tokens: sequence.tokens() + share.drafts + share.further,
             prefix: sequence.takeable().to_vec(),
         }
     }
@@ -425,14 +457,19 @@ impl SchedulerCore {
     fn launch_step(&mut self, shares: &[SequenceTokens], tables: &[Table], effects: &mut Vec<Effect>) {
         let plan_states = |share: &SequenceTokens| {
             let sequence = &self.running[&share.sequence];
-            let (first, known) = (sequence.cached, sequence.spec.tokens.len());
-            self.kv.plan_states(share.sequence, first, first + share.tokens, known)
+            let step = StateStep {
+                tokens: sequence.next_first()..sequence.cached + share.tokens,
+                known: sequence.spec.tokens.len(),
+                is_decoding: sequence.is_decoding(),
+                verifies: share.drafts > 0,
+            };
+            self.kv.plan_states(share.sequence, &step)
         };
         let states: Vec<_> = shares.iter().map(plan_states).collect();
         shares.iter().for_each(|share| self.kv.launched(share.sequence));
         self.copy_leaving(effects);
         let plan = self.plan(shares, tables, &states);
-        self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.has_no_prompts();
+        self.gathers = self.looks_ahead && self.under_way.is_empty() && plan.has_prompts;
         self.launch(shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
         effects.extend(self.gathers.then_some(Effect::Gather));
@@ -443,7 +480,7 @@ impl SchedulerCore {
         let pictures: Vec<_> = parts.iter().map(|(share, sequence)| sequence.pictures_in_next(share.tokens)).collect();
         let next: Vec<_> = parts.iter().map(|(share, sequence)| sequence.next(share.tokens, share.drafts)).collect();
         let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), Shown::default());
-        let mut packed = Vec::with_capacity(parts.len());
+        let (mut packed, mut next_tokens) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
         for (place, (share, sequence)) in parts.into_iter().enumerate() {
             let count = share.tokens;
             let chosen = (count == sequence.pending()).then(|| ChosenRows {
@@ -451,7 +488,14 @@ impl SchedulerCore {
                 position: sequence.produced(),
                 unseen: sequence.unseen(),
                 drafts: sequence.drafts(share.drafts).to_vec(),
+                further: (share.further > 0).then(|| FurtherDrafts {
+                    count: share.further,
+                    index: sequence.tokens(),
+                    position: sequence.spec.next_position + sequence.to_come as u32,
+                    tables: tables[place].blocks.clone(),
+                }),
             });
+            let next_token = if chosen.is_some() { NextToken::Chosen } else { sequence.after_next(count) };
             let logit_rows = chosen.as_ref().map_or(0, ChosenRows::count);
             rows.extend(chosen);
             let scored_part = sequence.scored_in_next(count);
@@ -460,13 +504,16 @@ impl SchedulerCore {
                 let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
                 scored.push(Scored { sequence: sequence.id(), first, tokens, top });
             }
-            shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
+            let draft_head_reads =
+                self.has_draft_head && matches!(next_token, NextToken::Known { cache_row: Some(_), .. });
+            shown.read.extend((!pictures[place].is_empty() || draft_head_reads).then(|| sequence.id()));
+            next_tokens.push(next_token);
             shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
                 tokens: &next[place].tokens,
                 unseen: next[place].unseen,
                 positions: &next[place].positions,
-                cached_tokens: sequence.cached,
+                cached_tokens: sequence.next_first(),
                 tables: &tables[place].blocks,
                 pictures: &pictures[place],
                 logit_rows,
@@ -474,8 +521,13 @@ impl SchedulerCore {
                 state: states[place],
             });
         }
+        let has_prompts = shares.iter().any(|share| !self.running[&share.sequence].is_decoding());
         let parts = shares.iter().map(|share| share.sequence).collect();
-        StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored, shown }
+        let batch = match self.has_draft_head {
+            true => StepBatch::pack_with_drafts(&packed, &next_tokens),
+            false => StepBatch::pack(&packed),
+        };
+        StepPlan { batch, parts, has_prompts, rows, scored, shown }
     }
 
     /// Records that a step was submitted to the lane.
@@ -483,14 +535,15 @@ impl SchedulerCore {
         let StepPlan { rows, shown, .. } = plan;
         let (work, pictures) = (self.work(shares), self.encodes);
         let parts = Vec::with_capacity(shares.len());
-        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
+        let (launched, has_prompts) = (self.now, plan.has_prompts);
+        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
-        for SequenceTokens { sequence: id, tokens, drafts } in shares {
+        for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");
             let chosen = rows.next_if(|rows| rows.sequence == *id);
-            sequence.launch(*tokens, *drafts, chosen.map(|_| first_row as u32));
-            let (end, chooses, drafts) = (sequence.cached, chosen.is_some(), *drafts);
-            step.parts.push(PartUnderWay { sequence: *id, end, chooses, drafts });
+            sequence.launch(*tokens, drafts + further, chosen.map(|_| first_row as u32));
+            let (end, chooses, drafts, further) = (sequence.cached, chosen.is_some(), *drafts, *further);
+            step.parts.push(PartUnderWay { sequence: *id, end, chooses, drafts, further });
             first_row += chosen.map_or(0, ChosenRows::count);
         }
         for past in &shown.past {
@@ -508,6 +561,7 @@ impl SchedulerCore {
             sequence.named = table.held;
             share.tokens = share.tokens.min(sequence.pending());
         }
+        debug_assert!(share.further == 0 || share.tokens == sequence.pending(), "drafts follow a chosen token");
         if !sequence.has_begun {
             sequence.has_begun = true;
             if sequence.history.charge == Charge::Whole {

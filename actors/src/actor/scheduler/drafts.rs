@@ -1,6 +1,6 @@
-//! Pure: tokens that are expected next, because they followed the same tokens earlier in the
-//! sequence. This is prompt lookup decoding (Saxena 2023), vLLM's `ngram` method. Replies that quote
-//! their prompt, such as summaries and edited code, repeat long parts of it.
+//! Pure: tokens that are expected next. Prompt lookup (Saxena 2023), vLLM's `ngram` method, drafts
+//! the tokens that followed the same tokens earlier in the sequence. Replies that quote their prompt,
+//! such as summaries and edited code, repeat long parts of it.
 
 use std::fmt;
 
@@ -27,6 +27,30 @@ impl Default for NgramSizes {
     fn default() -> Self {
         NgramSizes { min: 5, max: 5 }
     }
+}
+
+/// How tokens are drafted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftSource {
+    /// Prompt lookup: the tokens that followed earlier where the same tokens occurred.
+    PromptLookup(NgramSizes),
+    /// The draft head of the model, such as that of Qwen3.5 (multi-token prediction).
+    DraftHead,
+}
+
+impl Default for DraftSource {
+    fn default() -> Self {
+        DraftSource::PromptLookup(NgramSizes::default())
+    }
+}
+
+/// The drafter of one sequence.
+#[derive(Clone, Debug)]
+pub enum Drafter {
+    None,
+    PromptLookup(PromptLookup),
+    /// Each step of the sequence also proposes drafts.
+    DraftHead,
 }
 
 /// An index of the n-grams of a sequence: hash chains, as in zlib's `deflate`. The cost of a token
@@ -133,6 +157,8 @@ impl VerifiedDrafts {
 /// that are never accepted cost time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backoff {
+    /// Rejections in a row after which drafts are withheld, minus 1.
+    tolerated: u32,
     /// Steps in a row of which no draft was accepted.
     rejections: u32,
     /// Tokens for which drafts are still withheld.
@@ -140,13 +166,21 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
+    /// Backoff for the drafts of a draft head. Their rejections say little about the next draft.
+    pub(super) fn of_draft_head() -> Self {
+        Backoff { tolerated: 3, ..Backoff::default() }
+    }
+
     /// Whether the next step may have drafts. `verified` is the number of drafts that the last step
-    /// verified, and the number that it accepted. After one step without an accepted draft, one
-    /// step runs without drafts; after two in a row, two, then four, up to [`WITHHELD_MAX`].
+    /// verified, and the number that it accepted. After one step without an accepted draft (or after
+    /// the tolerated number and one more), one step runs without drafts; after one more in a row,
+    /// two, then four, up to [`WITHHELD_MAX`].
     pub(super) fn allows(&mut self, verified: Option<(usize, usize)>) -> bool {
         match verified {
             Some((_, 0)) => {
-                self.withheld = (1 << self.rejections.min(31)).min(WITHHELD_MAX);
+                if let Some(doublings) = self.rejections.checked_sub(self.tolerated) {
+                    self.withheld = (1 << doublings.min(31)).min(WITHHELD_MAX);
+                }
                 self.rejections += 1;
             }
             Some(_) => self.rejections = 0,
@@ -212,6 +246,9 @@ mod tests {
             assert_eq!(waits, Some(withheld));
         }
         assert!(backoff.allows(Some((4, 2))) && !backoff.allows(Some((4, 0))) && backoff.allows(None));
+        let mut backoff = Backoff::of_draft_head();
+        let allowed: Vec<_> = (0..5).map(|_| backoff.allows(Some((1, 0)))).collect();
+        assert_eq!(allowed, [true, true, true, false, false]);
     }
 
     proptest! {

@@ -4,6 +4,7 @@
 mod actor;
 mod admission;
 mod core;
+mod draft_limit;
 mod drafts;
 mod late_tokens;
 mod message;
@@ -14,7 +15,7 @@ mod step;
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};
 pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
-pub use drafts::{NgramSizes, PromptLookup, VerifiedDrafts};
+pub use drafts::{DraftSource, Drafter, NgramSizes, PromptLookup, VerifiedDrafts};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use scheduling_params::SchedulingParams;
 pub use sequence::{Finish, NewSequence, Placeholder};

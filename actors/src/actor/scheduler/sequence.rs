@@ -5,13 +5,13 @@ use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
 use bursar_kernels::{BLOCK_TOKENS, UnseenToken};
 use bursar_model::{
-    flow::{ContentSpan, EmbeddingRows, POSITION_AXES, PrefixKey, PrefixKeys},
+    flow::{ContentSpan, EmbeddingRows, NextToken, POSITION_AXES, PrefixKey, PrefixKeys},
     sampling::Sampler,
 };
 
 use super::{
     SchedulingParams,
-    drafts::{Backoff, PromptLookup},
+    drafts::{Backoff, Drafter},
 };
 use crate::{
     deadline::Deadlines,
@@ -52,8 +52,7 @@ pub struct NewSequence {
     pub sampler: Arc<Sampler>,
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt_read: Arc<[u32]>,
-    /// The drafter. `None` if no tokens are drafted for the sequence.
-    pub lookup: Option<PromptLookup>,
+    pub drafter: Drafter,
 }
 
 /// Prints counts, never the tokens, because they are the user's text.
@@ -114,10 +113,13 @@ pub(super) struct Sequence {
     pub(super) to_come: usize,
     /// The row of the last token that is `to_come`, in the choices of its step.
     pub(super) chosen_at: u32,
+    /// Cached tokens that the recurrent state has not seen: the drafts that the last step accepted.
+    /// The next step runs them again.
+    pub(super) state_lag: usize,
     /// Tokens that are expected after the known tokens.
     pub(super) drafts: Vec<u32>,
-    /// Drafted tokens that the running step verifies. Until then, no step is planned for the
-    /// sequence.
+    /// Drafted tokens that the running step verifies, and further tokens that it drafts. Until the step
+    /// has ended, no step is planned for the sequence.
     pub(super) verifying: usize,
     pub(super) backoff: Backoff,
     /// Tokens in blocks that have been named.
@@ -189,15 +191,20 @@ impl Sequence {
         let holds_pictures = !spec.pictures.is_empty();
         let without_rows = spec.pictures.iter().filter(|picture| picture.cache_rows.is_empty());
         let must_find = without_rows.map(|picture| picture.content.tokens.end).max().unwrap_or(0);
+        let backoff = match spec.drafter {
+            Drafter::DraftHead => Backoff::of_draft_head(),
+            Drafter::PromptLookup(_) | Drafter::None => Backoff::default(),
+        };
         Sequence {
             prompt: spec.tokens.len() - spec.produced,
             spec,
             cached: 0,
             to_come: 0,
             chosen_at: 0,
+            state_lag: 0,
             drafts: Vec::new(),
             verifying: 0,
-            backoff: Backoff::default(),
+            backoff,
             named: 0,
             scored: 0,
             has_begun: false,
@@ -231,6 +238,11 @@ impl Sequence {
         self.tokens() - self.cached
     }
 
+    /// The index of the first token that the next step runs.
+    pub(super) fn next_first(&self) -> usize {
+        self.cached - self.state_lag
+    }
+
     pub(super) fn is_decoding(&self) -> bool {
         self.pending() == 1 && self.produced() > 0
     }
@@ -261,7 +273,12 @@ impl Sequence {
     /// Whether the sequence takes part only in every other step, because the host must see its
     /// tokens first.
     pub(super) fn must_be_seen(&self, drafts_max: usize) -> bool {
-        self.spec.must_be_seen() || self.drafts_within(drafts_max) > 0
+        let expects_drafts = match self.spec.drafter {
+            // Each step proposes drafts.
+            Drafter::DraftHead => drafts_max > 0 && self.remaining() > 1,
+            Drafter::PromptLookup(_) | Drafter::None => self.drafts_within(drafts_max) > 0,
+        };
+        self.spec.must_be_seen() || expects_drafts
     }
 
     /// The number of tokens that are drafted for the sequence's next step, at most `drafts_max`. The
@@ -276,18 +293,28 @@ impl Sequence {
         &self.drafts[..count]
     }
 
-    /// Looks up to `drafts_max` tokens up that are expected after the known tokens, of which
-    /// `verified` is the number of drafts that the last step verified and the number that it
-    /// accepted.
-    pub(super) fn draft(&mut self, drafts_max: usize, verified: Option<(usize, usize)>) {
-        let spec = &mut self.spec;
-        let Some(lookup) = spec.lookup.as_mut().filter(|_| drafts_max > 0) else { return };
-        lookup.extend(&spec.tokens);
+    /// Drafts up to `drafts_max` tokens that are expected after the known tokens. `verified` is the
+    /// number of drafts that the last step verified and the number that it accepted, and `proposed` are
+    /// the drafts of the model's draft head.
+    pub(super) fn draft(&mut self, drafts_max: usize, verified: Option<(usize, usize)>, proposed: Vec<u32>) {
         self.drafts.clear();
+        if drafts_max == 0 {
+            return;
+        }
+        let spec = &mut self.spec;
+        if let Drafter::PromptLookup(lookup) = &mut spec.drafter {
+            lookup.extend(&spec.tokens);
+        }
         if self.backoff.allows(verified) {
             let pictures = &spec.pictures;
             let is_text = |token: usize| !pictures.iter().any(|picture| picture.content.tokens.contains(&token));
-            self.drafts = lookup.draft(&spec.tokens, drafts_max, is_text);
+            self.drafts = match &spec.drafter {
+                Drafter::None => return,
+                Drafter::PromptLookup(lookup) => lookup.draft(&spec.tokens, drafts_max, is_text),
+                Drafter::DraftHead => proposed,
+            };
+            let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
+            self.drafts.truncate(spec.sampler.allows(produced, &self.drafts));
         }
     }
 
@@ -296,12 +323,13 @@ impl Sequence {
         (self.to_come > 0).then_some(UnseenToken { row: self.chosen_at })
     }
 
-    /// The sequence's next `count` tokens and its first `drafts` drafted tokens, with the positions of
-    /// all of them. A token that has not been chosen yet is the last.
+    /// The tokens that the next step runs: accepted drafts that the recurrent state has not seen, the
+    /// next `count` tokens, and the first `drafts` drafted tokens, with the positions of all of them. A
+    /// token that has not been chosen yet is the last.
     pub(super) fn next(&self, count: usize, drafts: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
-        let stretch = self.cached..end.min(known);
+        let stretch = self.next_first()..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
         // A step that chooses a token runs all known tokens, so the next step runs
         // only the chosen token.
@@ -317,11 +345,22 @@ impl Sequence {
         NextTokens { tokens: [tokens, self.drafts(drafts)].concat().into(), unseen, positions }
     }
 
-    /// Records a planned step that runs the sequence's next `count` tokens and `drafts` drafted
-    /// tokens. If `chosen_at` is given, the step chooses the token after `count` in that row.
-    pub(super) fn launch(&mut self, count: usize, drafts: usize, chosen_at: Option<u32>) {
+    /// The token after the next `count` tokens.
+    pub(super) fn after_next(&self, count: usize) -> NextToken {
+        let index = self.cached + count;
+        let Some(token) = self.spec.tokens.get(index) else { return NextToken::Chosen };
+        let picture = self.spec.pictures.iter().find(|picture| picture.content.tokens.contains(&index));
+        let cache_row = picture.and_then(|picture| picture.cache_rows.get(index - picture.content.tokens.start));
+        NextToken::Known { token: *token, cache_row: cache_row.copied() }
+    }
+
+    /// Records a planned step that runs the sequence's next `count` tokens, and that writes keys and
+    /// values of up to `tried` drafts. If `chosen_at` is given, the step chooses the token after
+    /// `count` in that row.
+    pub(super) fn launch(&mut self, count: usize, tried: usize, chosen_at: Option<u32>) {
         self.cached += count;
-        self.verifying = drafts;
+        self.state_lag = 0;
+        self.verifying = tried;
         self.scored = self.scored.max(self.cached);
         if let Some(row) = chosen_at {
             self.to_come += 1;
@@ -402,8 +441,7 @@ impl Sequence {
     /// may include the sequence.
     pub(super) fn forget_cache(&mut self) {
         assert_eq!(self.to_come, 0, "{} has no token left to choose", self.id());
-        self.cached = 0;
-        self.named = 0;
+        (self.cached, self.state_lag, self.named) = (0, 0, 0);
     }
 
     /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its

@@ -1,9 +1,9 @@
 //! Pure: planned and running steps, and running copies of blocks.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use bursar_kernels::UnseenToken;
-use bursar_model::flow::StepBatch;
+use bursar_model::flow::{FurtherDrafts, StepBatch};
 
 use crate::{
     kv::SequenceId,
@@ -15,6 +15,8 @@ pub struct StepPlan {
     pub batch: StepBatch,
     /// The sequence of each part of the batch.
     pub parts: Vec<SequenceId>,
+    /// Whether the step runs tokens of a sequence that has not produced any.
+    pub has_prompts: bool,
     /// The rows of logits of each sequence that chooses tokens, in order.
     pub rows: Vec<ChosenRows>,
     /// The prompt tokens to score, in the order of the scored rows.
@@ -45,6 +47,8 @@ pub struct ChosenRows {
     /// The tokens that are expected from the first rows. A row after the first counts only if each
     /// row before it chose its expected token.
     pub drafts: Vec<u32>,
+    /// The drafts that the draft head computes after its first; `None` if it computes none.
+    pub further: Option<FurtherDrafts>,
 }
 
 impl ChosenRows {
@@ -72,6 +76,8 @@ pub(super) struct SequenceTokens {
     pub(super) tokens: usize,
     /// Drafted tokens that follow.
     pub(super) drafts: usize,
+    /// Tokens that the draft head drafts after its first draft, for the next step.
+    pub(super) further: usize,
 }
 
 /// A step that was submitted to the lane and has not ended.
@@ -84,6 +90,9 @@ pub(super) struct StepUnderWay {
     pub(super) work: StepWork,
     /// Whether pictures are being encoded on the same GPU while the step runs.
     pub(super) pictures: bool,
+    /// When the step was submitted.
+    pub(super) launched: Duration,
+    pub(super) has_prompts: bool,
 }
 
 /// A sequence's part of a running step.
@@ -96,6 +105,8 @@ pub(super) struct PartUnderWay {
     pub(super) chooses: bool,
     /// Drafted tokens after `end`.
     pub(super) drafts: usize,
+    /// Tokens that the draft head drafts in blocks after those.
+    pub(super) further: usize,
 }
 
 impl StepUnderWay {

@@ -1,5 +1,5 @@
-//! The vision actor: a thin shell around its core. CPU threads decode files, and the
-//! lane runs encoder launches.
+//! The vision actor, which executes the effects of its core. CPU threads decode files, and the
+//! vision lane runs encoder batches.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,8 +31,8 @@ use crate::{
 /// The actor that prepares pictures and manages the cache of their embeddings.
 pub struct VisionActor;
 
-/// Maximum number of pictures of known files that are remembered. The entries of this many pictures
-/// take about 4 MB.
+/// Maximum number of pictures of known files that the actor remembers. That many entries take about
+/// 4 MB.
 const KNOWN_MAX: usize = 32_768;
 
 pub struct VisionArguments {
@@ -54,14 +54,15 @@ pub struct VisionArguments {
     pub row_bytes: Bytes,
     /// The number of rows that fit in host memory.
     pub host_rows: usize,
-    /// The permit of the profile record: patches in one launch.
+    /// The permit of the profile record: patches in one encoder batch.
     pub launch_patches: usize,
-    /// The promised token interval, which limits launches while replies are in progress.
+    /// The promised token interval, which limits encoder batches while replies are in progress.
     pub pacing: Pacing,
     pub tenant_weights: TenantWeights,
     /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
-    /// The callback for a launch that is refused memory. It makes the engine replace this actor.
+    /// The callback for an encoder batch that is refused memory. The callback makes the engine
+    /// replace this actor.
     pub refused: RefusalSink,
 }
 
@@ -69,7 +70,7 @@ pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureHash, Pixels>,
-    /// The pictures that files were decoded to. They are remembered because the next turn of a
+    /// The pictures that each known file was decoded to. They are kept because the next turn of a
     /// conversation sends the files again.
     known: KnownFiles<MediaKey>,
     pending: BTreeMap<Ticket, Pending>,
@@ -81,12 +82,12 @@ pub struct VisionState {
     /// Whether one of the `decoding` requests waits for host memory. Only one request waits at a
     /// time, so that an urgent request waits for at most one other request.
     is_leasing: bool,
-    /// `true` once a launch was refused memory. The engine has been informed, and is about to
-    /// replace this actor.
+    /// `true` once an encoder batch was refused memory. The engine has been informed, and is about
+    /// to replace this actor.
     is_refused: bool,
 }
 
-/// Pixels that wait for their launch, and the lease of the host memory that they occupy.
+/// Pixels that wait for their encoder batch, and the lease of the host memory that they occupy.
 struct Pixels {
     image: ResizedImage,
     host: Arc<Lease>,
@@ -95,8 +96,8 @@ struct Pixels {
 /// The pictures that a file was decoded to.
 type Known = Vec<(PictureHash, Grid)>;
 
-/// A request whose files wait to be decoded. `held` has one entry per file: the file's pictures if
-/// they need no pixels, otherwise `None`.
+/// A request with files to decode. `held` has one entry per file: the file's pictures if they need
+/// no pixels, otherwise `None`.
 struct Undecoded {
     request: EmbedRequest,
     held: Vec<Option<Known>>,
@@ -116,8 +117,8 @@ struct Pending {
     rank: Priority,
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
-    /// The files. They are decoded if a picture without pixels is evicted before the request is
-    /// served.
+    /// The files, in case they must be decoded after all: a picture without pixels may be evicted
+    /// before the request is served.
     plans: Arc<[MediaPlan]>,
     reply: Responder<Result<PinnedSet, VisionError>>,
 }
@@ -377,8 +378,8 @@ impl VisionState {
                     let request = Box::new(request);
                     drop(myself.send_message(VisionMessage::Prepared { request, held, pictures, host }));
                 }
-                // This actor is ending. Dropping the reply reports that, and the driver reads the
-                // reason from the model's status.
+                // This actor is ending. Dropping the reply reports the end, and the driver reads
+                // the reason from the model's status.
                 Err(VisionError::Host(error)) if error.is_the_end() => drop(request),
                 Err(error) => request.reply.answer(Err(error)),
             }
@@ -456,10 +457,10 @@ impl VisionState {
 
 /// The most bytes of host memory that a request's pictures and videos take.
 struct HostBytes {
-    /// Bytes of the resized frames of all files. They are needed until the frames are encoded,
-    /// because a launch shares the frames without a copy.
+    /// Bytes of the resized frames of all files, which stay in memory until they are encoded: an
+    /// encoder batch reads the frames without a copy.
     pixels: Bytes,
-    /// Bytes for decoding the largest file. They are needed until all files are decoded.
+    /// Bytes for decoding the largest file, which are needed until all files are decoded.
     decoding: Bytes,
 }
 

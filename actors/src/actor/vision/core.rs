@@ -1,4 +1,5 @@
-//! Pure: which pictures are cached, which wait, and which the next launch encodes.
+//! Pure: which pictures are cached, which pictures wait, and which pictures the next encoder batch
+//! contains.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -38,7 +39,7 @@ pub struct EncodeRequest {
     pub key: PictureHash,
     /// Cache rows that the picture takes.
     pub rows: usize,
-    /// Patches of the picture in a launch.
+    /// Patches of the picture in an encoder batch.
     pub patches: usize,
     /// Whether the picture's file was decoded. If not, the picture was
     /// [held](VisionCore::holds_all) when it was requested.
@@ -51,7 +52,7 @@ pub enum Input {
     /// A request's pictures are decoded or held. The request needs all of them at once, and
     /// waits with this priority.
     Want(Ticket, Priority, Vec<EncodeRequest>),
-    /// The oldest running launch has ended.
+    /// The oldest running encoder batch has ended.
     Encoded,
     /// The oldest copies have ended.
     Copied,
@@ -63,14 +64,15 @@ pub enum Input {
     Streams(bool),
 }
 
-/// An action for the vision actor, which takes the actions in order.
+/// An action for the vision actor, which carries out the actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Encode these pictures into these rows. The end of the launch arrives as [`Input::Encoded`].
+    /// Encode these pictures into these rows. [`Input::Encoded`] reports the end of the encoder
+    /// batch.
     Launch(Vec<(PictureHash, Arc<[u32]>)>),
-    /// Copy rows. The end arrives as [`Input::Copied`].
+    /// Copy rows. [`Input::Copied`] reports the end of the copies.
     Copy {
-        /// Evicted rows and their host slots. They are copied first.
+        /// Evicted rows and their host slots. They must be copied before `to_device`.
         to_host: Vec<BlockCopy>,
         /// Rows to fetch and their host slots.
         to_device: Vec<BlockCopy>,
@@ -90,7 +92,7 @@ pub enum Effect {
 pub enum TooLarge {
     /// The pictures need more rows than the cache has. A repeated picture is counted once.
     Request { rows: usize, limit: usize },
-    /// A picture has more patches than a launch may have.
+    /// A picture has more patches than an encoder batch may have.
     Picture { patches: usize, limit: usize },
 }
 
@@ -108,9 +110,9 @@ struct Entry {
 /// The state of a picture's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The picture is in no launch yet.
+    /// The picture is in no encoder batch yet.
     Queued,
-    /// The picture's launch is running.
+    /// The picture's encoder batch is running.
     Launched,
     /// The rows are being copied from host memory.
     Copying,
@@ -118,7 +120,7 @@ enum State {
     There,
 }
 
-/// Copies that were decided and have not begun.
+/// Copies that were decided and have not started.
 #[derive(Debug, Default)]
 struct Batch {
     to_host: Vec<BlockCopy>,
@@ -131,9 +133,9 @@ struct Batch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheLookup {
     pub pictures: usize,
-    /// Pictures that were found on the device or in host memory, so that they need no launch.
+    /// Pictures that were found on the device or in host memory, so that they need not be encoded.
     pub hits: usize,
-    /// The hits that were fetched from host memory.
+    /// The part of `hits` that was fetched from host memory.
     pub host_hits: usize,
 }
 
@@ -141,25 +143,25 @@ pub struct CacheLookup {
 pub struct VisionCore {
     rows_total: usize,
     launch_patches: usize,
-    /// The most patches of a launch while replies are in progress. A larger picture
-    /// is launched by itself.
+    /// The most patches of an encoder batch while replies are in progress. A picture with more
+    /// patches than this gets a batch to itself.
     patches_beside_streams: usize,
     has_streams: bool,
     free: BTreeSet<u32>,
     entries: BTreeMap<PictureHash, Entry>,
-    /// Requests that wait for rows, or for room in the next launch. A request gets rows for
-    /// all its pictures at once: two requests that each held some rows and waited for the
-    /// rest would wait forever.
+    /// Requests that wait for rows, or for room in the next encoder batch. A request gets rows for
+    /// all its pictures at once: two requests that each held some rows and waited for the rest
+    /// would deadlock.
     waiting: Line<Ticket, Vec<EncodeRequest>>,
     /// Whether the next request lacks rows.
     lacks_rows: bool,
     /// Requests whose pictures have rows but cannot all be read yet.
     pending: VecDeque<(Ticket, Vec<PictureHash>)>,
-    /// Pictures that have rows and are in no launch yet. The queue holds little more than the next
-    /// launch takes, so that a more urgent later request can still be served before waiting
-    /// requests.
+    /// Pictures that have rows and are in no encoder batch yet. The queue holds little more than
+    /// the next batch takes, so that a more urgent request that arrives later can still overtake
+    /// the waiting requests.
     queue: VecDeque<PictureHash>,
-    /// The launches that were submitted to the lane, the oldest first.
+    /// The encoder batches that were submitted to the lane, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
     /// The host tier for evicted pictures.
     host: HostSlots<PictureHash>,
@@ -171,8 +173,8 @@ pub struct VisionCore {
 }
 
 impl VisionCore {
-    /// Creates an empty cache of `rows` rows. A launch encodes at most `launch_patches` patches.
-    /// Both numbers are permits of the profile record.
+    /// Creates an empty cache of `rows` rows. An encoder batch has at most `launch_patches`
+    /// patches. Both numbers are permits of the profile record.
     pub fn new(rows: usize, launch_patches: usize) -> Self {
         VisionCore {
             rows_total: rows,
@@ -194,15 +196,15 @@ impl VisionCore {
         }
     }
 
-    /// Limits launches to `patches` while replies are in progress, because replies wait for the GPU
-    /// during a launch.
+    /// Limits encoder batches to `patches` while replies are in progress, because replies wait for
+    /// the GPU while a batch runs.
     #[must_use]
     pub fn beside_streams(mut self, patches: Option<usize>) -> Self {
         self.patches_beside_streams = patches.unwrap_or(self.launch_patches).min(self.launch_patches);
         self
     }
 
-    /// Divides the launches among tenants by `weights`.
+    /// Divides the encoder among tenants by `weights`.
     #[must_use]
     pub fn with_tenants(self, weights: TenantWeights) -> Self {
         VisionCore { waiting: Line::new(weights), ..self }
@@ -249,13 +251,14 @@ impl VisionCore {
         (self.free.len(), self.entries.len())
     }
 
-    /// Whether a picture has rows that can be read now, or after a launch or copy.
+    /// Whether a picture has rows that can be read now, or after the end of its encoder batch or
+    /// copy.
     pub fn holds(&self, key: &PictureHash) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Whether these pictures need no pixels. This requires a host tier, and each picture must be
-    /// on the device or the host.
+    /// Whether none of these pictures needs pixels: there is a host tier, and each picture is on
+    /// the device or the host.
     pub fn holds_all(&self, keys: &[PictureHash]) -> bool {
         self.host.is_there() && keys.iter().all(|key| self.holds(key) || self.host.holds(key))
     }
@@ -269,14 +272,15 @@ impl VisionCore {
         mem::take(&mut self.found)
     }
 
-    /// The patches of the oldest running launch.
+    /// The patches of the oldest running encoder batch.
     pub fn patches_under_way(&self) -> usize {
         self.under_way.front().into_iter().flatten().map(|key| self.entries[key].patches).sum()
     }
 
     /// Pins these pictures and returns their rows, in order. Returns `None` and pins nothing if a
-    /// picture is missing or cannot be read yet. Also returns `None` while a request lacks rows,
-    /// because pictures that are recalled again and again would never be evicted for it.
+    /// picture is missing or cannot be read yet. Also returns `None` while a request lacks rows:
+    /// pictures that are recalled again and again could otherwise never be evicted for that
+    /// request.
     pub fn recall(&mut self, keys: &[PictureHash]) -> Option<Vec<Arc<[u32]>>> {
         if self.is_short() {
             return None;
@@ -293,8 +297,9 @@ impl VisionCore {
         Some(keys.iter().map(recall).collect())
     }
 
-    /// The pictures whose pixels a later launch may need. A picture that is cached now may be
-    /// evicted before a waiting request is served.
+    /// The pictures whose pixels a later encoder batch may need. A picture that is cached now is
+    /// included if a waiting request has its pixels, because the picture may be evicted before that
+    /// request is served.
     pub fn need_pixels(&self) -> BTreeSet<PictureHash> {
         let waiting = self.waiting.values().flatten().filter(|picture| picture.has_pixels);
         waiting.map(|picture| picture.key).chain(self.queue.iter().copied()).collect()
@@ -321,8 +326,8 @@ impl VisionCore {
         if rows > self.rows_total {
             return effects.push(Effect::Refused(ticket, TooLarge::Request { rows, limit: self.rows_total }));
         }
-        // `true` if serving the request now makes no launch larger, and takes no rows that another
-        // request waits for.
+        // `true` if serving the request now makes no encoder batch larger, and takes no rows that
+        // another request waits for.
         let delays_none = self.patches_to_encode(&pictures) == 0 && self.have_places(&pictures) && !self.is_short();
         if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
             return self.give_rows(ticket, &pictures);
@@ -348,9 +353,9 @@ impl VisionCore {
         entry.used = self.clock;
     }
 
-    /// Gives rows to waiting requests in order, while there are enough rows, the next launch is not
-    /// full, and copies may begin. If the next request lacks rows, a limited number of requests
-    /// that fit may overtake it.
+    /// Gives rows to waiting requests in order, while there are enough rows, the next encoder batch
+    /// is not full, and copies may start. If the next request lacks rows, a limited number of
+    /// requests that fit may overtake it.
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
         while self.copying.len() < COPIES && !self.is_launch_full() {
             let order = self.waiting.order();
@@ -419,8 +424,8 @@ impl VisionCore {
         distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
     }
 
-    /// Pictures that may be evicted for the `wanted` pictures: when they were last used, their
-    /// hashes, and how many rows they have.
+    /// Pictures that may be evicted to make room for the `wanted` pictures: the time of their last
+    /// use, their hashes, and how many rows they have.
     fn idle<'a>(&'a self, wanted: &'a [EncodeRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
         let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
         let idle = self
@@ -473,7 +478,7 @@ impl VisionCore {
             entry.pins += 1;
             return;
         }
-        // The lowest free rows are taken, so that adjacent rows are copied together.
+        // Take the lowest free rows, so that adjacent rows can be copied together.
         let rows: Vec<u32> = (0..picture.rows).map_while(|_| self.free.pop_first()).collect();
         self.clock += 1;
         let state = match self.host.fetch(&picture.key, self.clock) {
@@ -502,9 +507,9 @@ impl VisionCore {
         });
     }
 
-    /// Begins a launch, as full as the order allows. While a launch runs, the next launch begins
-    /// only if it is full. A launch that is not full waits, because later arrivals may still fill
-    /// it. Returns `false` if no launch can begin.
+    /// Starts an encoder batch with as many queued pictures as fit, in order. While a batch runs,
+    /// the next batch starts only if it is full. A batch that is not full waits, because later
+    /// arrivals may still fill it. Returns `false` if no batch can start.
     fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
         let (pictures, is_full) = self.next_launch();
         let is_idle = self.under_way.is_empty();
@@ -523,19 +528,20 @@ impl VisionCore {
         true
     }
 
-    /// Whether a picture that is queued now would have to wait for the launch after the next.
+    /// Whether the next encoder batch is full, so that a picture that is queued now would have to
+    /// wait for the batch after it.
     fn is_launch_full(&self) -> bool {
         let (pictures, is_full) = self.next_launch();
         pictures > 0 && is_full
     }
 
-    /// How many queued pictures the next launch takes, and whether that launch is full.
+    /// How many queued pictures the next encoder batch takes, and whether that batch is full.
     fn next_launch(&self) -> (usize, bool) {
         let mut permits = if self.has_streams { self.patches_beside_streams } else { self.launch_patches };
         for (pictures, key) in self.queue.iter().enumerate() {
             match permits.checked_sub(self.entries[key].patches) {
                 Some(left) => permits = left,
-                // A picture is not split. No picture exceeds a whole launch.
+                // A picture is not split. No picture exceeds the limit of a whole batch.
                 None => return (pictures.max(1), true),
             }
         }

@@ -1,5 +1,5 @@
-//! Pure: known files, with the pictures that they were decoded to, so that the next turn of a
-//! conversation need not decode them again.
+//! Pure: known files, and the pictures that each was decoded to, so that the next turn of a
+//! conversation need not decode the files again.
 
 use std::collections::BTreeMap;
 

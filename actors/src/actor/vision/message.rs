@@ -51,14 +51,14 @@ pub enum VisionMessage {
     DecoderFree,
     /// A request that is about to be decoded has got host memory, or no longer waits for it.
     Leased,
-    /// The lane's answer to the oldest encoder launch. At most two run.
+    /// The lane's answer to the oldest encoder batch. At most two batches run at once.
     Encoded(Result<(), LaneError>),
     /// The lane's answer to the oldest copies of rows.
     Copied(Result<(), LaneError>),
     /// A request no longer needs these pictures. The list has one entry per pin.
     Unpin(Vec<PictureHash>),
-    /// Sets the gauges again, in case a recorder was installed since. The actor
-    /// sends this to itself.
+    /// Sets the gauges again, in case a recorder was installed since the last time. The actor sends
+    /// this message to itself.
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),

@@ -24,19 +24,19 @@ use crate::{
 /// Maximum characters of an error that are logged.
 const ERROR_CHARACTERS: usize = 512;
 
-/// A chat with more bytes of text than this counts as long; see [`LONG_CHATS`].
+/// A chat with more bytes of text than this limit counts as long; see [`LONG_CHATS`].
 const LONG_CHAT_BYTES: usize = 256 << 10;
 
 /// Permits to prepare long chats, shared by all models: one per CPU.
 static LONG_CHATS: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
 
-/// Number of events that a driver may send ahead of its caller. A slow caller delays
-/// only its own reply.
+/// Number of events that a driver may send before its caller reads them. A slow caller delays only
+/// its own reply.
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
-    /// Sends a chat to the model.
+    /// Sends a chat to the model, and returns its reply as a stream of events.
     ///
     /// # Errors
     /// Anything outside the envelope is refused immediately, with the limit, the value and a hint.
@@ -49,11 +49,11 @@ impl ModelHandle {
         Ok(replies.pop().expect("one sample has one reply"))
     }
 
-    /// Sends a chat and returns several replies that share the prompt. The first sample computes
-    /// the prompt, and its KV blocks exist only once. Each sample counts as a separate request and
-    /// has its own reply. Each sample's seed is one higher than the seed before it, so a sample
-    /// equals the reply of [`chat`](ModelHandle::chat) with that seed. Log-probabilities of the
-    /// prompt are sent only with the first sample.
+    /// Sends a chat and returns several replies to it. The first sample computes the prompt, and
+    /// all samples share its KV blocks. Each sample counts as a separate request and has its own
+    /// reply. Each sample's seed is one higher than the seed before it, so a sample equals the
+    /// reply of [`chat`](ModelHandle::chat) with that seed. Log-probabilities of the prompt are
+    /// sent only with the first sample.
     ///
     /// # Errors
     /// See [`chat`](ModelHandle::chat). Also [`ChatError::Samples`] for zero samples, or for more
@@ -63,8 +63,9 @@ impl ModelHandle {
         let span = self.span(id);
         let accepted = self.accept(chat, samples, span.clone()).instrument(span.clone()).await;
         accepted.inspect_err(|error| {
-            // Includes the id, because the span is absent if only warnings are recorded. The text
-            // is shortened because it may contain a name that the caller chose, such as a tool's.
+            // The message repeats the id, because the span is absent if only warnings are recorded.
+            // The text is cut because it may contain a name that the caller chose, such as a
+            // tool's.
             let told: String = error.to_string().chars().take(ERROR_CHARACTERS).collect();
             span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), error = told, "refused"));
         })
@@ -141,7 +142,7 @@ impl ModelHandle {
             None
         };
         // Templates, tokenizers and grammars are slow, so a blocking thread prepares the chat. The
-        // thread continues even if the caller disconnects, so the thread holds the credits. That
+        // thread continues even if the caller disconnects. It therefore holds the credits, which
         // limits the number of these threads to the number of requests.
         let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
             Ok(prepared) => Ok((prepared, stopwatches)),

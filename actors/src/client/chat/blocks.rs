@@ -1,5 +1,5 @@
-//! Subscriptions to changes of a model's KV blocks. A subscription continues after deaths, sleep
-//! and changes of the number of blocks.
+//! Subscriptions to changes of a model's KV blocks. A subscription survives deaths of actors,
+//! sleep, and changes of the number of blocks.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::ModelHandle;
 use crate::kv::{BlockEvent, BlockLog, BlockReceiver, KvUse};
 
 /// A subscription, meant for routers, to the blocks in a model's prefix cache and to each change of
-/// them. A model in which every layer has a sliding window reports no blocks. See
+/// these blocks. A model in which every layer has a sliding window reports no blocks. See
 /// [`ModelHandle::block_events`].
 pub struct BlockEvents {
     model: ModelHandle,
@@ -19,8 +19,8 @@ pub struct BlockEvents {
 }
 
 impl BlockEvents {
-    /// Waits for the next changes, which are all changes of one step, in order. A listener that
-    /// applies every change knows all blocks in the prefix cache.
+    /// Waits for the next changes and returns them in order. Each result contains all changes of a
+    /// step. A listener that applies every change knows all blocks in the prefix cache.
     ///
     /// The first result begins with [`BlockEvent::Cleared`] and contains all current blocks. The
     /// first result after a death, a sleep, or a lag of more than 1,024 changes begins in the same

@@ -36,8 +36,8 @@ pub(crate) struct SleepHandle {
     pub(crate) send: SendSleepOrder,
 }
 
-/// A handle to a loaded model. Clones refer to the same model, which stays loaded until
-/// its runtime unloads it.
+/// A handle to a loaded model. Clones refer to the same model. Dropping all handles does not unload
+/// the model: it stays loaded until its runtime unloads it.
 ///
 /// ```
 /// use bursar_actors::{
@@ -184,9 +184,9 @@ impl ModelHandle {
         }
     }
 
-    /// Returns the actors that currently serve, so that the caller can ask, monitor, link or
-    /// kill them. Waits while they are being replaced. If the model sleeps, these are the
-    /// actors that served last.
+    /// Returns the actors that currently serve, so that the caller can ask, monitor, link or kill
+    /// them. Waits while they are being replaced. If the model sleeps, returns the actors that
+    /// served last.
     ///
     /// Monitor with `mine.monitor(theirs)`. Link with `mine.link(theirs)`, which ends your actor
     /// together with theirs. Do not call `theirs.link(mine)`: an actor has only one supervisor, so

@@ -139,8 +139,8 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let pictures = shown.pictures.iter();
     let costs = merge.into_iter().flat_map(|merge| pictures.clone().flat_map(move |plan| plan.grid().costs(merge)));
     let cost = RequestCost::of(count + tokens_max, costs);
-    // Rule 3: inputs outside the envelope are resized or refused. That has happened above, so only
-    // a bug can make this assertion fail.
+    // Rule 3: inputs outside the envelope are resized or refused. The calls above have done so, and
+    // only a bug can make this assertion fail.
     assert!(cost.is_within(&largest), "a request of {cost:?} was admitted although the stressed limit is {largest:?}");
     Ok(tokens_max)
 }

@@ -103,8 +103,7 @@ impl Reply {
                 Some(Err(ChatError::Stopped { reason: "the server is shutting down".into() }))
             }
         };
-        // If the driver ended without sending an end, it was dropped together with its tokio
-        // runtime.
+        // A driver that ended without sending an end was dropped together with its tokio runtime.
         let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime has ended".into() }));
         self.ended = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));
         Poll::Ready(Some(event))

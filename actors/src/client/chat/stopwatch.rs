@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// One accepted request, from the moment it was received. This value owns the request's credit, so
-/// the request counts as running while the value exists. If this value is dropped before an end is
-/// recorded, the caller has disconnected or the deadline has passed.
+/// the request counts as running as long as the value exists. Dropping the value without recording
+/// an end means that the caller has disconnected or the deadline has passed.
 pub(crate) struct Stopwatch {
     model: Label,
     /// `None` once the request has ended.
@@ -110,8 +110,8 @@ impl Stopwatch {
         self.first.get_or_insert(at);
         self.patience.token();
         match self.last.replace(at) {
-            // The duration saturates at 0: if the request was submitted again after a death, a
-            // step's time may lie before the time of the latest token.
+            // The interval saturates at 0. If the request was submitted again after a death, the
+            // time of a step may be earlier than the time of the latest token.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
             None => metric::TIME_TO_FIRST_TOKEN_SECONDS.record(&self.model, at.saturating_duration_since(self.asked)),
         }

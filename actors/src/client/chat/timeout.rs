@@ -15,8 +15,8 @@ use crate::deadline::{Deadline, Deadlines};
 pub(crate) struct Patience {
     asked: Instant,
     limits: Deadlines,
-    /// `true` once the first step is planned. All samples of a chat share this flag: when the first
-    /// sample begins, the samples that wait for its prompt count as begun too.
+    /// `true` once the first step is planned. All samples of a chat share this flag: once the first
+    /// sample has begun, the samples that wait for its prompt count as begun too.
     has_begun: Arc<AtomicBool>,
     has_token: Arc<AtomicBool>,
 }

@@ -5,8 +5,7 @@ use bursar_kernels::DType;
 use bursar_model::flow::{StepFormat, StepLayout};
 
 /// Sizes double up to this number of rows and then grow by this number. A step therefore has fewer
-/// than this number of padding rows, and the cost of a padding row is negligible compared with the
-/// cost of reading the weights.
+/// than this number of padding rows. Padding rows cost little compared with reading the weights.
 const STEP: usize = 8;
 
 /// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8,

@@ -82,6 +82,34 @@ pub(super) struct Choosing {
     report: Option<Report>,
 }
 
+/// The tokens of each choice up to the first that is not the expected one, or an error for a row
+/// that allows no token.
+pub(super) type ChosenTokens = Vec<Vec<Result<Token, SamplingError>>>;
+
+/// The chosen tokens of a step, or the download that brings them.
+pub(super) enum Chosen {
+    Coming(Choosing),
+    Known(ChosenTokens),
+}
+
+impl Chosen {
+    /// Whether [`finish`](Chosen::finish) would return without waiting.
+    pub(super) fn has_come(&self) -> bool {
+        match self {
+            Chosen::Coming(choosing) => choosing.has_come(),
+            Chosen::Known(_) => true,
+        }
+    }
+
+    /// Waits for the download.
+    pub(super) fn finish(self, choices: &[Choice]) -> Result<ChosenTokens, KernelError> {
+        match self {
+            Chosen::Coming(choosing) => choosing.finish(choices),
+            Chosen::Known(tokens) => Ok(tokens),
+        }
+    }
+}
+
 struct Report {
     layout: SampleLayout,
     report_words: usize,
@@ -94,9 +122,8 @@ impl Choosing {
         self.results.has_come()
     }
 
-    /// Waits for the download. Returns the tokens of each choice up to the first that is not the
-    /// expected one, or an error for a row that allows no token.
-    pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Vec<Result<Token, SamplingError>>>, KernelError> {
+    /// Waits for the download.
+    pub(super) fn finish(self, choices: &[Choice]) -> Result<ChosenTokens, KernelError> {
         let words = self.results.wait()?;
         let mut first_row = 0;
         let mut rows = |choice: &Choice| {

@@ -10,7 +10,7 @@ use bursar_model::{
 
 use super::{
     ModelRunner,
-    choosing::TokenChoice,
+    choosing::{Chosen, TokenChoice},
     graphs::{Captured, Tokens},
     job::{LaneError, StepJob},
     pending::RunningStep,
@@ -47,7 +47,7 @@ impl<B: Backend> ModelRunner<B> {
     /// step, and on a device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<RunningStep, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
-        if !job.batch.is_decoding_alone() {
+        if !job.batch.is_decoding_alone() || job.batch.drafts.is_some() {
             return None;
         }
         let layout = inputs.shape().layout_holding(job.batch.token_count())?;
@@ -76,7 +76,8 @@ impl<B: Backend> ModelRunner<B> {
             }
             Ok(wanted.download(scope, &buffers, layout.logit_rows)?)
         })?;
-        Ok(RunningStep { choosing, scores: None, is_by_graph: captured.is_some(), loads: None })
+        let choosing = Chosen::Coming(choosing);
+        Ok(RunningStep { choosing, drafting: None, scores: None, is_by_graph: captured.is_some(), loads: None })
     }
 
     fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {

@@ -7,7 +7,7 @@ use bursar_kernels::{KernelError, UnseenToken, ops::copy_blocks::CopyLists};
 use bursar_model::{
     Depth,
     error::SamplingError,
-    flow::{LogProbabilities, StepBatch, Token},
+    flow::{FurtherDrafts, LogProbabilities, StepBatch, Token},
     registry::EncoderBatch,
     sampling::{Past, Sampler, Score},
     worst_cases::{Footprint, WorstCase},
@@ -71,6 +71,8 @@ pub struct Choice {
     /// Tokens that are expected from `position` on. The step has a row of logits for the next
     /// token, and one after each draft.
     pub drafts: Vec<u32>,
+    /// The drafts that the draft head computes after its first; `None` if it computes none.
+    pub further: Option<FurtherDrafts>,
 }
 
 #[derive(Clone)]
@@ -132,6 +134,9 @@ pub struct Stepped {
     /// The tokens of each choice: one, and one more for each accepted draft. The last may be an error
     /// instead, if its row allows no token. Such an error fails only its own sequence.
     pub chosen: Vec<Vec<Result<Token, SamplingError>>>,
+    /// The drafts of the draft head after the last token of each choice. Empty for a model without
+    /// a draft head, and after an error.
+    pub drafts: Vec<Vec<u32>>,
     /// Log-probabilities of the scored tokens, in the job's order. `None` where the logits are not
     /// numbers or the token does not exist.
     pub scores: Vec<Option<LogProbabilities>>,
@@ -277,7 +282,7 @@ mod tests {
     #[test]
     fn tokens_count_up_to_the_first_that_was_not_drafted() {
         let sampler = Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy"));
-        let choice = Choice { sampler, position: 3, past: None, drafts: vec![5, 6] };
+        let choice = Choice { sampler, position: 3, past: None, drafts: vec![5, 6], further: None };
         let token = |id| Ok::<_, &str>(Token { id, position: 3, log_probabilities: None });
         let accepted = |chosen: [Result<Token, &'static str>; 3]| {
             choice.accepted(chosen).into_iter().map(|token| token.map(|token| token.id)).collect::<Vec<_>>()

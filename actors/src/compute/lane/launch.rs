@@ -2,17 +2,17 @@
 
 use std::time::Instant;
 
-use bursar_kernels::{Backend, Scope, WorkCounter};
+use bursar_kernels::{Backend, FaultyBackend, Scope, Tensor, WorkCounter};
 use bursar_model::{
     Depth,
     blocks::decoder::StepCaches,
-    sampling::Scores,
+    sampling::{Scored, Scores},
     worst_cases::{self, Footprint, Pass},
 };
 
 use super::{
     ModelRunner,
-    choosing::{TokenChoice, logits_of},
+    choosing::{Choosing, Chosen, TokenChoice, logits_of},
     job::{Job, LaneError, StepJob},
     pending::{Pending, RunningStep},
 };
@@ -70,29 +70,54 @@ impl<B: Backend> ModelRunner<B> {
         if let Some(launched) = self.decode_alone(job) {
             return launched;
         }
-        let (choosing, scores) = self.pass(|scope, cache| {
-            let layers = self.memory.layer_caches(&self.model);
-            let mut buffers = self.memory.sampling.buffers(self.rank());
-            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
-            let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
-            let of = logits_of(&job.choices);
-            // [logit_rows, vocabulary or own tokens]
-            let logits = self.model.step(scope, &job.batch, &caches, of, |scope, rows| scores.score(scope, rows))?;
-            let scores = scores.download(scope)?;
-            let rows = logits.rows();
-            // The choices are built after the layers are launched, so that the device computes
-            // while the host builds masks.
-            let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
-            match &choices {
-                TokenChoice::Greedy { .. } => buffers.take_argmax(scope, &logits)?,
-                TokenChoice::Asked(asked) => {
-                    self.ask(scope, &mut buffers, &asked.batch, rows)?;
-                    buffers.choose(scope, &logits)?;
-                }
+        self.pass(|scope, cache| {
+            let mut hidden = match &job.batch.drafts {
+                Some(_) => Some(scope.empty([job.batch.token_count(), self.model.config().decoder().hidden])?),
+                None => None,
+            };
+            let (choosing, scores) = self.choose(&scope.scope(), job, cache, hidden.as_mut())?;
+            let Some(hidden) = hidden else {
+                let choosing = Chosen::Coming(choosing);
+                return Ok(RunningStep { choosing, drafting: None, scores, is_by_graph: false, loads: None });
+            };
+            let (choosing, drafting) = self.draft(scope, job, cache, &hidden, choosing)?;
+            Ok(RunningStep { choosing, drafting: Some(drafting), scores, is_by_graph: false, loads: None })
+        })
+    }
+
+    /// Launches the decoder on a step and the choice of its tokens. If `hidden` `[tokens, hidden]` is
+    /// given, it receives the rows that a draft head reads.
+    fn choose(
+        &self,
+        scope: &Scope<'_, FaultyBackend<B>>,
+        job: &StepJob,
+        cache: &Tensor<'_>,
+        hidden: Option<&mut Tensor<'_>>,
+    ) -> Result<(Choosing, Option<Scored>), LaneError> {
+        let layers = self.memory.layer_caches(&self.model);
+        let mut buffers = self.memory.sampling.buffers(self.rank());
+        let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
+        let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
+        let of = logits_of(&job.choices);
+        // [logit_rows, vocabulary or own tokens]
+        let score = |scope: &Scope<'_, _>, rows: &Tensor<'_>| scores.score(scope, rows);
+        let logits = match hidden {
+            Some(hidden) => self.model.step_into(scope, &job.batch, &caches, of, hidden, score)?,
+            None => self.model.step(scope, &job.batch, &caches, of, score)?,
+        };
+        let scores = scores.download(scope)?;
+        let rows = logits.rows();
+        // The choices are built after the layers are launched, so that the device computes
+        // while the host builds masks.
+        let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
+        match &choices {
+            TokenChoice::Greedy { .. } => buffers.take_argmax(scope, &logits)?,
+            TokenChoice::Asked(asked) => {
+                self.ask(scope, &mut buffers, &asked.batch, rows)?;
+                buffers.choose(scope, &logits)?;
             }
-            Ok((choices.download(scope, &buffers, rows)?, scores))
-        })?;
-        Ok(RunningStep { choosing, scores, is_by_graph: false, loads: None })
+        }
+        Ok((choices.download(scope, &buffers, rows)?, scores))
     }
 
     /// Starts the download of how often each expert was chosen, if a read is due.

@@ -9,6 +9,7 @@ mod begun;
 mod choosing;
 mod copying;
 mod decoding;
+mod drafting;
 mod graphs;
 mod job;
 mod launch;

@@ -8,7 +8,8 @@ use tracing::{Span, debug, warn};
 
 use super::{
     ModelRunner,
-    choosing::Choosing,
+    choosing::Chosen,
+    drafting::Drafting,
     job::{Answer, CaptureJob, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
 use crate::compute::expert_loads::PendingLoads;
@@ -26,7 +27,9 @@ pub(super) enum Pending {
 
 /// A step that runs on the device.
 pub(super) struct RunningStep {
-    pub(super) choosing: Choosing,
+    pub(super) choosing: Chosen,
+    /// `None` if the step has no draft head.
+    pub(super) drafting: Option<Drafting>,
     /// `None` if no token is scored.
     pub(super) scores: Option<Scored>,
     pub(super) is_by_graph: bool,
@@ -100,16 +103,18 @@ fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
 impl RunningStep {
     fn has_come(&self) -> bool {
         self.choosing.has_come()
+            && self.drafting.as_ref().is_none_or(Drafting::has_come)
             && self.scores.as_ref().is_none_or(Scored::has_come)
             && self.loads.as_ref().is_none_or(PendingLoads::has_come)
     }
 
     fn finish<B: Backend>(self, job: &StepJob, runner: &ModelRunner<B>) -> Result<Stepped, LaneError> {
-        let RunningStep { choosing, scores, is_by_graph, loads } = self;
+        let RunningStep { choosing, drafting, scores, is_by_graph, loads } = self;
         let chosen = choosing.finish(&job.choices)?;
+        let drafts = drafting.map(|drafting| drafting.finish(&job.choices, &chosen)).transpose()?.unwrap_or_default();
         let scores = scores.map(|scores| scores.finish(&job.scores)).transpose()?.unwrap_or_default();
         let counts = loads.map(PendingLoads::wait).transpose()?;
         let imbalance = runner.loads.as_ref().zip(counts).and_then(|(loads, now)| loads.borrow_mut().imbalance(now));
-        Ok(Stepped { chosen, scores, is_by_graph, imbalance })
+        Ok(Stepped { chosen, drafts, scores, is_by_graph, imbalance })
     }
 }

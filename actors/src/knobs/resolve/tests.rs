@@ -246,8 +246,10 @@ fn vllms_speculative_config_sets_drafts() {
     let config = |config: Value| read(json!({ "speculative_config": config }));
     let drafts = |knobs: Knobs| {
         let options = knobs.options().expect("the options are consistent");
-        let NgramSizes { min, max } = options.prompt_lookup;
-        (options.limits.draft_tokens, min, max)
+        match options.draft_source {
+            DraftSource::PromptLookup(NgramSizes { min, max }) => (options.limits.draft_tokens, min, max),
+            DraftSource::DraftHead => (options.limits.draft_tokens, 0, 0),
+        }
     };
     let all = json!({ "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2 });
     assert_eq!(config(all.clone()).map(drafts), Ok((Some(3), 2, 4)));
@@ -258,9 +260,14 @@ fn vllms_speculative_config_sets_drafts() {
     assert_eq!(read(sglang).map(drafts), Ok((Some(2), 5, 5)));
     let none = json!({ "draft_method": "none", "draft_tokens": 2 });
     assert_eq!(read(none).map(drafts), Ok((Some(0), 5, 5)));
+    let head = json!({ "method": "mtp", "num_speculative_tokens": 3 });
+    assert_eq!(config(head).map(drafts), Ok((Some(3), 0, 0)));
+    for method in ["mtp", "qwen3_5_mtp", "NEXTN"] {
+        assert_eq!(config(json!({ "method": method })).map(drafts), Ok((Some(1), 0, 0)), "{method}");
+    }
     for (wrong, said, hint) in [
-        (json!({ "method": "mtp" }), "mtp, eagle3 and other draft models are not supported yet", "ngram"),
-        (json!({ "method": "eagle3" }), "`speculative_config.method` is eagle3", "ngram or none"),
+        (json!({ "method": "mtp", "prompt_lookup_max": 3 }), "no value, because `draft_method` is mtp", "draft_ngram"),
+        (json!({ "method": "eagle3" }), "`speculative_config.method` is eagle3", "ngram, mtp or none"),
         (json!({ "draft_model": "a/b" }), "speculative_config.draft_model", "see docs/knobs.md"),
         (json!({ "num_speculative_tokens": -1 }), "a whole number, 0 for none", "num_speculative_tokens"),
         (json!({ "prompt_lookup_max": 2, "prompt_lookup_min": 3 }), "at most `draft_ngram_max`", "draft_ngram_min"),

@@ -50,8 +50,8 @@ pub enum Event {
         from: Bytes,
         to: Bytes,
     },
-    /// The owner of a lease has died. The lease ends when the device has passed the last use of the
-    /// leased memory.
+    /// The owner of a lease has died. The lease ends once the device has finished its last use of
+    /// the leased memory.
     LeaseRevoked(Leased),
     /// A lease has ended, and its bytes are free.
     LeaseFreed(Leased),
@@ -154,8 +154,8 @@ impl Event {
     }
 }
 
-/// Serializes the class as in metrics, except that an external class includes the name that the
-/// user chose.
+/// Serializes the class as in metrics, except that the text for an external class includes the name
+/// that the user chose.
 fn label<S: Serializer>(class: &Class, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&class.label().replace(' ', "_"))
 }

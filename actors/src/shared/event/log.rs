@@ -13,7 +13,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::{Event, trace::Spans};
 
-/// Number of events by which a listener may lag before it misses events.
+/// Number of events by which a listener may lag before it misses the oldest of them.
 const BEHIND_MAX: usize = 1024;
 
 /// Number of events kept for later callers.
@@ -92,7 +92,8 @@ impl EventLog {
         lock(&self.spans).is_back();
     }
 
-    /// Ends the log. Listeners receive the events still queued for them, and then the end.
+    /// Ends the log. Each listener receives the events that are still queued for it, and then the
+    /// end.
     pub(crate) fn close(&self) {
         lock(&self.state).listeners = None;
     }

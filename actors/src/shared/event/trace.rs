@@ -1,5 +1,5 @@
 //! Events as `tracing` spans. A lease has a span from its grant to its end. A restart has a span
-//! from the death until the successors serve. Without a subscriber this costs nothing.
+//! from the death until the successors serve. Spans cost nothing without a subscriber.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,7 @@ use bursar_model::flow::{BlockTable, CacheGroups, PrefixKey, StateSlots};
 use super::{
     BlockEvent,
     sequence_id::SequenceId,
-    states::{StatePool, StateUse},
+    states::{StatePool, StateStep, StateUse},
 };
 use crate::shared::host_slots::HostSlots;
 
@@ -226,10 +226,15 @@ impl KvCore {
         self.states.usage()
     }
 
-    /// The slots for the state of a sequence in a step that runs its tokens from `first` to `end`,
-    /// of which `known` tokens are known. `None` for a model without recurrent states.
-    pub fn plan_states(&mut self, sequence: SequenceId, first: usize, end: usize, known: usize) -> Option<StateSlots> {
-        self.states.plan_step(sequence, first, end, known)
+    /// Whether the model has recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.states.usage().slots > 0
+    }
+
+    /// The slots for the state of a sequence in a planned step. `None` for a model without recurrent
+    /// states.
+    pub fn plan_states(&mut self, sequence: SequenceId, step: &StateStep) -> Option<StateSlots> {
+        self.states.plan_step(sequence, step)
     }
 
     /// Records that a step with this sequence was submitted.

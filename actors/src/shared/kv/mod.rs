@@ -10,4 +10,4 @@ pub(crate) use block_log::BlockReceiver;
 pub use block_log::{BlockEvent, BlockLog, StoredBlock};
 pub use core::{Allotment, Beginning, BlockRequest, Copies, KvCore, KvUse, Table};
 pub use sequence_id::SequenceId;
-pub use states::{SNAPSHOT_TOKENS, StateUse};
+pub use states::{SNAPSHOT_TOKENS, StateStep, StateUse};

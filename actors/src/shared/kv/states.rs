@@ -9,11 +9,17 @@
 //! hybrid radix cache (`mamba_radix_cache.py`), except that each sequence has exactly one live
 //! slot.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use bursar_kernels::{
     BLOCK_TOKENS,
-    ops::{copy_blocks::BlockCopy, gated_delta::SNAPSHOTS},
+    ops::{
+        copy_blocks::BlockCopy,
+        gated_delta::{NO_STATE, SNAPSHOTS},
+    },
 };
 use bursar_model::flow::{PrefixKey, StateSlots};
 
@@ -41,6 +47,19 @@ pub struct StateUse {
     pub snapshots: usize,
     /// Snapshots in host memory.
     pub on_host: usize,
+}
+
+/// What a step runs of a sequence with a recurrent state.
+#[derive(Clone, Debug)]
+pub struct StateStep {
+    /// The known tokens that the step runs. The state has seen the tokens before them.
+    pub tokens: Range<usize>,
+    /// Number of known tokens of the sequence.
+    pub known: usize,
+    /// Whether the sequence has produced tokens and all but the last of them were run before.
+    pub is_decoding: bool,
+    /// Whether drafts follow `tokens`.
+    pub verifies: bool,
 }
 
 /// The slots of a model's states. Empty for a model without recurrent layers.
@@ -248,21 +267,22 @@ impl StatePool {
         self.host.store_blocks(&leaving, kept, &mut self.clock).0
     }
 
-    /// The slots for a planned step that runs the tokens from `first` to `end` of a sequence. The
-    /// step takes a snapshot at the junction and before the last token of the `known` tokens, if
-    /// there are slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`] tokens, for the
-    /// next turn of the conversation, if replies may take a slot. Returns `None` for a model without
-    /// recurrent states.
-    pub fn plan_step(&mut self, sequence: SequenceId, first: usize, end: usize, known: usize) -> Option<StateSlots> {
+    /// The slots for a planned step. The step takes a snapshot at the junction and before the last
+    /// known token, if there are slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`]
+    /// tokens, for the next turn of the conversation, if replies may take a slot. A step that verifies
+    /// drafts leaves the state before them, because it is not known yet which of them are accepted.
+    /// Returns `None` for a model without recurrent states.
+    pub fn plan_step(&mut self, sequence: SequenceId, step: &StateStep) -> Option<StateSlots> {
         let live = self.live.get(&sequence)?;
-        let (write, read) = (live.slot, live.resumes_from.unwrap_or(live.slot));
-        let is_of_reply = first + 1 >= known;
+        let (own, read) = (live.slot, live.resumes_from.unwrap_or(live.slot));
+        let StateStep { tokens: Range { start: first, end }, known, .. } = *step;
+        let is_of_reply = step.is_decoding || first + 1 >= known;
         let wanted = if is_of_reply {
             [Some(snapshot_before(end)), None]
         } else {
             [live.junction, Some(snapshot_before(known - 1))]
         };
-        let mut slots = StateSlots { read, write, snapshots: [None; SNAPSHOTS] };
+        let mut slots = StateSlots { read, write: own, snapshots: [None; SNAPSHOTS] };
         for (tokens, to) in wanted.into_iter().flatten().zip(&mut slots.snapshots) {
             let is_planned = self.live[&sequence].pending.iter().any(|pending| pending.tokens == tokens);
             if tokens <= first || tokens > end || is_planned {
@@ -273,6 +293,11 @@ impl StatePool {
             let live = self.live.get_mut(&sequence).expect("the sequence has a live state");
             live.pending.push(PendingSnapshot { tokens, slot, is_of_reply });
             *to = Some(((tokens - first) as u32, slot));
+        }
+        if step.verifies {
+            assert!(is_of_reply, "drafts follow the known tokens of a reply");
+            slots.write = NO_STATE;
+            slots.snapshots[1] = Some(((end - first) as u32, own));
         }
         self.check();
         Some(slots)
@@ -472,19 +497,20 @@ mod tests {
             // from it.
             let first = SequenceId(0);
             states.begin(first, None, 0, 0);
-            states.plan_step(first, 0, SNAPSHOT_TOKENS + 1, SNAPSHOT_TOKENS + 1);
+            let step = |first, end| StateStep { tokens: first..end, known: end, is_decoding: false, verifies: false };
+            states.plan_step(first, &step(0, SNAPSHOT_TOKENS + 1));
             states.name(first, SNAPSHOT_TOKENS, &keys(0, SNAPSHOT_TOKENS));
             states.release(first);
             ids().for_each(|id| states.begin(id, Some(&system), blocks, blocks));
             ids().for_each(|id| states.launched(id));
             // Each prompt has a snapshot at its end, which was used after the system prompt.
             let prompt = 2 * SNAPSHOT_TOKENS + 1;
-            ids().for_each(|id| _ = states.plan_step(id, SNAPSHOT_TOKENS, prompt, prompt));
+            ids().for_each(|id| _ = states.plan_step(id, &step(SNAPSHOT_TOKENS, prompt)));
             ids().for_each(|id| states.name(id, prompt, &keys(id.0 as u32, prompt)));
             for round in 3..9 {
                 let end = round * SNAPSHOT_TOKENS;
                 for id in ids() {
-                    states.plan_step(id, end - 1, end, end);
+                    states.plan_step(id, &step(end - 1, end));
                 }
                 let pending = states.live.values().map(|live| live.pending.len()).sum::<usize>();
                 let published = states.snapshots.values().filter(|snapshot| snapshot.of_reply.is_some()).count();

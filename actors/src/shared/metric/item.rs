@@ -199,8 +199,8 @@ impl<L: LabelSet> Histogram<L> {
     }
 
     /// Looks up the histogram for these labels, for callers that record a sample with every token.
-    /// Do not keep the result longer than a request lasts, because a recorder that is installed
-    /// later would not get its samples.
+    /// Do not keep the result longer than a request lasts: samples would not reach a recorder that
+    /// is installed later.
     pub fn recording(&self, labels: &L) -> Recording {
         Recording(self.0.histogram(labels.labels()))
     }

@@ -287,7 +287,7 @@ impl LabelValue for Role {
     }
 }
 
-/// The reason for which a lease was refused, without numbers such as the missing bytes.
+/// Why a lease was refused, without numbers such as the missing bytes.
 impl LabelValue for Refusal {
     const NAME: &'static str = "reason";
     const WORDS: Words = || Refusal::NAMES.to_vec();
@@ -330,7 +330,7 @@ words! {
 }
 
 words! { "reason":
-    /// The reason for which a sequence lost its blocks before it ended.
+    /// Why a sequence lost its blocks before it ended.
     Preempted {
         /// Older or more urgent running sequences needed the blocks.
         Blocks = "blocks",
@@ -341,7 +341,7 @@ words! { "reason":
 }
 
 words! { "reason":
-    /// The reason for which the interval before a token exceeded the target.
+    /// Why the interval before a token exceeded the target.
     Late {
         /// Prompts took too much of a step.
         Prompt = "prompt",
@@ -357,7 +357,7 @@ words! { "reason":
 }
 
 words! { "reason":
-    /// The reason for which a model was put to sleep.
+    /// Why a model was put to sleep.
     SleepReason {
         Call = "call",
         /// The model had no request for `sleep_after`.
@@ -368,7 +368,7 @@ words! { "reason":
 }
 
 words! { "reason":
-    /// The reason for which a model woke up.
+    /// Why a model woke up.
     WakeReason {
         Call = "call",
         Request = "request",

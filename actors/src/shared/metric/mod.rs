@@ -61,7 +61,7 @@ pub(crate) fn show_build() {
 }
 
 /// Sets a model's gauges to 0 once none of its actors runs. Counters stay. The gauge of plan errors
-/// stays too, because a plan error ends its model, and the size of the error must stay visible.
+/// stays too: a plan error ends its model, and the size of the error must remain visible.
 pub fn forget_model(model: &Label) {
     forget(Label::NAME, model.value());
 }

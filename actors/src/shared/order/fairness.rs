@@ -4,13 +4,13 @@
 use super::tenants::Tenants;
 use crate::tenant::Tenant;
 
-/// How many other entries may be served while the oldest entry waits. After that the oldest entry
-/// is next. Priorities thus decide seven of eight admissions, even with a long queue of less urgent
-/// requests. If age raised the priority instead, such a queue of old requests would make priorities
-/// useless.
+/// How many other entries may be served while the oldest entry waits. The oldest entry is served
+/// after that many others. Priorities therefore decide seven of eight admissions, even with a long
+/// queue of less urgent requests. If priority instead rose with age, a long queue of old requests
+/// would make priorities useless.
 const BEFORE_OLDEST: u32 = 7;
 
-/// How many entries may overtake an entry that is next but does not fit. These passes are in
+/// How many entries may overtake an entry that is next but does not fit. These entries are in
 /// addition to the [`BEFORE_OLDEST`] entries that may be served before the oldest entry.
 pub(super) const PASSES_MAX: u32 = 32;
 
@@ -30,8 +30,8 @@ pub struct Priority {
 
 impl Priority {
     /// The sort key of the request with this id, given the tenants' counters. Among requests of
-    /// equal priority, the requests that were served before are first, because readers wait for the
-    /// rest of their replies. For these requests, the tenant's counter is ignored.
+    /// equal priority, the requests that were served before come first, because readers wait for
+    /// the rest of their replies. The tenant's counter is ignored for these requests.
     pub(super) fn place<I>(&self, tenants: &Tenants, id: I) -> QueuePosition<I> {
         let given = if self.had_turn { 0 } else { tenants.counter(&self.tenant) };
         QueuePosition { priority: self.priority, is_new: !self.had_turn, given, id }

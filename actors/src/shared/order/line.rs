@@ -8,8 +8,8 @@ use super::{
 };
 use crate::tenant::{Tenant, TenantWeights};
 
-/// A queue of entries by id. A smaller id means an older entry. An older entry may join after a
-/// younger entry.
+/// A queue of entries by id. A smaller id means an older entry. Entries need not join in the order
+/// of their age.
 #[derive(Debug)]
 pub(crate) struct Line<I, T> {
     waiting: BTreeMap<I, Waiting<T>>,
@@ -42,8 +42,8 @@ impl<I: Copy + Ord, T> Line<I, T> {
         self.rejoin(id, rank, what);
     }
 
-    /// Adds an entry that was served and then lost its resources. Its tenant was present all the
-    /// time, so the tenant's counter stays.
+    /// Adds an entry that was served and then lost its resources. Its tenant was active all the
+    /// time, so the tenant's counter is not raised.
     pub(crate) fn rejoin(&mut self, id: I, rank: Priority, what: T) {
         self.waiting.insert(id, Waiting { rank, passed: 0, what });
     }

@@ -11,8 +11,8 @@ const PROMPT: u64 = 1;
 /// The charge for a reply token, before weights: twice that of a prompt token, as in the paper.
 const REPLY: u64 = 2;
 
-/// Counter units per charged token of a tenant with weight 1. With the largest weight, a token
-/// still costs one whole unit.
+/// Counter units per charged token of a tenant with weight 1. A token still costs one whole unit at
+/// the largest weight.
 const PARTS: u64 = TenantWeights::WEIGHT_MAX as u64;
 
 /// How many counters are kept. If there are more, idle tenants are forgotten.
@@ -42,9 +42,9 @@ impl Tenants {
     }
 
     /// Registers that a request of `tenant` arrives while requests of the `waiting` tenants wait. A
-    /// tenant that had no waiting request gets no credit for that time: its counter rises to the
-    /// smallest counter of the waiting tenants or, if no tenant waits, to the counter that the last
-    /// served tenant had.
+    /// tenant that had no waiting request gets no credit for the time without requests: its counter
+    /// rises to the smallest counter of the waiting tenants or, if no tenant waits, to the counter
+    /// that the last served tenant had.
     pub(crate) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
         let is_new = !waiting.clone().any(|other| other == tenant);
         let least = waiting.map(|other| self.counters.get(other).copied().unwrap_or(0)).min();

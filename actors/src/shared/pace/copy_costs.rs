@@ -3,9 +3,9 @@
 
 use super::{StepCosts, StepWork};
 
-/// The cost of copying blocks between device and host, learned from the copies that were
-/// made. Blocks are copied to the host before any is copied back, so the cost is known before
-/// the first copy back.
+/// The cost of copying blocks between device and host, learned from earlier copies. Blocks are
+/// copied to the host before any block is copied back, so the cost is known before the first copy
+/// back.
 #[derive(Clone, Debug, Default)]
 pub struct CopyCosts {
     /// The cost of computing tokens. `None` if no steps were measured.
@@ -29,9 +29,9 @@ impl CopyCosts {
     }
 
     /// Returns `true` if copying `blocks` blocks takes no longer than computing their `tokens`
-    /// tokens, which follow `cached` computed tokens. Also `true` while either cost is unknown. The
-    /// cheapest of the last three copies counts, because the extra time of the slower copies was
-    /// not spent on copying.
+    /// tokens, which follow `cached` computed tokens. Also returns `true` while either cost is
+    /// unknown. The cheapest of the last three copies counts, because the slower copies spent their
+    /// extra time on something other than copying.
     pub fn are_worth(&self, blocks: usize, cached: usize, tokens: usize) -> bool {
         let cheapest = self.lately.iter().flatten().copied().reduce(f64::min);
         let (Some(steps), Some(block)) = (&self.steps, cheapest) else { return true };

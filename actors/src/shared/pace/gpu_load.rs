@@ -9,8 +9,8 @@ use std::sync::{
 /// One model's load on a GPU, and the sum over all models. Dropping the value removes the model's
 /// load from the sum.
 ///
-/// Each number is written by one actor. Other actors read the sums when they decide, and no
-/// decision depends on the exact moment of a change.
+/// Each number is written by one actor. Other actors read the sums when they decide. No decision
+/// depends on the exact moment of a change.
 #[derive(Debug, Default)]
 pub struct GpuLoad {
     own: Use,

@@ -1,4 +1,4 @@
-//! Measured durations of steps and encoder launches, in whole µs, so that records can be compared.
+//! Measured durations of steps and encoder batches, in whole µs, so that records can be compared.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub struct MeasuredStep {
     pub micros: u64,
 }
 
-/// A measured launch of the vision encoder.
+/// A measured batch of the vision encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLaunch {
@@ -53,7 +53,7 @@ pub struct MeasuredLaunch {
 pub struct MeasuredCosts {
     /// Steps, in the order in which they ran.
     pub steps: Vec<MeasuredStep>,
-    /// Encoder launches, in ascending order of patches.
+    /// Encoder batches, in ascending order of patches.
     pub launches: Vec<MeasuredLaunch>,
 }
 
@@ -62,8 +62,8 @@ impl MeasuredCosts {
         self.steps.is_empty() && self.launches.is_empty()
     }
 
-    /// The most patches that an encoder launch of at most `micros` µs can have, interpolated
-    /// linearly between the nearest measurements. `None` if no launch was measured.
+    /// The most patches that an encoder batch of at most `micros` µs can have, interpolated
+    /// linearly between the nearest measurements. `None` if no batch was measured.
     pub fn patches_within(&self, micros: u64) -> Option<usize> {
         let mut before = MeasuredLaunch { patches: 0, micros: 0 };
         for launch in &self.launches {
@@ -75,7 +75,7 @@ impl MeasuredCosts {
             }
             before = *launch;
         }
-        // Beyond the largest measured launch, the time is proportional to the patches.
+        // Beyond the largest measured batch, the time is proportional to the patches.
         let patches = before.patches as u128 * u128::from(micros) / u128::from(before.micros.max(1));
         (!self.launches.is_empty()).then_some(patches as usize)
     }

@@ -1,8 +1,8 @@
-//! The promised token interval: costs of steps and encoder launches on this device, and the work
+//! The promised token interval: costs of steps and encoder batches on this device, and the work
 //! that fits next to running streams.
 //!
 //! The profile measures the costs, the scheduler plans steps by them, and the vision actor limits
-//! its launches by them.
+//! its encoder batches by them.
 
 mod copy_costs;
 mod gpu_load;
@@ -40,15 +40,15 @@ impl Pace {
 
     /// The time in µs that a step may take next to running streams. `alone` is the predicted time
     /// of a step that only decodes. If `alone` exceeds the planned time, no step with a prompt
-    /// chunk could keep the promise. Prompts then get as much time as decoding, because otherwise a
-    /// busy model would never begin a reply.
+    /// chunk can keep the promise. Prompts then get as much time as decoding, because a busy model
+    /// would otherwise never start a reply.
     pub fn step_micros(&self, alone: u64) -> u64 {
         let planned = planned_micros(self.promise);
         if alone > planned { alone * 2 } else { planned }
     }
 }
 
-/// The part of a promised interval that steps and launches are planned for, in µs.
+/// The part of a promised interval that steps and encoder batches are planned for, in µs.
 fn planned_micros(promise: Duration) -> u64 {
     (promise.as_micros() as f64 * PLANNED_SHARE) as u64
 }
@@ -75,7 +75,7 @@ impl Pacing {
         CopyCosts::beside(StepCosts::of(&self.measured))
     }
 
-    /// Patches that an encoder launch may have while streams run. `None` means no such limit.
+    /// Patches that an encoder batch may have while streams run. `None` means no such limit.
     pub fn launch_patches(&self) -> Option<usize> {
         self.measured.patches_within(planned_micros(self.promise?))
     }

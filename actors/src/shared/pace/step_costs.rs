@@ -23,7 +23,8 @@ pub struct StepCosts {
     factors: [Factor; 2],
 }
 
-/// The factor by which an encoder launch is assumed to slow down a step until this was observed.
+/// The factor by which an encoder batch is assumed to slow down a step, until the slowdown has been
+/// observed.
 const BESIDE_PICTURES: f64 = 1.5;
 
 impl StepCosts {
@@ -69,7 +70,7 @@ impl StepCosts {
         let mut points: Vec<_> = mixed.iter().map(added).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         points.dedup_by_key(|point| point.0);
-        // More tokens never take less time, whatever noise was measured.
+        // More tokens never take less time. Remove measurement noise that says otherwise.
         let mut most = 0.0;
         for (_, micros) in &mut points {
             most = f64::max(most, *micros);
@@ -97,8 +98,8 @@ impl StepCosts {
         (self.measured(work) * self.factors[usize::from(pictures)].value) as u64
     }
 
-    /// Learns from a completed step. Only steps with prompts and decoding sequences improve the
-    /// predictions, because only these are planned by costs.
+    /// Learns from a completed step. Steps without prompts or without decoding sequences are
+    /// ignored, because predictions are used only to plan steps that have both.
     pub fn learn(&mut self, work: &StepWork, pictures: bool, micros: u64) {
         if work.prompt_tokens > 0 && work.decoding > 0 {
             self.factors[usize::from(pictures)].learn(micros as f64 / self.measured(work).max(1.0));
@@ -114,7 +115,8 @@ fn slope(less: &MeasuredStep, more: &MeasuredStep, of: impl Fn(&StepWork) -> f64
 }
 
 /// The curve through `points` at `x`. Before the first point the curve is flat, because fewer
-/// tokens take as long. Beyond the last point it continues with the slope before that point.
+/// tokens take as long. Beyond the last point it continues with the slope between the last two
+/// points.
 fn line(points: &[(f64, f64)], x: f64) -> f64 {
     let after = points.iter().position(|(at, _)| *at >= x).unwrap_or(points.len() - 1);
     let (Some(before), (to, high)) = (after.checked_sub(1), points[after]) else {
@@ -126,9 +128,9 @@ fn line(points: &[(f64, f64)], x: f64) -> f64 {
     low + (high - low) * (x - from) / (to - from)
 }
 
-/// The ratio of a step's duration to the duration that the profile predicts. The median of the last
-/// three ratios counts, so that a single outlier changes nothing. A slower median counts for more
-/// than a faster median, because the promise is about the slowest steps.
+/// The ratio of a step's duration to the duration that the profile predicts. The factor moves
+/// toward the median of the last three ratios, so that a single outlier changes nothing. It rises
+/// faster than it falls, because the promise is about the slowest steps.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     value: f64,

@@ -1,5 +1,5 @@
 //! Long work that runs next to an actor, so that the actor can still handle messages, in particular
-//! the order to stop.
+//! an order to stop.
 
 use ractor::{ActorRef, Message};
 use thiserror::Error;
@@ -40,8 +40,8 @@ impl Drop for BackgroundTask {
     }
 }
 
-/// The latest task of a kind. A new task replaces and ends the previous one. The previous task may
-/// have reported already, or reports that it was ended. The number in a report identifies its task.
+/// The latest task of a kind. A new task ends and replaces the task before it, which may have
+/// reported already, or reports that it was ended. The number in a report identifies its task.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,

@@ -4,8 +4,8 @@
 use thiserror::Error;
 
 /// A failure that looks like the effect of a bug. Every actor of this crate accepts a fault in an
-/// `InjectFault` message, and its handler then panics or returns the error, even while other work
-/// is in progress. To kill a lane, send its engine
+/// `InjectFault` message. The message handler then panics or returns the error, even while other
+/// work is in progress. To kill a lane, send its engine
 /// [`KillLane`](crate::engine::EngineMessage::KillLane). To make a GPU refuse launches, send
 /// [`FailLaunches`](crate::engine::EngineMessage::FailLaunches).
 ///

@@ -2,8 +2,8 @@
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
-/// The rule for which children in an ordered list restart when a child dies. The names are those of
-/// Erlang's OTP.
+/// Which children in an ordered list restart when a child dies. The names are those of Erlang's
+/// OTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     OneForOne,
@@ -33,13 +33,13 @@ impl Intensity {
     pub const ENGINE: Intensity =
         Intensity { restarts_max: 3, within: Duration::from_secs(300), back_off: Duration::from_millis(50) };
 
-    /// The limit for losses of the device. A device that is lost twice within an hour will be lost
-    /// again.
+    /// The limit for losses of the device. A device that is lost twice within an hour will probably
+    /// be lost again.
     pub const DEVICE: Intensity =
         Intensity { restarts_max: 1, within: Duration::from_secs(3600), back_off: Duration::ZERO };
 
-    /// The limit for the budget actor. A restart only rebuilds the ledger, which takes no time, and
-    /// every other actor waits for it.
+    /// The limit for the budget actor. A restart only rebuilds the ledger, which takes almost no
+    /// time, and every other actor waits for the restart.
     pub const BUDGET: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(1) };
 }
@@ -87,8 +87,8 @@ impl RestartLog {
         RestartLog { policy, intensity, children, restarts: VecDeque::new() }
     }
 
-    /// Records that child `index` died at `now`, measured from any fixed
-    /// moment and never decreasing.
+    /// Records that child `index` died at `now`, the time since any fixed moment. `now` must not
+    /// decrease from call to call.
     pub fn died(&mut self, index: usize, now: Duration) -> Decision {
         let window_start = now.saturating_sub(self.intensity.within);
         while self.restarts.front().is_some_and(|restart| *restart < window_start) {

@@ -25,7 +25,7 @@ impl CudaDevice {
         while self.page * (spare.len() as u64) < SPARE {
             match self.create(self.page) {
                 Ok(page) => spare.push(page),
-                // There is no free memory now. The next carve tries again.
+                // The device has no free memory now. The next carve tries again.
                 Err(_) => return,
             }
         }

@@ -102,11 +102,11 @@ pub(super) struct Piece {
 }
 
 impl CudaDevice {
-    /// The value that `make` returned under this name. `make` runs once per name, and the value is
-    /// kept as long as the context.
+    /// Returns the value that `make` created under this name. `make` runs once per name, and the
+    /// value lives as long as the context.
     ///
     /// # Errors
-    /// Any error of `make`. Nothing is kept then, and the next call tries again.
+    /// Any error of `make`. Nothing is stored then, and the next call tries again.
     pub fn kept<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         // An entry is inserted in one step, so a poisoned lock guards a valid map.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +181,8 @@ impl CudaDevice {
         drop(self.lost.set(reason.to_owned()));
     }
 
-    /// Returns the outcome unchanged, and marks the device as lost if the outcome is a loss.
+    /// Returns the outcome unchanged, and marks the device as lost if the outcome is
+    /// [`DeviceError::Lost`].
     pub(super) fn heed<T>(&self, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
         outcome.inspect_err(|error| {
             if let DeviceError::Lost { reason } = error {

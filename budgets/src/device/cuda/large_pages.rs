@@ -83,7 +83,7 @@ impl LargePages {
         };
         thread::scope(|scope| {
             for from in (0..self.len).step_by(share) {
-                // If the system refuses another thread, use this one.
+                // If the system refuses another thread, touch the range in this thread.
                 if thread::Builder::new().spawn_scoped(scope, move || touch(from)).is_err() {
                     touch(from);
                 }

@@ -34,8 +34,9 @@ impl CudaDevice {
         check("cuMemMap", unsafe { sys::cuMemMap(address.0, piece.bytes.as_usize(), 0, piece.handle, 0) })
     }
 
-    /// Unmaps a piece. The caller must remove it from its reservation before anything else can fail,
-    /// because a piece cannot be unmapped twice, and must then [release](Self::release) it.
+    /// Unmaps a piece. The caller must remove the piece from its reservation before anything else
+    /// can fail, because a piece cannot be unmapped twice, and must then [release](Self::release)
+    /// the piece.
     pub(super) fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
         // SAFETY: the piece is mapped there, and the caller guarantees that the device is
         // past its last use.

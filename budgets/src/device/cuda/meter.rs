@@ -1,10 +1,10 @@
-//! Memory that our process takes on a GPU outside leases: measured when it is taken, counted
-//! until it is freed.
+//! Memory that this process takes on a GPU outside leases. The memory is measured when it is taken,
+//! and counted until it is freed.
 //!
-//! The driver keeps such memory in pools. A new object may seem to take nothing, because it fits in
-//! a pool that grew earlier. Freeing an object may return nothing, because the pool still holds a
-//! newer object. So this module counts the bytes that the driver took and returned, under the name
-//! of the source that made the pool grow.
+//! The driver keeps such memory in pools. Creating an object may appear to take no memory, because
+//! the object fits in a pool that grew earlier. Freeing an object may return nothing, because the
+//! pool still holds a newer object. This module therefore counts the bytes by which the driver's
+//! pools grew and shrank, under the name of the source that made the pool grow.
 
 use std::{
     collections::BTreeMap,
@@ -13,8 +13,8 @@ use std::{
 
 use crate::{Bytes, DeviceError};
 
-/// Two measurements of one moment. The memory taken between two moments is the change of either
-/// measurement. `ours` is independent of other processes, but not always available.
+/// Two measurements taken at the same time. The change of either measurement between two times is
+/// the memory taken in between. `ours` is independent of other processes, but not always available.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     /// The driver's count of free bytes, plus the backed bytes.
@@ -58,7 +58,7 @@ impl Meter {
         work()
     }
 
-    /// Runs `work`. Returns the bytes that it took, without counting them.
+    /// Runs `work` and returns the bytes that it took, without counting them.
     pub(super) fn taken_by<T>(
         &self,
         left: impl Fn() -> Result<Left, DeviceError>,
@@ -87,8 +87,8 @@ impl Meter {
         Ok(outcome)
     }
 
-    /// Runs `work`, which frees memory that `source` took. Subtracts the freed bytes, from that
-    /// source first. Subtracts at most the counted bytes, since another process may have freed
+    /// Runs `work`, which frees memory that `source` took, and subtracts the freed bytes, from that
+    /// source first. Subtracts at most the counted bytes, because another process may have freed
     /// memory too. If a measurement fails, all bytes stay counted.
     pub(super) fn count_off(
         &self,

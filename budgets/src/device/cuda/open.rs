@@ -80,8 +80,8 @@ impl CudaDevice {
         // of other processes.
         let fell = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
         let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
-        // In a container, NVML may report another process under our process id. Use the count only
-        // if it has just increased by a plausible amount.
+        // In a container, NVML may report another process under the id of this process. Use the
+        // count only if it has just increased by a plausible amount.
         let counted =
             counted.filter(|counted| (SPARE_AT_LEAST..=fell).contains(&counted.saturating_sub(counted_before)));
         // Exclude memory that other processes took while the device was opened.

@@ -13,8 +13,8 @@ use crate::DeviceError;
 /// A value that takes GPU memory outside leases. The memory is counted as overhead while the value
 /// exists.
 ///
-/// Dropping it waits for other measurements. So the work passed to [`CudaDevice::with_overhead`] or
-/// [`CudaDevice::taken_by`] must not drop an `Overhead`.
+/// Dropping an `Overhead` waits for other measurements. The work passed to
+/// [`CudaDevice::with_overhead`] or [`CudaDevice::taken_by`] must therefore not drop an `Overhead`.
 pub struct Overhead<T> {
     thing: ManuallyDrop<T>,
     source: &'static str,

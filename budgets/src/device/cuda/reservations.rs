@@ -83,8 +83,8 @@ impl CudaDevice {
             verb: "released",
             reason: "no reservation starts at this address",
         })?;
-        // If a call of the driver fails, the reservation keeps the pieces that are still mapped, so
-        // that the next call can release them.
+        // If a driver call fails, the reservation keeps the pieces that are still mapped, so that
+        // the next call can release them.
         while let Some((offset, piece)) = reservation.pieces.first_key_value().map(|(at, piece)| (*at, *piece)) {
             self.unmap(address.offset(offset), piece)?;
             reservation.pieces.remove(&offset);

@@ -93,11 +93,11 @@ pub trait HostControl {
     /// Lets another process return up to this many bytes now. Returns the number of bytes returned.
     fn foreign_gives_back(&self, bytes: Bytes) -> Bytes;
 
-    /// Lets our process take up to this many bytes that no lease can cover, as loading a module
+    /// Lets this process take up to this many bytes that no lease can cover, as loading a module
     /// would. Returns the number of bytes taken.
     fn overhead_grows(&self, bytes: Bytes) -> Bytes;
 
-    /// Lets our process take up to this many bytes that neither leases nor overhead count. This
+    /// Lets this process take up to this many bytes that neither leases nor overhead count. This
     /// simulates a bug that shows as drift. Returns the number of bytes taken.
     fn drifts(&self, bytes: Bytes) -> Bytes;
 

@@ -34,7 +34,7 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
         let Some(&(part, end)) = ends.iter().find(|(_, end)| *end > from) else { break };
         let next = ends.iter().find(|(_, next)| *next > end).map(|(part, _)| *part);
         let cell = match next {
-            // A piece is at least one column wide, so at most two pieces share a column.
+            // A piece is at least one column wide, so a column shows at most two pieces.
             Some(next) if end < to => meeting(part, next, end - from, colours),
             _ => full(part, colours),
         };

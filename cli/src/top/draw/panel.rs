@@ -29,7 +29,7 @@ impl Fit {
 pub struct Panel {
     pub lines: Vec<Line<'static>>,
     /// Index of a line that must be visible if the panel has at least two rows. The first line is
-    /// always visible. The lines between these two lines are shown as far as they fit.
+    /// always visible. The lines between them are shown as far as they fit.
     pub seen: Option<usize>,
 }
 

@@ -1,6 +1,6 @@
 // Changes to a slice of logits: grammar, minimum length, biases and penalties.
 //
-// Order and rounding are as in `sampler.rs` and `penalties.rs`. Expressions that the compiler could
+// Order and rounding are as in kernels/src/sampling/changes.rs. Expressions that the compiler could
 // contract to fused multiply-adds are written with `__fmul_rn` and similar intrinsics.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Philox4x32-10: random numbers as a function of a key and a counter (Salmon,
 // Moraes, Dror, Shaw, SC'11).
 //
-// Bit-identical to `philox.rs`: the counter is (position low, position high, 0, 0), the key
-// (seed low, seed high).
+// Bit-identical to kernels/src/sampling/philox.rs: the counter is (position low, position high, 0,
+// 0), the key (seed low, seed high).
 #pragma once
 
 #include <stdint.h>

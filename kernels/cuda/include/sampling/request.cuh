@@ -15,8 +15,9 @@ static_assert(contract::sampling::NO_REPORT == NONE && contract::sampling::NO_MA
                   && contract::sampling::NONE_GIVEN == NONE,
               "the host says so");
 
-// This struct is aligned to 8 bytes and has the layout of Rust's `#[repr(C)]`. Parameters are in
-// the ranges that `SamplingParams::check` allows.
+// The request of one row, aligned to 8 bytes, in the layout that `SampleRow::to_words` in
+// kernels/src/sampling/row.rs writes. Parameters are in the ranges that `SamplingParams::check`
+// allows.
 struct SampleRow {
     double temperature;       // 0: take the most likely token
     double top_p;             // 1: no limit

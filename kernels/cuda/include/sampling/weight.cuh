@@ -1,10 +1,10 @@
-// Weights: the likelihood of a token relative to the most likely one, as an integer.
+// Weights: the probability of a token relative to the most likely token, as an integer.
 //
 // A weight is exp((logit - largest) / temperature) in units of 2^-44. Sums of integers are exact,
 // so they do not depend on the order of additions, the slices or the batch. A token that is less
-// likely than 2^-45 times the most likely one has weight 0 and is never drawn. In the largest
-// vocabulary, 2^19 tokens, such tokens have at most 2^-26 of the total likelihood, and the sum of
-// all weights still fits 64 bits.
+// likely than 2^-45 times the most likely token has weight 0 and is never drawn. In the largest
+// vocabulary, 2^19 tokens, such tokens have at most 2^-26 of the total probability, and the sum of
+// all weights still fits in 64 bits.
 #pragma once
 
 #include <stdint.h>

@@ -1,9 +1,9 @@
 //! The numbers that launches and kernels agree on, in one module per family of kernels.
 //!
-//! This file and `row_numbers.rs` are the source of `kernels/cuda/include/contract.cuh`, which the
-//! device code includes (`header.rs` generates it). There, a namespace with a module's name has the constants of that
-//! module under the same names. A kernel whose memory layout follows from its types or templates
-//! asserts that the result equals the number in this file.
+//! This file and `row_numbers.rs` are the source of `kernels/cuda/include/contract.cuh`, which
+//! `header.rs` generates and the device code includes. There, a namespace with a module's name has
+//! the constants of that module under the same names. A kernel whose memory layout follows from its
+//! types or templates asserts that the result equals the number in this file.
 
 use super::{
     families::{SUM, contract},

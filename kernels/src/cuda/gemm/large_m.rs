@@ -1,6 +1,6 @@
 //! GEMMs of more than 256 rows, or of more than 64 rows with quantized weights, by this project's
 //! kernels for Hopper (`kernels/cuda/gemm_large_m.cu`, `gemm_large_m_e4m3.cu`). In a gated MLP the
-//! gate and up products stay on chip; only `silu(gate) * up` is written.
+//! outputs of the gate and up GEMMs stay on chip; only `silu(gate) * up` is written.
 
 use bursar_budgets::Address;
 

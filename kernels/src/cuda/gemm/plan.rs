@@ -179,7 +179,7 @@ impl<M: Measurements> Planner<'_, M> {
     /// Returns `true` if autotuning can compare the large-m kernel with another implementation, on
     /// the operands of the pass. A gated GEMM can always be compared with an ungated GEMM followed
     /// by the gate. An ungated GEMM can only be compared with the library. A GEMM that is split is
-    /// not measured; the measurement of a size that is not split also applies to it.
+    /// not measured: it uses the measurement of a size that is not split.
     ///
     /// # Errors
     /// The device is lost.
@@ -194,9 +194,9 @@ impl<M: Measurements> Planner<'_, M> {
         Ok(is_candidate && (problem.gates || rest_of(problem) == 0 && self.library_has(problem, operands)?))
     }
 
-    /// Returns `true` if the library may be asked for the GEMM and has an algorithm for it. For a
-    /// gated GEMM, the result is `true` as soon as the library may be asked: the library computes
-    /// only the ungated GEMM, and is asked about that GEMM separately.
+    /// Returns `true` if the library supports the GEMM and has an algorithm for it. For a gated
+    /// GEMM, the result is `true` if the library supports the ungated GEMM: whether it has an
+    /// algorithm for the ungated GEMM is checked separately.
     fn library_has(&mut self, problem: GemmProblem, operands: GemmOperands) -> Result<bool, KernelError> {
         if !library_supports(&self.gpu, self.activation, problem, operands) {
             return Ok(false);
@@ -215,8 +215,8 @@ fn rest_of(problem: GemmProblem) -> usize {
     if problem.block_rows().is_some() && problem.rows >= SPLIT_FROM { problem.rows % scale_scratch::ROWS } else { 0 }
 }
 
-/// Returns `true` if the library may be asked for the GEMM, or for all of its rows except the last
-/// [`rest_of`] rows. For a gated GEMM, the result applies to the ungated GEMM before the gate.
+/// Returns `true` if the library supports the GEMM, or all of its rows except the last [`rest_of`]
+/// rows. For a gated GEMM, the result applies to the ungated GEMM before the gate.
 pub(super) fn library_supports(gpu: &Gpu, activation: DType, problem: GemmProblem, operands: GemmOperands) -> bool {
     if problem.is_unquantized() {
         return true;

@@ -150,7 +150,7 @@ pub(super) mod testing {
         }
     }
 
-    /// A GEMM of `features` gates and as many features that they are applied to.
+    /// A gated GEMM whose weight has `features` gate rows and as many up rows.
     pub(in super::super) fn gated(rows: usize, features: usize, in_features: usize) -> GemmProblem {
         GemmProblem { gates: true, out_pitch: features, ..problem(rows, 2 * features, in_features) }
     }

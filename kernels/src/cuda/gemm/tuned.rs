@@ -7,8 +7,8 @@ use std::{
 
 use super::{algorithm::GemmAlgorithm, problem::GemmProblem};
 
-/// The algorithms measured so far, for all lanes of a device, including lanes that replace a lane
-/// that died.
+/// The algorithms measured so far, for all lanes of a device, including lanes that replace a failed
+/// lane.
 #[derive(Default)]
 pub(in super::super) struct Tuned {
     fastest: Mutex<BTreeMap<GemmProblem, GemmAlgorithm>>,
@@ -47,7 +47,7 @@ impl Tuned {
         unpoisoned(&self.large_m)
     }
 
-    /// Forgets the results that the ranks agreed on.
+    /// Discards the results that the ranks agreed on.
     pub(super) fn forget_agreement(&self) {
         unpoisoned(&self.agreement.algorithms).clear();
         unpoisoned(&self.agreement.large_m).clear();

@@ -26,7 +26,7 @@ const VERSION_MIN: i32 = 21_400;
 pub(super) struct Communicator(pub(super) *mut c_void);
 
 // SAFETY: any thread may use a communicator, one thread at a time. Another thread may abort the
-// communicator at the same time. `Watch` keeps to these rules.
+// communicator at the same time. `Watch` follows these rules.
 unsafe impl Send for Communicator {}
 // SAFETY: `Watch` ensures that one thread at a time uses the communicator, apart from the thread
 // that aborts it, which NCCL allows.

@@ -94,8 +94,8 @@ impl PackedImages {
         assert!(grid.t == 1 && given.iter().all(is_of_grid), "the picture was processed for another model: {image:?}");
         assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {image:?}");
         assert_eq!(cache_rows.len(), grid.tokens(self.merge), "each embedding has a cache row");
-        // A truncated number is never used: `patchify` refuses a launch of more bytes than a u32
-        // can count before it reads the layout.
+        // An offset that this cast truncates is never used: `patchify` refuses a launch of more
+        // bytes than a u32 can count before it reads the layout.
         self.layout.push([self.bytes.0 as u32, grid.h, grid.w, given.len() as u32]);
         self.levels.push(levels.numbers());
         let in_order: Vec<_> = patch_places(*grid, self.merge).collect();

@@ -53,8 +53,8 @@ impl VideoPlace {
     /// 2.1.2). transformers 5.17 first truncates the seconds of a step to a whole number, so that
     /// steps share positions in a video of more than `frames` frames per second. The original
     /// release did not truncate the seconds, and transformers' pull request 48669 removes the
-    /// truncation. Here, the position is computed with a single division of a whole number.
-    /// Therefore a position that is a whole number is never rounded down to the previous number.
+    /// truncation. This function divides only once, and the dividend is a whole number. Therefore
+    /// rounding errors never turn a whole position into the one before it.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
         let position = match self {
             VideoPlace::Timed { frames, tokens_per_second } => {
@@ -70,7 +70,7 @@ impl VideoPlace {
 /// Expands each placeholder of `tokens` to one token per embedding of its picture or video, and
 /// gives every token its position. Text advances on all axes at once, a picture spans rows and
 /// columns, and a video also spans time. The n-th image token represents the n-th picture of
-/// `visuals`, and the n-th video token for the n-th video.
+/// `visuals`, and the n-th video token represents the n-th video.
 ///
 /// Text continues after the largest preceding position on any axis. The model was trained that way
 /// (`get_rope_index` in transformers' pull request 35569, by the model's authors), and vLLM does
@@ -131,8 +131,8 @@ fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: u
 /// Index of the first step, grid of a step, steps, frames per second.
 type PlacedVideo = (usize, Grid, usize, f64);
 
-/// Separates pictures and videos. Each entry has an index into the pictures that the encoder sees.
-/// The index of a video is the index of its first step.
+/// Separates pictures and videos. Each entry has an index into the pictures that the encoder
+/// processes. The index of a video is the index of its first step.
 fn by_kind(visuals: &[MediaGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     let (mut pictures, mut videos) = (Vec::new(), Vec::new());
     let mut first = 0;

@@ -1,10 +1,10 @@
-//! The released processor settings of towers with 14-pixel patches, for checkpoints
-//! that lack these files.
+//! The released processor settings of towers with 14-pixel patches, for checkpoints that lack the
+//! processors' files.
 
 use serde_json::{Value, json};
 
-/// The `preprocessor_config.json` of released Qwen checkpoints without separate video settings, in
-/// which this file also applies to videos. The patch sizes are those in the given `config.json`.
+/// The `preprocessor_config.json` of released Qwen checkpoints without separate video settings. Its
+/// settings apply to pictures and videos. The patch sizes are taken from `config`.
 pub fn released_processor(config: &Value) -> Value {
     let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     json!({

@@ -1,5 +1,5 @@
-//! Pictures in the prompt of a model that numbers all tokens consecutively, whether they belong
-//! to text or pictures.
+//! Prompt layout of models with one-dimensional positions: text tokens and picture tokens are
+//! numbered consecutively.
 
 use crate::{
     MergeSize,
@@ -40,7 +40,7 @@ pub fn lay_out_in_line(
     Ok(layout)
 }
 
-/// For each placeholder of a visual: a grid, and the number of pictures of that grid.
+/// For each placeholder of a picture or video: a grid, and the number of pictures of that grid.
 fn places(visual: &MediaGrid) -> impl Iterator<Item = (Grid, usize)> + use<> {
     let (places, pictures) = match visual {
         MediaGrid::Image(_) | MediaGrid::Tiles { .. } => (1, visual.pictures()),

@@ -40,7 +40,8 @@ impl TowerConfig {
         config_keys::refuse_unknown_but(PLACE, given, followed)?;
         let mut fields = config_keys::over(defaults, given);
         tower_rope::check(PLACE, &fields)?;
-        // The older name of `in_channels`. Files that were saved again by newer versions have both.
+        // The older name of `in_channels`. Files saved again by newer transformers versions have
+        // both.
         if let Some(channels) = fields.remove("in_chans").filter(|channels| !channels.is_null()) {
             fields.insert("in_channels".to_owned(), channels);
         }
@@ -58,8 +59,8 @@ impl TowerConfig {
         MergeSize::new(self.spatial_merge_size)
     }
 
-    /// The input format of the tower, for a family whose bounds on pixels apply to each
-    /// frame of a video.
+    /// The input format of the tower, for a family whose pixel limits apply to each frame of a
+    /// video.
     pub fn input(&self) -> TowerInput {
         let (patch, merge, channels) = (self.patch(), self.merge(), self.in_channels);
         TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }

@@ -19,7 +19,7 @@ pub struct TowerInput {
     pub channels: usize,
     /// Pixels along a side of a tile, if pictures are cut into tiles.
     pub tile: Option<usize>,
-    /// Whether bounds on pixels apply to all frames of a video together.
+    /// Whether pixel limits apply to a whole video instead of to each of its frames.
     pub counts_whole_videos: bool,
 }
 

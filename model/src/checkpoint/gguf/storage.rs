@@ -89,6 +89,6 @@ pub(super) fn type_name(kind: u32) -> String {
     match stored(kind) {
         Some(Stored::Plain(dtype)) => format!("{dtype:?}"),
         Some(Stored::Blocks(kind)) => format!("{kind:?}"),
-        None => unread().unwrap_or_else(|| format!("{kind}, which is unknown")),
+        Some(Stored::Packed(_)) | None => unread().unwrap_or_else(|| format!("{kind}, which is unknown")),
     }
 }

@@ -19,7 +19,11 @@ pub enum WeightQuantization {
     Fp8PerBlock,
     /// FP8 with one scale per matrix, and one scale per row of activations.
     Fp8PerTensor,
-    /// The checkpoint's own FP8 format, written by compressed-tensors.
+    /// The checkpoint's own format, written by AutoAWQ.
+    Awq,
+    /// The checkpoint's own format, written by AutoGPTQ or GPTQModel.
+    Gptq,
+    /// The checkpoint's own format, FP8 or packed integers, written by compressed-tensors.
     CompressedTensors,
     /// The checkpoint's own FP8 format, written by ModelOpt.
     ModelOpt,
@@ -34,7 +38,12 @@ impl WeightQuantization {
         WeightQuantization::Fp8PerTensor,
     ];
     /// The values that only name the tool that quantized a checkpoint.
-    pub const STORED: [WeightQuantization; 2] = [WeightQuantization::CompressedTensors, WeightQuantization::ModelOpt];
+    pub const STORED: [WeightQuantization; 4] = [
+        WeightQuantization::Awq,
+        WeightQuantization::Gptq,
+        WeightQuantization::CompressedTensors,
+        WeightQuantization::ModelOpt,
+    ];
 
     /// The name, which is the same as in vLLM.
     pub fn name(self) -> &'static str {
@@ -43,6 +52,8 @@ impl WeightQuantization {
             WeightQuantization::Fp8PerChannel => "fp8_per_channel",
             WeightQuantization::Fp8PerBlock => "fp8_per_block",
             WeightQuantization::Fp8PerTensor => "fp8_per_tensor",
+            WeightQuantization::Awq => QuantizationMethod::Awq.name(),
+            WeightQuantization::Gptq => QuantizationMethod::Gptq.name(),
             WeightQuantization::CompressedTensors => QuantizationMethod::CompressedTensors.name(),
             WeightQuantization::ModelOpt => QuantizationMethod::ModelOpt.name(),
         }
@@ -55,7 +66,10 @@ impl WeightQuantization {
             WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(QuantizationScheme::ROW),
             WeightQuantization::Fp8PerBlock => Some(QuantizationScheme::BLOCK),
             WeightQuantization::Fp8PerTensor => Some(QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Rows)),
-            WeightQuantization::CompressedTensors | WeightQuantization::ModelOpt => None,
+            WeightQuantization::Awq
+            | WeightQuantization::Gptq
+            | WeightQuantization::CompressedTensors
+            | WeightQuantization::ModelOpt => None,
         }
     }
 
@@ -65,13 +79,16 @@ impl WeightQuantization {
         Self::ROUNDING[1..].iter().copied().find(|one| one.scheme() == Some(scheme))
     }
 
-    /// Whether this choice agrees with the format that a checkpoint has.
-    pub(super) fn names(self, method: QuantizationMethod, scheme: QuantizationScheme) -> bool {
+    /// Whether this choice agrees with the format that a checkpoint has. `scheme` is `None` for
+    /// packed integers.
+    pub(super) fn names(self, method: QuantizationMethod, scheme: Option<QuantizationScheme>) -> bool {
         match self {
-            WeightQuantization::Fp8 => true,
+            WeightQuantization::Fp8 => scheme.is_some(),
+            WeightQuantization::Awq => method == QuantizationMethod::Awq,
+            WeightQuantization::Gptq => method == QuantizationMethod::Gptq,
             WeightQuantization::CompressedTensors => method == QuantizationMethod::CompressedTensors,
             WeightQuantization::ModelOpt => method == QuantizationMethod::ModelOpt,
-            _ => self.scheme() == Some(scheme),
+            _ => scheme.is_some() && self.scheme() == scheme,
         }
     }
 }
@@ -105,6 +122,10 @@ pub enum QuantizationMethod {
     /// llm-compressor and other tools that write compressed-tensors.
     CompressedTensors,
     ModelOpt,
+    /// AutoAWQ, and other tools that write its format `gemm`.
+    Awq,
+    /// AutoGPTQ and GPTQModel, which write the versions `gptq` and `gptq_v2`.
+    Gptq,
 }
 
 impl QuantizationMethod {
@@ -114,6 +135,8 @@ impl QuantizationMethod {
             QuantizationMethod::Fp8 => "fp8",
             QuantizationMethod::CompressedTensors => "compressed-tensors",
             QuantizationMethod::ModelOpt => "modelopt",
+            QuantizationMethod::Awq => "awq",
+            QuantizationMethod::Gptq => "gptq",
         }
     }
 }

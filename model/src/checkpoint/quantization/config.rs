@@ -1,16 +1,15 @@
 //! `quantization_config` of `config.json`, and `hf_quant_config.json`: the FP8 formats of
 //! transformers, compressed-tensors and ModelOpt. Unknown settings are refused by name.
+//! [`packed_config`](super::packed_config) reads the settings of packed integers.
 
 use bursar_kernels::{Quantization, QuantizationScheme, ScaledBy};
 use serde_json::{Map, Value, json};
 
 use super::choice::QuantizationMethod;
 use super::error::QuantizationError;
-use super::formats::StoredQuantization;
-use super::modules::Modules;
-
-/// Maximum number of characters of a value in an error message.
-const SHOWN: usize = 60;
+use super::fields::Fields;
+use super::formats::{StoredFormat, StoredQuantization};
+use super::packed_config::{PACK_QUANTIZED, awq, gptq, pack_quantized};
 
 const CONFIG: &str = "config.json";
 /// The key of `config.json` that has the quantization settings.
@@ -35,7 +34,9 @@ const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 pub(crate) fn stored_formats(
     (config, place): (&Map<String, Value>, &str),
     modelopt: Option<&Value>,
-) -> Result<Option<StoredQuantization>, QuantizationError> {
+) -> Result<Option<StoredFormat>, QuantizationError> {
+    let scaled = |stored: Result<_, _>| stored.map(|stored| Some(StoredFormat::Scaled(stored)));
+    let packed = |stored: Result<_, _>| stored.map(|stored| Some(StoredFormat::Packed(stored)));
     if let Some(part) = Fields::part(CONFIG, "", config, SETTINGS)? {
         let part = Fields { place: format!("{place}."), ..part };
         let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
@@ -43,18 +44,27 @@ pub(crate) fn stored_formats(
             // The object has the layout of ModelOpt's separate file.
             (Some("modelopt") | None, Some(own)) => {
                 part.refuse_others(&["quant_method", "producer", MODELOPT_PART])?;
-                tensor(&own).map(Some)
+                scaled(tensor(&own))
             }
-            (Some("fp8"), _) => block(&part).map(Some),
-            (Some("compressed-tensors"), _) => compressed(&part).map(Some),
-            (Some("modelopt"), None) => tensor(&part).map(Some),
-            _ => Err(part.refused("quant_method", "fp8, compressed-tensors and modelopt")),
+            (Some("fp8"), _) => scaled(block(&part)),
+            (Some("awq"), _) => packed(awq(&part)),
+            (Some("gptq"), _) => packed(gptq(&part)),
+            (Some("compressed-tensors"), _) => {
+                check_compressed(&part)?;
+                if part.text("format") == Some(PACK_QUANTIZED) {
+                    packed(pack_quantized(&part))
+                } else {
+                    scaled(compressed(&part))
+                }
+            }
+            (Some("modelopt"), None) => scaled(tensor(&part)),
+            _ => Err(part.refused("quant_method", "fp8, compressed-tensors, modelopt, awq and gptq")),
         };
     }
     let Some(modelopt) = modelopt.and_then(Value::as_object) else { return Ok(None) };
     match Fields::part(MODELOPT, "", modelopt, MODELOPT_PART)? {
         Some(part) if part.fields.get("quant_algo").is_some_and(|algorithm| !algorithm.is_null()) => {
-            tensor(&part).map(Some)
+            scaled(tensor(&part))
         }
         _ => Ok(None),
     }
@@ -80,10 +90,10 @@ fn block(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
     Ok(StoredQuantization { method, scheme, scale: "weight_scale_inv", plain })
 }
 
-/// Reads the FP8 format of compressed-tensors as llm-compressor writes it: one group
-/// of all linear layers.
-fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
-    part.among("format", &FLOAT_QUANTIZED.map(Value::from), "float-quantized")?;
+/// Checks the settings of compressed-tensors that all its formats have.
+fn check_compressed(part: &Fields<'_>) -> Result<(), QuantizationError> {
+    let [format, early] = FLOAT_QUANTIZED.map(Value::from);
+    part.among("format", &[format, early, json!(PACK_QUANTIZED)], "float-quantized and pack-quantized")?;
     part.among("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
     part.refuse_others(&[
         "quant_method",
@@ -101,7 +111,12 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
     if let Some(sparsity) = Fields::part(part.file, &part.place, part.fields, SPARSITY)? {
         sparsity.among("format", &[json!("dense")], "dense")?;
     }
-    check_cache_scheme(part, &[json!("tensor"), json!("attn_head")], "tensor and attn_head")?;
+    check_cache_scheme(part, &[json!("tensor"), json!("attn_head")], "tensor and attn_head")
+}
+
+/// Reads the FP8 format of compressed-tensors as llm-compressor writes it: one group
+/// of all linear layers.
+fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
     let groups = part.inner("config_groups")?;
     let one = "one group";
     let mut names = groups.fields.keys();
@@ -217,112 +232,16 @@ fn check_modelopt_groups(part: &Fields<'_>, is_by_channel: bool) -> Result<(), Q
     Ok(())
 }
 
-/// A JSON object of a settings file.
-struct Fields<'c> {
-    file: &'static str,
-    place: String,
-    fields: &'c Map<String, Value>,
-}
-
-impl<'c> Fields<'c> {
-    /// The object `name` of `fields`, if there is one.
-    fn part(
-        file: &'static str,
-        place: &str,
-        fields: &'c Map<String, Value>,
-        name: &str,
-    ) -> Result<Option<Self>, QuantizationError> {
-        match fields.get(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::Object(part)) if part.is_empty() => Ok(None),
-            Some(Value::Object(part)) => Ok(Some(Fields { file, place: format!("{place}{name}."), fields: part })),
-            Some(_) => Err(Fields { file, place: place.to_owned(), fields }.refused(name, "an object")),
-        }
-    }
-
-    /// The object `name`, which must exist.
-    fn inner(&self, name: &str) -> Result<Fields<'c>, QuantizationError> {
-        Fields::part(self.file, &self.place, self.fields, name)?.ok_or_else(|| self.refused(name, "an object"))
-    }
-
-    fn text(&self, name: &str) -> Option<&'c str> {
-        self.fields.get(name)?.as_str()
-    }
-
-    /// The modules of all the lists in `names` that exist.
-    fn modules(&self, names: &[&str]) -> Result<Modules, QuantizationError> {
-        let mut entries = Vec::new();
-        for name in names {
-            match self.fields.get(*name) {
-                None | Some(Value::Null) => {}
-                Some(Value::Array(list)) if list.iter().all(Value::is_string) => {
-                    entries.extend(list.iter().filter_map(Value::as_str));
-                }
-                Some(_) => return Err(self.refused(name, "a list of names")),
-            }
-        }
-        Modules::new(self.file, entries)
-    }
-
-    /// Refuses number formats other than E4M3.
-    fn are_e4m3(&self) -> Result<(), QuantizationError> {
-        self.among("num_bits", &[json!(8)], "8")?;
-        self.among("type", &[json!("float")], "float")?;
-        self.among("symmetric", &[json!(true), Value::Null], "true")
-    }
-
-    /// Refuses a value that is not in `among`. If `among` has null, the key may be missing.
-    fn among(&self, name: &str, among: &[Value], supported: &'static str) -> Result<(), QuantizationError> {
-        if among.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
-            Ok(())
-        } else {
-            Err(self.refused(name, supported))
-        }
-    }
-
-    /// Refuses keys that are not in `known`, unless their value is null, false or empty.
-    fn refuse_others(&self, known: &[&str]) -> Result<(), QuantizationError> {
-        let is_none = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Object(fields) => fields.is_empty(),
-            Value::Array(list) => list.is_empty(),
-            _ => false,
-        };
-        match self.fields.iter().find(|(key, value)| !known.contains(&key.as_str()) && !is_none(value)) {
-            None => Ok(()),
-            Some((key, value)) => Err(QuantizationError::Unknown {
-                file: self.file,
-                field: format!("{}{key}", self.place),
-                value: shown(value),
-            }),
-        }
-    }
-
-    fn refused(&self, name: &str, supported: &'static str) -> QuantizationError {
-        let value = self.fields.get(name).map_or_else(|| "missing".to_owned(), shown);
-        QuantizationError::Setting { file: self.file, field: format!("{}{name}", self.place), value, supported }
-    }
-}
-
-/// A truncated value. A text is shown without quotes.
-fn shown(value: &Value) -> String {
-    let mut value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    if let Some((end, _)) = value.char_indices().nth(SHOWN) {
-        value.truncate(end);
-        value.push('…');
-    }
-    value
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn read(config: Value, modelopt: Option<Value>) -> StoredQuantization {
         let config = config.as_object().expect("an object");
-        stored_formats((config, SETTINGS), modelopt.as_ref())
-            .expect("the stored format is served")
-            .expect("the settings are FP8")
+        match stored_formats((config, SETTINGS), modelopt.as_ref()).expect("the stored format is served") {
+            Some(StoredFormat::Scaled(stored)) => stored,
+            other => panic!("{other:?} is not FP8"),
+        }
     }
 
     #[test]

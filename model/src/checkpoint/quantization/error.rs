@@ -35,8 +35,12 @@ pub enum QuantizationError {
     #[error("{file} is not a JSON object: {reason}")]
     Malformed { file: &'static str, reason: String },
     /// The checkpoint is already quantized in another way.
-    #[error("quantization is {asked}, but the checkpoint is already quantized in another way")]
-    Twice { asked: WeightQuantization },
+    #[error("quantization is {asked}, but the checkpoint is already quantized in another way ({found})")]
+    Twice {
+        asked: WeightQuantization,
+        /// The name of the tool that quantized the checkpoint.
+        found: &'static str,
+    },
     /// The user names the tool that quantized the checkpoint, but the checkpoint is not quantized.
     #[error("quantization is {asked}, but the checkpoint's weights are not quantized")]
     Plain { asked: WeightQuantization },

@@ -6,6 +6,7 @@ use bursar_kernels::QuantizationScheme;
 use super::choice::{QuantizationMethod, WeightQuantization};
 use super::error::QuantizationError;
 use super::modules::Modules;
+use crate::checkpoint::packed::{PackedOrder, PackedScheme};
 
 /// The format of quantized weights in a checkpoint.
 #[derive(Clone, Debug)]
@@ -18,11 +19,44 @@ pub struct StoredQuantization {
     pub plain: Modules,
 }
 
+/// Packed integers in a checkpoint. They are dequantized while they load, so the model computes with
+/// unquantized weights.
+#[derive(Clone, Debug)]
+pub struct PackedQuantization {
+    pub method: QuantizationMethod,
+    /// The scheme of modules that no rule names.
+    pub scheme: PackedScheme,
+    /// Modules and their schemes; `None` for modules that are not quantized. The first rule that
+    /// names a module decides.
+    pub rules: Vec<(Modules, Option<PackedScheme>)>,
+}
+
+impl PackedQuantization {
+    /// The scheme of a module; `None` if the module is not quantized.
+    pub fn scheme_of(&self, module: &str) -> Option<PackedScheme> {
+        self.rules.iter().find(|(modules, _)| modules.has(module)).map_or(Some(self.scheme), |(_, scheme)| *scheme)
+    }
+
+    /// The order of packing, which is the same for all modules.
+    pub fn order(&self) -> PackedOrder {
+        self.scheme.order
+    }
+}
+
+/// The quantization of a checkpoint.
+#[derive(Clone, Debug)]
+pub(in crate::checkpoint) enum StoredFormat {
+    Scaled(StoredQuantization),
+    Packed(PackedQuantization),
+}
+
 /// The formats of a model's weights.
 #[derive(Clone, Debug)]
 pub enum WeightFormats {
     /// No weights are quantized.
     Plain,
+    /// Some weights are packed integers in the checkpoint.
+    Packed(PackedQuantization),
     /// Some weights are quantized in the checkpoint.
     Stored(StoredQuantization),
     /// The decoder's projections are quantized while they load.
@@ -35,6 +69,7 @@ impl WeightFormats {
     pub fn name(&self) -> Option<&'static str> {
         match self {
             WeightFormats::Plain => None,
+            WeightFormats::Packed(packed) => Some(packed.method.name()),
             WeightFormats::Stored(stored) => Some(stored.method.name()),
             WeightFormats::Made(scheme) => WeightQuantization::of(*scheme).map(WeightQuantization::name),
         }
@@ -45,17 +80,22 @@ impl WeightFormats {
     /// # Errors
     /// [`QuantizationError::Twice`] and [`QuantizationError::Plain`].
     pub(in crate::checkpoint) fn of(
-        stored: Option<StoredQuantization>,
+        stored: Option<StoredFormat>,
         asked: Option<WeightQuantization>,
     ) -> Result<Self, QuantizationError> {
-        match (stored, asked) {
-            (None, None) => Ok(WeightFormats::Plain),
-            (None, Some(asked)) => asked.scheme().map(WeightFormats::Made).ok_or(QuantizationError::Plain { asked }),
-            (Some(stored), None) => Ok(WeightFormats::Stored(stored)),
-            (Some(stored), Some(asked)) if asked.names(stored.method, stored.scheme) => {
-                Ok(WeightFormats::Stored(stored))
+        let (method, scheme, formats) = match (stored, asked) {
+            (None, None) => return Ok(WeightFormats::Plain),
+            (None, Some(asked)) => {
+                return asked.scheme().map(WeightFormats::Made).ok_or(QuantizationError::Plain { asked });
             }
-            (Some(_), Some(asked)) => Err(QuantizationError::Twice { asked }),
+            (Some(StoredFormat::Scaled(stored)), _) => {
+                (stored.method, Some(stored.scheme), WeightFormats::Stored(stored))
+            }
+            (Some(StoredFormat::Packed(packed)), _) => (packed.method, None, WeightFormats::Packed(packed)),
+        };
+        match asked.filter(|asked| !asked.names(method, scheme)) {
+            Some(asked) => Err(QuantizationError::Twice { asked, found: method.name() }),
+            None => Ok(formats),
         }
     }
 }

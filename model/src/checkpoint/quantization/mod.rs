@@ -1,7 +1,10 @@
 //! Quantized weights of a checkpoint and their format, from its configuration or from the user's
 //! choice.
 //!
-//! A new weight format needs an element type in [`stored`](super::stored), a scheme
+//! Packed integers of 4 or 8 bits are dequantized while they load. `packed_config` reads their
+//! settings, and [`packed`](super::packed) has their arithmetic.
+//!
+//! Another format of quantized weights needs an element type in [`stored`](super::stored), a scheme
 //! ([`bursar_kernels::QuantizationScheme`]), and a function in `config` that reads its settings.
 //! The arithmetic that runs while weights load is in `weights::quantized_numbers`. Memory claims
 //! and the upload query the scheme.
@@ -9,14 +12,17 @@
 mod choice;
 mod config;
 mod error;
+mod fields;
 mod formats;
 mod modules;
+mod packed_config;
 mod served;
 
 pub use choice::{QuantizationMethod, WeightQuantization};
 pub(super) use config::{MODELOPT, SETTINGS, stored_formats};
 pub use error::QuantizationError;
-pub use formats::{StoredQuantization, WeightFormats};
+pub(super) use formats::StoredFormat;
+pub use formats::{PackedQuantization, StoredQuantization, WeightFormats};
 pub use modules::Modules;
 pub(crate) use modules::OUTER;
 pub(crate) use served::{unserved_experts, unserved_weight};

@@ -216,8 +216,9 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's settings. If the top level does not specify whether the head is tied, a
-/// head in the checkpoint is used. transformers ties by default, but only if the tensors are equal.
+/// Reads the text model's settings. If the top level does not specify whether the output projection
+/// is tied to the embedding, `lm_head` is used if the checkpoint has it. transformers ties by
+/// default, but only if the tensors are equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
@@ -322,7 +323,7 @@ impl VisionConfig {
         EmbeddingLayout::plain(self.out)
     }
 
-    /// Checks that other keys that describe a tile agree with these sizes.
+    /// Checks the other keys that describe a tile against these sizes.
     fn check_counts(&self, config: &Map<String, Value>) -> Result<(), ConfigError> {
         let tokens = self.tile().tokens(self.merge);
         for (key, expected) in [("image_seq_length", tokens), ("force_image_size", self.image_size)] {

@@ -1,6 +1,6 @@
 //! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265). InternViT encodes a picture as tiles of one
-//! size. A text model of another family reads the embeddings in place of placeholders. Released
-//! checkpoints and transformers' conversions of them are supported.
+//! size. The decoder is a text model of another family. Released checkpoints and transformers'
+//! conversions of them are supported.
 
 mod config;
 mod names;
@@ -32,7 +32,7 @@ const ARCHITECTURES: [(&str, &str); 2] =
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &ARCHITECTURES;
 
-    /// Every kind of work. The encoder sees a video as pictures, so videos add no kind.
+    /// All workloads. The encoder processes a video as pictures, so videos add no workload.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
     type Shape = Shape;

@@ -3,7 +3,7 @@
 use super::config::{Config, Layout};
 use crate::{blocks::vision::LayerNames, weights::WeightMap};
 
-/// Names of one layout. The names within a layer lack the layer's prefix.
+/// Names of one layout. The names in `layer` omit the layer's prefix.
 pub struct Names {
     pub class: String,
     /// The positions of the class token and of the patches.
@@ -23,8 +23,8 @@ impl Names {
     pub fn of(config: &Config, map: &WeightMap<'_>) -> Self {
         let mut names = match config.layout {
             Layout::Released => Names::released(),
-            // transformers has renamed the weights when loading since 4.56, and may write
-            // either set of names.
+            // Since version 4.56, transformers renames the weights when it loads them, and it may
+            // save either set of names.
             Layout::Converted if map.has("vision_tower.embeddings.cls_token") => {
                 Names::converted("", "language_model.model", "language_model.lm_head.weight")
             }

@@ -1,8 +1,8 @@
 //! Settings of this family's models, for checkpoints with random weights or without weights.
 //!
 //! The numbers are from arXiv 2504.10479 (table 1) and 2508.18265 (table 1), and the numbers of the
-//! text models are from their own releases. No head is tied: the parameter counts of the papers
-//! include both the embedding and the head.
+//! text models are from their releases. No output projection is tied to the embedding: the
+//! parameter counts of the papers include both.
 
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ pub const SHAPES: [Shape; 13] = [
     three_and_a_half("internvl3.5-8b", [4096, 12_288, 36, 32, 8], SMALL_TOWER),
     three_and_a_half("internvl3.5-14b", [5120, 17_408, 40, 40, 8], SMALL_TOWER),
     three_and_a_half("internvl3.5-38b", [5120, 25_600, 64, 64, 8], LARGE_TOWER),
-    // A model that was never released, small enough for a test on any machine.
+    // Not a released model. It is small enough for a test on any machine.
     Shape {
         name: "internvl-tiny",
         text_type: "qwen2",

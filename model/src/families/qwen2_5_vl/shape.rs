@@ -35,7 +35,7 @@ pub const SHAPES: [Shape; 5] = [
     released("qwen2.5-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 128_000), 3420),
     released("qwen2.5-vl-32b", DecoderShape::large([5120, 27_648, 64, 40, 8], 128_000), 3456),
     released("qwen2.5-vl-72b", DecoderShape::large([8192, 29_568, 80, 64, 8], 128_000), 3456),
-    // A model that was never released, small enough for a test on any machine.
+    // Not a released model. It is small enough for a test on any machine.
     Shape {
         name: "qwen2.5-vl-tiny",
         decoder: DecoderShape { words: 1000, vocabulary: 1024, ..DecoderShape::large([128, 320, 2, 4, 2], 4096) },

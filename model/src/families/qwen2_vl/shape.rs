@@ -28,7 +28,7 @@ pub const SHAPES: [Shape; 4] = [
     released("qwen2-vl-2b", DecoderShape::small([1536, 8960, 28, 12, 2], 32_768)),
     released("qwen2-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 32_768)),
     released("qwen2-vl-72b", DecoderShape::large([8192, 29_568, 80, 64, 8], 32_768)),
-    // A model that was never released, small enough for a test on any machine.
+    // Not a released model. It is small enough for a test on any machine.
     Shape {
         name: "qwen2-vl-tiny",
         decoder: DecoderShape { words: 1000, vocabulary: 1024, ..DecoderShape::large([128, 320, 2, 4, 2], 4096) },

@@ -38,7 +38,7 @@ pub const SHAPES: [Shape; 9] = [
     released("qwen3-32b", [5120, 25_600, 64, 64, 8], false),
     mixed("qwen3-30b-a3b", [2048, 6144, 48, 32, 4], 768),
     mixed("qwen3-235b-a22b", [4096, 12_288, 94, 64, 4], 1536),
-    // A model that was never released, small enough for a test on any machine.
+    // Not a released model. It is small enough for a test on any machine.
     Shape {
         name: "qwen3-moe-tiny",
         decoder: DecoderShape {

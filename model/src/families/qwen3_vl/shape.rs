@@ -11,7 +11,7 @@ use crate::{
     families::deepstack::{Shape, TowerShape},
 };
 
-/// The architecture and `model_type` without experts, and then with experts.
+/// Architecture and `model_type` of the dense models, then of the mixture-of-experts models.
 pub const ARCHITECTURES: [(&str, &str); 2] =
     [("Qwen3VLForConditionalGeneration", "qwen3_vl"), ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe")];
 
@@ -47,7 +47,7 @@ pub const SHAPES: [Shape; 8] = [
     tiny("qwen3-vl-moe-tiny", Some(MixtureShape { experts: 8, top: 3, intermediate: 72, shared: None })),
 ];
 
-/// A model that was never released, small enough for a test on any machine.
+/// Not a released model. It is small enough for a test on any machine.
 const fn tiny(name: &'static str, mixture: Option<MixtureShape>) -> Shape {
     Shape {
         name,

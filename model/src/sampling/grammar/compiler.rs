@@ -1,4 +1,4 @@
-//! The grammar compiler, which turns output formats into grammars over one model's vocabulary.
+//! The grammar compiler, which turns output formats into grammars over a model's vocabulary.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::text::{Thinking, Tokenizer, error::PrivateText};
 /// Maximum bytes of a reason that is passed on to the caller.
 const REASON_BYTES_MAX: usize = 400;
 
-/// Compiles grammars for one model. Creating a compiler walks the whole vocabulary, so each model
+/// Compiles grammars for one model. Creating a compiler reads the whole vocabulary, so each model
 /// has a single compiler, created at the first request with a form.
 pub struct GrammarCompiler {
     factory: ParserFactory,
@@ -40,11 +40,11 @@ impl GrammarCompiler {
         Ok(GrammarCompiler { factory, vocabulary })
     }
 
-    /// Compiles a form. This takes milliseconds, or tens of milliseconds for a large form, so do
-    /// not call it on a thread that other requests wait for.
+    /// Compiles an output format. Compilation takes milliseconds, or tens of milliseconds for a
+    /// large format, so do not call this function on a thread that other requests wait for.
     ///
     /// # Errors
-    /// [`GrammarError`] if the form is too large, malformed, unsupported or too complex.
+    /// [`GrammarError`] if the format is too large, malformed, unsupported or too complex.
     pub fn compile(&self, format: &OutputFormat) -> Result<Grammar, GrammarError> {
         let parser = self.parser(format).map_err(|error| self.placed(format, error))?;
         self.tried(parser, |reason| refusal(format, reason))
@@ -86,8 +86,9 @@ impl GrammarCompiler {
         parts.find_map(refused).unwrap_or_else(|| error.into())
     }
 
-    /// Computes the allowed first tokens, so that a form that is too complex for its first token
-    /// fails here, in the caller, and not in the lane. This also warms the caches.
+    /// Computes the tokens that may begin a reply, so that a format that is too complex for its
+    /// first token fails here, in the caller, and not in the lane. The computation also fills the
+    /// caches.
     fn tried(&self, parser: Parser, refused: impl Fn(&str) -> GrammarError) -> Result<Grammar, GrammarError> {
         let grammar = Grammar::new(parser, self.vocabulary.clone());
         match grammar.allowed(&[]) {
@@ -113,8 +114,8 @@ impl GrammarCompiler {
     }
 }
 
-/// Limits against hostile forms. The limits are low because the other sequences of a step wait
-/// while a grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a
+/// Limits against hostile output formats. The limits are low because the other sequences of a step
+/// wait while a grammar computes the tokens that may follow. 1,000 units of lexer fuel take up to a
 /// millisecond; llguidance's default per token is 200,000 units. llguidance's default of 250,000
 /// lexer states takes about 400 MB.
 fn limits() -> ParserLimits {
@@ -144,8 +145,8 @@ fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     }
 }
 
-/// Converts an error of llguidance. Its errors are sentences, so exceeded limits are recognized by
-/// words in the first line.
+/// Converts an error of llguidance. llguidance reports sentences, so exceeded limits are recognized
+/// by words in the first line.
 fn whole_refusal(error: &str) -> GrammarError {
     const LIMITS: [&str; 8] =
         ["too big", "too large", "too complex", "fuel", "limit", "stack level", "exceeded", "too many"];

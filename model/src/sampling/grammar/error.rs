@@ -1,4 +1,4 @@
-//! Errors of forms and grammars.
+//! Errors of output formats and grammars.
 
 use bursar_budgets::Hint;
 use thiserror::Error;
@@ -6,12 +6,12 @@ use thiserror::Error;
 use super::schema_place::SchemaPlace;
 use crate::text::error::PrivateText;
 
-/// A form that was refused, or a grammar that failed. No variant shows generated text. Quotes of
-/// the schema or the pattern are in `PrivateText`.
+/// An output format that was refused, or a grammar that failed. No variant shows generated text.
+/// Quotes of the schema or the pattern are in `PrivateText`.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// A part of the form exceeds its limit.
+    /// A part of the output format exceeds its limit.
     #[error("the {part} has {value} {unit}; the limit is {limit}")]
     TooLarge {
         /// The part that is too large, such as the schema, the regular expression or
@@ -50,13 +50,13 @@ pub enum GrammarError {
         /// The kind of error, without quoting the pattern.
         kind: String,
     },
-    /// The pattern uses a feature that cannot be followed token by token.
+    /// The pattern uses a feature that no grammar can enforce token by token.
     #[error("the regular expression cannot be used")]
     UnsupportedRegex {
         /// The reason, which may quote the pattern: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// The form would take too much time or memory, in total or for one token.
+    /// The output format would take too much time or memory, in total or for one token.
     #[error("the format takes more work than is allowed")]
     TooComplex,
     /// The tokens produced so far do not follow the grammar.
@@ -65,7 +65,7 @@ pub enum GrammarError {
         /// Number of tokens produced so far.
         produced: usize,
     },
-    /// No token of the vocabulary spells the text that the form requires next.
+    /// No token of the vocabulary spells the text that the output format requires next.
     #[error("after {produced} tokens the vocabulary has no token that the format allows")]
     DeadEnd {
         /// Number of tokens produced so far.

@@ -1,4 +1,4 @@
-//! Grammars, which make a reply match its form by forbidding tokens that would break the form.
+//! Grammars for structured output: tokens that would violate the output format are masked.
 //!
 //! The parser is llguidance, from Microsoft's guidance project: an Earley parser over lexemes that
 //! runs along a trie of the vocabulary's bytes. Lexemes are regexes matched by derivatives. This

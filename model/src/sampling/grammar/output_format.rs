@@ -1,4 +1,4 @@
-//! Output formats: the forms that a reply can have, and the limits of a form.
+//! Output formats that a reply can be constrained to, and the limits of a format.
 
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::Value;
@@ -72,8 +72,9 @@ impl JsonWhitespace {
     }
 }
 
-/// The form of a reply. Tokens that would break the form cannot be chosen. A reply that reaches
-/// `max_tokens` is cut off in the middle of its form; the reply's finish reason reports this.
+/// The format of a reply. Tokens that would violate the format cannot be chosen. A reply that
+/// reaches `max_tokens` is truncated, so it may be incomplete; its finish reason reports the
+/// truncation.
 ///
 /// ```
 /// use bursar_model::sampling::OutputFormat;
@@ -85,7 +86,7 @@ impl JsonWhitespace {
 /// }));
 /// let date = OutputFormat::Regex(r"\d{4}-\d{2}-\d{2}".into());
 /// let colour = OutputFormat::Choice(vec!["red".into(), "green".into()]);
-/// assert_eq!(format!("{date:?}"), "Regex(17 bytes)"); // what is in a format is the user's
+/// assert_eq!(format!("{date:?}"), "Regex(17 bytes)"); // the content is the user's data
 /// ```
 #[derive(Clone, PartialEq)]
 pub enum OutputFormat {

@@ -1,4 +1,5 @@
-//! A wrapper of llguidance's parser that catches its panics and hides its messages.
+//! A wrapper around llguidance's parser that catches panics and hides messages, which may quote
+//! generated text.
 
 use std::panic::AssertUnwindSafe;
 
@@ -44,7 +45,25 @@ impl Parser {
         Ok(())
     }
 
-    /// The tokens that may follow; after the end of the form, only end tokens.
+    /// Goes back by the last `tokens` tokens.
+    ///
+    /// # Errors
+    /// [`GrammarError::Broken`] if fewer tokens were read or the parser has failed before.
+    pub(super) fn go_back(&mut self, tokens: usize) -> Result<(), GrammarError> {
+        self.guarded(|inner| inner.rollback(tokens))?;
+        self.tokens_read -= tokens;
+        Ok(())
+    }
+
+    /// How many of `tokens` are allowed one after the other. Reads none of them.
+    ///
+    /// # Errors
+    /// The errors of [`mask`](Self::mask).
+    pub(super) fn allows(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
+        self.guarded(|inner| inner.validate_tokens_raw(tokens))
+    }
+
+    /// The tokens that may follow. After the end of the output format, these are only end tokens.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`], [`GrammarError::DeadEnd`], [`GrammarError::Broken`].

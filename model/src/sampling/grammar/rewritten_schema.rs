@@ -75,14 +75,14 @@ fn rewrite_at(schema: &mut Value, place: &SchemaPlace, left: &mut Vec<NotFollowe
     follow_pattern(keywords);
 }
 
-/// Adds the type `object`, unless another keyword says which types or values the schema allows.
+/// Adds the type `object`, unless another keyword determines which types or values are allowed.
 fn imply_object(keywords: &mut Map<String, Value>) {
     if !names_types(keywords) {
         keywords.insert("type".to_owned(), "object".into());
     }
 }
 
-/// Whether the schema, or a branch of it, says which types or values it allows.
+/// Whether the schema, or a branch of it, determines which types or values are allowed.
 fn names_types(keywords: &Map<String, Value>) -> bool {
     let has = |keyword: &str| keywords.contains_key(keyword);
     let branches = ["allOf", "anyOf", "oneOf"].iter().filter_map(|keyword| keywords.get(*keyword)?.as_array());
@@ -113,7 +113,7 @@ fn follow_format(keywords: &mut Map<String, Value>) -> bool {
         return true;
     }
     keywords.shift_remove("format");
-    // The `format` of a number only says how the number is stored.
+    // The `format` of a number only describes how the number is stored.
     !takes_text(keywords)
 }
 

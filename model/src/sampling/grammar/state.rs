@@ -7,12 +7,12 @@ use llguidance::toktrie::SimpleVob;
 
 use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 
-/// A compiled form, for one sequence.
+/// A compiled output format, for one sequence.
 ///
 /// The allowed tokens depend only on the tokens produced, so a sequence may be preempted and
-/// recomputed. The grammar keeps a parser that has read the tokens of the last call. The parser
-/// continues if the next call extends these tokens, and otherwise starts over. A clone has a
-/// separate parser and separate caches.
+/// recomputed. The grammar keeps a parser that has read the tokens of the last call. The next call
+/// continues after the tokens that both have in common. A clone has a separate parser and separate
+/// caches.
 pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     state: Mutex<State>,
@@ -39,15 +39,15 @@ impl Grammar {
         Grammar { vocabulary, state: Mutex::new(state) }
     }
 
-    /// The tokens that may follow `produced`. The result includes end tokens exactly when the form
-    /// is complete, and never includes other special tokens.
+    /// The tokens that may follow `produced`. The result includes end tokens exactly when the
+    /// output format is complete, and never includes other special tokens.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`]; [`GrammarError::DeadEnd`]; [`GrammarError::NotFollowed`] if
     /// `produced` has a token that was not allowed; [`GrammarError::Broken`]. The grammar can be
     /// used again after an error.
     pub fn allowed(&self, produced: &[u32]) -> Result<AllowedTokens, GrammarError> {
-        let mut set = self.state().ask(produced)?;
+        let mut set = self.state().ask(produced, Parser::mask)?;
         set.and(&self.vocabulary.allowed);
         if set.is_zero() {
             return Err(GrammarError::DeadEnd { produced: produced.len() });
@@ -55,6 +55,17 @@ impl Grammar {
         let mut others = set.clone();
         others.sub(&self.vocabulary.ends);
         Ok(AllowedTokens { only_ends: others.is_zero(), set })
+    }
+
+    /// How many of the tokens `next` the grammar allows, one after the other, after `produced`.
+    ///
+    /// # Errors
+    /// The errors of [`allowed`](Self::allowed).
+    pub fn allows(&self, produced: &[u32], next: &[u32]) -> Result<usize, GrammarError> {
+        let vocabulary = &self.vocabulary.allowed;
+        let is_plain = |token: &&u32| (**token as usize) < vocabulary.len() && vocabulary.is_allowed(**token);
+        let plain = next.iter().take_while(is_plain).count();
+        self.state().ask(produced, |parser| parser.allows(&next[..plain]))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -65,8 +76,13 @@ impl Grammar {
 }
 
 impl State {
-    fn ask(&mut self, produced: &[u32]) -> Result<SimpleVob, GrammarError> {
-        let answer = self.advance(produced).and_then(|()| self.parser.mask());
+    /// Asks the parser once it has read `produced`.
+    fn ask<T>(
+        &mut self,
+        produced: &[u32],
+        question: impl FnOnce(&mut Parser) -> Result<T, GrammarError>,
+    ) -> Result<T, GrammarError> {
+        let answer = self.advance(produced).and_then(|()| question(&mut self.parser));
         if answer.is_err() {
             self.begin_again();
         }
@@ -74,9 +90,12 @@ impl State {
     }
 
     fn advance(&mut self, produced: &[u32]) -> Result<(), GrammarError> {
-        if !produced.starts_with(&self.seen) {
+        let common = produced.iter().zip(&self.seen).take_while(|(produced, seen)| produced == seen).count();
+        // Drafts that were rejected are the last tokens that the parser has read.
+        if self.seen.len() > common && self.parser.go_back(self.seen.len() - common).is_err() {
             self.begin_again();
         }
+        self.seen.truncate(common);
         for &token in &produced[self.seen.len()..] {
             self.parser.read(token)?;
             self.seen.push(token);

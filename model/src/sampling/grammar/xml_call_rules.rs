@@ -23,7 +23,7 @@ const UNNAMED_MAX: usize = 16;
 /// Maximum levels of `anyOf` that are followed to find strings.
 const BRANCHES_DEPTH_MAX: usize = 4;
 /// The largest length of a string that is enforced. Longer texts would take too much lexer fuel,
-/// because each length is a state of its own for each beginning of an end tag.
+/// because the lexer needs a separate state for each length and each beginning of an end tag.
 const LENGTH_MAX: u64 = 32;
 /// The end of each value.
 const VALUE_END: &str = "\n</parameter>";

@@ -1,4 +1,4 @@
-//! Files of careless programs: a missing end, wrong checksums, markers without content.
+//! Files written by careless programs: a missing end, wrong checksums, markers without content.
 
 use bursar_model::error::ImageError;
 use image::{ImageFormat, RgbImage};

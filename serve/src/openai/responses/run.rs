@@ -48,7 +48,7 @@ impl Run {
         let (told, is_last) = self.encoder.told(heard);
         if is_last {
             // Store the response before the client receives its end, so that the client can
-            // continue it at once.
+            // continue the conversation at once.
             self.end();
         }
         (told, is_last)

@@ -20,8 +20,8 @@ use crate::{error::ApiError, id, models::shortened};
 /// All stored responses of a server.
 pub(crate) struct Responses {
     kept: Mutex<VecDeque<Arc<StoredResponse>>>,
-    /// Bytes of all stored items. Items of a removed response count as long as a later
-    /// response continues it.
+    /// Bytes of all stored items. Items of a removed response still count while a later response
+    /// continues it.
     bytes: Arc<AtomicUsize>,
     count_max: usize,
     bytes_max: usize,
@@ -128,8 +128,8 @@ impl Responses {
             for (at, kept) in ended {
                 counts.entry(kept.owner).or_insert((0, at)).0 += 1;
             }
-            // Evict from the key that stores the most, so that no key evicts responses of
-            // keys that store fewer.
+            // Evict from the key that stores the most, so that no key causes the eviction of
+            // responses of a key that stores fewer.
             let most = counts.into_values().max_by_key(|&(count, at)| (count, Reverse(at)));
             let Some((_, oldest)) = most else { return };
             kept.remove(oldest);

@@ -1,4 +1,5 @@
-//! Execution of the ledger's decisions: books, events and metrics first, then the answer.
+//! Execution of the ledger's decisions. The mailbox's records, events and metrics are updated
+//! before the answer is sent.
 
 use bursar_budgets::{Bytes, Class, Effect, Grant, Input, Lease, LeaseId, Memory, Refusal, Refused, Resized};
 
@@ -31,7 +32,7 @@ impl BudgetState {
         let lease = Lease::issue(grant, self.mailbox.clone());
         self.enter(&lease);
         if lease.class().is_elastic() {
-            // None of the lease's bytes count as reclaimable until its owner accepts resize orders.
+            // Nothing in the lease counts as reclaimable until its owner accepts resize orders.
             self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
         }
         match self.asked.remove(&grant.request()) {
@@ -39,12 +40,12 @@ impl BudgetState {
                 self.show_wait(lease.class(), since.elapsed());
                 reply.answer(Ok(lease));
             }
-            // The asker is gone. Dropping the lease posts its release.
+            // The caller no longer waits. Dropping the lease posts its release note.
             _ => drop(lease),
         }
     }
 
-    /// Records a new lease in the books and reports it.
+    /// Adds a new lease to the mailbox's records and reports the lease.
     fn enter(&mut self, lease: &Lease) {
         let holding = lease.holding();
         {
@@ -69,7 +70,7 @@ impl BudgetState {
         }
     }
 
-    /// Records the new size of a lease in the books and reports it.
+    /// Records the new size of a lease in the mailbox and reports the resize.
     fn enter_size(&mut self, resized: &Resized) {
         let (from, to) = (resized.from(), resized.to());
         let held = self.mailbox.leases().get_mut(&resized.lease()).map(|mut entry| {
@@ -92,7 +93,7 @@ impl BudgetState {
         if let Some((model, class, bytes)) = what {
             self.show_refusal(&class, &refused.reason);
             let reason = refused.reason.clone();
-            // A request that its asker withdrew does not count as refused.
+            // A request that its caller withdrew does not count as refused.
             if reason != Refusal::Withdrawn {
                 self.mailbox.events().tell(Event::LeaseRefused { model, class, bytes, reason });
             }

@@ -1,5 +1,5 @@
-//! The watcher of the device: it compares the driver's free bytes with the ledger and orders leases
-//! to shrink or grow.
+//! Probes of the device: the driver's free bytes are compared with the ledger, and leases are
+//! ordered to shrink or grow.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
 
 impl BudgetState {
     /// The regular probe. Measures memory that other processes have taken or returned, repeats
-    /// orders not obeyed yet, offers growth, and sets gauges.
+    /// orders that owners have not carried out yet, offers growth, and sets gauges.
     pub(super) fn look(&mut self) -> Result<(), DeviceError> {
         // A model that is being sized allocates some memory before it leases that memory: graphs
         // during capture, and modules at their first use. Until then, such memory cannot be
@@ -37,12 +37,12 @@ impl BudgetState {
         }
         self.offer_growth();
         self.may_lend = true;
-        // Bytes that are being returned or are about to be leased are not drift.
+        // Memory that is being returned or is about to be leased does not count as drift.
         let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
         let drift = self.drift();
         self.drifted = drift.filter(|_| is_calm).unwrap_or(self.drifted);
-        // If the driver reports the memory of this process but drift can't be computed now, the
-        // gauge keeps its last value.
+        // While drift cannot be computed, its gauge keeps the last value. The gauge is not set at
+        // all if the driver does not report memory per process.
         self.show_look(memory, drift.map(|_| self.drifted));
         Ok(())
     }
@@ -159,7 +159,7 @@ impl BudgetState {
         }
     }
 
-    /// Bytes that this process holds in addition to leases and overhead. It should be 0. `None` if
+    /// Bytes that this process holds outside leases and overhead. It should be 0. `None` if
     /// the driver does not report memory per process.
     ///
     /// Without the driver's figure (`Device::process_bytes`), drift cannot be distinguished from
@@ -171,8 +171,8 @@ impl BudgetState {
         Some(held.saturating_sub(self.mailbox.books().beside))
     }
 
-    /// Bytes that this process holds in addition to leases and the device's own overhead, whether
-    /// or not the reason is known. `None` if the driver does not report memory per process.
+    /// Bytes that this process holds outside leases and the device's own overhead, for known and
+    /// unknown reasons. `None` if the driver does not report memory per process.
     fn beside(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;

@@ -91,7 +91,8 @@ impl CarryOut for EngineState {
             Effect::ShowStarting => self.arguments.show(Status::Starting),
             Effect::Stop(children) => {
                 for child in children {
-                    // A dead child answers at once. Each child ends before any successor starts.
+                    // A child that is already dead answers at once. Each child ends before any
+                    // successor starts.
                     drop(child.kill_and_wait(None).await);
                 }
             }

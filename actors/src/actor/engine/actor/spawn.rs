@@ -63,10 +63,13 @@ impl EngineState {
         let demand = self.demand.clone();
         let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
         let block_log = Arc::new(BlockLog::default());
-        let cache_groups = start.loaded.context.family.decoder().cache_groups();
+        let decoder = start.loaded.context.family.decoder();
+        let (cache_groups, has_draft_head) = (decoder.cache_groups(), decoder.draft_head.is_some());
         let arguments = SchedulerArguments {
             limits,
             cache_groups,
+            has_fixed_drafts: self.arguments.options.has_fixed_drafts,
+            has_draft_head,
             lane,
             model,
             block_bytes,
@@ -155,7 +158,7 @@ impl EngineState {
         let place = LanesPlace { executor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
         let Some(lanes) = weight_store.start_lanes(Some(profiled.lanes.clone()), place, generation).await? else {
-            return Ok(profiled.lanes.clone()); // This engine is being ended.
+            return Ok(profiled.lanes.clone()); // This engine is being stopped.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
             let captured = inputs.captured().clone();

@@ -58,8 +58,8 @@ impl AttemptLog {
         self.attempts.plan(blocks);
     }
 
-    /// Adds a report of the progress and outcome of the current attempt. It replaces an earlier
-    /// report of the same attempt.
+    /// Adds a report with the progress and outcome of the current attempt. An earlier report of the
+    /// same attempt is replaced.
     pub fn report(&mut self, passed: &AttemptState, outcome: Outcome) -> AttemptReport {
         passed.measured.into_iter().for_each(|blocks| self.attempts.measure(blocks));
         let target = passed.target.unwrap_or_else(|| self.attempts.target());
@@ -82,9 +82,9 @@ impl AttemptLog {
         wait.filter(|_| may_go_on).map_or(Verdict::Last, Verdict::Again)
     }
 
-    /// The latest evidence of refused memory. The last attempt may have failed with another error
-    /// only because earlier refusals had made it too small, so a lack of memory is the cause of
-    /// that error too.
+    /// The latest evidence of refused memory. Even if the last attempt failed with another error,
+    /// it may have failed only because earlier refusals had made it too small, so that missing
+    /// memory is the cause of that error too.
     pub fn last_evidence(&self) -> Option<&Evidence> {
         self.reports.iter().rev().find_map(|report| match &report.outcome {
             Outcome::Refused { evidence } => Some(evidence),

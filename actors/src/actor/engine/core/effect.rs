@@ -12,7 +12,7 @@ use crate::{
     tree::Role,
 };
 
-/// Actions to carry out, in order. If the doc of an effect says that an input follows, that input
+/// Actions to carry out, in order. If the doc of an effect names an input that follows, that input
 /// is processed before any other input.
 pub enum Effect<P: Parts> {
     /// Plan and load the model. The outcome is reported as [`Loaded`](super::Input::Loaded),
@@ -27,8 +27,8 @@ pub enum Effect<P: Parts> {
     Size(Size<P>),
     /// Stop the actor of an attempt that has reported its outcome.
     EndProfile,
-    /// Make the engine fail if the device is lost. Any other action would be useless then, and
-    /// the runtime takes over.
+    /// Make the engine fail if the device is lost. Any other action would be useless on a lost
+    /// device, and the runtime takes over.
     CheckDevice,
     /// End a failed attempt's threads and take back its memory.
     /// [`TakenBack`](super::Input::TakenBack) follows.

@@ -94,8 +94,8 @@ impl<P: Parts> Serving<P> {
             injected: None,
             actors: Actors::Stopped,
         };
-        // Send the bounds before freezing the gate. The reply to the freeze then also covers the
-        // bounds, and READY needs no second reply.
+        // Send the bounds before freezing the gate. The reply to the freeze then confirms the
+        // bounds too, and READY waits for one reply only.
         serving.accept_resize_orders(step);
         step.effect(Effect::Freeze);
         serving.start(0, P::Children::default(), Cause::Attempt, step);
@@ -229,8 +229,8 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Returns `true` if the actor of this lane is still the actor that was started in
-    /// `generation`. Otherwise that actor has been replaced or will be replaced.
+    /// Returns `true` if the actor of this lane is the actor that was started in `generation`.
+    /// Otherwise a later start has replaced that actor, or will replace it.
     fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
         match (which, &self.actors) {
             (WhichLane::Step, Actors::Up(_)) => generation == self.starts,
@@ -248,9 +248,10 @@ impl<P: Parts> Serving<P> {
         }
     }
 
-    /// Stops the serving actors. After the KV cache has shrunk by five percent, their successors
-    /// repeat the refused work. Weights, workspaces and graphs are kept. A pending restart is
-    /// merged into the new restart.
+    /// Stops the serving actors. The KV cache shrinks to the target of the log, or by five percent
+    /// if it is already that small; a size that the user fixed is kept. Then successors of the
+    /// actors repeat the refused work. Weights, workspaces and graphs are kept. A pending restart
+    /// is merged into the new restart.
     fn refused(&mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) {
         if self.serves_on(which, generation) {
             step.effect(Effect::CheckDevice);

@@ -363,7 +363,7 @@ proptest! {
         let mut bed = Bed::new(Rules { is_pinned: inputs.len() % 2 == 0, ..rules() });
         let is_end = |described: &String| described.starts_with("fail") || described.starts_with("give up");
         for (kind, number) in inputs {
-            // This is the current attempt, or in some cases the attempt before it.
+            // The current attempt, or in some cases the attempt before it.
             let attempt = bed.core.log.number().saturating_sub(u32::from(number == 0));
             let runs = bed.core.serving().and_then(Serving::children).map_or(0, |children| children.0.len());
             bed.passed = AttemptState { evidence: (number % 2 == 0).then(|| evidence(At::Back)), ..AttemptState::default() };

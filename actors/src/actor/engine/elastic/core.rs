@@ -124,7 +124,7 @@ impl PoolCore {
                 self.limit = self.most;
                 let to = match self.most < self.blocks {
                     true => self.most,
-                    // The pool is already this small, and memory was refused nevertheless.
+                    // Memory was refused even though the pool is already this small.
                     false => shrunk(self.blocks, 1).max(self.floor),
                 };
                 self.order(to);

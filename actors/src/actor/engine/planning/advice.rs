@@ -80,7 +80,7 @@ mod tests {
         for room in [None, Some(least), Some(least * 8)] {
             assert!(kv(&asked(&sized, room).0).is_some(), "{room:?}");
         }
-        // No limit is low enough either, because the weights by themselves need more memory.
+        // No limit can be lowered far enough either: the weights by themselves need more memory.
         let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
         assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
         assert!(kv(&asked(&sized, Some(least - page)).0).is_none());

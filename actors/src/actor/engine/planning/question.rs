@@ -77,13 +77,14 @@ impl<'q> Question<'q> {
     }
 }
 
-/// Tokens for which each sequence of a model with recurrent states has keys and values when all
-/// sequences run: a long chat. With shorter sequences, all states are in use and some blocks are
-/// free; with longer ones, fewer sequences run and their slots hold snapshots.
+/// Tokens of KV cache planned for each sequence of a model with recurrent states when all sequences
+/// run: the length of a long chat. With shorter sequences, all state slots are in use and some KV
+/// blocks are free. With longer sequences, fewer sequences run, and the slots of the other
+/// sequences hold snapshots.
 const EXPECTED_TOKENS: usize = 8192;
 
-/// Lowered numbers of sequences are multiples of this number, so that a few more or fewer free
-/// bytes at a later start give the same number, and the recorded profile still applies.
+/// Lowered numbers of sequences are multiples of this number. A few more or fewer free bytes at a
+/// later start then give the same number, so the recorded profile still applies.
 const SEQUENCES_STEP: usize = 8;
 
 /// The smallest number of KV cache blocks for a start: the size that the user fixed, but at least

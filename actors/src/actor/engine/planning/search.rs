@@ -1,5 +1,5 @@
-//! Pure: search for single knobs with a value that would make a model fit, by planning again
-//! and not by estimates.
+//! Pure: search for single knobs with a value that would make a model fit. Each value is checked by
+//! planning again, not estimated.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
@@ -27,8 +27,8 @@ struct Limit {
     least: u64,
 }
 
-/// The smallest number of tokens per picture to suggest: a picture of 112 x 112 pixels if a token
-/// covers 28 x 28 pixels.
+/// The smallest number of tokens per picture to suggest. If a token covers 28 x 28 pixels, this is
+/// a picture of 112 x 112 pixels.
 const PICTURE_TOKENS_LEAST: u64 = 16;
 
 /// Upper bound in MiB of the search for a capacity, which is more than any device has.
@@ -67,8 +67,9 @@ impl Search<'_> {
         Suggestion::new(&self.question.options.names, knob, from, to, frees)
     }
 
-    /// Whether the same inputs fit with another size of the KV cache, or on another device. With
-    /// recurrent states, the number of sequences depends on both.
+    /// Whether the same inputs fit with another size of the KV cache, or on another device. For a
+    /// model with recurrent states, the number of sequences depends on the size of the cache and on
+    /// the device, so the inputs are computed again.
     fn settles(&self, kv: &KvChoice, place: &MemoryState) -> bool {
         if self.needs.states.is_none() {
             return settle(self.needs, &self.inputs.envelope, kv, place).is_ok();

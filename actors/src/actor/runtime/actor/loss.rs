@@ -34,8 +34,8 @@ impl RuntimeState {
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.device().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         self.settings.mailbox().events().tell(Event::DeviceLost { reason: error.to_string() });
-        // The loss is published before the engines end. A request whose actors die must find the
-        // loss, and not report an ordinary death of an actor.
+        // Publish the loss before the engines end. A request whose actors die must see the loss,
+        // and must not report an ordinary death of an actor.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
         // Sleeping models stay asleep.

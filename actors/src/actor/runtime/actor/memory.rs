@@ -8,7 +8,7 @@ pub(super) async fn release_memory(arguments: &EngineArguments) {
     let owner = arguments.last_owner();
     arguments.weight_store.shut_down(owner.generation).await;
     for owner in [owner, arguments.vision_owner()] {
-        // This call fails only if the runtime has ended, and then there is no ledger either.
+        // This call fails only if the runtime has ended. There is no ledger to update then.
         let _ = arguments.budget.clear(owner).await;
     }
 }

@@ -29,10 +29,10 @@ impl RuntimeState {
         self.engines[name].arguments.clone()
     }
 
-    /// Returns how long running requests may still take if no caller asked for this sleep. Requests
-    /// that arrive during that time wait, and fail if they are not admitted within `wake_within`.
-    /// The time is therefore half of `wake_within` at first. It doubles each time that the running
-    /// requests did not end in time.
+    /// Returns how long running requests may still take if the sleep was not requested by a caller.
+    /// Requests that arrive in the meantime wait, and fail if they are not admitted within
+    /// `wake_within`. The time is therefore half of `wake_within` at first. It doubles each time
+    /// that the running requests did not end in time.
     pub(super) fn time_to_make_room(&self, name: &str, stayed_busy: u32) -> Duration {
         (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }

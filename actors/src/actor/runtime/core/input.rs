@@ -135,7 +135,7 @@ pub enum Input<P: Parts> {
 }
 
 pub struct Load<P: Parts> {
-    /// The model's name. If it is taken, a number is appended.
+    /// The model's name. If another model has this name, a number is appended.
     pub name: String,
     /// How many restarts of the engine are tolerated, and within what time.
     pub intensity: Intensity,

@@ -98,10 +98,10 @@ impl<P: Parts> RuntimeCore<P> {
         self.admit_waiting();
     }
 
-    /// Lets the first model in the queue try to start, once no other model is in transition. If the
-    /// first model already tried and did not fit, requests idle reports to find a model that could
-    /// make room. If `Rules::turn` is not set, models do not make room for each other, and no model
-    /// waits for another.
+    /// Lets the first model in the queue try to start, once no other model is in transition. If
+    /// that model has already tried and did not fit, requests idle reports to find a model that
+    /// could make room. If `Rules::turn` is not set, models do not make room for each other and do
+    /// not wait for each other.
     fn admit_waiting(&mut self) {
         if self.lost.is_some() {
             return;
@@ -148,8 +148,8 @@ impl<P: Parts> RuntimeCore<P> {
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
                     SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
-                    // Callers that joined later may allow more time, so the model tries again for
-                    // them.
+                    // Callers that joined later may allow the requests more time, so the model
+                    // tries again on their behalf.
                     SleepReason::Idle | SleepReason::MakeRoom => self.sleep_all(&name, load, sleepers),
                 }
                 self.admit_waiting();

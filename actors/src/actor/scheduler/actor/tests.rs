@@ -12,7 +12,7 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    scheduler::{NewSequence, Placeholder, SchedulingParams},
+    scheduler::{Drafter, NewSequence, Placeholder, SchedulingParams},
     vision::{PinnedRows, VisionMessage},
 };
 
@@ -65,7 +65,7 @@ fn sequence(id: u64) -> NewSequence {
         stop_tokens: [].into(),
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy")),
         prompt_read: [].into(),
-        lookup: None,
+        drafter: Drafter::None,
     }
 }
 
@@ -105,6 +105,8 @@ impl Bed {
             pacing: Pacing::default(),
             tenant_weights: TenantWeights::default(),
             host_slots: 0,
+            has_fixed_drafts: false,
+            has_draft_head: false,
             state_slots: 0,
             host_states: 0,
             state_bytes: Bytes::ZERO,
@@ -140,7 +142,7 @@ fn end(step: Box<StepJob>) {
     let token = || Ok(Token { id: 9, position: 0, log_probabilities: None });
     let chosen = step.choices.iter().map(|_| vec![token()]).collect();
     let StepJob { answer, pins, .. } = *step;
-    answer.give(Ok(Stepped { chosen, scores: Vec::new(), is_by_graph: false, imbalance: None }));
+    answer.give(Ok(Stepped { chosen, drafts: Vec::new(), scores: Vec::new(), is_by_graph: false, imbalance: None }));
     drop(pins);
 }
 

@@ -5,7 +5,10 @@
 use bursar_model::DRAFTS_OF_STEP;
 
 use super::{SchedulerCore, Sequence, SequenceTokens};
-use crate::pace::{Pace, StepWork};
+use crate::{
+    pace::{Pace, StepWork},
+    scheduler::drafts::Drafter,
+};
 
 /// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
 /// make progress whatever interval is promised. Larger chunks are whole multiples of this number.
@@ -26,33 +29,60 @@ impl SchedulerCore {
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
         let share = |sequence: &&Sequence| {
             let drafts = if sequence.to_come > 0 { 0 } else { sequence.drafts_within(drafts_max) };
-            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts }
+            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts, further: self.further_drafts(sequence, 1) }
         };
         let mut shares: Vec<_> = decoding.iter().map(share).collect();
+        let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
         // Sequences with one row come first, because attention processes them together.
-        shares.sort_by_key(|share| share.drafts > 0);
-        // The subtraction cannot underflow, because the limits allow at least as many tokens as
-        // sequences, and drafts take at most half of the other tokens.
-        let room = self.limits.step_tokens - shares.iter().map(|share| 1 + share.drafts).sum::<usize>();
+        shares.sort_by_key(|share| rows(share) > 1);
+        // A sequence is left out only if two steps accepted drafts before one could run them again.
+        let mut room = self.limits.step_tokens;
+        shares.retain(|share| {
+            let left = room.checked_sub(rows(share));
+            room = left.unwrap_or(room);
+            left.is_some()
+        });
         let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
         let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
             Some(room) => split(&prompts, room),
             None => in_order(&prompts, room),
         };
-        let of_prompts =
-            prompts.iter().zip(tokens).map(|(s, tokens)| SequenceTokens { sequence: s.id(), tokens, drafts: 0 });
+        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
+            let further = self.further_drafts(s, tokens);
+            SequenceTokens { sequence: s.id(), tokens, drafts: 0, further }
+        });
         shares.extend(of_prompts.filter(|share| share.tokens > 0));
         shares
     }
 
-    /// The most tokens that are drafted for each decoding sequence.
+    /// The most tokens that are drafted for each decoding sequence. Drafts take at most half of the
+    /// tokens next to one of each decoding sequence. For a model with recurrent states, one of each
+    /// possible sequence counts, so that the next step has room to run accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
             return 0;
         }
-        let decoding = self.streams();
-        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(decoding) / 2);
-        self.limits.draft_tokens.min(most.checked_div(decoding).unwrap_or(0))
+        self.drafts_among(self.streams())
+    }
+
+    /// The most tokens that are drafted for each of `decoding` sequences.
+    fn drafts_among(&self, decoding: usize) -> usize {
+        let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
+        let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
+        let pays = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.of(decoding));
+        pays.min(most.checked_div(decoding).unwrap_or(0))
+    }
+
+    /// The drafts that the draft head computes after its first, in a step that runs the next `tokens`
+    /// tokens of `sequence`, so that the next step can verify them.
+    fn further_drafts(&self, sequence: &Sequence, tokens: usize) -> usize {
+        let drafts = matches!(sequence.spec.drafter, Drafter::DraftHead) && tokens == sequence.pending();
+        if !drafts || self.limits.draft_tokens == 0 {
+            return 0;
+        }
+        // The step chooses a token, and the last token of a reply is never drafted.
+        let useful = sequence.remaining().saturating_sub(2);
+        self.drafts_among(self.running.len()).min(useful).saturating_sub(1)
     }
 
     /// The number of decoding sequences, whose readers wait for the next token.

@@ -13,16 +13,23 @@ impl SchedulerCore {
     pub(super) fn stepped(&mut self, tokens: &[Vec<Option<u32>>], effects: &mut Vec<Effect>) {
         let step = self.under_way.pop_front().expect("a step ended that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
+        let began = std::mem::replace(&mut self.stepped_at, self.now);
+        // A step that was submitted later leaves out the time in which nothing ran.
+        if let Some(limit) = self.draft_limit.as_mut().filter(|_| !step.has_prompts && step.launched <= began) {
+            limit.learn(step.parts.len(), tokens.iter().map(Vec::len).sum(), (self.now - began).as_micros() as u64);
+        }
         let mut tokens = tokens.iter();
+        let mut drafted = std::mem::take(&mut self.drafted).into_iter();
         let mut ended = Vec::new();
         for part in step.parts {
             let chosen = part.chooses.then(|| tokens.next().expect("each sequence that chooses has tokens"));
+            let proposed = chosen.and_then(|_| drafted.next()).unwrap_or_default();
             // The sequence has ended in the meantime, so its part of the step was wasted.
             if !self.running.contains_key(&part.sequence) {
                 continue;
             }
             let finish = match chosen {
-                Some(chosen) => self.chose(part, chosen, effects),
+                Some(chosen) => self.chose(part, chosen, proposed, effects),
                 None => {
                     self.kv.release_skipped(part.sequence, part.end);
                     None
@@ -53,8 +60,14 @@ impl SchedulerCore {
     }
 
     /// Records the tokens that a step chose for a sequence: one, and one more for each accepted
-    /// draft. Returns how the sequence has ended, if it has.
-    fn chose(&mut self, part: PartUnderWay, chosen: &[Option<u32>], effects: &mut Vec<Effect>) -> Option<Finish> {
+    /// draft. `proposed` are the drafts after them. Returns how the sequence has ended, if it has.
+    fn chose(
+        &mut self,
+        part: PartUnderWay,
+        chosen: &[Option<u32>],
+        proposed: Vec<u32>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Finish> {
         let id = part.sequence;
         let sequence = self.running.get_mut(&id).expect("the sequence was looked up before");
         sequence.chose();
@@ -77,8 +90,16 @@ impl SchedulerCore {
         }
         // The keys and values of the accepted drafts are in the cache. The last token is not.
         let accepted = usize::saturating_sub(pushed, 1);
-        let end = part.end + accepted;
         sequence.cached += accepted;
+        // A recurrent state cannot be cut like the cache, so the step has left it before the drafts. The
+        // next step runs the accepted drafts again. Their blocks are named after that, so that no block
+        // is written while other sequences read it.
+        let end = if self.kv.has_states() {
+            sequence.state_lag = accepted;
+            part.end
+        } else {
+            part.end + accepted
+        };
         if let Some(Some(_)) = chosen.first() {
             let (first, keys) = sequence.filled(end);
             for place in self.kv.name(id, first, keys) {
@@ -90,19 +111,21 @@ impl SchedulerCore {
         // The next step, which may be running, begins after these tokens.
         self.kv.release_skipped(id, end);
         let verified = (part.drafts > 0).then(|| (part.drafts, chosen.len() - 1));
-        if let Some((drafted, accepted)) = verified {
+        if part.drafts + part.further > 0 {
             self.kv.truncate(id, sequence.spec.tokens.len());
+        }
+        if let Some((drafted, accepted)) = verified {
             self.verified.count(drafted, accepted);
         }
-        sequence.draft(self.limits.draft_tokens, verified);
+        sequence.draft(self.limits.draft_tokens, verified, proposed);
         finish
     }
 
     /// Runs a step without drafted tokens, because there are too few blocks for them. No sequence
     /// loses its blocks for the drafts of another.
     pub(super) fn give_up_drafts(&mut self, shares: &mut [SequenceTokens]) {
-        for share in shares.iter_mut().filter(|share| share.drafts > 0) {
-            share.drafts = 0;
+        for share in shares.iter_mut().filter(|share| share.drafts + share.further > 0) {
+            (share.drafts, share.further) = (0, 0);
             self.kv.truncate(share.sequence, self.running[&share.sequence].tokens());
         }
     }

@@ -12,7 +12,7 @@ use bursar_model::{
 use super::*;
 use crate::{
     kv::Copies,
-    scheduler::{Finish, Placeholder, SchedulingParams},
+    scheduler::{Drafter, Finish, Placeholder, SchedulingParams},
 };
 
 mod admit;
@@ -52,7 +52,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         score_prompt: None,
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
         prompt_read: [].into(),
-        lookup: None,
+        drafter: Drafter::None,
     }
 }
 

@@ -59,7 +59,7 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
     assert_eq!(vision.step(want(2, vec![picture(2, 8)])), [], "the first picture is held");
-    // Another recall would keep the picture pinned.
+    // If this recall succeeded, the picture would stay pinned.
     assert_eq!(vision.recall(&[hash(1)]), None, "the recall waits with the other requests");
     for ticket in 3..3 + 32 {
         assert!(
@@ -168,8 +168,8 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     // Request 2 waits for rows. Request 3, which did not overtake it, gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
     assert!(!vision.need_pixels().contains(&hash(2)) && vision.counts() == (0, 2));
-    // Request 1 waits for its launch, which continues. Its rows are free
-    // for other requests afterwards.
+    // Request 1 waits for its encoder batch, which continues. When the batch has ended, its rows
+    // are free for other requests.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
     assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is running");
@@ -207,7 +207,7 @@ fn rank(priority: i32, tenant: &str) -> Priority {
     Priority { priority, tenant: Tenant::new(tenant), had_turn: false }
 }
 
-/// Ends launches until all requests are answered. Returns the tickets in order.
+/// Ends encoder batches until all requests are answered. Returns the tickets in order.
 fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
     let (mut launches, mut answers) = (launched, Vec::new());
     while launches > 0 {
@@ -225,7 +225,7 @@ fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
 
 #[test]
 fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
-    // There are rows for all pictures, and four pictures fill a launch.
+    // There are rows for all pictures, and four pictures fill an encoder batch.
     let mut vision = VisionCore::new(2000, 40);
     let mut launched = 0;
     let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Priority| {
@@ -242,8 +242,8 @@ fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
     let answers = answers(&mut vision, launched);
     assert_eq!(answers.len(), 520);
     let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("the ticket was answered");
-    // These pictures are preceded by two running launches, one full launch, at most one picture
-    // that is served because it is the oldest, and the pictures in their own launch.
+    // These pictures are preceded by two running encoder batches, one full batch, at most one
+    // picture that is served because it is the oldest, and the pictures in their own batch.
     let places = [502, 503, 501].map(place);
     assert!(places.iter().all(|place| *place < 3 * 4 + 8), "{places:?}");
     assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent requests come last: {}", place(504));
@@ -434,9 +434,9 @@ fn event() -> impl proptest::strategy::Strategy<Value = Event> {
 
 proptest::proptest! {
     /// Compares the cache with a model that follows its effects. Rows of live pictures never
-    /// overlap. A launch keeps to its permits and finds its pixels. Rows that are copied have been
-    /// written, and rows that are read have been filled. Each ticket is answered once. When all
-    /// holders release their pictures, all tickets are answered.
+    /// overlap. An encoder batch stays within its permits and finds the pixels of its pictures.
+    /// Rows that are copied have been written, and rows that are read have been filled. Each ticket
+    /// is answered once. When all holders release their pictures, all tickets are answered.
     #[test]
     fn pictures_never_share_rows_and_no_request_starves(
         events in proptest::collection::vec(event(), 1..120),
@@ -454,7 +454,7 @@ proptest::proptest! {
         let mut contents: Vec<Option<PictureHash>> = vec![None; cache_rows];
         let mut pixels: Vec<PictureHash> = Vec::new();
         let mut next = 0;
-        // At the end, all holders release their pictures and every launch ends.
+        // At the end, all holders release their pictures and every encoder batch ends.
         let ending = (0..900).map(|index| [Event::Encoded, Event::Copied, Event::Unpin(0)][index % 3].clone());
         let mut events: VecDeque<Event> = events.into_iter().chain(ending).collect();
         while let Some(event) = events.pop_front() {

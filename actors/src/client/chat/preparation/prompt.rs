@@ -97,8 +97,8 @@ pub(crate) fn tokens_limit(context: &ModelContext, kv_tokens: usize) -> usize {
 }
 
 /// Maximum number of tokens to count when a prompt may have `limit` tokens. The error for a prompt
-/// that is slightly too long gives its exact length. For a prompt that is much too long, counting
-/// stops here and takes no more time.
+/// that is slightly too long then gives its exact length. Counting the tokens of a prompt that is
+/// much too long stops at this number, which bounds the time.
 pub(super) fn counted_max(limit: usize) -> usize {
     /// Makes the count exact for small contexts too.
     const MORE: usize = 8192;

@@ -29,8 +29,7 @@ pub(crate) struct ReplyRules {
     pub(crate) tags: Vec<&'static str>,
     /// Number of complete tool calls after which the reply ends.
     pub(crate) calls_max: usize,
-    /// `true` if a call is forced. In that case any text is the beginning of a call that was cut
-    /// off.
+    /// `true` if a call is forced. Any text is then the beginning of a call that was cut off.
     pub(crate) is_forced: bool,
     tools: ToolFormat,
     thinking: Thinking,
@@ -116,8 +115,8 @@ impl ReplyRules {
     }
 }
 
-/// Logs schema keywords that are not enforced, each only once, because callers send the same
-/// schemas again and again.
+/// Logs schema keywords that are not enforced. Each keyword is logged only once, because callers
+/// send the same schemas again and again.
 fn tell_once(left: &[NotFollowed]) {
     static TOLD: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     for one in left {

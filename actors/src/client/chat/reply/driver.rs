@@ -22,13 +22,14 @@ use crate::{
     metric::RequestEnd,
     order::Priority,
     scheduler::{
-        Admission, Delivery, Finish, NewSequence, NgramSizes, PromptLookup, SchedulerMessage, SchedulingParams,
+        Admission, Delivery, DraftSource, Drafter, Finish, NewSequence, PromptLookup, SchedulerMessage,
+        SchedulingParams,
     },
 };
 
 /// Maximum deaths of actors that a request survives. After more deaths the request is given up,
-/// because the request may itself cause the deaths. The model's own limit (`Intensity`, five
-/// restarts a minute) counts the deaths under all requests together.
+/// because the request may itself cause the deaths. The model has a separate limit (`Intensity`,
+/// five restarts a minute), which counts the deaths under all requests together.
 const DEATHS_MAX: u32 = 2;
 
 /// The `tracing` target of a request's end. Log filters use this name, so the name stays the same
@@ -58,7 +59,7 @@ pub(crate) struct Driver {
     /// The end token, if an end token ended the reply.
     end_token: Option<u32>,
     stopwatch: Stopwatch,
-    prompt_lookup: Option<NgramSizes>,
+    draft_source: Option<DraftSource>,
 }
 
 /// How one life of the request ended. A life is the time during which one generation of
@@ -91,7 +92,7 @@ struct Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        // The scheduler ignores an unknown sequence, so this is harmless after the sequence has
+        // The scheduler ignores unknown sequences, so this message is harmless if the sequence has
         // ended or the scheduler has died.
         drop(self.scheduler.send_message(SchedulerMessage::Cancel(self.id)));
     }
@@ -124,7 +125,7 @@ impl Driver {
             produced: Vec::new(),
             cached_tokens: None,
             stopwatch,
-            prompt_lookup: context.prompt_lookup,
+            draft_source: context.draft_source,
         }
     }
 
@@ -190,7 +191,7 @@ impl Driver {
                 () = events.closed() => return Ok(None),
             };
             generation = serving.generation;
-            // A death caused by a refusal of device memory is not this request's fault.
+            // A death that follows a refusal of device memory does not count against this request.
             if refusals.replace(serving.refusals).is_some_and(|before| before < serving.refusals) {
                 deaths -= 1;
             }
@@ -313,25 +314,29 @@ impl Driver {
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
-            lookup: self.lookup(),
+            drafter: self.drafter(),
         };
-        // The blocks are hashed here. In the scheduler, every other request would wait for this
-        // hashing.
+        // Hash the blocks here. In the scheduler, all other requests would wait while they are
+        // hashed.
         sequence.name_blocks();
         sequence
     }
 
-    /// The drafter of the sequence. A grammar decides after each token which tokens may follow, so its
-    /// sequences have no drafts.
-    fn lookup(&self) -> Option<PromptLookup> {
+    /// The drafter of the sequence.
+    fn drafter(&self) -> Drafter {
         /// Room for a reply, in entries. A waiting request should take little memory.
         const REPLY: usize = 1024;
-        let Preparation { prompt, sampler, .. } = &self.preparation;
-        let sizes = self.prompt_lookup.filter(|_| !sampler.must_see())?;
+        let prompt = &self.preparation.prompt;
+        let sizes = match self.draft_source {
+            None => return Drafter::None,
+            Some(DraftSource::DraftHead) => return Drafter::DraftHead,
+            Some(DraftSource::PromptLookup(sizes)) => sizes,
+        };
         let mut lookup = PromptLookup::new(sizes, prompt.tokens.len() + REPLY);
-        // A long prompt is indexed here for the reason that its blocks are named here.
+        // A long prompt is indexed here, and not in the scheduler, so that other requests do not
+        // wait.
         lookup.extend(&prompt.tokens);
-        Some(lookup)
+        Drafter::PromptLookup(lookup)
     }
 
     /// Handles deliveries to a sequence. `computed` is the number of its pictures that need no rows

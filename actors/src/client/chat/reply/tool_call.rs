@@ -24,8 +24,9 @@ impl ToolCall {
     }
 }
 
-/// The call as chat templates expect it, for [`Chat::tool_call`](crate::chat::Chat::tool_call):
-/// OpenAI's format, but with the arguments as an object if they are one.
+/// The call as chat templates expect it, for [`Chat::tool_call`](crate::chat::Chat::tool_call): in
+/// OpenAI's format, except that arguments which form an object are stored as an object instead of
+/// text.
 impl From<ToolCall> for Value {
     fn from(call: ToolCall) -> Value {
         let arguments = call.parsed().map_or(Value::String(call.arguments), Value::Object);

@@ -104,15 +104,15 @@ impl Chat {
     }
 
     /// Sends the log-probabilities of the reply's tokens as events, each with the `top` likeliest
-    /// tokens (at most 20). These are the model's own log-probabilities, before temperature and
-    /// penalties.
+    /// tokens (at most 20). The values are the model's own log-probabilities, before temperature
+    /// and penalties.
     pub fn log_probabilities(mut self, top: impl Into<Option<usize>>) -> Self {
         self.generation.log_probabilities = top.into().or(self.generation.log_probabilities);
         self
     }
 
     /// Sends the prompt's token ids as the first event, and the reply's token ids as they are
-    /// generated. This is meant for callers that train on replies or store conversations as tokens.
+    /// generated. Useful for callers that train on replies or store conversations as tokens.
     pub fn token_ids(mut self) -> Self {
         self.generation.token_ids = true;
         self

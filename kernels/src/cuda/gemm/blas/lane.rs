@@ -3,10 +3,10 @@
 //! The library proposes algorithms from a model of the device, and on small batches its first
 //! proposal is often not the fastest. During autotuning (in the stress before READY, whose results
 //! are discarded), each new GEMM of many rows runs all proposals and keeps the fastest. At the end
-//! of autotuning, the GEMMs met so far are measured with few rows (`gemm/autotune.rs`). Afterwards,
-//! a size that was not measured uses the algorithm of the next larger measured size that supports
-//! it, so no kernel of the library is loaded while serving. Only a GEMM that autotuning never met
-//! uses the first proposal.
+//! of autotuning, the GEMMs that passes have called are measured with few rows
+//! (`gemm/autotune.rs`). Afterwards, a size that was not measured uses the algorithm of the next
+//! larger measured size that supports it, so no kernel of the library is loaded while serving. Only
+//! a GEMM that no pass called during autotuning uses the first proposal.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,8 +46,8 @@ const LONG_ENOUGH: f32 = 30.0;
 /// Placeholder for the address of the scales, with the same alignment.
 const SOME_ADDRESS: u64 = 1 << 12;
 
-/// Maximum number of descriptions kept. Prompts have any length, and a description takes a few
-/// hundred bytes of host memory.
+/// Maximum number of descriptions kept. Prompts have any length, so the number of sizes has no
+/// other bound, and a description takes a few hundred bytes of host memory.
 const KEPT_MAX: usize = 4096;
 
 /// The library, and the stream that its GEMMs run in.
@@ -94,7 +94,7 @@ impl LaneGemms {
         self.guesses
     }
 
-    /// Forgets the algorithms chosen for a GEMM with few rows, because a faster algorithm may have
+    /// Discards the algorithms chosen for a GEMM with few rows, because a faster algorithm may have
     /// been found. `alike` is the GEMM with any number of rows.
     pub(in crate::cuda) fn forget_few(&mut self, alike: GemmProblem) {
         let is_other = |problem: &GemmProblem| {
@@ -104,7 +104,8 @@ impl LaneGemms {
         self.refused.retain(is_other);
     }
 
-    /// Lets the library be asked again for GEMMs for which it had no algorithm.
+    /// Discards the record of GEMMs for which the library had no algorithm, so that it is queried
+    /// again.
     pub(in crate::cuda) fn forget_refusals(&mut self) {
         self.refused.clear();
     }

@@ -312,9 +312,9 @@ impl Blas {
         })
     }
 
-    /// Replaces the error of a failed GEMM by a better one, if the device knows the cause. The
-    /// library returns the same statuses for a broken context, for kernels that could not be loaded
-    /// for lack of memory, and for a failed launch.
+    /// Replaces the error of a failed GEMM by a more specific error, if the device knows the cause.
+    /// The library returns the same statuses for a broken context, for kernels that could not be
+    /// loaded for lack of memory, and for a failed launch.
     fn why(&self, error: DeviceError) -> DeviceError {
         match self.device.memory() {
             Err(lost) if lost.is_lost() => lost,
@@ -365,8 +365,8 @@ impl Drop for Blas {
 /// all GEMMs of a model.
 const LOADED_MOST: Bytes = Bytes::mib(32);
 
-/// Turns a status into an error. For a failed GEMM, [`Blas::why`] may replace the error
-/// with a better one.
+/// Turns a status into an error. For a failed GEMM, [`Blas::why`] may replace the error with a more
+/// specific error.
 fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     fn a_library_that_is_called_cublaslt_and_is_not_it_is_named_with_what_it_lacks() {
-        // Any other library serves the test.
+        // The test needs any library other than cuBLASLt.
         let other = PathBuf::from("libm.so.6");
         let error = find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[])
             .map(drop)

@@ -64,7 +64,10 @@ fn the_next_step_is_planned_with_a_token_still_unchosen() {
         "the position of the unseen token is known"
     );
     let last = Some(UnseenToken { row: 0 });
-    assert_eq!(next.rows, [ChosenRows { sequence: SequenceId(1), position: 1, unseen: last, drafts: Vec::new() }]);
+    assert_eq!(
+        next.rows,
+        [ChosenRows { sequence: SequenceId(1), position: 1, unseen: last, drafts: Vec::new(), further: None }]
+    );
     bed.stepped(5);
     assert_eq!(bed.recorded(), [token(1, 5)]);
     let third = bed.plan(1);

@@ -1,9 +1,11 @@
 //! Tests of steps that verify drafted tokens.
 
+use bursar_kernels::UnseenToken;
+
 use super::*;
 use crate::{
     kv::KvUse,
-    scheduler::{NgramSizes, PromptLookup, VerifiedDrafts},
+    scheduler::{Drafter, NgramSizes, PromptLookup, VerifiedDrafts},
 };
 
 /// A sequence with this prompt, which drafts the tokens that followed the same 1 to 3 tokens.
@@ -11,7 +13,7 @@ fn quoting(id: u64, prompt: &[u32], tokens_max: usize) -> NewSequence {
     NewSequence {
         tokens: prompt.to_vec(),
         positions: (0..prompt.len() as u32).map(|position| [position; 3]).collect(),
-        lookup: Some(PromptLookup::new(NgramSizes { min: 1, max: 3 }, 256)),
+        drafter: Drafter::PromptLookup(PromptLookup::new(NgramSizes { min: 1, max: 3 }, 256)),
         ..sequence(id, prompt.len(), tokens_max)
     }
 }
@@ -144,6 +146,95 @@ fn drafts_share_the_limits_of_a_step() {
     bed.chose(&[&[9, 10]]);
     assert_eq!(bed.recorded().last(), Some(&released(&[1])), "two tokens reach the limit of three");
     bed.assert_all_home();
+}
+
+/// A sequence whose drafts come from the model's draft head.
+fn headed(id: u64, prompt: &[u32], tokens_max: usize) -> NewSequence {
+    NewSequence { drafter: Drafter::DraftHead, ..quoting(id, prompt, tokens_max) }
+}
+
+/// A scheduler for a model with a draft head.
+fn with_head(running_max: usize, limits: Limits) -> Bed {
+    Bed::of(SchedulerCore::new(limits).with_draft_head(true), running_max)
+}
+
+impl Bed {
+    /// Like [`chose`](Bed::chose), and the draft head drafts these tokens after them.
+    fn chose_and_drafted(&mut self, tokens: &[&[u32]], drafts: &[&[u32]]) -> &mut Bed {
+        self.scheduler.step(Input::Drafted(drafts.iter().map(|of| of.to_vec()).collect()));
+        self.chose(tokens)
+    }
+}
+
+#[test]
+fn each_step_of_a_draft_head_proposes_the_drafts_of_the_next() {
+    let mut bed = with_head(2, drafting(2, 64, 8, 3));
+    bed.admit(headed(1, &[7, 8, 9], 20));
+    assert_eq!(bed.running.len(), 1, "drafts are expected, so the next step waits");
+    let step = bed.running.front().expect("a step");
+    let chosen = |row| InputToken::Unseen(UnseenToken { row });
+    let inputs = step.batch.drafts.as_ref().expect("inputs of the draft head");
+    assert_eq!(inputs.tokens, [&known(&[8, 9])[..], &[chosen(0)]].concat());
+    let further = step.rows[0].further.clone().expect("two further drafts");
+    assert_eq!((further.count, further.index, further.position), (2, 3, 3));
+    bed.chose_and_drafted(&[&[10]], &[&[11, 12, 13]]);
+    let step = bed.running.front().expect("a step");
+    assert_eq!((&step.batch.tokens[..], bed.drafted()), (&known(&[10, 11, 12, 13])[..], vec![vec![11, 12, 13]]));
+    let inputs = step.batch.drafts.as_ref().expect("inputs of the draft head");
+    assert_eq!(inputs.tokens, [chosen(0), chosen(1), chosen(2), chosen(3)]);
+    bed.chose_and_drafted(&[&[11, 40]], &[&[41]]);
+    assert_eq!(bed.drafted(), [[41]], "the head may draft fewer tokens than it was asked for");
+    bed.chose_and_drafted(&[&[41, 42]], &[&[]]);
+    assert_eq!(bed.drafted(), [[0; 0]]);
+}
+
+#[test]
+fn the_draft_head_reads_the_token_after_a_chunk_and_its_picture() {
+    let mut bed = with_head(2, drafting(2, 16, 8, 1));
+    let content = ContentSpan { tokens: 10..30, hash: PictureHash([1; 32]) };
+    let prompt: Vec<u32> = (100..140).collect();
+    let pictures = vec![Placeholder { content, cache_rows: (70..90).collect() }];
+    bed.admit(NewSequence { pictures, ..headed(1, &prompt, 20) });
+    let step = bed.running.front().expect("a step");
+    let inputs = step.batch.drafts.as_ref().expect("inputs of the draft head");
+    assert_eq!(inputs.tokens[15], InputToken::Known(116), "the first token of the next chunk");
+    assert_eq!((inputs.picture_rows.last(), inputs.picture_cache_rows.last()), (Some(&15), Some(&76)));
+    assert_eq!(step.batch.picture_rows.last(), Some(&15), "the last token of this chunk");
+}
+
+#[test]
+fn blocks_for_further_drafts_are_given_back() {
+    let prompt: Vec<u32> = (0..15).collect();
+    let mut bed = with_head(2, drafting(1, 64, 3, 8));
+    bed.admit(headed(1, &prompt, 30));
+    assert_eq!(bed.scheduler.kv().usage().held, 2, "the prompt and seven further drafts");
+    bed.chose_and_drafted(&[&[20]], &[&[21, 22, 23, 24, 25, 26, 27, 28]]);
+    assert_eq!((bed.drafted()[0].len(), bed.scheduler.kv().usage().held), (8, 2));
+    bed.chose_and_drafted(&[&[30]], &[&[]]);
+    bed.cancel(1).chose(&[&[31]]);
+    bed.assert_all_home();
+    // In a pool that is too small for drafts, none are drafted.
+    let mut bed = with_head(2, drafting(1, 64, 1, 8));
+    bed.admit(headed(1, &prompt[..14], 2));
+    bed.chose_and_drafted(&[&[20]], &[&[21]]);
+    assert_eq!((bed.drafted(), bed.scheduler.preemptions()), (vec![vec![]], Preemptions::default()));
+}
+
+#[test]
+fn a_draft_head_runs_in_steps_without_drafts_too() {
+    // 65 sequences decode, so that none has drafts and steps are planned ahead.
+    let mut bed = with_head(2, drafting(65, 256, 400, 1));
+    (1..=65).for_each(|id| drop(bed.admit(headed(id, &[7, 8], 20)).recorded()));
+    // Until then, fewer sequences have drafts.
+    for _ in 0..4 {
+        let tokens = vec![&[9][..]; bed.running[0].rows.len()];
+        bed.chose_and_drafted(&tokens, &vec![&[4][..]; tokens.len()]);
+    }
+    assert_eq!(bed.scheduler.counts(), (0, 65));
+    assert_eq!(bed.running.len(), 2, "the host need not see the tokens first");
+    assert!(
+        bed.running.iter().all(|step| step.batch.drafts.is_some() && step.rows.iter().all(|row| row.drafts.is_empty()))
+    );
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
     scored.launch(4, 0, None);
     scheduler.running.insert(SequenceId(1), scored);
     let plan = scheduler.plan(
-        &[SequenceTokens { sequence: SequenceId(1), tokens: 16, drafts: 0 }],
+        &[SequenceTokens { sequence: SequenceId(1), tokens: 16, drafts: 0, further: 0 }],
         &[Table { sequence: SequenceId(1), blocks: vec![vec![0, 1].into()], held: 4 }],
         &[None],
     );

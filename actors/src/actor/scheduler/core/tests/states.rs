@@ -14,6 +14,7 @@ use super::*;
 use crate::{
     kv::{Copies, SNAPSHOT_TOKENS, StateUse},
     pace::CopyCosts,
+    scheduler::{Drafter, NgramSizes, PromptLookup},
 };
 
 const STEP_TOKENS: usize = 300;
@@ -40,6 +41,8 @@ struct Story {
     copied: usize,
     /// States that were copied to the host and back.
     moved: [usize; 2],
+    /// Drafts that were verified and accepted.
+    verified: [usize; 2],
 }
 
 impl Story {
@@ -56,6 +59,7 @@ impl Story {
             ran: 0,
             copied: 0,
             moved: [0; 2],
+            verified: [0; 2],
         }
     }
 
@@ -80,6 +84,7 @@ impl Story {
             scheduling_params,
             positions: (0..prompt.len() as u32).map(|at| [at; 3]).collect(),
             tokens: prompt.to_vec(),
+            drafter: Drafter::PromptLookup(PromptLookup::new(NgramSizes { min: 1, max: 3 }, 64)),
             ..sequence(id, prompt.len(), tokens_max)
         };
         self.tokens.insert(spec.id, prompt.to_vec());
@@ -144,8 +149,9 @@ impl Story {
                 seen = self.slots[slot as usize].clone().expect("a step has written the state");
             }
             assert_eq!(seen.len(), end - count, "{id} resumes where its blocks end");
+            let drafts = plan.rows.iter().find(|rows| rows.sequence == *id).map_or(0, |rows| rows.drafts.len());
             let snapshots = part * SNAPSHOTS..(part + 1) * SNAPSHOTS;
-            let snapshots: BTreeMap<u32, u32> = snapshots
+            let snapshots: Vec<(u32, u32)> = snapshots
                 .filter(|at| batch.snapshot_slots[*at] != NO_STATE)
                 .map(|at| (batch.snapshot_rows[at], batch.snapshot_slots[at]))
                 .collect();
@@ -154,13 +160,21 @@ impl Story {
                     InputToken::Known(token) => *token,
                     InputToken::Unseen(unseen) => self.chosen[unseen.row as usize],
                 });
-                if let Some(slot) = snapshots.get(&(row as u32 + 1)) {
-                    assert!(seen.len().is_multiple_of(SNAPSHOT_TOKENS), "{id} takes a snapshot at {}", seen.len());
+                for (_, slot) in snapshots.iter().filter(|(after, _)| *after == row as u32 + 1) {
+                    let is_own = drafts > 0 && row + 1 == count - drafts;
+                    assert!(
+                        is_own || seen.len().is_multiple_of(SNAPSHOT_TOKENS),
+                        "{id} takes a snapshot at {}",
+                        seen.len()
+                    );
                     written.push((part, *slot, seen.clone()));
                 }
             }
-            assert!(seen == self.tokens[id][..end], "{id} has seen other tokens than its own");
-            written.push((part, batch.state_writes[part], seen));
+            assert!(seen[..end - drafts] == self.tokens[id][..end - drafts], "{id} has seen other tokens than its own");
+            match batch.state_writes[part] {
+                NO_STATE => assert!(drafts > 0, "the state of {id} is lost"),
+                slot => written.push((part, slot, seen)),
+            }
         }
         let slots: BTreeSet<u32> = written.iter().map(|(_, slot, _)| *slot).collect();
         assert_eq!(slots.len(), written.len(), "two states are written to one slot");
@@ -169,14 +183,26 @@ impl Story {
             assert!(!written.iter().any(is_overwritten), "a part overwrites the state that another part reads");
         }
         written.into_iter().for_each(|(_, slot, seen)| self.slots[slot as usize] = Some(seen));
-        // A token that depends on everything before it.
-        let choose = |id: &SequenceId| self.tokens[id].iter().fold(7, |sum: u32, token| sum.wrapping_mul(31) ^ token);
-        self.chosen = plan.rows.iter().map(|row| choose(&row.sequence) % 50 + 1).collect();
-        for (row, token) in plan.rows.iter().zip(&self.chosen) {
-            self.tokens.get_mut(&row.sequence).expect("an admitted sequence").push(*token);
+        self.chosen.clear();
+        let mut accepted = Vec::new();
+        for rows in &plan.rows {
+            let tokens = self.tokens.get_mut(&rows.sequence).expect("an admitted sequence");
+            let known = tokens.len();
+            for draft in rows.drafts.iter().map(Some).chain([None]) {
+                tokens.push(choice(tokens));
+                if draft != tokens.last() {
+                    break;
+                }
+            }
+            self.verified[0] += rows.drafts.len();
+            self.verified[1] += tokens.len() - known - 1;
+            self.chosen.extend(&tokens[known..]);
+            // The choices after a rejected draft mean nothing.
+            self.chosen.extend(vec![0; rows.count() - (tokens.len() - known)]);
+            accepted.push(tokens[known..].iter().copied().map(Some).collect());
         }
         self.bed.running.pop_front();
-        self.bed.give(Input::Stepped(self.chosen.iter().map(|token| vec![Some(*token)]).collect()));
+        self.bed.give(Input::Stepped(accepted));
         self.note();
     }
 
@@ -199,6 +225,13 @@ impl Story {
     fn usage(&self) -> StateUse {
         self.bed.scheduler.kv().state_usage()
     }
+}
+
+/// The token after `tokens`: most often one of ten that follow each other, so that drafts are
+/// accepted, and otherwise one that depends on all tokens.
+fn choice(tokens: &[u32]) -> u32 {
+    let sum = tokens.iter().fold(7, |sum: u32, token| sum.wrapping_mul(31) ^ token);
+    if sum.is_multiple_of(5) { sum % 50 + 1 } else { tokens[tokens.len() - 1] % 10 + 1 }
 }
 
 /// A prompt of `tokens` tokens. Prompts of different names differ in every token.
@@ -401,6 +434,37 @@ fn a_cancelled_sequence_keeps_its_slot_until_its_last_step_ends() {
     assert_eq!(story.usage().live, 0);
 }
 
+#[test]
+fn a_reply_with_drafts_is_the_same_and_takes_fewer_steps() {
+    let reply = |draft_tokens| {
+        let limits = Limits { draft_tokens, ..limits(1, STEP_TOKENS, 64) };
+        let mut story = Story::new(SchedulerCore::new(limits).without_look_ahead(), 6, 1);
+        story.admit(1, &prompt(1, 40), 300);
+        story.run_all();
+        let resumed = story.ask(2, &story.tokens[&SequenceId(1)].clone());
+        (story.tokens[&SequenceId(1)].clone(), story.ran, story.verified, resumed)
+    };
+    let (expected, steps, verified, resumed) = reply(0);
+    assert_eq!((expected.len(), steps, verified, resumed), (340, 301, [0; 2], 320));
+    let (tokens, fewer, [drafted, accepted], resumed) = reply(4);
+    assert_eq!(tokens, expected);
+    assert_eq!(fewer, steps - accepted, "each accepted draft saves a step");
+    assert!(accepted > 100 && drafted - accepted > 100, "{accepted} of {drafted}");
+    assert_eq!(resumed, 320, "the snapshots of the reply are those without drafts");
+}
+
+#[test]
+fn accepted_drafts_that_run_again_fit_in_the_smallest_steps() {
+    let limits = Limits { draft_tokens: 8, ..limits(4, 12, 64) };
+    let mut story = Story::new(SchedulerCore::new(limits), 4, 2);
+    (1..=4).for_each(|id| story.admit(id, &prompt(id as u32, 5), 200));
+    while story.bed.scheduler.counts() != (0, 0) {
+        assert!(story.bed.running.iter().all(|step| step.batch.token_count() <= 12));
+        story.run();
+    }
+    assert!(story.tokens.values().all(|tokens| tokens.len() == 205) && story.verified[1] > 50, "{:?}", story.verified);
+}
+
 /// An event of a random history.
 #[derive(Clone, Debug)]
 enum Event {
@@ -482,5 +546,13 @@ proptest! {
         let host = |scheduler: SchedulerCore| scheduler.with_host(40, CopyCosts::default());
         play_with_host(&events, host(scheduler().without_look_ahead()), 4 + spare, 1);
         play_with_host(&events, host(scheduler()), 4 + spare, 2);
+    }
+
+    #[test]
+    fn accepted_drafts_run_again_before_the_state_is_kept(events in events(), spare in 0usize..6, draft_tokens in 1usize..6) {
+        let scheduler = || SchedulerCore::new(Limits { draft_tokens, ..limits(4, 150, 64) });
+        play(&events, scheduler().without_look_ahead(), 4 + spare, 1);
+        play(&events, scheduler(), 4 + spare, 2);
+        play_with_host(&events, scheduler().with_host(40, CopyCosts::default()), 4 + spare, 2);
     }
 }

@@ -1,0 +1,164 @@
+//! The draft head's part of a step: a first draft after each row of logits, and further drafts one by
+//! one.
+
+use bursar_kernels::{
+    Backend, FaultyBackend, KernelError, Scope, Tensor,
+    ops::{argmax::NO_CHOICE, transfer::Later},
+};
+use bursar_model::{
+    blocks::{decoder::StepCaches, draft_head::DraftRows},
+    flow::{FurtherDrafts, LogitsOf, StepBatch},
+    sampling::argmax_into,
+};
+
+use super::{
+    ModelRunner,
+    choosing::{Choosing, Chosen, ChosenTokens},
+    job::{Choice, LaneError, StepJob},
+};
+
+/// The drafts of a step.
+pub(super) enum Drafting {
+    /// `[logit_rows]`: a draft after each row of logits. The download may still be running.
+    First(Later<u32>),
+    /// The drafts of each choice.
+    Known(Vec<Vec<u32>>),
+}
+
+impl Drafting {
+    /// Whether [`finish`](Drafting::finish) would return without waiting.
+    pub(super) fn has_come(&self) -> bool {
+        match self {
+            Drafting::First(drafted) => drafted.has_come(),
+            Drafting::Known(_) => true,
+        }
+    }
+
+    /// Waits for the download. Returns the drafts after the last token of each choice.
+    pub(super) fn finish(self, choices: &[Choice], chosen: &ChosenTokens) -> Result<Vec<Vec<u32>>, KernelError> {
+        match self {
+            Drafting::First(drafted) => {
+                let drafted = drafted.wait()?;
+                let first = |row: Option<usize>| row.map(|row| drafted[row]).filter(|token| *token != NO_CHOICE);
+                Ok(last_rows(choices, chosen).map(|row| first(row).into_iter().collect()).collect())
+            }
+            Drafting::Known(drafts) => Ok(drafts),
+        }
+    }
+}
+
+/// For each choice, the row of logits in which its last token was chosen. `None` after an error.
+fn last_rows(choices: &[Choice], chosen: &ChosenTokens) -> impl Iterator<Item = Option<usize>> {
+    let mut next_row = 0;
+    choices.iter().zip(chosen).map(move |(choice, tokens)| {
+        let first_row = next_row;
+        next_row += choice.rows();
+        tokens.last().is_some_and(Result::is_ok).then(|| first_row + tokens.len() - 1)
+    })
+}
+
+impl<B: Backend> ModelRunner<B> {
+    /// Launches the draft head on all rows of a step, whose `hidden` rows `[tokens, hidden]` have been
+    /// computed. If further drafts are asked for, this waits for the chosen tokens, because the
+    /// drafts follow the last accepted one.
+    pub(super) fn draft(
+        &self,
+        scope: &Scope<'_, FaultyBackend<B>>,
+        job: &StepJob,
+        cache: &Tensor<'_>,
+        hidden: &Tensor<'_>,
+        choosing: Choosing,
+    ) -> Result<(Chosen, Drafting), LaneError> {
+        let (rows, width) = (job.batch.logit_rows.len(), hidden.columns());
+        let buffers = self.memory.sampling.buffers(self.rank());
+        let mut normed = scope.empty([rows, width])?;
+        let mut drafted = scope.empty_u32([rows])?;
+        let chosen = buffers.chosen();
+        self.run_head(scope, &job.batch, (cache, &chosen), DraftRows { hidden, normed: &mut normed }, &mut drafted)?;
+        let first = Drafting::First(scope.download_later(&drafted)?);
+        if job.choices.iter().all(|choice| choice.further.is_none()) {
+            return Ok((Chosen::Coming(choosing), first));
+        }
+        let chosen = choosing.finish(&job.choices)?;
+        let mut drafts = first.finish(&job.choices, &chosen)?;
+        self.draft_further(scope, job, cache, (&chosen, &normed), &mut drafts)?;
+        Ok((Chosen::Known(chosen), Drafting::Known(drafts)))
+    }
+
+    /// Appends further drafts to `drafts`, which has the first draft of each choice. `normed`
+    /// `[logit_rows, hidden]` has the rows of the draft head from which the first drafts were chosen.
+    fn draft_further(
+        &self,
+        scope: &Scope<'_, FaultyBackend<B>>,
+        job: &StepJob,
+        cache: &Tensor<'_>,
+        (chosen, normed): (&ChosenTokens, &Tensor<'_>),
+        drafts: &mut [Vec<u32>],
+    ) -> Result<(), LaneError> {
+        let mut going: Vec<Going<'_>> = Vec::new();
+        for (index, (choice, row)) in job.choices.iter().zip(last_rows(&job.choices, chosen)).enumerate() {
+            if let (Some(place), Some(row), [_]) = (&choice.further, row, &drafts[index][..]) {
+                going.push(Going { index, place, accepted: chosen[index].len() - 1, row: row as u32 });
+            }
+        }
+        let Some(most) = going.iter().map(|going| going.place.count).max() else { return Ok(()) };
+        let rows: Vec<u32> = going.iter().map(|going| going.row).collect();
+        let last: Vec<u32> = going.iter().map(|going| drafts[going.index][0]).collect();
+        let places: Vec<_> = going.iter().map(|going| (going.place, going.accepted)).collect();
+        let count = going.len();
+        let mut hidden = scope.empty([count, normed.columns()])?;
+        scope.gather_rows_into(normed, &scope.upload([count], &rows)?, &mut hidden)?;
+        let mut tokens = scope.upload([count], &last)?;
+        let mut passes = Vec::new();
+        for further in 1..=most {
+            let mut normed = scope.empty([count, hidden.columns()])?;
+            let mut drafted = scope.empty_u32([count])?;
+            let batch = FurtherDrafts::batch(&places, further);
+            let rows = DraftRows { hidden: &hidden, normed: &mut normed };
+            self.run_head(scope, &batch, (cache, &tokens), rows, &mut drafted)?;
+            passes.push(scope.download_later(&drafted)?);
+            (hidden, tokens) = (normed, drafted);
+        }
+        for (further, pass) in passes.into_iter().enumerate() {
+            let drafted = pass.wait()?;
+            for (going, token) in going.iter().zip(drafted) {
+                let drafts = &mut drafts[going.index];
+                if drafts.len() == further + 1 && further < going.place.count && token != NO_CHOICE {
+                    drafts.push(token);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the draft head on the rows of `batch` and writes a draft for each row of logits to
+    /// `drafted` `[logit_rows]` u32. `chosen` has the tokens after the rows of logits.
+    fn run_head(
+        &self,
+        scope: &Scope<'_, FaultyBackend<B>>,
+        batch: &StepBatch,
+        (cache, chosen): (&Tensor<'_>, &Tensor<'_>),
+        rows: DraftRows<'_, '_>,
+        drafted: &mut Tensor<'_>,
+    ) -> Result<(), LaneError> {
+        let scope = scope.scope();
+        let layers = self.memory.layer_caches(&self.model);
+        let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: chosen };
+        let logits = self.model.draft(&scope, batch, &caches, LogitsOf::OwnRank, rows)?;
+        if logits.rows() > 0 {
+            argmax_into(&scope, &logits, self.model.config().decoder().vocabulary, drafted)?;
+        }
+        Ok(())
+    }
+}
+
+/// A sequence with further drafts.
+struct Going<'a> {
+    /// Index among the choices.
+    index: usize,
+    place: &'a FurtherDrafts,
+    /// Drafts that the step accepted.
+    accepted: usize,
+    /// The row of logits in which the last token was chosen.
+    row: u32,
+}

@@ -1,0 +1,143 @@
+//! Pure: reads the integers, scales and zero points of a packed weight.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::scheme::{PackedOrder, PackedScheme};
+use crate::checkpoint::stored::TensorType;
+
+/// A weight `[rows, columns]` (output and input features) of packed integers in its file. The
+/// lengths of all parts have been checked. `groups` has not been read: see
+/// [`bad_group`](Self::bad_group).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PackedMatrix<'a> {
+    pub scheme: PackedScheme,
+    pub shape: [usize; 2],
+    /// Little-endian words of 32 bits.
+    pub(super) words: &'a [u8],
+    /// The type of the scales, in which elements are computed.
+    pub scale_type: TensorType,
+    pub(super) scales: &'a [u8],
+    /// Little-endian words of 32 bits.
+    pub(super) zero_points: Option<&'a [u8]>,
+    /// The group of each column, i32.
+    pub(super) groups: Option<&'a [u8]>,
+}
+
+impl<'a> PackedMatrix<'a> {
+    /// The words of the packed integers, as in the file.
+    pub fn words(&self) -> &'a [u8] {
+        self.words
+    }
+
+    /// Number of groups of a row.
+    pub fn groups(&self) -> usize {
+        self.scheme.groups(self.shape[1])
+    }
+
+    /// The group of a column.
+    pub fn group_of(&self, column: usize) -> usize {
+        match self.groups {
+            Some(groups) => word(groups, column) as usize,
+            None => self.scheme.group.map_or(0, |group| column / group),
+        }
+    }
+
+    /// The end of the columns from `column` on, before `end`, that belong to the same group.
+    pub fn group_end(&self, column: usize, end: usize) -> usize {
+        let group = self.group_of(column);
+        match (self.groups, self.scheme.group) {
+            (None, Some(size)) => end.min((group + 1) * size),
+            (None, None) => end,
+            (Some(_), _) => (column + 1..end).find(|next| self.group_of(*next) != group).unwrap_or(end),
+        }
+    }
+
+    /// The first column whose group does not exist, and the number of that group.
+    pub fn bad_group(&self) -> Option<(usize, i32)> {
+        let groups = self.groups?;
+        let mut numbers = (0..self.shape[1]).map(|column| (column, word(groups, column) as i32));
+        numbers.find(|(_, group)| usize::try_from(*group).map_or(true, |group| group >= self.groups()))
+    }
+
+    /// The scale of a row's group.
+    pub fn scale(&self, row: usize, group: usize) -> f32 {
+        let at = match self.scheme.order {
+            PackedOrder::CompressedTensors => row * self.groups() + group,
+            _ => group * self.shape[0] + row,
+        };
+        let bytes = &self.scales[at * self.scale_type.bytes()..];
+        match self.scale_type {
+            TensorType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            TensorType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+        }
+    }
+
+    /// The zero point of a row's group. It is relative to the unsigned integers that
+    /// [`integers`](Self::integers) returns.
+    pub fn zero_point(&self, row: usize, group: usize) -> i32 {
+        let Some(words) = self.zero_points else { return self.scheme.middle() };
+        let (rows, per_word) = (self.shape[0], self.scheme.per_word());
+        let at = match self.scheme.order {
+            PackedOrder::CompressedTensors => row / per_word * self.groups() + group,
+            _ => group * rows.div_ceil(per_word) + row / per_word,
+        };
+        let stored = word(words, at) >> self.scheme.shift(row % per_word) & self.scheme.mask();
+        // AutoGPTQ adds one without a mask, so that the stored 15 means 16
+        // (`auto_gptq/nn_modules/qlinear/qlinear_cuda.py`).
+        stored as i32 + i32::from(self.scheme.order == PackedOrder::Gptq)
+    }
+
+    /// Writes the unsigned integers of a part of the weight to `out`, row by row.
+    ///
+    /// # Panics
+    /// If `out` does not have one byte for each element of the part.
+    pub fn integers(&self, rows: Range<usize>, columns: Range<usize>, out: &mut [u8]) {
+        let (width, per_word, mask) = (columns.len(), self.scheme.per_word(), self.scheme.mask());
+        assert_eq!(out.len(), rows.len() * width, "the output has one byte for each element");
+        let [all_rows, all_columns] = self.shape;
+        if self.scheme.order == PackedOrder::Awq {
+            let pitch = all_rows.div_ceil(per_word);
+            for (at, column) in columns.enumerate() {
+                for (packed, of_word) in words_of(&rows, per_word) {
+                    let word = word(self.words, column * pitch + packed);
+                    for row in of_word {
+                        let integer = word >> self.scheme.shift(row % per_word) & mask;
+                        out[(row - rows.start) * width + at] = integer as u8;
+                    }
+                }
+            }
+            return;
+        }
+        let pitch = all_columns.div_ceil(per_word);
+        for (packed, of_word) in words_of(&columns, per_word) {
+            let skipped = self.scheme.bits * (of_word.start - packed * per_word);
+            for (below, row) in rows.clone().enumerate() {
+                let at = match self.scheme.order {
+                    PackedOrder::CompressedTensors => row * pitch + packed,
+                    _ => packed * all_rows + row,
+                };
+                let mut word = word(self.words, at) >> skipped;
+                let place = below * width + of_word.start - columns.start;
+                for out in &mut out[place..][..of_word.len()] {
+                    *out = (word & mask) as u8;
+                    word = word.wrapping_shr(self.scheme.bits as u32);
+                }
+            }
+        }
+    }
+}
+
+/// The words that have a range of integers, each with the part of the range that it has.
+fn words_of(range: &Range<usize>, per_word: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let Range { start, end } = *range;
+    let of_word = move |at: usize| (at, start.max(at * per_word)..end.min((at + 1) * per_word));
+    (start / per_word..end.div_ceil(per_word)).map(of_word)
+}
+
+/// Word number `at`.
+fn word(words: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(words[4 * at..][..4].try_into().expect("four bytes"))
+}

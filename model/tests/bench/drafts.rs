@@ -1,0 +1,68 @@
+//! Steps of a model with a draft head, each followed by drafts.
+
+use bursar_kernels::Backend;
+use bursar_model::{
+    blocks::{decoder::StepCaches, draft_head::DraftRows},
+    flow::{LogitsOf, NextToken, StepBatch},
+};
+
+use super::{Bench, Share, downloaded, greatest};
+
+/// The logits of a step and of the drafts after it. Each list has the rows with logits of each share.
+pub struct Drafted {
+    pub step: Vec<Vec<f32>>,
+    /// The rows of each draft.
+    pub drafts: Vec<Vec<Vec<f32>>>,
+}
+
+/// The batch of draft `draft` after the shares, from 1 on: a row for each share.
+fn further(shares: &[Share<'_>], draft: usize) -> StepBatch {
+    let positions: Vec<_> = shares.iter().map(|share| share.draft_position(draft)).collect();
+    let parts: Vec<_> = shares.iter().zip(&positions).map(|(share, position)| share.draft(draft, position)).collect();
+    StepBatch::pack_with_drafts(&parts, &vec![NextToken::Chosen; parts.len()])
+}
+
+impl<B: Backend> Bench<B> {
+    /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row with
+    /// logits. There is one such row in each share if `count` is more than 1.
+    pub fn step_and_draft(&self, shares: &mut [Share<'_>], count: usize) -> Drafted {
+        let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
+        let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
+        let next: Vec<_> = shares.iter().map(Share::next).collect();
+        let batch = StepBatch::pack_with_drafts(&parts, &next);
+        let (layers, cache, rows) = (self.layers(), self.cache(), batch.logit_rows.len());
+        let (vocabulary, width) = (self.model.config().decoder().vocabulary, self.model.config().decoder().hidden);
+        let all = LogitsOf::AllRanks;
+        let split =
+            |logits: Vec<f32>| -> Vec<Vec<f32>> { logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect() };
+        let greedy = |logits: &[Vec<f32>]| -> Vec<u32> { logits.iter().map(|row| greatest(row)).collect() };
+        let drafted = self.pass(|scope| {
+            let mut hidden = scope.empty([batch.token_count(), width])?;
+            let step = {
+                let (scope, previous) = (scope.scope(), self.previous());
+                let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
+                let logits = self.model.step_into(&scope, &batch, &caches, all, &mut hidden, |_, _| Ok(()))?;
+                split(downloaded(&scope, &logits)?)
+            };
+            let mut chosen = scope.upload([rows], &greedy(&step))?;
+            let mut drafts = Vec::new();
+            for draft in 0..count {
+                let batch = if draft == 0 { batch.clone() } else { further(shares, draft) };
+                let mut normed = scope.empty([rows, width])?;
+                let passed = DraftRows { hidden: &hidden, normed: &mut normed };
+                let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &chosen };
+                let logits = self.model.draft(scope, &batch, &caches, all, passed)?;
+                let logits = split(downloaded(scope, &logits)?);
+                chosen = scope.upload([rows], &greedy(&logits))?;
+                hidden = normed;
+                drafts.push(logits);
+            }
+            Ok(Drafted { step, drafts })
+        });
+        shares.iter_mut().for_each(Share::advance);
+        let drafted = drafted.expect("the step and the drafts run");
+        let mut all = drafted.step.iter().chain(drafted.drafts.iter().flatten()).flatten();
+        assert!(all.all(|logit| logit.is_finite()), "poisoned memory reached the logits");
+        drafted
+    }
+}

@@ -1,0 +1,295 @@
+//! Draft heads of Qwen3.5 (MTP): drafts compared with a head built from the layers of transformers,
+//! in chunks and on ranks, and checkpoints whose head is missing or broken.
+
+use bursar_budgets::Hint;
+use bursar_kernels::{Backend, CudaTarget, DType, Rank, Target};
+use bursar_model::{
+    LoadError, Model,
+    blocks::ConfigError,
+    checkpoint::Checkpoint,
+    registry::{random_checkpoint, shape_settings, shapes},
+    weights::WeightError,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    bench::{Bench, BenchMemory, Case, Memory, encode, greatest, on_ranks, open, open_random, relative_error},
+    copy::Copy,
+};
+
+const QWEN3_5: &str = "tests/golden/qwen3_5";
+/// The same with experts, in the decoder and in the head.
+const QWEN3_5_MOE: &str = "tests/golden/qwen3_5_moe";
+const CPU: Target = Target::Cpu { threads: 1 };
+/// Tokens after the prompt whose drafts are recorded.
+const ANSWER: usize = 7;
+/// The same tolerances as for the decoder; see `golden_text_families.rs`.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+const NOISE_TOLERANCE: f32 = 3e-5;
+
+/// The cases with recorded drafts.
+const CASES: [(&str, &str); 5] = [
+    (QWEN3_5, "single_image"),
+    (QWEN3_5, "two_turns"),
+    (QWEN3_5, "tokens_65"),
+    (QWEN3_5_MOE, "single_image"),
+    (QWEN3_5_MOE, "short"),
+];
+
+fn with_head(folder: &str) -> Checkpoint {
+    open(folder).with_draft_head(true)
+}
+
+/// Logits of the draft head.
+struct Drafts {
+    /// For the last token of each chunk and for each token of the answer, with its position.
+    rows: Vec<(usize, Vec<f32>)>,
+    /// For three drafts after the prompt.
+    drafts: Vec<Vec<f32>>,
+}
+
+/// Runs a prompt in chunks of these sizes, repeated, and the start of the recorded answer.
+fn run(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Drafts {
+    let mut sequence = bench.sequence(case, picture_rows);
+    let (mut rows, mut drafts, mut end) = (Vec::new(), Vec::new(), 0);
+    let mut sizes = sizes.iter().cycle();
+    while sequence.prompt_left() > 0 {
+        let count = (*sizes.next().expect("the cycle is endless")).min(sequence.prompt_left());
+        let is_last = count == sequence.prompt_left();
+        end += count;
+        let mut drafted = bench.step_and_draft(&mut [sequence.share(count)], if is_last { 3 } else { 1 }).drafts;
+        if is_last {
+            drafts = drafted.iter().map(|draft| draft[0].clone()).collect();
+        }
+        rows.push((end - 1, drafted.remove(0).remove(0)));
+    }
+    for token in &case.greedy_tokens()[..ANSWER] {
+        sequence.push(*token);
+        let mut drafted = bench.step_and_draft(&mut [sequence.share(1)], 1);
+        rows.push((end, drafted.drafts.remove(0).remove(0)));
+        end += 1;
+    }
+    bench.end(sequence);
+    Drafts { rows, drafts }
+}
+
+/// Compares drafts with the recorded ones. Returns the number of compared rows.
+fn assert_recorded(case: &Case, found: &Drafts, what: &str) -> usize {
+    let recorded = case.logits("draft_positions", "draft_logits");
+    let expected = |position: usize| recorded.iter().find(|(other, _)| *other == position).map(|(_, logits)| logits);
+    let rows = found.rows.iter().filter_map(|(position, logits)| Some((position, logits, expected(*position)?)));
+    let errors: Vec<_> =
+        rows.map(|(position, logits, expected)| (position, relative_error(logits, expected))).collect();
+    for (position, error) in &errors {
+        assert!(
+            *error <= REFERENCE_TOLERANCE,
+            "{} {what}: drafts after token {position} differ by {error:e}",
+            case.name
+        );
+    }
+    let tokens: Vec<i64> = found.drafts.iter().map(|logits| i64::from(greatest(logits))).collect();
+    assert_eq!(Some(tokens), case.integers("drafted_tokens"), "{} {what}", case.name);
+    let error = relative_error(&found.drafts.concat(), &case.floats("drafted_logits").expect("recorded drafts"));
+    assert!(error <= REFERENCE_TOLERANCE, "{} {what}: further drafts differ by {error:e}", case.name);
+    errors.len()
+}
+
+/// The largest difference of the rows that both runs have.
+fn difference(found: &Drafts, expected: &Drafts) -> f32 {
+    let drafts = relative_error(&found.drafts.concat(), &expected.drafts.concat());
+    let same = found.rows.iter().flat_map(|(position, logits)| {
+        expected.rows.iter().filter(move |(other, _)| other == position).map(move |(_, other)| (logits, other))
+    });
+    same.map(|(one, other)| relative_error(one, other)).fold(drafts, f32::max)
+}
+
+#[test]
+fn drafts_are_those_of_a_head_of_transformers() {
+    for (folder, name) in CASES {
+        let bench = Bench::of(with_head(folder), 2);
+        let case = Case::read(folder, &bench.checkpoint, name);
+        let rows = encode(&bench, &case);
+        let whole = run(&bench, &case, &rows, &[usize::MAX]);
+        assert_eq!(assert_recorded(&case, &whole, "whole"), 1 + ANSWER);
+        let one_by_one = run(&bench, &case, &rows, &[1]);
+        let recorded = case.integers("draft_positions").expect("recorded drafts").len();
+        assert_eq!(assert_recorded(&case, &one_by_one, "one by one"), recorded);
+        for sizes in [&[1][..], &[7], &[16], &[17, 1, 29, 5]] {
+            let what = format!("in chunks of {sizes:?}");
+            let chunked = run(&bench, &case, &rows, sizes);
+            assert_recorded(&case, &chunked, &what);
+            let worst = difference(&chunked, &one_by_one).max(difference(&chunked, &whole));
+            assert!(worst <= NOISE_TOLERANCE, "{name} {what}: {worst:e}");
+        }
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn pictures_at_the_border_of_chunks_are_read_by_the_row_before() {
+    let bench = Bench::of(with_head(QWEN3_5), 2);
+    let case = Case::read(QWEN3_5, &bench.checkpoint, "two_turns");
+    let rows = encode(&bench, &case);
+    let layout = bench.model.config().lay_out(case.prompt_ids(&bench.checkpoint), &case.visuals).expect("a layout");
+    let whole = run(&bench, &case, &rows, &[usize::MAX]);
+    for span in &layout.pictures {
+        let (start, end) = (span.tokens.start, span.tokens.end);
+        for sizes in [[start, usize::MAX], [start + 1, usize::MAX], [end - 1, usize::MAX], [end, usize::MAX]] {
+            let worst = difference(&run(&bench, &case, &rows, &sizes), &whole);
+            assert!(worst <= NOISE_TOLERANCE, "chunks of {sizes:?}: {worst:e}");
+        }
+    }
+}
+
+#[test]
+fn sequences_that_draft_together_draft_as_alone() {
+    let bench = Bench::of(with_head(QWEN3_5), 2);
+    let cases = ["single_image", "tokens_65"].map(|name| Case::read(QWEN3_5, &bench.checkpoint, name));
+    let rows = cases.each_ref().map(|case| encode(&bench, case));
+    let mut sequences = [0, 1].map(|index| bench.sequence(&cases[index], &rows[index]));
+    let shares = sequences.iter_mut().map(|sequence| {
+        let count = sequence.prompt_left();
+        sequence.share(count)
+    });
+    let together = bench.step_and_draft(&mut shares.collect::<Vec<_>>(), 3);
+    for (index, case) in cases.iter().enumerate() {
+        let of_case: Vec<_> = together.drafts.iter().map(|draft| draft[index].clone()).collect();
+        let recorded = case.floats("drafted_logits").expect("recorded drafts");
+        let error = relative_error(&of_case.concat(), &recorded);
+        assert!(error <= REFERENCE_TOLERANCE, "{}: {error:e}", case.name);
+    }
+}
+
+#[test]
+fn a_step_that_verifies_drafts_drafts_after_each_of_its_rows() {
+    for (folder, name) in [CASES[1], CASES[4]] {
+        let bench = Bench::of(with_head(folder), 2);
+        let case = Case::read(folder, &bench.checkpoint, name);
+        let mut sequence = bench.sequence(&case, &encode(&bench, &case));
+        let prompt = sequence.prompt_left();
+        bench.step_and_draft(&mut [sequence.share(prompt)], 3);
+        let drafted = case.greedy_tokens()[..4].to_vec();
+        drafted.iter().for_each(|token| sequence.push(*token));
+        let found = bench.step_and_draft(&mut [sequence.share(4).verified()], 1).drafts.remove(0);
+        let recorded = case.logits("draft_positions", "draft_logits");
+        let expected: Vec<_> =
+            recorded.into_iter().filter(|(position, _)| (prompt..prompt + 4).contains(position)).collect();
+        assert_eq!((found.len(), expected.len()), (4, 4));
+        for (found, (position, expected)) in found.iter().zip(&expected) {
+            let error = relative_error(found, expected);
+            assert!(error <= REFERENCE_TOLERANCE, "{name}: drafts after token {position} differ by {error:e}");
+        }
+    }
+}
+
+#[test]
+fn two_ranks_draft_as_one() {
+    for (folder, name) in [CASES[0], CASES[3]] {
+        let runs = on_ranks(2, |cpu| {
+            let memory = Memory::new(BenchMemory::GOLDEN.capacity);
+            let bench = Bench::on(with_head(folder), cpu, memory, BenchMemory::GOLDEN);
+            let case = Case::read(folder, &bench.checkpoint, name);
+            let found = run(&bench, &case, &encode(&bench, &case), &[9]);
+            assert_recorded(&case, &found, "on two ranks");
+            found.drafts.concat()
+        });
+        let bits = |run: &[f32]| run.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&runs[0]), bits(&runs[1]), "both ranks have the same bits");
+    }
+}
+
+/// The error of planning a checkpoint with its draft head.
+fn refused(checkpoint: Checkpoint) -> LoadError {
+    let error = Model::plan(&checkpoint.with_draft_head(true), &CPU).map(drop).expect_err("the head is refused");
+    assert!(!error.hint().is_empty());
+    error
+}
+
+#[test]
+fn a_model_without_a_draft_head_is_refused_with_a_hint() {
+    let without_settings = refused(open("tests/golden/qwen3"));
+    assert!(matches!(without_settings, LoadError::Config(ConfigError::NoDraftHead)), "{without_settings:?}");
+    // transformers saved this checkpoint, with the settings of the head and without its tensors.
+    let without_tensors = refused(open("tests/golden/qwen3_5_text"));
+    assert!(
+        matches!(without_tensors, LoadError::Weights(WeightError::NoDraftHead { module: "mtp" })),
+        "{without_tensors:?}"
+    );
+    for error in [without_settings, without_tensors] {
+        assert!(error.hint().contains("leave out the method `mtp`"), "{}", error.hint());
+    }
+}
+
+#[test]
+fn a_draft_head_that_this_crate_does_not_follow_is_refused_by_name() {
+    for (key, value, said) in [
+        ("mtp_num_hidden_layers", json!(2), "config.json: mtp_num_hidden_layers is 2; supported: 1"),
+        (
+            "mtp_use_dedicated_embeddings",
+            json!(true),
+            "config.json: mtp_use_dedicated_embeddings is true; supported: false",
+        ),
+    ] {
+        let copy = Copy::of(QWEN3_5).set("config.json", &["text_config", key], value);
+        assert_eq!(refused(copy.open()).to_string(), said);
+        Model::plan(&copy.open(), &CPU).expect("the model is planned without its head");
+    }
+    let none = Copy::of(QWEN3_5).set("config.json", &["text_config", "mtp_num_hidden_layers"], Value::Null);
+    assert!(matches!(refused(none.open()), LoadError::Config(ConfigError::NoDraftHead)));
+}
+
+#[test]
+fn broken_tensors_of_a_draft_head_are_refused_by_name_if_it_is_loaded() {
+    let swapped = Copy::of(QWEN3_5_MOE).retell("model.safetensors", "mtp.fc.weight", "mtp.fc.weight", |entry| {
+        entry["shape"] = json!([128, 64]);
+    });
+    let said = "tensor mtp.fc.weight has shape [128, 64], but config.json asks for [64, 128]";
+    assert_eq!(refused(swapped.open()).to_string(), said);
+    Model::plan(&swapped.open(), &CPU).expect("tensors of a head that is not loaded stay unread");
+    for name in ["mtp.norm.weight", "mtp.layers.0.self_attn.q_norm.weight"] {
+        let renamed = Copy::of(QWEN3_5_MOE).retell("model.safetensors", name, "mtp.unknown", |_| {});
+        let error = refused(renamed.open()).to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    let more = Copy::of(QWEN3_5_MOE).add("model.safetensors", "mtp.unknown");
+    assert!(matches!(refused(more.open()), LoadError::Weights(WeightError::Extra { count: 1, .. })));
+}
+
+#[test]
+fn the_head_has_a_cache_layer_and_weights_that_the_plan_counts() {
+    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
+    for rank in Rank::all(2) {
+        let plan = |checkpoint| Model::plan_rank(&checkpoint, &gpu, rank).expect("the model is planned");
+        let (plain, drafting) = (plan(open(QWEN3_5_MOE)), plan(with_head(QWEN3_5_MOE)));
+        assert_eq!((plain.kv_shape(&gpu).layers, drafting.kv_shape(&gpu).layers), (2, 3));
+        assert_eq!(plain.state_shape(&gpu), drafting.state_shape(&gpu));
+        assert!(drafting.weight_bytes() > plain.weight_bytes());
+        let experts = |model: &Model| model.expert_loads().expect("the model has experts").rows();
+        assert_eq!((experts(&plain), experts(&drafting)), (4, 5));
+    }
+    // 27B: queries with gates and outputs of 24 heads, 4 KV heads, an MLP, and the input projection.
+    let (hidden, queries, keys, mlp) = (5120u64, 24 * 256, 4 * 256, 17_408);
+    let matrices = hidden * (3 * queries + 2 * keys + 3 * mlp + 2 * hidden);
+    let parameters = |is_loaded| {
+        let random = open_random(random_checkpoint("qwen3.5-27b", 0).expect("a known shape"));
+        Model::plan(&random.with_draft_head(is_loaded), &gpu).expect("the model is planned").parameters()
+    };
+    assert_eq!(parameters(true) - parameters(false), matrices + 5 * hidden + 2 * 256);
+}
+
+#[test]
+fn every_shape_of_the_family_has_a_draft_head() {
+    for name in shapes().filter(|name| name.starts_with("qwen3.5")) {
+        let settings = open_random(shape_settings(name).expect("a known shape")).with_draft_head(true);
+        let model = Model::plan(&settings, &CPU).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(model.config().decoder().draft_layers(), 1, "{name}");
+    }
+    let random = |name| open_random(random_checkpoint(name, 3).expect("a known shape")).with_draft_head(true);
+    for name in ["qwen3.5-tiny", "qwen3.5-moe-tiny"] {
+        let bench = Bench::of(random(name), 1);
+        let layout = bench.model.config().lay_out((0..40).collect(), &[]).expect("the prompt is laid out");
+        let mut sequence = bench.start(layout, &[]);
+        let drafted = bench.step_and_draft(&mut [sequence.share(40)], 2);
+        assert_ne!(drafted.drafts[0], drafted.drafts[1], "{name}");
+    }
+}
