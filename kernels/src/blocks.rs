@@ -130,17 +130,28 @@ impl BlockRows {
     }
 }
 
-/// The elements of one block, as integers. Element `i` is `quants[i] * scale + offset` with the
-/// scale of its [`Block::GROUP`] and the offset of its [`BLOCK_GROUP`].
+/// The elements of one block, as integers. Element `i` is the integer `i` times the scale of its
+/// [`Block::GROUP`], plus the offset of its [`BLOCK_GROUP`].
 pub(crate) struct Unpacked {
-    pub quants: [i8; LONGEST],
+    /// Eight integers in each word. The first is in the lowest byte.
+    pub words: [u64; LONGEST / 8],
     pub scales: [f32; LONGEST / 16],
     pub offsets: [f32; LONGEST / BLOCK_GROUP],
 }
 
 impl Unpacked {
     pub const ZEROS: Unpacked =
-        Unpacked { quants: [0; LONGEST], scales: [0.0; LONGEST / 16], offsets: [0.0; LONGEST / BLOCK_GROUP] };
+        Unpacked { words: [0; LONGEST / 8], scales: [0.0; LONGEST / 16], offsets: [0.0; LONGEST / BLOCK_GROUP] };
+}
+
+/// The integers in a word of [`Unpacked`], as f32.
+#[inline(always)]
+pub(crate) fn converted(word: u64) -> [f32; 8] {
+    let (bytes, mut out) = (word.to_le_bytes(), [0.0; 8]);
+    for (out, byte) in out.iter_mut().zip(bytes) {
+        *out = f32::from(byte.cast_signed());
+    }
+    out
 }
 
 /// A conversion of the bits of an f16.
@@ -180,11 +191,10 @@ pub(crate) trait Block {
         let (kind, mut unpacked) = (Self::TYPE, Unpacked::ZEROS);
         for (block, out) in blocks.chunks_exact(kind.bytes()).zip(out.chunks_exact_mut(kind.elements())) {
             Self::unpack::<H>(block, &mut unpacked);
-            let halves = out.as_chunks_mut::<16>().0.iter_mut().zip(unpacked.quants.as_chunks::<16>().0);
-            for (half, (out, quants)) in halves.enumerate() {
-                let (scale, offset) = (unpacked.scales[half * 16 / Self::GROUP], unpacked.offsets[half / 2]);
-                for (out, quant) in out.iter_mut().zip(quants) {
-                    let scaled = scale * f32::from(*quant);
+            for (at, (out, word)) in out.as_chunks_mut::<8>().0.iter_mut().zip(unpacked.words).enumerate() {
+                let (scale, offset) = (unpacked.scales[at * 8 / Self::GROUP], unpacked.offsets[at * 8 / BLOCK_GROUP]);
+                for (out, integer) in out.iter_mut().zip(converted(word)) {
+                    let scaled = scale * integer;
                     // Adding an offset of 0 would turn -0 into 0.
                     *out = if Self::HAS_OFFSETS { scaled + offset } else { scaled };
                 }
@@ -230,13 +240,11 @@ fn word(block: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes(block, at))
 }
 
-/// Writes eight elements, each of which is a byte of `word` minus `zero`. `zero` is at most 128, and
-/// the bytes are at most 127.
+/// Subtracts `zero` from each byte of a word. `zero` is at most 128, and the bytes are at most 127.
 #[inline(always)]
-fn put(out: &mut [i8], at: usize, word: u64, zero: u8) {
+fn minus(word: u64, zero: u8) -> u64 {
     // The highest bit of each byte keeps the subtraction from borrowing from the next byte.
-    let word = ((word | repeated(0x80)) - repeated(zero)) ^ repeated(0x80);
-    out[at..at + 8].copy_from_slice(&word.to_le_bytes().map(u8::cast_signed));
+    ((word | repeated(0x80)) - repeated(zero)) ^ repeated(0x80)
 }
 
 /// Splits the 16 bytes from `at` on into 32 elements: the low nibbles of all bytes, then the high
@@ -244,10 +252,10 @@ fn put(out: &mut [i8], at: usize, word: u64, zero: u8) {
 /// subtracted from each element.
 #[inline(always)]
 fn nibbles(block: &[u8], at: usize, high: impl Fn(usize) -> u64, zero: u8, out: &mut Unpacked) {
-    for first in [0, 8] {
-        let both = word(block, at + first);
-        put(&mut out.quants, first, both & repeated(0xf) | high(first), zero);
-        put(&mut out.quants, first + 16, both >> 4 & repeated(0xf) | high(first + 16), zero);
+    for half in 0..2 {
+        let both = word(block, at + half * 8);
+        out.words[half] = minus(both & repeated(0xf) | high(half * 8), zero);
+        out.words[half + 2] = minus(both >> 4 & repeated(0xf) | high(half * 8 + 16), zero);
     }
 }
 
@@ -289,7 +297,7 @@ pub(crate) mod formats {
     #![expect(non_camel_case_types, reason = "the names are ggml's")]
 
     use super::{
-        Block, BlockType, HalfToF32, Unpacked, bytes, fifth_bits, group_scales, half, nibbles, put, repeated, word,
+        Block, BlockType, HalfToF32, Unpacked, bytes, fifth_bits, group_scales, half, minus, nibbles, repeated, word,
     };
 
     /// Scale, 32 nibbles.
@@ -365,7 +373,9 @@ pub(crate) mod formats {
         #[inline(always)]
         fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
             out.scales[0] = half::<H>(block, 0);
-            out.quants.iter_mut().zip(bytes::<32>(block, 2)).for_each(|(quant, byte)| *quant = byte.cast_signed());
+            for at in 0..4 {
+                out.words[at] = word(block, 2 + at * 8);
+            }
         }
     }
 
@@ -377,10 +387,10 @@ pub(crate) mod formats {
         fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
             group_scales::<H>(block, out);
             for pair in 0..4 {
-                for at in (0..32).step_by(8) {
-                    let (both, first) = (word(block, 16 + pair * 32 + at), pair * 64 + at);
-                    put(&mut out.quants, first, both & repeated(0xf), 0);
-                    put(&mut out.quants, first + 32, both >> 4 & repeated(0xf), 0);
+                for at in 0..4 {
+                    let (both, first) = (word(block, 16 + pair * 32 + at * 8), pair * 8 + at);
+                    out.words[first] = both & repeated(0xf);
+                    out.words[first + 4] = both >> 4 & repeated(0xf);
                 }
             }
         }
@@ -394,11 +404,11 @@ pub(crate) mod formats {
         fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
             group_scales::<H>(block, out);
             for pair in 0..4 {
-                for at in (0..32).step_by(8) {
-                    let (both, first) = (word(block, 48 + pair * 32 + at), pair * 64 + at);
-                    let fifth = word(block, 16 + at) >> (2 * pair);
-                    put(&mut out.quants, first, both & repeated(0xf) | (fifth & repeated(1)) << 4, 0);
-                    put(&mut out.quants, first + 32, both >> 4 & repeated(0xf) | (fifth & repeated(2)) << 3, 0);
+                for at in 0..4 {
+                    let (both, first) = (word(block, 48 + pair * 32 + at * 8), pair * 8 + at);
+                    let fifth = word(block, 16 + at * 8) >> (2 * pair);
+                    out.words[first] = both & repeated(0xf) | (fifth & repeated(1)) << 4;
+                    out.words[first + 4] = both >> 4 & repeated(0xf) | (fifth & repeated(2)) << 3;
                 }
             }
         }
@@ -412,13 +422,12 @@ pub(crate) mod formats {
         #[inline(always)]
         fn unpack<H: HalfToF32>(block: &[u8], out: &mut Unpacked) {
             for part in 0..2 {
-                for at in (0..32).step_by(8) {
-                    let [low, next] = [0, 32].map(|more| word(block, part * 64 + at + more));
-                    let (high, first) = (word(block, 128 + part * 32 + at), part * 128 + at);
-                    let nibbles = [low, next, low >> 4, next >> 4].map(|nibbles| nibbles & repeated(0xf));
-                    for (quarter, nibbles) in nibbles.into_iter().enumerate() {
+                for at in 0..4 {
+                    let (low, next) = (word(block, part * 64 + at * 8), word(block, part * 64 + at * 8 + 32));
+                    let (high, first) = (word(block, 128 + part * 32 + at * 8), part * 16 + at);
+                    for (quarter, nibbles) in [low, next, low >> 4, next >> 4].into_iter().enumerate() {
                         let pair = high >> (2 * quarter) & repeated(3);
-                        put(&mut out.quants, first + quarter * 32, nibbles | pair << 4, 32);
+                        out.words[first + quarter * 4] = minus(nibbles & repeated(0xf) | pair << 4, 32);
                     }
                 }
             }

@@ -2,15 +2,14 @@
 //! is a portable version and a version for AVX2. Both do the same operations in the same order, so
 //! they give the same bits.
 //!
-//! The version for AVX2 is written with intrinsics, for two reasons. The compiler vectorizes the
-//! portable version badly. It also uses only the baseline instructions for work that is passed to
-//! `Threads::share` and that is too large to be inlined.
+//! The version for AVX2 is written with intrinsics, because the compiler vectorizes the portable
+//! version badly.
 
 use std::array;
 
 use crate::{
     BlockType,
-    blocks::{BLOCK_GROUP, Block, PortableHalf, Unpacked, for_block_type, widen_blocks},
+    blocks::{BLOCK_GROUP, Block, PortableHalf, Unpacked, converted, for_block_type, widen_blocks},
 };
 
 /// Partial sums of a product. Element `i` of a group is added to sum `i % LANES`.
@@ -66,10 +65,14 @@ fn dot<B: Block, const ROWS: usize>(blocks: &[u8], x: [GroupedRow<'_>; ROWS], un
     let groups = B::TYPE.elements() / BLOCK_GROUP;
     for (at, block) in blocks.chunks_exact(B::TYPE.bytes()).enumerate() {
         B::unpack::<PortableHalf>(block, unpacked);
-        for (group, weight) in unpacked.quants.as_chunks::<BLOCK_GROUP>().0[..groups].iter().enumerate() {
+        for group in 0..groups {
+            let mut weight = [0.0; BLOCK_GROUP];
+            for (at, out) in weight.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                *out = converted(unpacked.words[group * 4 + at]);
+            }
             for ((x, sums), offset) in x.iter().zip(&mut sums).zip(&mut offsets) {
                 let (x, sum) = (&x.groups[at * groups + group], x.sums[at * groups + group]);
-                let product = |lane: usize| f32::from(weight[lane]) * x[lane];
+                let product = |lane: usize| weight[lane] * x[lane];
                 if B::GROUP == BLOCK_GROUP {
                     for (lane, sum) in sums.iter_mut().enumerate() {
                         *sum += unpacked.scales[group] * (product(lane) + product(lane + LANES));
@@ -134,8 +137,8 @@ mod avx2 {
         let groups = B::TYPE.elements() / BLOCK_GROUP;
         for (at, block) in blocks.chunks_exact(B::TYPE.bytes()).enumerate() {
             B::unpack::<F16c>(block, unpacked);
-            for (group, quants) in unpacked.quants.as_chunks::<BLOCK_GROUP>().0[..groups].iter().enumerate() {
-                let weight = converted(quants);
+            for (group, words) in unpacked.words.as_chunks().0[..groups].iter().enumerate() {
+                let weight = converted(words);
                 for row in 0..ROWS {
                     let (of_row, sum) = (&x[row].groups[at * groups + group], x[row].sums[at * groups + group]);
                     let x = loaded(of_row);
@@ -168,13 +171,13 @@ mod avx2 {
         let (kind, mut unpacked) = (B::TYPE, Unpacked::ZEROS);
         for (block, out) in blocks.chunks_exact(kind.bytes()).zip(out.chunks_exact_mut(kind.elements())) {
             B::unpack::<F16c>(block, &mut unpacked);
-            let groups = out.as_chunks_mut::<BLOCK_GROUP>().0.iter_mut().zip(unpacked.quants.as_chunks().0);
-            for (group, (out, quants)) in groups.enumerate() {
+            let groups = out.as_chunks_mut::<BLOCK_GROUP>().0.iter_mut().zip(unpacked.words.as_chunks().0);
+            for (group, (out, words)) in groups.enumerate() {
                 let offset = _mm256_set1_ps(unpacked.offsets[group]);
-                let quarters = out.as_chunks_mut::<8>().0.iter_mut().zip(converted(quants));
-                for (quarter, (out, quants)) in quarters.enumerate() {
+                let quarters = out.as_chunks_mut::<8>().0.iter_mut().zip(converted(words));
+                for (quarter, (out, integers)) in quarters.enumerate() {
                     let scale = unpacked.scales[(group * BLOCK_GROUP + quarter * 8) / B::GROUP];
-                    let scaled = _mm256_mul_ps(_mm256_set1_ps(scale), quants);
+                    let scaled = _mm256_mul_ps(_mm256_set1_ps(scale), integers);
                     let wide = if B::HAS_OFFSETS { _mm256_add_ps(scaled, offset) } else { scaled };
                     // SAFETY: the store writes eight numbers, which `out` has, and needs no alignment.
                     unsafe { _mm256_storeu_ps(out.as_mut_ptr(), wide) };
@@ -186,12 +189,10 @@ mod avx2 {
     /// The elements of a group as f32.
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    fn converted(quants: &[i8; BLOCK_GROUP]) -> [__m256; 4] {
+    fn converted(words: &[u64; BLOCK_GROUP / 8]) -> [__m256; 4] {
         let mut out = [_mm256_setzero_ps(); 4];
-        for (out, quants) in out.iter_mut().zip(quants.as_chunks::<8>().0) {
-            // SAFETY: the load reads eight bytes, which `quants` has.
-            let quants = unsafe { _mm_loadl_epi64(quants.as_ptr().cast()) };
-            *out = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(quants));
+        for (out, word) in out.iter_mut().zip(words) {
+            *out = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(word.cast_signed())));
         }
         out
     }
