@@ -37,7 +37,7 @@ struct Batches {
     /// Tokens of a sequence in the current window, and its time in µs.
     tokens: f64,
     micros: f64,
-    /// Windows so far.
+    /// The number of windows that have ended.
     windows: u64,
 }
 

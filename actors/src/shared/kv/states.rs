@@ -49,7 +49,7 @@ pub struct StateUse {
     pub on_host: usize,
 }
 
-/// What a step runs of a sequence with a recurrent state.
+/// The part of a sequence with a recurrent state that a step runs.
 #[derive(Clone, Debug)]
 pub struct StateStep {
     /// The known tokens that the step runs. The state has seen the tokens before them.
