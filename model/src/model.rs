@@ -10,7 +10,7 @@ use bursar_kernels::{
 use crate::{
     Depth,
     blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::share_out},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, WeightFormats},
     flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
@@ -22,6 +22,8 @@ pub struct Model {
     config: FamilyConfig,
     family: Family,
     quantization: Option<&'static str>,
+    /// Whether the weights are dequantized while they load.
+    is_dequantized: bool,
     cache: CacheFormat,
     state_dtype: StateDtype,
     weight_bytes: Bytes,
@@ -47,7 +49,7 @@ impl Model {
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
-        let quantization = formats.name();
+        let (quantization, is_dequantized) = (formats.name(), matches!(formats, WeightFormats::Packed(_)));
         let mut map = WeightMap::dry(checkpoint, *target, formats).of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
@@ -55,7 +57,18 @@ impl Model {
         map.refuse_bad_scales()?;
         let (cache, state_dtype) = (checkpoint.cache(), checkpoint.state_dtype());
         let (weight_bytes, parameters) = (map.used(), map.parameters());
-        Ok(Model { config, family, quantization, cache, state_dtype, weight_bytes, parameters, segment: None })
+        let segment = None;
+        Ok(Model {
+            config,
+            family,
+            quantization,
+            is_dequantized,
+            cache,
+            state_dtype,
+            weight_bytes,
+            parameters,
+            segment,
+        })
     }
 
     /// Like [`plan_rank`](Self::plan_rank), for the rank with the most weights. Apart from the
@@ -110,7 +123,7 @@ impl Model {
         let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
-        let quantization = formats.name();
+        let (quantization, is_dequantized) = (formats.name(), matches!(formats, WeightFormats::Packed(_)));
         // SAFETY: the model owns the segment for as long as it owns the tensors, and the assertion
         // below checks that the segment is backed before any tensor is used.
         let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address_on(rank.index())) };
@@ -121,8 +134,18 @@ impl Model {
         assert!(total <= segment.backed(), "{total} of weights do not fit a segment of {}", segment.backed());
         upload(checkpoint, backend, &map, progress)?;
         let (cache, state_dtype, parameters) = (checkpoint.cache(), checkpoint.state_dtype(), map.parameters());
-        let segment = Some(segment);
-        Ok(Model { config, family, quantization, cache, state_dtype, weight_bytes: total, parameters, segment })
+        let (segment, weight_bytes) = (Some(segment), total);
+        Ok(Model {
+            config,
+            family,
+            quantization,
+            is_dequantized,
+            cache,
+            state_dtype,
+            weight_bytes,
+            parameters,
+            segment,
+        })
     }
 
     /// The segment that contains the weights; `None` for a plan. All ranks of a group share this
@@ -140,6 +163,12 @@ impl Model {
     /// [`WeightFormats::name`](crate::checkpoint::WeightFormats::name).
     pub fn quantization(&self) -> Option<&'static str> {
         self.quantization
+    }
+
+    /// Like [`quantization`](Self::quantization), but `None` if the weights in memory are
+    /// dequantized.
+    pub fn quantization_in_memory(&self) -> Option<&'static str> {
+        self.quantization.filter(|_| !self.is_dequantized)
     }
 
     /// The storage format of keys and values.

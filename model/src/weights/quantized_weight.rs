@@ -222,8 +222,7 @@ fn refuse_bad_groups(name: &str, packed: &PackedMatrix<'_>) -> Result<(), Weight
     if let Some((column, group)) = packed.bad_group() {
         return Err(WeightError::Group { name: name.to_owned(), column, group, groups: packed.groups() });
     }
-    let scales = (0..packed.shape[0]).flat_map(|row| (0..packed.groups()).map(move |group| packed.scale(row, group)));
-    match scales.into_iter().find(|scale| !scale.is_finite()) {
+    match packed.scales().find(|scale| !scale.is_finite()) {
         Some(value) => Err(WeightError::Scale { name: name.to_owned(), value, expected: "a finite number" }),
         None => Ok(()),
     }

@@ -67,12 +67,13 @@ impl<'a> PackedMatrix<'a> {
             PackedOrder::CompressedTensors => row * self.groups() + group,
             _ => group * self.shape[0] + row,
         };
-        let bytes = &self.scales[at * self.scale_type.bytes()..];
-        match self.scale_type {
-            TensorType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-            TensorType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-            _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-        }
+        let size = self.scale_type.bytes();
+        number(&self.scales[at * size..][..size], self.scale_type)
+    }
+
+    /// All scales, in the order of the file.
+    pub fn scales(&self) -> impl Iterator<Item = f32> {
+        self.scales.chunks_exact(self.scale_type.bytes()).map(|bytes| number(bytes, self.scale_type))
     }
 
     /// The zero point of a row's group. It is relative to the unsigned integers that
@@ -135,6 +136,15 @@ fn words_of(range: &Range<usize>, per_word: usize) -> impl Iterator<Item = (usiz
     let Range { start, end } = *range;
     let of_word = move |at: usize| (at, start.max(at * per_word)..end.min((at + 1) * per_word));
     (start / per_word..end.div_ceil(per_word)).map(of_word)
+}
+
+/// The number that these little-endian bytes hold.
+fn number(bytes: &[u8], dtype: TensorType) -> f32 {
+    match *bytes {
+        [low, high] if dtype == TensorType::BF16 => bf16::from_le_bytes([low, high]).to_f32(),
+        [low, high] => f16::from_le_bytes([low, high]).to_f32(),
+        _ => f32::from_le_bytes(bytes.try_into().expect("scales have two or four bytes")),
+    }
 }
 
 /// Word number `at`.
