@@ -536,7 +536,10 @@ impl SchedulerCore {
         let (work, pictures) = (self.work(shares), self.encodes);
         let parts = Vec::with_capacity(shares.len());
         let (launched, has_prompts) = (self.now, plan.has_prompts);
-        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts };
+        let decoding = self.streams();
+        let drafts = (decoding, self.draft_limit.as_ref().map_or(0, |limit| limit.of(decoding)));
+        let mut step =
+            StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts, drafts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
         for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");

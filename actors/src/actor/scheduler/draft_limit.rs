@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use bursar_model::DRAFTS_OF_STEP;
+
 /// Decoding steps for which one limit is measured.
 const WINDOW: u32 = 16;
 
@@ -63,12 +65,20 @@ impl DraftLimit {
         batches.map_or(self.most, |batches| batches.choices[batches.current].drafts)
     }
 
-    /// Learns from a step that only decoded: `decoding` sequences got `tokens` tokens in the `micros` µs
-    /// since the step before.
-    pub fn learn(&mut self, decoding: usize, tokens: usize, micros: u64) {
+    /// Learns from a step that only decoded. The step was planned for a number of decoding sequences
+    /// with a limit. Each sequence got `tokens` tokens on average in the `micros` µs since the step
+    /// before.
+    pub fn learn(&mut self, (decoding, limit): (usize, usize), tokens: f64, micros: u64) {
         let Some(size) = decoding.checked_ilog2().filter(|_| self.most > 0 && micros > 0) else { return };
-        let batches = self.batches.entry(size).or_insert_with(|| Batches::new(self.most));
-        batches.tokens += tokens as f64 / decoding as f64;
+        // In larger batches, all sequences together have so few drafts that larger limits are equal.
+        let most = self.most.min(DRAFTS_OF_STEP >> size).max(1);
+        let batches = self.batches.entry(size).or_insert_with(|| Batches::new(most));
+        let current = batches.choices[batches.current].drafts;
+        if limit.min(most) != current {
+            // The step was planned before the limit changed.
+            return;
+        }
+        batches.tokens += tokens;
         batches.micros += micros as f64;
         batches.steps_left -= 1;
         if batches.steps_left == 0 {
@@ -127,7 +137,7 @@ mod tests {
             let drafts = limit.of(decoding);
             *counts.entry(drafts).or_default() += 1;
             let (tokens, micros) = step(drafts);
-            limit.learn(decoding, tokens * decoding, micros);
+            limit.learn((decoding, drafts), tokens as f64, micros);
         }
         counts
     }

@@ -171,6 +171,11 @@ impl Backoff {
         Backoff { tolerated: 3, ..Backoff::default() }
     }
 
+    /// Whether the drafts after the running step are withheld.
+    pub(super) fn withholds_next(&self) -> bool {
+        self.withheld > 1
+    }
+
     /// Whether the next step may have drafts. `verified` is the number of drafts that the last step
     /// verified, and the number that it accepted. After one step without an accepted draft (or after
     /// the tolerated number and one more), one step runs without drafts; after one more in a row,
@@ -249,6 +254,7 @@ mod tests {
         let mut backoff = Backoff::of_draft_head();
         let allowed: Vec<_> = (0..5).map(|_| backoff.allows(Some((1, 0)))).collect();
         assert_eq!(allowed, [true, true, true, false, false]);
+        assert!(backoff.withholds_next() && !backoff.allows(None) && !backoff.withholds_next() && backoff.allows(None));
     }
 
     proptest! {

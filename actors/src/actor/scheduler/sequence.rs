@@ -275,7 +275,7 @@ impl Sequence {
     pub(super) fn must_be_seen(&self, drafts_max: usize) -> bool {
         let expects_drafts = match self.spec.drafter {
             // Each step proposes drafts.
-            Drafter::DraftHead => drafts_max > 0 && self.remaining() > 1,
+            Drafter::DraftHead => drafts_max > 0 && self.remaining() > 1 && !self.backoff.withholds_next(),
             Drafter::PromptLookup(_) | Drafter::None => self.drafts_within(drafts_max) > 0,
         };
         self.spec.must_be_seen() || expects_drafts
@@ -313,8 +313,11 @@ impl Sequence {
                 Drafter::PromptLookup(lookup) => lookup.draft(&spec.tokens, drafts_max, is_text),
                 Drafter::DraftHead => proposed,
             };
-            let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
-            self.drafts.truncate(spec.sampler.allows(produced, &self.drafts));
+            self.drafts.truncate(drafts_max);
+            if !self.drafts.is_empty() {
+                let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
+                self.drafts.truncate(spec.sampler.allows(produced, &self.drafts));
+            }
         }
     }
 
@@ -445,10 +448,12 @@ impl Sequence {
     }
 
     /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its
-    /// blocks.
-    pub(super) fn chose(&mut self) {
+    /// blocks. `has_drafts`: the step verified or computed drafts.
+    pub(super) fn chose(&mut self, has_drafts: bool) {
         self.to_come -= 1;
-        self.verifying = 0;
+        if has_drafts {
+            self.verifying = 0;
+        }
     }
 
     /// Adds the next token. Returns how the sequence has ended, if it has.

@@ -93,6 +93,8 @@ pub(super) struct StepUnderWay {
     /// When the step was submitted.
     pub(super) launched: Duration,
     pub(super) has_prompts: bool,
+    /// The number of decoding sequences, and the limit of drafts for each of them.
+    pub(super) drafts: (usize, usize),
 }
 
 /// A sequence's part of a running step.

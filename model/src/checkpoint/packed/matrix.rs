@@ -86,9 +86,10 @@ impl<'a> PackedMatrix<'a> {
             _ => group * rows.div_ceil(per_word) + row / per_word,
         };
         let stored = word(words, at) >> self.scheme.shift(row % per_word) & self.scheme.mask();
-        // AutoGPTQ adds one without a mask, so that the stored 15 means 16
+        // AutoGPTQ adds one and then masks, so that the stored 15 means 0
         // (`auto_gptq/nn_modules/qlinear/qlinear_cuda.py`).
-        stored as i32 + i32::from(self.scheme.order == PackedOrder::Gptq)
+        let added = u32::from(self.scheme.order == PackedOrder::Gptq);
+        (stored + added & self.scheme.mask()) as i32
     }
 
     /// Writes the unsigned integers of a part of the weight to `out`, row by row.
@@ -150,4 +151,31 @@ fn number(bytes: &[u8], dtype: TensorType) -> f32 {
 /// Word number `at`.
 fn word(words: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(words[4 * at..][..4].try_into().expect("four bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_points_of_gptq_wrap_and_those_of_other_formats_do_not() {
+        // Zero points of eight rows, the first in the lowest bits.
+        let stored = 0xf0e7_871f_u32.to_le_bytes();
+        let zero_points = |order| {
+            let scheme = PackedScheme { order, bits: 4, group: None, has_zero_points: true, is_reordered: false };
+            let (words, scale_type) = (&[][..], TensorType::F16);
+            let weight = PackedMatrix {
+                scheme,
+                shape: [8, 8],
+                words,
+                scale_type,
+                scales: &[],
+                zero_points: Some(&stored),
+                groups: None,
+            };
+            (0..8).map(|row| weight.zero_point(row, 0)).collect::<Vec<_>>()
+        };
+        assert_eq!(zero_points(PackedOrder::GptqV2), [15, 1, 7, 8, 7, 14, 0, 15]);
+        assert_eq!(zero_points(PackedOrder::Gptq), [0, 2, 8, 9, 8, 15, 1, 0]);
+    }
 }
