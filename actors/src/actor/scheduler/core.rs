@@ -107,13 +107,14 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
     verified: VerifiedDrafts,
-    /// How many drafts pay. `None` if each sequence always has as many as the limits allow.
+    /// Adapts the number of drafts to measured goodput. `None` if each sequence always has as many
+    /// as the limits allow.
     draft_limit: Option<DraftLimit>,
     /// When the last step ended.
     stepped_at: Duration,
     /// Whether each step also runs the model's draft head.
     has_draft_head: bool,
-    /// The drafts of the draft head after the tokens of the step that ends.
+    /// The draft head's proposals, received just before the end of their step.
     drafted: Vec<Vec<u32>>,
     /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, History>,
@@ -200,7 +201,7 @@ impl SchedulerCore {
         self
     }
 
-    /// Drafts as many tokens as the limits allow, whether or not it pays.
+    /// Drafts as many tokens as the limits allow, even if fewer would be faster.
     #[must_use]
     pub fn with_fixed_drafts(mut self, are_fixed: bool) -> Self {
         self.draft_limit = self.draft_limit.filter(|_| !are_fixed);

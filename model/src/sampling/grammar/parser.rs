@@ -49,7 +49,7 @@ impl Parser {
     ///
     /// # Errors
     /// [`GrammarError::Broken`] if fewer tokens were read or the parser has failed before.
-    pub(super) fn go_back(&mut self, tokens: usize) -> Result<(), GrammarError> {
+    pub(super) fn rollback(&mut self, tokens: usize) -> Result<(), GrammarError> {
         self.guarded(|inner| inner.rollback(tokens))?;
         self.tokens_read -= tokens;
         Ok(())
@@ -59,7 +59,7 @@ impl Parser {
     ///
     /// # Errors
     /// The errors of [`mask`](Self::mask).
-    pub(super) fn allows(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
+    pub(super) fn allowed_prefix_len(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
         self.guarded(|inner| inner.validate_tokens_raw(tokens))
     }
 
