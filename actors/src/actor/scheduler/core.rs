@@ -52,7 +52,7 @@ pub struct Limits {
     pub sequences: usize,
     /// The most tokens in a step.
     pub step_tokens: usize,
-    /// The most drafted tokens of a sequence in a step.
+    /// Maximum number of draft tokens per sequence and step.
     pub draft_tokens: usize,
     /// Tokens that all blocks together can hold at first, before any resize. Each token counts once
     /// in each cache group.
