@@ -288,8 +288,8 @@ impl Decoder {
     }
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
-    /// `[logit_rows + score_rows, hidden]`, and the final norm, if it has not been applied yet. If `hidden`
-    /// `[tokens, hidden]` is given, it receives all rows after the final norm.
+    /// `[logit_rows + score_rows, hidden]`, and the final norm, if it has not been applied yet. If
+    /// `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm.
     fn chosen<'s, B: Backend>(
         &'s self,
         scope: &'s Scope<'_, B>,

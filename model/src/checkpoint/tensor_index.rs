@@ -109,7 +109,7 @@ impl TensorIndex {
 
     /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
     /// A module is packed if the file has packed integers for it. All other tensors are unchanged,
-    /// even those that the settings do not exclude.
+    /// even if the settings do not exclude their modules.
     ///
     /// # Errors
     /// [`CheckpointError::PackedTensor`], [`CheckpointError::ExcludedPacked`],

@@ -2,8 +2,8 @@
 
 use super::{BlockTable, NextToken, POSITION_AXES, SequencePart, StepBatch};
 
-/// Where the draft head writes a sequence's further drafts. A draft head proposes the first draft together
-/// with the step, and each further draft in a pass over one row for each sequence.
+/// Where the draft head writes a sequence's further drafts. It proposes the first draft together with
+/// the step, and each further draft in a pass over one row per sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FurtherDrafts {
     /// Number of further drafts, at least 1.

@@ -8,11 +8,11 @@ use bursar_model::{
 
 use super::{Bench, Share, downloaded, greatest};
 
-/// The logits of a step and of the drafts after it. One list of logits per row, in
-/// the order of the shares.
+/// The logits of a step and of the drafts after it. Each inner list has the logits of one row. Rows
+/// are in the order of the shares.
 pub struct Drafted {
     pub step: Vec<Vec<f32>>,
-    /// The rows of each pass of the head.
+    /// One entry per pass of the head.
     pub drafts: Vec<Vec<Vec<f32>>>,
 }
 

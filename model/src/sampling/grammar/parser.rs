@@ -55,7 +55,7 @@ impl Parser {
         Ok(())
     }
 
-    /// How many of `tokens` are allowed one after the other. Reads none of them.
+    /// The number of leading tokens of `tokens` that are allowed. The parser does not advance.
     ///
     /// # Errors
     /// The errors of [`mask`](Self::mask).

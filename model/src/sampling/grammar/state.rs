@@ -57,7 +57,7 @@ impl Grammar {
         Ok(AllowedTokens { only_ends: others.is_zero(), set })
     }
 
-    /// How many of the tokens `next` the grammar allows, one after the other, after `produced`.
+    /// The number of leading tokens of `next` that the grammar allows after `produced`.
     ///
     /// # Errors
     /// The errors of [`allowed`](Self::allowed).

@@ -35,8 +35,8 @@ impl SchedulerCore {
         let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
         // Sequences with one row come first, because attention processes them together.
         shares.sort_by_key(|share| rows(share) > 1);
-        // Normally every sequence fits. One is left out only if accepted drafts of two earlier steps
-        // must run again in this step.
+        // Normally every sequence fits. A sequence is left out only if accepted drafts of two earlier
+        // steps must run again in this step.
         let mut room = self.limits.step_tokens;
         shares.retain(|share| {
             let left = room.checked_sub(rows(share));

@@ -92,10 +92,10 @@ impl SchedulerCore {
         // The keys and values of the accepted drafts are in the cache. The last token is not.
         let accepted = usize::saturating_sub(pushed, 1);
         sequence.cached += accepted;
-        // A recurrent state cannot be truncated like the cache, so the step saved it as it was before the
-        // drafts, and the next step runs the accepted drafts again. The blocks of those drafts are named
-        // only after the next step has run them, so that no sequence reads a block that is still being
-        // written.
+        // A recurrent state cannot be truncated like the cache, so the step saved it as it was before
+        // the drafts, and the next step runs the accepted drafts again. The blocks of those drafts are
+        // named only after the next step has run them, so that no sequence reads a block that is still
+        // being written.
         let end = if self.kv.has_states() {
             sequence.state_lag = accepted;
             part.end
