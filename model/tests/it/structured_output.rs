@@ -326,7 +326,7 @@ fn a_grammar_goes_back_over_rejected_drafts() {
         for end in 0..reply.len() {
             let produced = &reply[..end];
             let drafts = &other[end.min(other.len())..(end + 3).min(other.len())];
-            let allowed = grammar.allows(produced, drafts).expect("the reply follows the grammar");
+            let allowed = grammar.allowed_prefix_len(produced, drafts).expect("the reply follows the grammar");
             for count in 0..=allowed {
                 let drafted = [produced, &drafts[..count]].concat();
                 let [expected, found] = [&grammar.clone(), &grammar].map(|grammar| grammar.allowed(&drafted));
@@ -336,7 +336,7 @@ fn a_grammar_goes_back_over_rejected_drafts() {
                 assert_eq!(follows, count < allowed, "{}: draft {count} of {allowed} after {end} tokens", model.name);
             }
         }
-        assert_eq!(grammar.allows(&reply, &[u32::MAX]).expect("the reply follows the grammar"), 0);
+        assert_eq!(grammar.allowed_prefix_len(&reply, &[u32::MAX]).expect("the reply follows the grammar"), 0);
     }
 }
 

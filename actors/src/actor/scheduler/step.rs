@@ -76,7 +76,7 @@ pub(super) struct SequenceTokens {
     pub(super) tokens: usize,
     /// Drafted tokens that follow.
     pub(super) drafts: usize,
-    /// Tokens that the draft head drafts after its first draft, for the next step.
+    /// Number of further drafts that the head computes in this step.
     pub(super) further: usize,
 }
 
@@ -107,7 +107,7 @@ pub(super) struct PartUnderWay {
     pub(super) chooses: bool,
     /// Drafted tokens after `end`.
     pub(super) drafts: usize,
-    /// Tokens that the draft head drafts in blocks after those.
+    /// Number of further drafts. Their keys and values follow those of `drafts`.
     pub(super) further: usize,
 }
 

@@ -36,7 +36,8 @@ impl SchedulerCore {
         let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
         // Sequences with one row come first, because attention processes them together.
         shares.sort_by_key(|share| rows(share) > 1);
-        // A sequence is left out only if two steps accepted drafts before one could run them again.
+        // Normally every sequence fits. A sequence is left out only if accepted drafts of two earlier
+        // steps must run again in this step.
         let mut room = self.limits.step_tokens;
         shares.retain(|share| {
             let left = room.checked_sub(rows(share));
@@ -56,9 +57,10 @@ impl SchedulerCore {
         shares
     }
 
-    /// The most tokens that are drafted for each decoding sequence. Drafts take at most half of the
-    /// tokens next to one of each decoding sequence. For a model with recurrent states, one of each
-    /// possible sequence counts, so that the next step has room to run accepted drafts again.
+    /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token of
+    /// the step, and drafts may take half of the rest. With recurrent states, one token is set aside
+    /// for every sequence that may run, not only the decoding ones, so that the next step has room to
+    /// run accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
             return 0;
@@ -66,12 +68,12 @@ impl SchedulerCore {
         self.drafts_among(self.streams())
     }
 
-    /// The most tokens that are drafted for each of `decoding` sequences.
+    /// Maximum number of drafts for each of `decoding` sequences.
     fn drafts_among(&self, decoding: usize) -> usize {
         let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
         let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
-        let pays = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.of(decoding));
-        pays.min(most.checked_div(decoding).unwrap_or(0))
+        let limit = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.drafts_for(decoding));
+        limit.min(most.checked_div(decoding).unwrap_or(0))
     }
 
     /// The drafts that the draft head computes after its first, in a step that runs the next `tokens`
