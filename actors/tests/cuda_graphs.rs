@@ -253,6 +253,7 @@ impl Stage {
                     position: position as u64,
                     past: Some(past),
                     drafts: Vec::new(),
+                    further: None,
                 }
             };
             (0..sequences).map(choice).collect()

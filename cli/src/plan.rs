@@ -161,7 +161,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
             notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
         }
         WeightFormats::Packed(packed) => notes.push(format!(
-            "the checkpoint's weights are {} ({}); their bytes here are those after dequantization",
+            "the checkpoint's weights are {} ({}); this plan counts them after dequantization",
             packed.scheme,
             packed.method.name(),
         )),

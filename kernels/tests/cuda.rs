@@ -32,8 +32,7 @@ struct Gpu {
     kernels: Vec<Arc<CudaKernels>>,
 }
 
-/// The first GPU with its kernels for f16 and, if the GPU supports bf16, for bf16. `None` without a
-/// GPU.
+/// The first GPU with its kernels for f16 and, if supported, for bf16. `None` without a GPU.
 fn gpu() -> Option<(GpuLock, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
@@ -55,8 +54,7 @@ impl Gpu {
         load(&self.device, target)
     }
 
-    /// Compares the results of every operation with its definition, and its peak of memory with its
-    /// plan.
+    /// Compares the result of every operation with its definition, and its memory with its plan.
     fn compare(&self, kernels: &Arc<CudaKernels>) {
         let target = kernels.target();
         let activation = target.activation();
@@ -85,8 +83,7 @@ impl Gpu {
         self.compute_and_count(kernels, bytes, products_by, pass).0
     }
 
-    /// Like [`compute`](Gpu::compute), and also returns how many GEMMs used cuBLASLt's first
-    /// proposal because they were not autotuned.
+    /// Like [`compute`](Gpu::compute). Also returns how many GEMMs were not autotuned.
     fn compute_and_count<T>(
         &self,
         kernels: &Arc<CudaKernels>,

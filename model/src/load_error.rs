@@ -4,12 +4,7 @@ use bursar_budgets::Hint;
 use bursar_kernels::KernelError;
 use thiserror::Error;
 
-use crate::{
-    blocks::ConfigError,
-    checkpoint::QuantizationError,
-    error::CheckpointError,
-    weights::{NO_DRAFT_HEAD_HINT, WeightError},
-};
+use crate::{blocks::ConfigError, checkpoint::QuantizationError, error::CheckpointError, weights::WeightError};
 
 /// No family supports the checkpoint's architecture.
 #[derive(Debug, Error)]
@@ -50,7 +45,7 @@ impl Hint for LoadError {
     fn hint(&self) -> String {
         match self {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
-            LoadError::Config(ConfigError::NoDraftHead) => NO_DRAFT_HEAD_HINT.to_owned(),
+            LoadError::Config(ConfigError::NoDraftHead) => "set draft_method to ngram or none".to_owned(),
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(error) => error.hint(),

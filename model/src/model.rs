@@ -10,7 +10,7 @@ use bursar_kernels::{
 use crate::{
     Depth,
     blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::share_out},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, WeightFormats},
     flow::{CacheFormat, CacheGroups, LogitsOf, ResizedImage, StepBatch, StepLayout},
     load_error::LoadError,
     registry::{EncoderBatch, Family, FamilyConfig},
@@ -22,6 +22,8 @@ pub struct Model {
     config: FamilyConfig,
     family: Family,
     quantization: Option<&'static str>,
+    /// Whether the weights are dequantized while they load.
+    is_dequantized: bool,
     cache: CacheFormat,
     state_dtype: StateDtype,
     weight_bytes: Bytes,
@@ -126,10 +128,12 @@ impl Model {
         family: Family,
         map: &WeightMap<'_>,
     ) -> Result<Self, LoadError> {
+        let formats = checkpoint.weight_formats()?;
         Ok(Model {
             config,
             family,
-            quantization: checkpoint.weight_formats()?.name(),
+            quantization: formats.name(),
+            is_dequantized: matches!(formats, WeightFormats::Packed(_)),
             cache: checkpoint.cache(),
             state_dtype: checkpoint.state_dtype(),
             weight_bytes: map.used(),
@@ -154,6 +158,12 @@ impl Model {
     /// [`WeightFormats::name`](crate::checkpoint::WeightFormats::name).
     pub fn quantization(&self) -> Option<&'static str> {
         self.quantization
+    }
+
+    /// Like [`quantization`](Self::quantization), but `None` if the weights in memory are
+    /// dequantized.
+    pub fn quantization_in_memory(&self) -> Option<&'static str> {
+        self.quantization.filter(|_| !self.is_dequantized)
     }
 
     /// The storage format of keys and values.

@@ -20,7 +20,7 @@ use crate::{
 fn drafting(name: &str) -> LoadOptions {
     let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
     options.limits.draft_tokens = Some(4);
-    // The numbers of drafts then do not depend on the time that steps take.
+    // Fixed, so that the number of drafts does not depend on step times.
     options.has_fixed_drafts = true;
     options.draft_source = DraftSource::PromptLookup(NgramSizes { min: 1, max: 3 });
     options
@@ -264,22 +264,22 @@ fn drafts_survive_deaths_preemption_and_host_memory() {
 }
 
 #[test]
-fn drafts_of_a_model_with_recurrent_states_survive_deaths_preemption_and_host_memory() {
+fn hybrid_drafts_survive_deaths_preemption_and_swapping() {
     let cases =
         [("shrunk hybrid", 0, Event::Shrink), ("swapped hybrid", 64, Event::Shrink), ("died hybrid", 0, Event::Death)];
     drafts_survive(hybrid, of_few_tokens, drafting, cases, 500.0);
 }
 
 #[test]
-fn drafts_of_a_draft_head_survive_deaths_preemption_and_host_memory() {
+fn draft_head_drafts_survive_deaths_preemption_and_swapping() {
     let cases =
         [("shrunk head", 0, Event::Shrink), ("swapped head", 64, Event::Shrink), ("died head", 0, Event::Death)];
     // The prompts are random tokens, after which the trained head is seldom right.
     drafts_survive(hybrid_demo, |chat| chat, |name| by_head(name, 2), cases, 20.0);
 }
 
-/// Disturbs the replies of a model as in each of the cases: its name, its memory for swapped blocks,
-/// and the event. In each, at least `least` drafts must be accepted.
+/// For each case, checks that replies survive its event and that at least `least` drafts are accepted.
+/// A case has a name, MiB of swap memory and an event.
 fn drafts_survive(
     source: fn() -> ModelSource,
     varied: fn(Chat) -> Chat,
@@ -409,14 +409,14 @@ fn sampled_tokens_have_the_models_distribution_with_drafts() {
 }
 
 #[test]
-fn a_step_without_a_token_for_drafts_is_refused_for_a_model_with_recurrent_states() {
+fn hybrid_drafts_need_two_spare_step_tokens() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let source = ModelSource::folder(bursar_golden::path("qwen3_5"));
         let mut options = drafting("hybrid");
         (options.limits.sequences, options.limits.step_tokens) = (Some(4), Some(5));
         let Err(error) = runtime.load_with(source, options, |_| {}).await else {
-            panic!("a step has no token for a draft")
+            panic!("a step_tokens of 5 was accepted")
         };
         assert!(error.to_string().contains("`step_tokens` is 5; expected at least 6"), "{error}");
         runtime.shutdown().await;

@@ -247,8 +247,9 @@ fn a_plan_counts_the_dequantized_bytes_of_packed_weights() {
     let packed = of();
     assert_eq!(packed["claims"]["weights"], plain["claims"]["weights"]);
     assert_eq!((&packed["quantization"], &packed["unquantized"]), (&json!("awq"), &json!(null)));
-    let words = "4-bit integers with a scale for each group of 128 columns (awq); they are dequantized while they load";
+    let words = "4-bit integers, one scale per 128 input features (awq); this plan counts them after dequantization";
     assert!(packed["notes"].to_string().contains(words), "{packed}");
+    assert_eq!(packed["plan"]["claims"][0]["how"], "sum of tensors, 256-byte steps", "no weight in memory is FP8");
     std::fs::remove_dir_all(copy).expect("the copy existed");
 }
 

@@ -76,8 +76,8 @@ pub struct LoadOptions {
     /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
     /// lookup.
     pub draft_source: DraftSource,
-    /// Drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even where fewer
-    /// produce more tokens per second. Default: `false`.
+    /// Drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even if fewer would be
+    /// faster. Default: `false`.
     pub has_fixed_drafts: bool,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the

@@ -93,12 +93,15 @@ impl Knobs {
                 return Err(KnobError::Contradiction { first, second, what });
             }
         }
+        let sizes = [("draft_ngram_min", self.draft_ngram_min), ("draft_ngram_max", self.draft_ngram_max)];
+        if self.draft_method == Some(DraftMethod::Mtp)
+            && let Some((name, size)) = sizes.into_iter().find_map(|(name, size)| Some((name, size?)))
+        {
+            return Err(KnobError::value(name, &size.into(), "no value, because `draft_method` is mtp"));
+        }
         match self.ngram_sizes() {
             Some(NgramSizes { min, max }) if min > max => {
                 Err(KnobError::value("draft_ngram_min", &min.into(), "a whole number of at most `draft_ngram_max`"))
-            }
-            Some(NgramSizes { min, .. }) if self.draft_method == Some(DraftMethod::Mtp) => {
-                Err(KnobError::value("draft_ngram_min", &min.into(), "no value, because `draft_method` is mtp"))
             }
             _ => Ok(()),
         }

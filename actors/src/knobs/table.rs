@@ -314,11 +314,11 @@ knobs! {
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
     /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
-    /// Maximum drafted tokens of a sequence in one step. A step verifies them together with the next token, and replies are the same as without drafts. A step has at most 64 for all sequences, and none if more than 64 sequences decode. Fewer are drafted where that is faster. 0 disables drafts. Default 0, or 4 if draft_method is ngram, or 1 if it is mtp.
+    /// Maximum number of draft tokens per sequence and step. A step verifies them together with the next token, and drafts do not change replies, except for rounding. All sequences share 64 draft tokens per step, so there are no drafts if more than 64 sequences decode. Bursar drafts fewer tokens if that is faster. 0 disables drafts. Default 0, or 4 if draft_method is ngram, or 1 if it is mtp.
     draft_tokens: usize, Kind::CountOrNone("tokens"), [Vllm spec_tokens, Sglang speculative_num_draft_tokens, LightLlm mtp_step];
-    /// How tokens are drafted: ngram (prompt lookup) drafts the tokens that followed earlier where the sequence had the same last tokens. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
+    /// How tokens are drafted: ngram (prompt lookup) finds an earlier occurrence of the sequence's last tokens and drafts the tokens that followed it. It helps replies that quote their prompt. mtp uses the draft head of Qwen3.5 and later (multi-token prediction). none disables drafts.
     draft_method: DraftMethod, Kind::Method, [Vllm spec_method, Sglang speculative_algorithm, LightLlm mtp_mode];
-    /// Whether each sequence always has draft_tokens drafts, for measurements. Otherwise, the number of drafts with which steps have lately produced the most tokens per second is used, for each batch size. Default false.
+    /// Always drafts as many tokens as the limits allow, for benchmarks. By default the number adapts: for each batch size, Bursar uses the number of drafts that has recently given the most tokens per second. Default false.
     draft_fixed: bool, Kind::Switch, [];
     /// The most last tokens that are looked up. Default: draft_ngram_min, or 5.
     draft_ngram_max: usize, Kind::Count("tokens"), [Sglang speculative_ngram_max_match_window_size];
@@ -372,7 +372,7 @@ knobs! {
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, the KV cache: auto (the checkpoint's type, if the device computes in it), bfloat16, float16 (or half) or float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
-    /// Rounds the decoder's projections to FP8 while they load: fp8 (or fp8_per_channel), fp8_per_block or fp8_per_tensor. Other weights are not rounded. A quantized checkpoint does not need it; it accepts its own format (fp8, awq, gptq, compressed-tensors, modelopt).
+    /// Rounds the decoder's projections to FP8 while they load: fp8 (or fp8_per_channel), fp8_per_block or fp8_per_tensor. Other weights are not rounded. For a quantized checkpoint, leave this unset or name the checkpoint's own format (fp8, awq, gptq, compressed-tensors, modelopt).
     quantization: WeightQuantization, Kind::Format, [];
     /// Type of the KV cache: auto (the type of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
     kv_cache_dtype: KvCacheType, Kind::CacheType, [];

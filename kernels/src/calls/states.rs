@@ -24,7 +24,7 @@ pub struct StateSequences<'m> {
     /// `[sequences]` u32: the slot with the state before the step.
     pub reads: Tensor<'m>,
     /// `[sequences]` u32: the slot for the state after the step. [`NO_STATE`] for padding, and for
-    /// rows that are only tried, whose sequence keeps a snapshot taken before them.
+    /// a sequence with draft rows, whose state before the drafts is written as a snapshot instead.
     pub writes: Tensor<'m>,
     /// `[sequences, SNAPSHOTS]` u32: a number of rows, counted from the sequence's first row in
     /// this step. After this many rows, the state is also written to another slot.

@@ -32,7 +32,7 @@ const QUANTIZATION: &str = "quantization_config";
 const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 
 /// Maximum number of characters of a value in an error message.
-const SHOWN: usize = 60;
+const VALUE_CHARS_MAX: usize = 60;
 
 /// The object under `name`, if the file has it.
 pub fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map<String, Value>>, ConfigError> {
@@ -86,7 +86,7 @@ pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&
 /// The error that refuses `key`, with its value truncated.
 pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
     let mut value = value.to_string();
-    if let Some((end, _)) = value.char_indices().nth(SHOWN) {
+    if let Some((end, _)) = value.char_indices().nth(VALUE_CHARS_MAX) {
         value.truncate(end);
         value.push('…');
     }

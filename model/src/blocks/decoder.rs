@@ -54,8 +54,8 @@ pub struct Decoder {
 /// Results of earlier passes that a step reads. The step also writes its keys
 /// and values to `layers`.
 pub struct StepCaches<'a> {
-    /// Keys and values, one entry per layer, and then one for the layer of a draft head. A step runs
-    /// only the first layers, as many as there are entries.
+    /// Keys and values: one entry per layer, followed by one for the draft head's layer if the head
+    /// is loaded. If there are fewer entries than decoder layers, a step runs only that many layers.
     pub layers: &'a [LayerCache],
     /// `[rows, width]`: the vision cache, with rows as in [`EmbeddingLayout`]. The number of
     /// DeepStack parts in a row follows from `width`.
@@ -197,7 +197,7 @@ impl Decoder {
     /// Launches a step without uploading anything and without scoring. The step's arrays are in
     /// `step_arrays` at the offsets of `layout`, or will be there when a CUDA graph of the step is
     /// replayed. Returns `[logit_rows, vocabulary]` f32, or only this rank's columns, possibly
-    /// with gaps between rows. `hidden` is that of [`step`](Self::step).
+    /// with gaps between rows. `hidden`: see [`step`](Self::step).
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -219,8 +219,8 @@ impl Decoder {
     /// for each logit row of the step, like [`step`](Self::step). `caches.previous` has the tokens
     /// that the step chose, and `caches.layers` the caches of all layers.
     ///
-    /// For a further draft, `batch` has one row per sequence, at the position and the slot of the
-    /// token that was chosen for the row before, and `caches.previous` has the drafted tokens.
+    /// For a further draft, `batch` has one row per sequence, at the position and slot of the
+    /// previous row's input token, and `caches.previous` has the drafted tokens.
     ///
     /// # Panics
     /// If the decoder has no draft head, or the batch has no inputs for it.
@@ -233,7 +233,7 @@ impl Decoder {
         rows: DraftRows<'_, '_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, batch.logit_rows.len(), of)?;
-        let batch = batch.of_drafts();
+        let batch = batch.draft_pass();
         let inner = scope.scope();
         let (layout, mut words) = (StepLayout::of(&batch, self.config.draft_format()), Vec::new());
         layout.pack(&batch, &mut words);
@@ -244,7 +244,7 @@ impl Decoder {
     }
 
     /// Like [`draft`](Self::draft), but uploads nothing. The arrays of
-    /// [`StepBatch::of_drafts`] are in `step_arrays` `[words]` u32 at the offsets of `layout`, which
+    /// [`StepBatch::draft_pass`] are in `step_arrays` `[words]` u32 at the offsets of `layout`, which
     /// has the [format of drafts](DecoderConfig::draft_format), or will be there when a CUDA graph
     /// of the pass is replayed.
     pub fn draft_over<'s, B: Backend>(
@@ -288,8 +288,8 @@ impl Decoder {
     }
 
     /// Runs all layers and returns the rows for which a token is sampled or scored,
-    /// `[logit_rows + score_rows, hidden]`, and the norm that they still need. If `hidden`
-    /// `[tokens, hidden]` is given, it receives all rows after the final norm.
+    /// `[logit_rows + score_rows, hidden]`, and the final norm, if it has not been applied yet. If
+    /// `hidden` `[tokens, hidden]` is given, it receives all rows after the final norm.
     fn chosen<'s, B: Backend>(
         &'s self,
         scope: &'s Scope<'_, B>,

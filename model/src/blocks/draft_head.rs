@@ -73,8 +73,8 @@ impl DraftHead {
     }
 
     /// Writes the input of the head's layer to `out` `[tokens, hidden]`. `embedded`
-    /// `[tokens, hidden]` has the embedding of the token after each row, and `hidden`
-    /// `[tokens, hidden]` the normalized rows of the decoder.
+    /// `[tokens, hidden]` has the embedding of the token after each row. `hidden` `[tokens, hidden]`
+    /// has the rows of [`DraftRows::hidden`].
     pub fn combine<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -107,8 +107,8 @@ impl DraftHead {
     ) -> Result<(), KernelError> {
         let (rows, hidden) = (input.rows(), pass.config.hidden);
         // The chosen rows are a separate tensor even if they are most of the rows, and this tensor is
-        // allocated even if every row is chosen. The memory of a pass then grows with both numbers of
-        // rows, and the worst cases have the most of both.
+        // allocated even if every row is chosen. Memory then grows monotonically with the number of
+        // rows and of chosen rows, so the worst case is the pass with the maximum of both.
         let chosen_rows = pass.inputs.chosen_rows.as_ref();
         let mut chosen = scope.empty([chosen_rows.map_or(rows, Tensor::rows), hidden])?;
         let scratch = scope.activation_scratch(self.layer.norm_formats(), rows, hidden)?;

@@ -114,6 +114,15 @@ pub enum CheckpointError {
         found: String,
         expected: String,
     },
+    /// The file lacks a tensor of a packed weight.
+    #[error("the tensor {tensor} is missing, but quantization_config requires it")]
+    MissingPart { tensor: String },
+    /// A module has a packed weight, but the settings exclude it from quantization.
+    #[error("the tensor {module}.{suffix} is packed, but quantization_config lists module {module} as not quantized")]
+    ExcludedPacked { module: String, suffix: &'static str },
+    /// A module has a packed weight and one that is not packed.
+    #[error("module {module} has both {module}.weight and {module}.{suffix}; expected one of them")]
+    PackedTwice { module: String, suffix: &'static str },
     /// The settings describe packed weights, but the files have none.
     #[error("quantization_config describes packed weights, but no tensor's name ends in .{suffix}")]
     NoPackedWeights { suffix: &'static str },
@@ -184,7 +193,11 @@ impl Hint for CheckpointError {
             CheckpointError::TensorType { .. } => {
                 format!("load a checkpoint that is not quantized, or one in {}", TensorType::QUANTIZED)
             }
-            CheckpointError::PackedTensor { .. } | CheckpointError::NoPackedWeights { .. } => {
+            CheckpointError::PackedTensor { .. }
+            | CheckpointError::MissingPart { .. }
+            | CheckpointError::ExcludedPacked { .. }
+            | CheckpointError::PackedTwice { .. }
+            | CheckpointError::NoPackedWeights { .. } => {
                 "check quantization_config (bits, group size, modules that are not quantized) against the checkpoint's \
                  release"
                     .into()

@@ -29,7 +29,7 @@ pub use gguf::{GgufArchitecture, GgufFile, GgufLayers, GgufVision, NamedFiles};
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::CheckpointOrigin;
-pub use packed::{PackedMatrix, PackedOrder, PackedScheme};
+pub use packed::{PackedFormat, PackedMatrix, PackedScheme};
 pub use quantization::{
     PackedQuantization, QuantizationError, QuantizationMethod, StoredQuantization, WeightFormats, WeightQuantization,
 };

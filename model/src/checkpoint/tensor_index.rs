@@ -108,33 +108,31 @@ impl TensorIndex {
     }
 
     /// The same index, with each packed weight as one tensor `module.weight` in place of its parts.
-    /// A module is packed if the file has packed integers for it. All other tensors stay as they
-    /// are, even if the settings do not name them among the modules that are not quantized.
+    /// A module is packed if the file has packed integers for it. All other tensors are unchanged,
+    /// even if the settings do not exclude their modules.
     ///
     /// # Errors
-    /// A module's tensors do not match each other or the settings; no weight is packed.
+    /// [`CheckpointError::PackedTensor`], [`CheckpointError::ExcludedPacked`],
+    /// [`CheckpointError::PackedTwice`] or [`CheckpointError::MissingPart`] if a module's tensors do
+    /// not match each other or the settings. [`CheckpointError::NoPackedWeights`] if the file has no
+    /// packed weight.
     pub(super) fn with_packed(mut self, settings: &PackedQuantization) -> Result<Self, CheckpointError> {
         if self.drawn.is_some() {
             return Ok(self);
         }
-        let suffix = settings.order().words();
+        let suffix = settings.format().words();
         let modules = self.names().filter_map(|name| name.strip_suffix(suffix)?.strip_suffix('.'));
         let modules: Vec<_> = modules.map(str::to_owned).collect();
         if modules.is_empty() {
             return Err(CheckpointError::NoPackedWeights { suffix });
         }
         for module in modules {
-            let wrong = |suffix: &str, found: &str, expected: &str| CheckpointError::PackedTensor {
-                tensor: format!("{module}.{suffix}"),
-                found: found.to_owned(),
-                expected: expected.to_owned(),
+            let Some(scheme) = settings.scheme_of(&module) else {
+                return Err(CheckpointError::ExcludedPacked { module, suffix });
             };
-            let scheme = settings.scheme_of(&module).ok_or_else(|| {
-                wrong(suffix, "in the file", "a module that quantization_config does not list as unquantized")
-            })?;
             let weight = format!("{module}.weight");
             if self.contains(&weight) {
-                return Err(wrong("weight", "in the file too", "only packed integers"));
+                return Err(CheckpointError::PackedTwice { module, suffix });
             }
             let parts = PackedParts::find(&module, scheme, |name| self.raw(name))?;
             for name in parts.names() {
@@ -231,7 +229,7 @@ impl TensorIndex {
         self.drawn.as_ref()?.routing_skew
     }
 
-    /// Whether a shard has a tensor with this name.
+    /// Whether the index has a tensor with this name. The parts of a packed weight do not count.
     pub fn contains(&self, name: &str) -> bool {
         self.places.contains_key(name)
     }

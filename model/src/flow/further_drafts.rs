@@ -2,8 +2,8 @@
 
 use super::{BlockTable, NextToken, POSITION_AXES, SequencePart, StepBatch};
 
-/// The place of a sequence's drafts after the first. A draft head proposes the first draft together
-/// with the step, and each further draft in a pass over one row for each sequence.
+/// Where the draft head writes a sequence's further drafts. It proposes the first draft together with
+/// the step, and each further draft in a pass over one row per sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FurtherDrafts {
     /// Number of further drafts, at least 1.
@@ -12,16 +12,17 @@ pub struct FurtherDrafts {
     pub index: usize,
     /// Position of that token on all axes.
     pub position: u32,
-    /// Blocks for the tokens up to the last further draft, in each cache group.
+    /// Blocks for the rows of all passes, in each cache group, even if every draft of the step is
+    /// accepted.
     pub tables: Vec<BlockTable>,
 }
 
 impl FurtherDrafts {
     /// The batch that computes draft number `1 + further` of each sequence. `sequences` has the place
-    /// of each sequence's drafts and the number of drafts that the step accepted. The draft before is
-    /// the input: the token of row `i` is [unseen](bursar_kernels::InputToken::Unseen) in row `i`.
+    /// of each sequence's drafts and the number of drafts that the step accepted. The input of row `i`
+    /// is the sequence's previous draft, which only the device knows (row `i` of `caches.previous`).
     pub fn batch(sequences: &[(&FurtherDrafts, usize)], further: usize) -> StepBatch {
-        // Index and position of the draft before.
+        // Index and position of the row. The row's input is the draft that follows at the next index.
         let before: Vec<_> = sequences
             .iter()
             .map(|(place, accepted)| {
@@ -60,13 +61,13 @@ mod tests {
             tables: vec![vec![block, block + 1].into()],
         };
         let (one, other) = (place(14, 40, 3), place(7, 7, 8));
-        let batch = FurtherDrafts::batch(&[(&one, 1), (&other, 0)], 1).of_drafts();
+        let batch = FurtherDrafts::batch(&[(&one, 1), (&other, 0)], 1).draft_pass();
         let unseen = |row| InputToken::Unseen(UnseenToken { row });
         assert_eq!((&batch.tokens[..], &batch.logit_rows[..]), (&[unseen(0), unseen(1)][..], &[0, 1][..]));
         // The token that the step chose after one accepted draft is the 16th of its sequence.
         assert_eq!((&batch.slots[..], &batch.context_lengths[..]), (&[3 * 16 + 15, 8 * 16 + 7][..], &[16, 8][..]));
         assert_eq!(batch.positions, [41, 7, 41, 7, 41, 7]);
-        let next = FurtherDrafts::batch(&[(&one, 1), (&other, 0)], 2).of_drafts();
+        let next = FurtherDrafts::batch(&[(&one, 1), (&other, 0)], 2).draft_pass();
         assert_eq!((&next.slots[..], next.positions[0]), (&[4 * 16, 8 * 16 + 8][..], 42));
     }
 }

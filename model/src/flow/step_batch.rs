@@ -140,7 +140,8 @@ pub struct StepBatch {
     pub snapshot_slots: Vec<u32>,
     /// Number of query-key pairs in attention.
     pub query_key_pairs: u64,
-    /// Inputs of the draft head after the step; `None` if the step drafts no tokens.
+    /// Inputs of the draft head's pass after this step. `None` if the model was loaded without its
+    /// draft head.
     pub drafts: Option<DraftInputs>,
 }
 
@@ -190,7 +191,7 @@ impl StepBatch {
     ///
     /// # Panics
     /// If the batch was packed without inputs of a draft head.
-    pub fn of_drafts(&self) -> StepBatch {
+    pub fn draft_pass(&self) -> StepBatch {
         let DraftInputs { tokens, picture_rows, picture_cache_rows } = self.drafts.clone().expect("inputs of drafts");
         StepBatch {
             tokens,
@@ -442,7 +443,7 @@ mod tests {
         );
         let chosen = |row| InputToken::Unseen(UnseenToken { row });
         let known = InputToken::Known;
-        let drafts = batch.of_drafts();
+        let drafts = batch.draft_pass();
         assert_eq!(drafts.tokens, [known(11), known(12), known(13), known(14), chosen(0), chosen(1), chosen(2)]);
         assert_eq!(drafts.picture_rows, [1, 2, 3], "the first token of the chunk follows a row of an earlier chunk");
         assert_eq!(drafts.picture_cache_rows, [6, 7, 8]);
@@ -450,7 +451,7 @@ mod tests {
         assert_eq!((&drafts.logit_rows, drafts.score_rows.len()), (&batch.logit_rows, 0));
         let text = NextToken::Known { token: 14, cache_row: None };
         let batch = StepBatch::pack_with_drafts(&[chunk], &[text]);
-        assert_eq!(batch.of_drafts().picture_rows, [1, 2]);
+        assert_eq!(batch.draft_pass().picture_rows, [1, 2]);
     }
 
     #[test]

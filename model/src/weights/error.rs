@@ -7,10 +7,6 @@ use thiserror::Error;
 
 use crate::checkpoint::error::CheckpointError;
 
-/// The hint for a model without a draft head.
-pub const NO_DRAFT_HEAD_HINT: &str =
-    "leave out the method `mtp`, or load a release that has the head: transformers does not save its tensors";
-
 /// A tensor of the checkpoint that does not match the model's configuration.
 #[derive(Debug, Error)]
 pub enum WeightError {
@@ -159,7 +155,10 @@ impl Hint for WeightError {
                 let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
                 format!("use a number of ranks that divides all of it: {}", possible.join(", "))
             }
-            WeightError::NoDraftHead { .. } => NO_DRAFT_HEAD_HINT.to_owned(),
+            WeightError::NoDraftHead { module } => format!(
+                "load the original release (transformers drops the `{module}.*` tensors when it saves a model), or set \
+                 draft_method to ngram or none"
+            ),
             WeightError::Cut { .. } => "use fewer ranks, or a checkpoint that is not quantized".to_owned(),
             WeightError::Unserved { .. } => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"

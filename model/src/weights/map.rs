@@ -309,8 +309,8 @@ impl<'c> WeightMap<'c> {
     }
 
     /// The type of tensors that are claimed as one. All must have the same type, except that packed
-    /// weights may be claimed with other weights. Each type is then widened to f32, because packed
-    /// weights have the type of their scales.
+    /// weights may be claimed with other weights. The common type is then f32: packed weights have the
+    /// type of their scales, which may differ from that of the other weights.
     fn common_type(&self, parts: &[(String, RankShard)], found: &[FoundPart]) -> Result<DType, WeightError> {
         let first = found.first().expect("a claim names at least one tensor").0;
         let Some(at) = found.iter().position(|(dtype, ..)| *dtype != first) else { return Ok(first) };

@@ -35,7 +35,7 @@ mod upload;
 pub use block_rows::BlockWeights;
 pub use copy::{MadeScales, NormScaling, SpreadScales, WeightCopy, WeightSource};
 pub use cut::Cut;
-pub use error::{NO_DRAFT_HEAD_HINT, RanksError, WeightError};
+pub use error::{RanksError, WeightError};
 pub use linear::Linear;
 pub use map::WeightMap;
 pub use routing_skew::RoutingSkew;

@@ -211,7 +211,7 @@ impl WeightMap<'_> {
                 && self.checkpoint.tensors.is_packed(name)
                 && let Some(packed) = &self.checkpoint.tensor(name)?.packed
             {
-                refuse_bad_groups(name, packed)?;
+                check_packed_weight(name, packed)?;
             }
             if let WeightSource::WeightScales(name, spread) = &copy.source {
                 let found = numbers(&self.checkpoint.tensor(name)?);
@@ -223,14 +223,13 @@ impl WeightMap<'_> {
     }
 }
 
-/// Refuses a packed weight with a column of a group that does not exist, or with a scale that is not
+/// Refuses a packed weight that has a column whose group does not exist, or a scale that is not
 /// finite.
-fn refuse_bad_groups(name: &str, packed: &PackedMatrix<'_>) -> Result<(), WeightError> {
+fn check_packed_weight(name: &str, packed: &PackedMatrix<'_>) -> Result<(), WeightError> {
     if let Some((column, group)) = packed.bad_group() {
         return Err(WeightError::Group { name: name.to_owned(), column, group, groups: packed.groups() });
     }
-    let scales = (0..packed.shape[0]).flat_map(|row| (0..packed.groups()).map(move |group| packed.scale(row, group)));
-    match scales.into_iter().find(|scale| !scale.is_finite()) {
+    match packed.scales().find(|scale| !scale.is_finite()) {
         Some(value) => Err(WeightError::Scale { name: name.to_owned(), value, expected: "a finite number" }),
         None => Ok(()),
     }

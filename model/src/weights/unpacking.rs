@@ -16,8 +16,8 @@ const UNPACKED_AT_ONCE: usize = 1 << 23;
 /// Minimum number of elements that one thread unpacks.
 const BY_A_THREAD: usize = 1 << 14;
 
-/// Rows that one thread dequantizes at a time. Adjacent words in files of AWQ and GPTQ belong to
-/// adjacent rows, and a cache line has 16 words.
+/// Rows that one thread dequantizes at a time. Large enough to use most of each cache line: adjacent
+/// words of a GPTQ file belong to adjacent rows (16 per line), and a line of an AWQ file has 128 rows.
 const PACKED_ROWS: usize = 64;
 
 /// Calls `each` with the elements of `found` as its `dtype`, in order, in whole rows. If the file
@@ -137,7 +137,7 @@ mod tests {
     /// `tests/golden/recording/packed_weights.py` generates the weights and their values. Parts of a
     /// weight begin and end within words and groups.
     #[test]
-    fn packed_weights_and_their_parts_have_the_recorded_values_to_the_bit() {
+    fn packed_weights_dequantize_bit_exactly() {
         let mut count = 0;
         for folder in ["awq", "gptq", "gptq_v2", "compressed_tensors"] {
             let index = TensorIndex::recorded(&format!("packed/{folder}"));

@@ -8,14 +8,15 @@ use bursar_model::{
 
 use super::{Bench, Share, downloaded, greatest};
 
-/// The logits of a step and of the drafts after it. Each list has the rows with logits of each share.
+/// The logits of a step and of the drafts after it. Each inner list has the logits of one row. Rows
+/// are in the order of the shares.
 pub struct Drafted {
     pub step: Vec<Vec<f32>>,
-    /// The rows of each draft.
+    /// One entry per pass of the head.
     pub drafts: Vec<Vec<Vec<f32>>>,
 }
 
-/// The batch of draft `draft` after the shares, from 1 on: a row for each share.
+/// The batch of further draft `draft` (1 for the first): a row for each share.
 fn further(shares: &[Share<'_>], draft: usize) -> StepBatch {
     let positions: Vec<_> = shares.iter().map(|share| share.draft_position(draft)).collect();
     let parts: Vec<_> = shares.iter().zip(&positions).map(|(share, position)| share.draft(draft, position)).collect();
@@ -24,7 +25,7 @@ fn further(shares: &[Share<'_>], draft: usize) -> StepBatch {
 
 impl<B: Backend> Bench<B> {
     /// Runs one step over the next tokens of some sequences, and then `count` drafts for each row with
-    /// logits. There is one such row in each share if `count` is more than 1.
+    /// logits. If `count` is above 1, each share must have exactly one such row.
     pub fn step_and_draft(&self, shares: &mut [Share<'_>], count: usize) -> Drafted {
         let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();

@@ -140,13 +140,13 @@ impl Share<'_> {
         NextToken::Known { token: *token, cache_row: row }
     }
 
-    /// The position of draft `draft` after the share, from 1 on.
+    /// The position of the row that computes further draft `draft` (1 for the first).
     pub(super) fn draft_position(&self, draft: usize) -> [u32; 3] {
         self.sequence.positions[self.chunk().end - 1].map(|axis| axis + draft as u32)
     }
 
-    /// The part of the sequence for draft `draft` after the share, from 1 on. No pass reads its
-    /// token.
+    /// The row that computes further draft `draft` (1 for the first). Its `tokens` are a placeholder
+    /// that no pass reads.
     pub(super) fn draft<'s>(&'s self, draft: usize, position: &'s [u32; 3]) -> SequencePart<'s> {
         SequencePart {
             tokens: &[0],

@@ -149,7 +149,7 @@ fn padded_decoding_of_qwen2_5_vl_is_decoding() {
 }
 
 #[test]
-fn a_padded_pass_of_the_draft_head_drafts_the_same() {
+fn padding_does_not_change_drafts() {
     let bench = Bench::of(bench::open("tests/golden/qwen3_5").with_draft_head(true), 2);
     let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
     let caches = StepCaches { layers: &layers, pictures: None, previous: &previous };
@@ -177,14 +177,14 @@ fn a_padded_pass_of_the_draft_head_drafts_the_same() {
     bench.model.draft(&scope, &prompts, &caches, all, rows).expect("the prompts are drafted");
 
     let chosen = scope.upload([3], &[20u32, 21, 22]).expect("the tokens are uploaded");
-    let of_drafts = StepCaches { previous: &chosen, ..caches };
+    let draft_caches = StepCaches { previous: &chosen, ..caches };
     let unseen = (0..3).map(|row| InputToken::Unseen(UnseenToken { row })).collect();
     let inputs = DraftInputs { tokens: unseen, ..DraftInputs::default() };
     let decoding = StepBatch { drafts: Some(inputs), ..batch(&[vec![5], vec![7], vec![11]], &PASTS, true) };
     let mut hidden = scope.empty([3, width]).expect("the workspace is large");
     bench.model.step_into(&scope, &decoding, &caches, all, &mut hidden, |_, _| Ok(())).expect("a step");
     let rows = DraftRows { hidden: &hidden, normed: &mut normed };
-    let expected = bench.model.draft(&scope, &decoding, &of_drafts, all, rows).expect("a draft");
+    let expected = bench.model.draft(&scope, &decoding, &draft_caches, all, rows).expect("a draft");
     let expected = scope.download::<f32>(&expected).expect("the logits are downloaded");
 
     let decoder = bench.model.config().decoder();
@@ -201,9 +201,9 @@ fn a_padded_pass_of_the_draft_head_drafts_the_same() {
         bench.model.step_over_into(&scope, &arrays, &layout, &caches, all, &mut hidden).expect("the step runs");
         let layout = StepLayout::decode(rows, decoder.draft_format(), CONTEXT);
         let mut normed = scope.empty([rows, width]).expect("the workspace is large");
-        let arrays = image(&decoding.of_drafts(), &layout);
+        let arrays = image(&decoding.draft_pass(), &layout);
         let rows_of_head = DraftRows { hidden: &hidden, normed: &mut normed };
-        let logits = bench.model.draft_over(&scope, &arrays, &layout, &of_drafts, all, rows_of_head);
+        let logits = bench.model.draft_over(&scope, &arrays, &layout, &draft_caches, all, rows_of_head);
         let found = scope.download::<f32>(&logits.expect("the pass runs")).expect("the logits are downloaded");
         assert!(found.iter().all(|logit| logit.is_finite()), "the logits of padding are finite");
         let error = bench::relative_error(&found[..expected.len()], &expected);

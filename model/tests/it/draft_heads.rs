@@ -126,7 +126,7 @@ fn drafts_are_those_of_a_head_of_transformers() {
 }
 
 #[test]
-fn pictures_at_the_border_of_chunks_are_read_by_the_row_before() {
+fn the_draft_head_reads_pictures_across_chunk_boundaries() {
     let bench = Bench::of(with_head(QWEN3_5), 2);
     let case = Case::read(QWEN3_5, &bench.checkpoint, "two_turns");
     let rows = encode(&bench, &case);
@@ -142,7 +142,7 @@ fn pictures_at_the_border_of_chunks_are_read_by_the_row_before() {
 }
 
 #[test]
-fn sequences_that_draft_together_draft_as_alone() {
+fn drafts_do_not_depend_on_the_batch() {
     let bench = Bench::of(with_head(QWEN3_5), 2);
     let cases = ["single_image", "tokens_65"].map(|name| Case::read(QWEN3_5, &bench.checkpoint, name));
     let rows = cases.each_ref().map(|case| encode(&bench, case));
@@ -161,7 +161,7 @@ fn sequences_that_draft_together_draft_as_alone() {
 }
 
 #[test]
-fn a_step_that_verifies_drafts_drafts_after_each_of_its_rows() {
+fn a_verifying_step_proposes_a_draft_per_row() {
     for (folder, name) in [CASES[1], CASES[4]] {
         let bench = Bench::of(with_head(folder), 2);
         let case = Case::read(folder, &bench.checkpoint, name);
@@ -183,7 +183,7 @@ fn a_step_that_verifies_drafts_drafts_after_each_of_its_rows() {
 }
 
 #[test]
-fn two_ranks_draft_as_one() {
+fn two_ranks_draft_the_same_tokens_as_one() {
     for (folder, name) in [CASES[0], CASES[3]] {
         let runs = on_ranks(2, |cpu| {
             let memory = Memory::new(BenchMemory::GOLDEN.capacity);
@@ -216,12 +216,12 @@ fn a_model_without_a_draft_head_is_refused_with_a_hint() {
         "{without_tensors:?}"
     );
     for error in [without_settings, without_tensors] {
-        assert!(error.hint().contains("leave out the method `mtp`"), "{}", error.hint());
+        assert!(error.hint().contains("set draft_method to ngram or none"), "{}", error.hint());
     }
 }
 
 #[test]
-fn a_draft_head_that_this_crate_does_not_follow_is_refused_by_name() {
+fn an_unsupported_draft_head_is_refused_by_name() {
     for (key, value, said) in [
         ("mtp_num_hidden_layers", json!(2), "config.json: mtp_num_hidden_layers is 2; supported: 1"),
         (
@@ -239,7 +239,7 @@ fn a_draft_head_that_this_crate_does_not_follow_is_refused_by_name() {
 }
 
 #[test]
-fn broken_tensors_of_a_draft_head_are_refused_by_name_if_it_is_loaded() {
+fn broken_draft_head_tensors_are_refused_by_name() {
     let swapped = Copy::of(QWEN3_5_MOE).retell("model.safetensors", "mtp.fc.weight", "mtp.fc.weight", |entry| {
         entry["shape"] = json!([128, 64]);
     });

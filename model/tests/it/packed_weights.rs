@@ -9,7 +9,7 @@ use bursar_budgets::Hint;
 use bursar_kernels::{Rank, Target};
 use bursar_model::{
     LoadError, Model,
-    checkpoint::{Checkpoint, CheckpointSource, PackedOrder, QuantizationError, WeightQuantization},
+    checkpoint::{Checkpoint, CheckpointSource, PackedFormat, QuantizationError, WeightQuantization},
     error::CheckpointError,
     registry,
     weights::WeightError,
@@ -32,7 +32,7 @@ const CPU: Target = Target::Cpu { threads: 1 };
 /// How a weight is packed.
 #[derive(Clone, Copy)]
 struct Packing {
-    order: PackedOrder,
+    format: PackedFormat,
     bits: usize,
     group: Option<usize>,
     is_symmetric: bool,
@@ -43,15 +43,15 @@ struct Packing {
 
 impl Packing {
     const AWQ: Packing = Packing {
-        order: PackedOrder::Awq,
+        format: PackedFormat::Awq,
         bits: 4,
         group: Some(32),
         is_symmetric: false,
         is_reordered: false,
         dtype: "F16",
     };
-    const GPTQ: Packing = Packing { order: PackedOrder::Gptq, is_reordered: true, ..Packing::AWQ };
-    const COMPRESSED: Packing = Packing { order: PackedOrder::CompressedTensors, is_symmetric: true, ..Packing::AWQ };
+    const GPTQ: Packing = Packing { format: PackedFormat::Gptq, is_reordered: true, ..Packing::AWQ };
+    const COMPRESSED: Packing = Packing { format: PackedFormat::CompressedTensors, is_symmetric: true, ..Packing::AWQ };
 }
 
 /// The number that 16 bits of this type hold.
@@ -121,7 +121,7 @@ impl Quantized {
 
     /// The tensors of the packed weight.
     fn tensors(&self, module: &str) -> Vec<Stored> {
-        let Packing { order, is_symmetric, dtype, .. } = self.packing;
+        let Packing { format, is_symmetric, dtype, .. } = self.packing;
         let Quantized { rows, columns, count, .. } = *self;
         let per_word = 32 / self.packing.bits;
         let column =
@@ -140,19 +140,19 @@ impl Quantized {
             tensor(suffix, "I32", shape, words.into_iter().flatten().flat_map(u32::to_le_bytes).collect())
         };
         let (few_rows, few_columns) = (rows.div_ceil(per_word), columns.div_ceil(per_word));
-        match order {
-            PackedOrder::Awq => vec![
+        match format {
+            PackedFormat::Awq => vec![
                 ints("qweight", &[columns, few_rows], (0..columns).map(|at| self.words(&column(at))).collect()),
                 ints("qzeros", &[count, few_rows], by_group(0)),
                 tensor("scales", dtype, &[count, rows], scales_by_group),
             ],
-            PackedOrder::Gptq | PackedOrder::GptqV2 => vec![
+            PackedFormat::Gptq | PackedFormat::GptqV2 => vec![
                 ints("qweight", &[few_columns, rows], transposed(&by_row())),
-                ints("qzeros", &[count, few_rows], by_group(u8::from(order == PackedOrder::Gptq))),
+                ints("qzeros", &[count, few_rows], by_group(u8::from(format == PackedFormat::Gptq))),
                 tensor("scales", dtype, &[count, rows], scales_by_group),
                 ints("g_idx", &[columns], vec![self.groups.iter().map(|group| *group as u32).collect()]),
             ],
-            PackedOrder::CompressedTensors => {
+            PackedFormat::CompressedTensors => {
                 let shape = [rows, columns].iter().flat_map(|extent| (*extent as u64).to_le_bytes()).collect();
                 let zero_points = ints("weight_zero_point", &[few_rows, count], transposed(&by_group(0)));
                 let mut all = vec![
@@ -168,7 +168,7 @@ impl Quantized {
 
     /// Integers in words of 32 bits.
     fn words(&self, integers: &[u8]) -> Vec<u32> {
-        let (bits, is_awq) = (self.packing.bits, self.packing.order == PackedOrder::Awq);
+        let (bits, is_awq) = (self.packing.bits, self.packing.format == PackedFormat::Awq);
         let order = |at: usize| if is_awq { [0, 2, 4, 6, 1, 3, 5, 7][at] } else { at };
         let word = |integers: &[u8]| {
             let places = (0..32 / bits).map(|at| (at, integers.get(order(at)).copied().unwrap_or(0)));
@@ -306,7 +306,7 @@ fn awq_weights_load_as_their_dequantized_values() {
 #[test]
 fn gptq_weights_load_as_their_dequantized_values() {
     assert_same(QWEN2, "gptq", &both(QWEN2, &gptq_settings(), gptq));
-    let second = |module: &str| gptq(module).map(|packing| Packing { order: PackedOrder::GptqV2, ..packing });
+    let second = |module: &str| gptq(module).map(|packing| Packing { format: PackedFormat::GptqV2, ..packing });
     let mut settings = gptq_settings();
     settings["checkpoint_format"] = json!("gptq_v2");
     assert_same(QWEN3, "gptq", &both(QWEN3, &settings, second));
@@ -332,7 +332,7 @@ fn weights_of_compressed_tensors_load_as_their_dequantized_values() {
 }
 
 #[test]
-fn packed_weights_join_plain_ones_of_another_type_in_f32() {
+fn packed_and_plain_weights_are_joined_as_f32() {
     let settings = json!({
         "quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32, "zero_point": true,
         "modules_to_not_convert": ["k_proj", "v_proj", "mlp"],
@@ -365,7 +365,7 @@ fn packed_weights_join_plain_ones_of_another_type_in_f32() {
 }
 
 #[test]
-fn only_zeros_pass_for_a_bias_that_no_layer_has() {
+fn an_unused_bias_must_be_all_zeros() {
     let [packed, _] = both(QWEN2, &gptq_settings(), gptq);
     let mut all = golden(&packed);
     let bias =
@@ -408,7 +408,7 @@ fn packed_checkpoints_take_their_own_format_by_name_and_no_other() {
 }
 
 #[test]
-fn settings_of_packed_weights_that_are_not_served_are_refused_by_name() {
+fn unsupported_packed_settings_are_refused_by_name() {
     let weights = json!({ "num_bits": 4, "type": "int", "symmetric": true, "strategy": "group", "group_size": 32 });
     let compressed = compressed_settings(weights);
     let weights = |name: &'static str| vec!["config_groups", "group_0", "weights", name];
@@ -421,7 +421,7 @@ fn settings_of_packed_weights_that_are_not_served_are_refused_by_name() {
             awq_settings(),
             vec!["dynamic"],
             json!({ "x": { "bits": 8 } }),
-            "dynamic is {\"x\":{\"bits\":8}}; supported: rules",
+            "dynamic is {\"x\":{\"bits\":8}}; supported: rules that exclude",
         ),
         (awq_settings(), vec!["group_size"], json!(16), "group_size is 16; supported: 32, 64, 128 and -1"),
         (awq_settings(), vec!["group_size"], Value::Null, "group_size is missing"),
@@ -458,7 +458,7 @@ fn settings_of_packed_weights_that_are_not_served_are_refused_by_name() {
             json!({ "num_bits": 8 }),
             "input_activations is {\"num_bits\":8}; supported: null",
         ),
-        (compressed.clone(), vec!["config_groups"], json!({}), "config_groups is {}; supported: an object"),
+        (compressed.clone(), vec!["config_groups"], json!({}), "config_groups is {}; supported: an object that"),
     ] {
         let copy = Copy::of(QWEN2).set(CONFIG, &["quantization_config"], settings);
         let error = copy.set(CONFIG, &[&["quantization_config"], &*field].concat(), value).error();
@@ -532,7 +532,8 @@ fn tensors_that_do_not_form_a_packed_weight_are_named() {
         let [packed, _] = of(method);
         let copy = changed(packed, &format!("{QUERY}.{suffix}"), change);
         let error = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("the file is refused");
-        assert!(matches!(error, CheckpointError::PackedTensor { .. }), "{error:?}");
+        let is_typed = matches!(error, CheckpointError::PackedTensor { .. } | CheckpointError::MissingPart { .. });
+        assert!(is_typed, "{error:?}");
         assert!(error.to_string().starts_with(&format!("the tensor {QUERY}.")), "{error}");
         assert!(error.to_string().contains(words), "'{error}' does not say '{words}'");
         assert!(error.hint().contains("quantization_config"));
@@ -540,14 +541,22 @@ fn tensors_that_do_not_form_a_packed_weight_are_named() {
     let [packed, _] = of("awq");
     let listed = packed.set(CONFIG, &["quantization_config", "modules_to_not_convert"], json!(["q_proj"]));
     let error = Checkpoint::open(CheckpointSource::Folder(listed.0.clone())).expect_err("the list is wrong");
-    assert!(error.to_string().contains("q_proj.qweight is in the file"), "{error}");
+    let words = format!("the tensor {QUERY}.qweight is packed, but quantization_config lists module {QUERY}");
+    assert!(error.to_string().starts_with(&words), "{error}");
+    let [packed, _] = of("awq");
+    let mut all = golden(&packed);
+    all.push((format!("{QUERY}.weight"), "F16".to_owned(), json!([1]), vec![0; 2]));
+    let twice = with_tensors(packed, all);
+    let error = Checkpoint::open(CheckpointSource::Folder(twice.0.clone())).expect_err("the weight exists twice");
+    let words = format!("module {QUERY} has both {QUERY}.weight and {QUERY}.qweight; expected one");
+    assert!(error.to_string().starts_with(&words), "{error}");
     let plain = Copy::of(QWEN2).set(CONFIG, &["quantization_config"], awq_settings());
     let error = Checkpoint::open(CheckpointSource::Folder(plain.0.clone())).expect_err("nothing is packed");
     assert!(error.to_string().ends_with("no tensor's name ends in .qweight"), "{error}");
 }
 
 #[test]
-fn packed_weights_of_another_size_and_groups_that_do_not_exist_are_refused() {
+fn wrong_shapes_and_group_numbers_are_refused() {
     const OUTPUT: &str = "model.layers.0.self_attn.o_proj";
     let [packed, _] = both(QWEN2, &gptq_settings(), gptq);
     let packed = changed(packed, &format!("{OUTPUT}.g_idx"), |(.., bytes)| bytes[4 * 77] = 28);

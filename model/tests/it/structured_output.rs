@@ -320,30 +320,23 @@ fn a_grammar_goes_back_over_rejected_drafts() {
     ];
     for (model, format) in models().into_iter().flat_map(|model| formats.iter().map(move |format| (model, format))) {
         let grammar = model.grammar(format);
-        let (reply, _) =
-            reply(model, &grammar, SamplingParams { seed: 5, temperature: 1.0, ..SamplingParams::default() }, 60);
-        let (other, _) =
-            self::reply(model, &grammar, SamplingParams { seed: 6, temperature: 1.0, ..SamplingParams::default() }, 60);
+        let params = |seed| SamplingParams { seed, temperature: 1.0, ..SamplingParams::default() };
+        let [reply, other] = [5, 6].map(|seed| reply(model, &grammar, params(seed), 60).0);
         // After each token, three tokens of another reply are drafted, as far as they are allowed.
         for end in 0..reply.len() {
             let produced = &reply[..end];
             let drafts = &other[end.min(other.len())..(end + 3).min(other.len())];
-            let allowed = grammar.allows(produced, drafts).expect("the reply follows the grammar");
-            let fresh = || grammar.clone();
+            let allowed = grammar.allowed_prefix_len(produced, drafts).expect("the reply follows the grammar");
             for count in 0..=allowed {
                 let drafted = [produced, &drafts[..count]].concat();
-                let expected = fresh().allowed(&drafted).expect("drafts that are allowed").ids();
-                assert_eq!(
-                    grammar.allowed(&drafted).expect("drafts that are allowed").ids(),
-                    expected,
-                    "{}",
-                    model.name
-                );
+                let [expected, found] = [&grammar.clone(), &grammar].map(|grammar| grammar.allowed(&drafted));
+                let expected = expected.expect("drafts that are allowed").ids();
+                assert_eq!(found.expect("drafts that are allowed").ids(), expected, "{}", model.name);
                 let follows = drafts.get(count).is_some_and(|next| expected.contains(next));
                 assert_eq!(follows, count < allowed, "{}: draft {count} of {allowed} after {end} tokens", model.name);
             }
         }
-        assert_eq!(grammar.allows(&reply, &[u32::MAX]).expect("the reply follows the grammar"), 0);
+        assert_eq!(grammar.allowed_prefix_len(&reply, &[u32::MAX]).expect("the reply follows the grammar"), 0);
     }
 }
 

@@ -83,7 +83,7 @@ def record_gptq(folder, version):
         if has_groups:
             parts["g_idx"] = groups.to(torch.int32)
         weights, zeros = unpack(parts["qweight"].T, bits).T[:columns], unpack(parts["qzeros"], bits)[:, :rows]
-        zeros = zeros + 1 if version == 1 else zeros
+        zeros = zeros + 1 & 2**bits - 1 if version == 1 else zeros
         value = (scales[groups] * (weights.to(torch.int16) - zeros.to(torch.int16)[groups])).T.contiguous()
         per_word = WORD // bits
         for row, column in [(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 3), (1, columns - 2)]:
@@ -91,7 +91,7 @@ def record_gptq(folder, version):
             integer = (word >> bits * (column % per_word)) % 2**bits
             group_of = int(groups[column])
             word = int(parts["qzeros"][group_of, row // per_word]) % 2**WORD
-            zero = (word >> bits * (row % per_word)) % 2**bits + (version == 1)
+            zero = ((word >> bits * (row % per_word)) + (version == 1)) % 2**bits
             one = (torch.tensor(float(integer - zero)) * scales[group_of, row].float()).to(dtype)
             assert torch.equal(one, value[row, column]), (name, row, column)
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}

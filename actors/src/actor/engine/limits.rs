@@ -87,10 +87,13 @@ impl LoadOptions {
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };
-        // A step has one token of each sequence, drafts, and the drafts that the last step accepted.
+        // A step must fit one token per sequence, one draft, and one accepted draft that runs again.
         let least = envelope.sequences + 2;
         if envelope.draft_tokens > 0 && own.family.decoder().step_format().has_states && envelope.step_tokens < least {
-            let required = format!("at least {least}: drafts for a model with recurrent states take further tokens");
+            let required = format!(
+                "at least {least} (sequences + 2): a model with recurrent states runs accepted drafts again in the next \
+                 step"
+            );
             return Err(LimitError { limit: "step_tokens".to_owned(), value: envelope.step_tokens, required }.into());
         }
         let Some((processor, patch_pixels, merge)) = own.patch() else {

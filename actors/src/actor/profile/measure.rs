@@ -10,7 +10,7 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     RequestCost,
-    flow::{BlockTable, Grid, SequencePart, StateSlots, StepBatch, StepFormat},
+    flow::{BlockTable, Grid, NextToken, SequencePart, StateSlots, StepBatch, StepFormat},
     sampling::{Sampler, SamplingParams},
     worst_cases,
 };
@@ -104,10 +104,10 @@ impl Sample {
         work
     }
 
-    /// Returns the sample as a step of a model that reads `format`. All sequences use the same KV
-    /// blocks, because no block has content yet. With recurrent states, each sequence writes a
-    /// separate state.
-    fn batch(&self, blocks: usize, vocabulary: usize, format: StepFormat) -> StepBatch {
+    /// Returns the sample as a step of a model that reads `format`, and that has a draft head if
+    /// `has_draft_head`. All sequences use the same KV blocks, because no block has content yet. With
+    /// recurrent states, each sequence writes a separate state.
+    fn batch(&self, blocks: usize, vocabulary: usize, format: StepFormat, has_draft_head: bool) -> StepBatch {
         let decoding = std::iter::repeat_n((1, self.context - 1), self.decoding);
         let parts: Vec<_> = decoding.chain(self.prompts().map(|tokens| (tokens, self.cached))).collect();
         let longest = parts.iter().map(|(tokens, cached)| tokens + cached).max().unwrap_or(1);
@@ -125,7 +125,11 @@ impl Sample {
             state: format.has_states.then(|| StateSlots::in_place(slot as u32)),
             ..SequencePart::default()
         };
-        StepBatch::pack(&parts.iter().enumerate().map(part).collect::<Vec<_>>())
+        let parts: Vec<_> = parts.iter().enumerate().map(part).collect();
+        if !has_draft_head {
+            return StepBatch::pack(&parts);
+        }
+        StepBatch::pack_with_drafts(&parts, &vec![NextToken::Chosen; parts.len()])
     }
 }
 
@@ -206,7 +210,7 @@ impl Attempt {
             if place >= 2 && !clock.has_time_for(size) {
                 continue;
             }
-            let batch = sample.batch(blocks, vocabulary, decoder.step_format());
+            let batch = sample.batch(blocks, vocabulary, decoder.step_format(), decoder.draft_head.is_some());
             let run = || async {
                 let choice =
                     Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new(), further: None };
@@ -285,7 +289,7 @@ mod tests {
             let samples = sizes.samples();
             assert!(samples[0].prompt == 0 && samples[1].prompt > 0 && samples[1].decoding > 0, "{sizes:?}");
             for sample in samples {
-                let batch = sample.batch(7, 100, StepFormat { axes: 1, groups: 1, has_states: false });
+                let batch = sample.batch(7, 100, StepFormat { axes: 1, groups: 1, has_states: false }, false);
                 assert!(batch.token_count() <= step_tokens && batch.sequence_count() <= sequences, "{sample:?}");
                 assert!(batch.context_lengths.iter().all(|tokens| *tokens as usize <= context_tokens), "{sample:?}");
                 let work = sample.work();

@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct MemoryRequirements {
     pub weights: Bytes,
-    /// Name of the scheme that quantized the weights. `None` if they are not quantized.
+    /// Name of the scheme of the weights in memory. `None` if they are not quantized there.
     pub quantization: Option<&'static str>,
     /// Bytes of the temporaries of the largest step.
     pub step_workspace: Bytes,
@@ -180,7 +180,7 @@ impl MemoryRequirements {
         });
         Ok(MemoryRequirements {
             weights: model.weight_bytes().round_up(page),
-            quantization: model.quantization(),
+            quantization: model.quantization_in_memory(),
             step_workspace: peak(true),
             sampling: SamplingShape {
                 rows: envelope.logit_rows(),

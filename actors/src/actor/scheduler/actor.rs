@@ -65,7 +65,7 @@ pub struct SchedulerArguments {
     pub tenant_weights: TenantWeights,
     /// Blocks that fit in host memory. 0 means no host tier.
     pub host_slots: usize,
-    /// Whether each sequence has as many drafts as the limits allow, whether or not it pays.
+    /// Whether each sequence has as many drafts as the limits allow, even if fewer would be faster.
     pub has_fixed_drafts: bool,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,

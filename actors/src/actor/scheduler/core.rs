@@ -52,7 +52,7 @@ pub struct Limits {
     pub sequences: usize,
     /// The most tokens in a step.
     pub step_tokens: usize,
-    /// The most drafted tokens of a sequence in a step.
+    /// Maximum number of draft tokens per sequence and step.
     pub draft_tokens: usize,
     /// Tokens that all blocks together can hold at first, before any resize. Each token counts once
     /// in each cache group.
@@ -107,13 +107,14 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// Since the last [`take_verified_drafts`](Self::take_verified_drafts).
     verified: VerifiedDrafts,
-    /// How many drafts pay. `None` if each sequence always has as many as the limits allow.
+    /// Adapts the number of drafts to measured goodput. `None` if each sequence always has as many
+    /// as the limits allow.
     draft_limit: Option<DraftLimit>,
     /// When the last step ended.
     stepped_at: Duration,
     /// Whether each step also runs the model's draft head.
     has_draft_head: bool,
-    /// The drafts of the draft head after the tokens of the step that ends.
+    /// The draft head's proposals, received just before the end of their step.
     drafted: Vec<Vec<u32>>,
     /// The history of sequences that their drivers will admit again.
     sent_away: BTreeMap<SequenceId, History>,
@@ -200,7 +201,7 @@ impl SchedulerCore {
         self
     }
 
-    /// Drafts as many tokens as the limits allow, whether or not it pays.
+    /// Drafts as many tokens as the limits allow, even if fewer would be faster.
     #[must_use]
     pub fn with_fixed_drafts(mut self, are_fixed: bool) -> Self {
         self.draft_limit = self.draft_limit.filter(|_| !are_fixed);
@@ -536,7 +537,10 @@ impl SchedulerCore {
         let (work, pictures) = (self.work(shares), self.encodes);
         let parts = Vec::with_capacity(shares.len());
         let (launched, has_prompts) = (self.now, plan.has_prompts);
-        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts };
+        let decoding = self.streams();
+        let drafts = (decoding, self.draft_limit.as_ref().map_or(0, |limit| limit.drafts_for(decoding)));
+        let mut step =
+            StepUnderWay { parts, released_behind: Vec::new(), work, pictures, launched, has_prompts, drafts };
         let (mut rows, mut first_row) = (rows.iter().peekable(), 0);
         for SequenceTokens { sequence: id, tokens, drafts, further } in shares {
             let sequence = self.running.get_mut(id).expect("the sequence has a share of the step");

@@ -157,7 +157,7 @@ impl VerifiedDrafts {
 /// that are never accepted cost time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backoff {
-    /// Rejections in a row after which drafts are withheld, minus 1.
+    /// Number of rejected steps in a row that have no effect.
     tolerated: u32,
     /// Steps in a row of which no draft was accepted.
     rejections: u32,
@@ -171,10 +171,15 @@ impl Backoff {
         Backoff { tolerated: 3, ..Backoff::default() }
     }
 
+    /// Whether the drafts after the running step are withheld.
+    pub(super) fn withholds_next(&self) -> bool {
+        self.withheld > 1
+    }
+
     /// Whether the next step may have drafts. `verified` is the number of drafts that the last step
-    /// verified, and the number that it accepted. After one step without an accepted draft (or after
-    /// the tolerated number and one more), one step runs without drafts; after one more in a row,
-    /// two, then four, up to [`WITHHELD_MAX`].
+    /// verified, and the number that it accepted. The first `tolerated` rejected steps in a row have
+    /// no effect. The next one pauses drafts for one step, and each further one doubles the pause, up
+    /// to [`WITHHELD_MAX`] steps.
     pub(super) fn allows(&mut self, verified: Option<(usize, usize)>) -> bool {
         match verified {
             Some((_, 0)) => {
@@ -249,6 +254,7 @@ mod tests {
         let mut backoff = Backoff::of_draft_head();
         let allowed: Vec<_> = (0..5).map(|_| backoff.allows(Some((1, 0)))).collect();
         assert_eq!(allowed, [true, true, true, false, false]);
+        assert!(backoff.withholds_next() && !backoff.allows(None) && !backoff.withholds_next() && backoff.allows(None));
     }
 
     proptest! {

@@ -118,8 +118,8 @@ pub(super) struct Sequence {
     pub(super) state_lag: usize,
     /// Tokens that are expected after the known tokens.
     pub(super) drafts: Vec<u32>,
-    /// Drafted tokens that the running step verifies, and further tokens that it drafts. Until the step
-    /// has ended, no step is planned for the sequence.
+    /// Number of drafts that the running step verifies plus further drafts that it computes. While it
+    /// is above 0, no further step is planned for the sequence.
     pub(super) verifying: usize,
     pub(super) backoff: Backoff,
     /// Tokens in blocks that have been named.
@@ -275,7 +275,7 @@ impl Sequence {
     pub(super) fn must_be_seen(&self, drafts_max: usize) -> bool {
         let expects_drafts = match self.spec.drafter {
             // Each step proposes drafts.
-            Drafter::DraftHead => drafts_max > 0 && self.remaining() > 1,
+            Drafter::DraftHead => drafts_max > 0 && self.remaining() > 1 && !self.backoff.withholds_next(),
             Drafter::PromptLookup(_) | Drafter::None => self.drafts_within(drafts_max) > 0,
         };
         self.spec.must_be_seen() || expects_drafts
@@ -313,8 +313,11 @@ impl Sequence {
                 Drafter::PromptLookup(lookup) => lookup.draft(&spec.tokens, drafts_max, is_text),
                 Drafter::DraftHead => proposed,
             };
-            let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
-            self.drafts.truncate(spec.sampler.allows(produced, &self.drafts));
+            self.drafts.truncate(drafts_max);
+            if !self.drafts.is_empty() {
+                let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
+                self.drafts.truncate(spec.sampler.allowed_prefix_len(produced, &self.drafts));
+            }
         }
     }
 
@@ -325,7 +328,7 @@ impl Sequence {
 
     /// The tokens that the next step runs: accepted drafts that the recurrent state has not seen, the
     /// next `count` tokens, and the first `drafts` drafted tokens, with the positions of all of them. A
-    /// token that has not been chosen yet is the last.
+    /// token that is still to be chosen comes last.
     pub(super) fn next(&self, count: usize, drafts: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned at most two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
@@ -355,12 +358,12 @@ impl Sequence {
     }
 
     /// Records a planned step that runs the sequence's next `count` tokens, and that writes keys and
-    /// values of up to `tried` drafts. If `chosen_at` is given, the step chooses the token after
-    /// `count` in that row.
-    pub(super) fn launch(&mut self, count: usize, tried: usize, chosen_at: Option<u32>) {
+    /// values of up to `drafts` drafts. If the step chooses a token for the sequence, `chosen_at` is
+    /// the row of its logits.
+    pub(super) fn launch(&mut self, count: usize, drafts: usize, chosen_at: Option<u32>) {
         self.cached += count;
         self.state_lag = 0;
-        self.verifying = tried;
+        self.verifying = drafts;
         self.scored = self.scored.max(self.cached);
         if let Some(row) = chosen_at {
             self.to_come += 1;
@@ -445,10 +448,12 @@ impl Sequence {
     }
 
     /// Records the end of a step that chose tokens of the sequence, unless the sequence lost its
-    /// blocks.
-    pub(super) fn chose(&mut self) {
+    /// blocks. `has_drafts`: the step verified or computed drafts.
+    pub(super) fn chose(&mut self, has_drafts: bool) {
         self.to_come -= 1;
-        self.verifying = 0;
+        if has_drafts {
+            self.verifying = 0;
+        }
     }
 
     /// Adds the next token. Returns how the sequence has ended, if it has.

@@ -76,7 +76,7 @@ pub(super) struct SequenceTokens {
     pub(super) tokens: usize,
     /// Drafted tokens that follow.
     pub(super) drafts: usize,
-    /// Tokens that the draft head drafts after its first draft, for the next step.
+    /// Number of further drafts that the head computes in this step.
     pub(super) further: usize,
 }
 
@@ -93,6 +93,8 @@ pub(super) struct StepUnderWay {
     /// When the step was submitted.
     pub(super) launched: Duration,
     pub(super) has_prompts: bool,
+    /// The number of decoding sequences, and the limit of drafts for each of them.
+    pub(super) drafts: (usize, usize),
 }
 
 /// A sequence's part of a running step.
@@ -105,7 +107,7 @@ pub(super) struct PartUnderWay {
     pub(super) chooses: bool,
     /// Drafted tokens after `end`.
     pub(super) drafts: usize,
-    /// Tokens that the draft head drafts in blocks after those.
+    /// Number of further drafts. Their keys and values follow those of `drafts`.
     pub(super) further: usize,
 }
 

@@ -82,11 +82,11 @@ pub(super) struct Choosing {
     report: Option<Report>,
 }
 
-/// The tokens of each choice up to the first that is not the expected one, or an error for a row
-/// that allows no token.
+/// The tokens of each choice, up to and including the first that differs from its draft, or an error
+/// for a row that allows no token.
 pub(super) type ChosenTokens = Vec<Vec<Result<Token, SamplingError>>>;
 
-/// The chosen tokens of a step, or the download that brings them.
+/// The chosen tokens of a step, or the running download.
 pub(super) enum Chosen {
     Coming(Choosing),
     Known(ChosenTokens),
@@ -101,7 +101,7 @@ impl Chosen {
         }
     }
 
-    /// Waits for the download.
+    /// Returns the tokens. Waits if the download is still running.
     pub(super) fn finish(self, choices: &[Choice]) -> Result<ChosenTokens, KernelError> {
         match self {
             Chosen::Coming(choosing) => choosing.finish(choices),
@@ -122,7 +122,7 @@ impl Choosing {
         self.results.has_come()
     }
 
-    /// Waits for the download.
+    /// Waits for the download and returns the tokens.
     pub(super) fn finish(self, choices: &[Choice]) -> Result<ChosenTokens, KernelError> {
         let words = self.results.wait()?;
         let mut first_row = 0;

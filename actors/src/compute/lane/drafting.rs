@@ -1,6 +1,8 @@
 //! The draft head's part of a step: a first draft after each row of logits, and further drafts one by
 //! one.
 
+use std::mem;
+
 use bursar_kernels::{
     Backend, FaultyBackend, KernelError, Scope, Tensor,
     ops::{argmax::NO_CHOICE, transfer::Later},
@@ -95,36 +97,38 @@ impl<B: Backend> ModelRunner<B> {
         (chosen, normed): (&ChosenTokens, &Tensor<'_>),
         drafts: &mut [Vec<u32>],
     ) -> Result<(), LaneError> {
-        let mut going: Vec<Going<'_>> = Vec::new();
+        let mut sequences: Vec<DraftingSequence<'_>> = Vec::new();
         for (index, (choice, row)) in job.choices.iter().zip(last_rows(&job.choices, chosen)).enumerate() {
             if let (Some(place), Some(row), [_]) = (&choice.further, row, &drafts[index][..]) {
-                going.push(Going { index, place, accepted: chosen[index].len() - 1, row: row as u32 });
+                let accepted = chosen[index].len() - 1;
+                sequences.push(DraftingSequence { index, place, accepted, row: row as u32 });
             }
         }
-        let Some(most) = going.iter().map(|going| going.place.count).max() else { return Ok(()) };
-        let rows: Vec<u32> = going.iter().map(|going| going.row).collect();
-        let last: Vec<u32> = going.iter().map(|going| drafts[going.index][0]).collect();
-        let places: Vec<_> = going.iter().map(|going| (going.place, going.accepted)).collect();
-        let count = going.len();
-        let mut hidden = scope.empty([count, normed.columns()])?;
+        let Some(passes) = sequences.iter().map(|sequence| sequence.place.count).max() else { return Ok(()) };
+        let rows: Vec<u32> = sequences.iter().map(|sequence| sequence.row).collect();
+        let last: Vec<u32> = sequences.iter().map(|sequence| drafts[sequence.index][0]).collect();
+        let places: Vec<_> = sequences.iter().map(|sequence| (sequence.place, sequence.accepted)).collect();
+        let (count, width) = (sequences.len(), normed.columns());
+        // Two tensors of rows are enough for any number of passes. They take less memory than the logits
+        // of the drafts that the next step verifies, which the worst cases of a step contain.
+        let (mut hidden, mut next) = (scope.empty([count, width])?, scope.empty([count, width])?);
+        let mut drafted = scope.empty_u32([(1 + passes) * count])?; // the first drafts, and those of each pass
         scope.gather_rows_into(normed, &scope.upload([count], &rows)?, &mut hidden)?;
-        let mut tokens = scope.upload([count], &last)?;
-        let mut passes = Vec::new();
-        for further in 1..=most {
-            let mut normed = scope.empty([count, hidden.columns()])?;
-            let mut drafted = scope.empty_u32([count])?;
+        scope.upload_into(&last, &mut drafted.row_range_mut(0..count))?;
+        for further in 1..=passes {
             let batch = FurtherDrafts::batch(&places, further);
-            let rows = DraftRows { hidden: &hidden, normed: &mut normed };
-            self.run_head(scope, &batch, (cache, &tokens), rows, &mut drafted)?;
-            passes.push(scope.download_later(&drafted)?);
-            (hidden, tokens) = (normed, drafted);
+            let (before, mut drafted) = drafted.split_rows_mut(further * count);
+            let tokens = before.row_range((further - 1) * count..further * count);
+            let rows = DraftRows { hidden: &hidden, normed: &mut next };
+            self.run_head(scope, &batch, (cache, &tokens), rows, &mut drafted.row_range_mut(0..count))?;
+            mem::swap(&mut hidden, &mut next);
         }
-        for (further, pass) in passes.into_iter().enumerate() {
-            let drafted = pass.wait()?;
-            for (going, token) in going.iter().zip(drafted) {
-                let drafts = &mut drafts[going.index];
-                if drafts.len() == further + 1 && further < going.place.count && token != NO_CHOICE {
-                    drafts.push(token);
+        let tokens = scope.download_later::<u32>(&drafted)?.wait()?;
+        for (further, pass) in tokens[count..].chunks_exact(count).enumerate() {
+            for (sequence, token) in sequences.iter().zip(pass) {
+                let drafts = &mut drafts[sequence.index];
+                if drafts.len() == further + 1 && further < sequence.place.count && *token != NO_CHOICE {
+                    drafts.push(*token);
                 }
             }
         }
@@ -152,8 +156,8 @@ impl<B: Backend> ModelRunner<B> {
     }
 }
 
-/// A sequence with further drafts.
-struct Going<'a> {
+/// A sequence for which the head computes further drafts.
+struct DraftingSequence<'a> {
     /// Index among the choices.
     index: usize,
     place: &'a FurtherDrafts,

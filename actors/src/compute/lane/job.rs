@@ -134,8 +134,8 @@ pub struct Stepped {
     /// The tokens of each choice: one, and one more for each accepted draft. The last may be an error
     /// instead, if its row allows no token. Such an error fails only its own sequence.
     pub chosen: Vec<Vec<Result<Token, SamplingError>>>,
-    /// The drafts of the draft head after the last token of each choice. Empty for a model without
-    /// a draft head, and after an error.
+    /// The drafts of the draft head after the last token of each choice. The outer list is empty
+    /// without a draft head. The inner list of a choice is empty if the choice ended in an error.
     pub drafts: Vec<Vec<u32>>,
     /// Log-probabilities of the scored tokens, in the job's order. `None` where the logits are not
     /// numbers or the token does not exist.

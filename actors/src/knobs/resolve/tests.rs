@@ -266,7 +266,8 @@ fn vllms_speculative_config_sets_drafts() {
         assert_eq!(config(json!({ "method": method })).map(drafts), Ok((Some(1), 0, 0)), "{method}");
     }
     for (wrong, said, hint) in [
-        (json!({ "method": "mtp", "prompt_lookup_max": 3 }), "no value, because `draft_method` is mtp", "draft_ngram"),
+        (json!({ "method": "mtp", "prompt_lookup_max": 3 }), "`draft_ngram_max` is 3; expected no value", "is mtp"),
+        (json!({ "method": "mtp", "prompt_lookup_min": 2 }), "`draft_ngram_min` is 2; expected no value", "is mtp"),
         (json!({ "method": "eagle3" }), "`speculative_config.method` is eagle3", "ngram, mtp or none"),
         (json!({ "draft_model": "a/b" }), "speculative_config.draft_model", "see docs/knobs.md"),
         (json!({ "num_speculative_tokens": -1 }), "a whole number, 0 for none", "num_speculative_tokens"),

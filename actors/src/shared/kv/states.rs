@@ -49,7 +49,7 @@ pub struct StateUse {
     pub on_host: usize,
 }
 
-/// What a step runs of a sequence with a recurrent state.
+/// The part of a sequence with a recurrent state that a step runs.
 #[derive(Clone, Debug)]
 pub struct StateStep {
     /// The known tokens that the step runs. The state has seen the tokens before them.
@@ -95,8 +95,8 @@ struct Live {
     reads: Option<u32>,
     /// The snapshot that a copy brings to the slot `resumes_from`, until the copy has ended.
     fetched: Option<PrefixKey>,
-    /// Tokens of a prefix whose blocks are cached but that has no snapshot. The sequence takes the
-    /// snapshot there, because another prompt that shares the prefix may follow.
+    /// Number of tokens of a prefix whose blocks are cached but that has no snapshot. The sequence
+    /// takes a snapshot there, because another prompt that shares the prefix may follow.
     junction: Option<usize>,
     /// Snapshots that planned steps take or that are being fetched from the host.
     pending: Vec<PendingSnapshot>,
@@ -267,8 +267,9 @@ impl StatePool {
         self.host.store_blocks(&leaving, kept, &mut self.clock).0
     }
 
-    /// The slots for a planned step. The step takes a snapshot at the junction and before the last
-    /// known token, if there are slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`]
+    /// The slots for a planned step. The step takes a snapshot at the junction (the end of a prefix
+    /// whose blocks are cached but that has no snapshot) and before the last known token, if there are
+    /// slots. A decoding step takes a snapshot every [`SNAPSHOT_TOKENS`]
     /// tokens, for the next turn of the conversation, if replies may take a slot. A step that verifies
     /// drafts leaves the state before them, because it is not known yet which of them are accepted.
     /// Returns `None` for a model without recurrent states.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::scheme::{PackedOrder, PackedScheme};
+use super::scheme::{PackedFormat, PackedScheme};
 use crate::checkpoint::stored::TensorType;
 
-/// A weight `[rows, columns]` (output and input features) of packed integers in its file. The
-/// lengths of all parts have been checked. `groups` has not been read: see
+/// A packed weight `[rows, columns]` (output and input features), as stored in the file. The lengths
+/// of all parts have been checked. The values of `groups` have not: see
 /// [`bad_group`](Self::bad_group).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PackedMatrix<'a> {
@@ -44,7 +44,7 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// The end of the columns from `column` on, before `end`, that belong to the same group.
+    /// The first column after `column` that belongs to another group, at most `end`.
     pub fn group_end(&self, column: usize, end: usize) -> usize {
         let group = self.group_of(column);
         match (self.groups, self.scheme.group) {
@@ -63,31 +63,33 @@ impl<'a> PackedMatrix<'a> {
 
     /// The scale of a row's group.
     pub fn scale(&self, row: usize, group: usize) -> f32 {
-        let at = match self.scheme.order {
-            PackedOrder::CompressedTensors => row * self.groups() + group,
+        let at = match self.scheme.format {
+            PackedFormat::CompressedTensors => row * self.groups() + group,
             _ => group * self.shape[0] + row,
         };
-        let bytes = &self.scales[at * self.scale_type.bytes()..];
-        match self.scale_type {
-            TensorType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-            TensorType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-            _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-        }
+        let size = self.scale_type.bytes();
+        number(&self.scales[at * size..][..size], self.scale_type)
+    }
+
+    /// All scales, in the order of the file.
+    pub fn scales(&self) -> impl Iterator<Item = f32> {
+        self.scales.chunks_exact(self.scale_type.bytes()).map(|bytes| number(bytes, self.scale_type))
     }
 
     /// The zero point of a row's group. It is relative to the unsigned integers that
     /// [`integers`](Self::integers) returns.
     pub fn zero_point(&self, row: usize, group: usize) -> i32 {
-        let Some(words) = self.zero_points else { return self.scheme.middle() };
+        let Some(words) = self.zero_points else { return self.scheme.default_zero_point() };
         let (rows, per_word) = (self.shape[0], self.scheme.per_word());
-        let at = match self.scheme.order {
-            PackedOrder::CompressedTensors => row / per_word * self.groups() + group,
+        let at = match self.scheme.format {
+            PackedFormat::CompressedTensors => row / per_word * self.groups() + group,
             _ => group * rows.div_ceil(per_word) + row / per_word,
         };
         let stored = word(words, at) >> self.scheme.shift(row % per_word) & self.scheme.mask();
-        // AutoGPTQ adds one without a mask, so that the stored 15 means 16
+        // AutoGPTQ adds one and then masks, so that the stored 15 means 0
         // (`auto_gptq/nn_modules/qlinear/qlinear_cuda.py`).
-        stored as i32 + i32::from(self.scheme.order == PackedOrder::Gptq)
+        let added = u32::from(self.scheme.format == PackedFormat::Gptq);
+        ((stored + added) & self.scheme.mask()) as i32
     }
 
     /// Writes the unsigned integers of a part of the weight to `out`, row by row.
@@ -98,7 +100,7 @@ impl<'a> PackedMatrix<'a> {
         let (width, per_word, mask) = (columns.len(), self.scheme.per_word(), self.scheme.mask());
         assert_eq!(out.len(), rows.len() * width, "the output has one byte for each element");
         let [all_rows, all_columns] = self.shape;
-        if self.scheme.order == PackedOrder::Awq {
+        if self.scheme.format == PackedFormat::Awq {
             let pitch = all_rows.div_ceil(per_word);
             for (at, column) in columns.enumerate() {
                 for (packed, of_word) in words_of(&rows, per_word) {
@@ -115,8 +117,8 @@ impl<'a> PackedMatrix<'a> {
         for (packed, of_word) in words_of(&columns, per_word) {
             let skipped = self.scheme.bits * (of_word.start - packed * per_word);
             for (below, row) in rows.clone().enumerate() {
-                let at = match self.scheme.order {
-                    PackedOrder::CompressedTensors => row * pitch + packed,
+                let at = match self.scheme.format {
+                    PackedFormat::CompressedTensors => row * pitch + packed,
                     _ => packed * all_rows + row,
                 };
                 let mut word = word(self.words, at) >> skipped;
@@ -130,14 +132,50 @@ impl<'a> PackedMatrix<'a> {
     }
 }
 
-/// The words that have a range of integers, each with the part of the range that it has.
+/// The words that contain the integers in `range`, each with its part of the range.
 fn words_of(range: &Range<usize>, per_word: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let Range { start, end } = *range;
     let of_word = move |at: usize| (at, start.max(at * per_word)..end.min((at + 1) * per_word));
     (start / per_word..end.div_ceil(per_word)).map(of_word)
 }
 
+/// The number that these little-endian bytes hold.
+fn number(bytes: &[u8], dtype: TensorType) -> f32 {
+    match *bytes {
+        [low, high] if dtype == TensorType::BF16 => bf16::from_le_bytes([low, high]).to_f32(),
+        [low, high] => f16::from_le_bytes([low, high]).to_f32(),
+        _ => f32::from_le_bytes(bytes.try_into().expect("scales have two or four bytes")),
+    }
+}
+
 /// Word number `at`.
 fn word(words: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(words[4 * at..][..4].try_into().expect("four bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_points_of_gptq_wrap_and_those_of_other_formats_do_not() {
+        // Zero points of eight rows, the first in the lowest bits.
+        let stored = 0xf0e7_871f_u32.to_le_bytes();
+        let zero_points = |format| {
+            let scheme = PackedScheme { format, bits: 4, group: None, has_zero_points: true, is_reordered: false };
+            let (words, scale_type) = (&[][..], TensorType::F16);
+            let weight = PackedMatrix {
+                scheme,
+                shape: [8, 8],
+                words,
+                scale_type,
+                scales: &[],
+                zero_points: Some(&stored),
+                groups: None,
+            };
+            (0..8).map(|row| weight.zero_point(row, 0)).collect::<Vec<_>>()
+        };
+        assert_eq!(zero_points(PackedFormat::GptqV2), [15, 1, 7, 8, 7, 14, 0, 15]);
+        assert_eq!(zero_points(PackedFormat::Gptq), [0, 2, 8, 9, 8, 15, 1, 0]);
+    }
 }

@@ -12,4 +12,4 @@ mod scheme;
 
 pub use matrix::PackedMatrix;
 pub(super) use parts::PackedParts;
-pub use scheme::{PackedOrder, PackedScheme};
+pub use scheme::{PackedFormat, PackedScheme};

@@ -1,6 +1,6 @@
 //! The tensors of a module with a packed weight: their names, and the check of their shapes.
 
-use super::{PackedMatrix, PackedOrder, PackedScheme};
+use super::{PackedFormat, PackedMatrix, PackedScheme};
 use crate::checkpoint::{error::CheckpointError, shard::RawTensor, stored::TensorType};
 
 /// Suffixes of the names of a module's tensors.
@@ -13,9 +13,9 @@ struct Suffixes {
     shape: Option<&'static str>,
 }
 
-impl PackedOrder {
+impl PackedFormat {
     fn suffixes(self) -> Suffixes {
-        let shape = (self == PackedOrder::CompressedTensors).then_some("weight_shape");
+        let shape = (self == PackedFormat::CompressedTensors).then_some("weight_shape");
         match shape {
             None => Suffixes { words: "qweight", scales: "scales", zero_points: "qzeros", groups: "g_idx", shape },
             Some(_) => Suffixes {
@@ -30,7 +30,7 @@ impl PackedOrder {
 
     /// The suffix of the name of the tensor with packed integers.
     pub(in crate::checkpoint) fn words(self) -> &'static str {
-        if self == PackedOrder::CompressedTensors { "weight_packed" } else { "qweight" }
+        if self == PackedFormat::CompressedTensors { "weight_packed" } else { "qweight" }
     }
 }
 
@@ -48,23 +48,20 @@ pub(in crate::checkpoint) struct PackedParts {
 
 impl PackedParts {
     /// Finds the parts of `module` among the tensors that `raw` returns, and checks their types and
-    /// shapes. A shape is checked against the other tensors of the module. The claims of the model
-    /// check the shape of the weight.
+    /// shapes. A shape is checked against the other tensors of the module. Whether the shape fits the
+    /// model is checked later, when the model claims the weight.
     ///
     /// # Errors
-    /// [`CheckpointError::PackedTensor`].
+    /// [`CheckpointError::MissingPart`] and [`CheckpointError::PackedTensor`].
     pub fn find<'a>(
         module: &str,
         scheme: PackedScheme,
         raw: impl Fn(&str) -> Option<RawTensor<'a>>,
     ) -> Result<Self, CheckpointError> {
-        let suffixes = scheme.order.suffixes();
+        let suffixes = scheme.format.suffixes();
         let name = |suffix: &str| format!("{module}.{suffix}");
         let optional = |name: String| raw(&name).map(|found| (name, found));
-        let required = |name: String| {
-            optional(name.clone())
-                .ok_or_else(|| wrong_as(&name, "missing".to_owned(), "it, according to quantization_config"))
-        };
+        let required = |name: String| optional(name.clone()).ok_or(CheckpointError::MissingPart { tensor: name });
         let words = required(name(suffixes.words))?;
         let scales = required(name(suffixes.scales))?;
         let zero_points = scheme.has_zero_points.then(|| required(name(suffixes.zero_points))).transpose()?;
@@ -74,8 +71,8 @@ impl PackedParts {
 
         let [first, second] = extents(&words)?;
         let per_word = scheme.per_word();
-        let shape = match (&scheme.order, &stored_shape) {
-            (PackedOrder::Awq, _) => [second * per_word, first],
+        let shape = match (&scheme.format, &stored_shape) {
+            (PackedFormat::Awq, _) => [second * per_word, first],
             (_, Some(stored)) => read_shape(stored)?,
             // The number of columns need not be a multiple of the integers of a word.
             (_, None) => [second, groups.as_ref().map_or(first * per_word, |(_, groups)| elements(groups))],
@@ -83,10 +80,10 @@ impl PackedParts {
         let [rows, columns] = shape;
         let (packed_rows, packed_columns) = (rows.div_ceil(per_word), columns.div_ceil(per_word));
         let count = scheme.groups(columns);
-        let (of_words, of_scales, of_zero_points) = match scheme.order {
-            PackedOrder::Awq => ([columns, packed_rows], [count, rows], [count, packed_rows]),
-            PackedOrder::Gptq | PackedOrder::GptqV2 => ([packed_columns, rows], [count, rows], [count, packed_rows]),
-            PackedOrder::CompressedTensors => ([rows, packed_columns], [rows, count], [packed_rows, count]),
+        let (of_words, of_scales, of_zero_points) = match scheme.format {
+            PackedFormat::Awq => ([columns, packed_rows], [count, rows], [count, packed_rows]),
+            PackedFormat::Gptq | PackedFormat::GptqV2 => ([packed_columns, rows], [count, rows], [count, packed_rows]),
+            PackedFormat::CompressedTensors => ([rows, packed_columns], [rows, count], [packed_rows, count]),
         };
         check(&words, "I32", &of_words)?;
         let kind = scales.1.kind.clone();

@@ -5,12 +5,13 @@ use std::fmt;
 /// Bits of a word of packed integers.
 const WORD_BITS: usize = 32;
 
-/// The order in which a format packs integers and lays out scales and zero points.
+/// A file format of packed weights: the order of integers in a word, and the layout of scales and
+/// zero points.
 ///
 /// A word has `32 / bits` integers. `K` is the number of columns (input features), `N` is the number
 /// of rows (output features) and `G` is the number of groups of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PackedOrder {
+pub enum PackedFormat {
     /// AutoAWQ, version `gemm`: words `[K, N / 8]`, zero points `[G, N / 8]`, scales `[G, N]`. A
     /// word has the rows 0, 2, 4, 6, 1, 3, 5 and 7 of 8 rows, from its lowest bits on.
     Awq,
@@ -28,7 +29,7 @@ pub enum PackedOrder {
 /// The scheme of a weight of packed integers: element = (integer - zero point) * scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PackedScheme {
-    pub order: PackedOrder,
+    pub format: PackedFormat,
     /// Bits of an integer: 4 or 8.
     pub bits: usize,
     /// Number of columns that share a scale; `None` if all columns of a row do.
@@ -52,14 +53,14 @@ impl PackedScheme {
     }
 
     /// The zero point of a file without zero points.
-    pub fn middle(&self) -> i32 {
+    pub fn default_zero_point(&self) -> i32 {
         1 << (self.bits - 1)
     }
 
     /// Bits from the start of a word to its integer number `at`.
     pub(super) fn shift(&self, at: usize) -> usize {
         const AWQ: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
-        self.bits * if self.order == PackedOrder::Awq { AWQ[at] } else { at }
+        self.bits * if self.format == PackedFormat::Awq { AWQ[at] } else { at }
     }
 
     /// The largest integer, which is also the mask of an integer.
@@ -71,8 +72,8 @@ impl PackedScheme {
 impl fmt::Display for PackedScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.group {
-            Some(group) => write!(f, "{}-bit integers with a scale for each group of {group} columns", self.bits),
-            None => write!(f, "{}-bit integers with a scale for each output", self.bits),
+            Some(group) => write!(f, "{}-bit integers, one scale per {group} input features", self.bits),
+            None => write!(f, "{}-bit integers, one scale per output feature", self.bits),
         }
     }
 }

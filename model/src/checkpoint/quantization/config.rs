@@ -43,7 +43,7 @@ pub(crate) fn stored_formats(
         return match (part.text("quant_method"), own) {
             // The object has the layout of ModelOpt's separate file.
             (Some("modelopt") | None, Some(own)) => {
-                part.refuse_others(&["quant_method", "producer", MODELOPT_PART])?;
+                part.refuse_unknown_keys(&["quant_method", "producer", MODELOPT_PART])?;
                 scaled(tensor(&own))
             }
             (Some("fp8"), _) => scaled(block(&part)),
@@ -72,11 +72,11 @@ pub(crate) fn stored_formats(
 
 /// Reads the FP8 format of transformers, as in Qwen's releases (5.17, `FineGrainedFP8Config`).
 fn block(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
-    part.among("fmt", &[json!("e4m3"), Value::Null], "e4m3")?;
-    part.among("activation_scheme", &[json!("dynamic"), Value::Null], "dynamic")?;
-    part.among("weight_block_size", &[json!([128, 128])], "[128, 128]")?;
-    part.among("scale_fmt", &[json!("float"), Value::Null], "float")?;
-    part.refuse_others(&[
+    part.require_one_of("fmt", &[json!("e4m3"), Value::Null], "e4m3")?;
+    part.require_one_of("activation_scheme", &[json!("dynamic"), Value::Null], "dynamic")?;
+    part.require_one_of("weight_block_size", &[json!([128, 128])], "[128, 128]")?;
+    part.require_one_of("scale_fmt", &[json!("float"), Value::Null], "float")?;
+    part.refuse_unknown_keys(&[
         "quant_method",
         "fmt",
         "activation_scheme",
@@ -93,9 +93,9 @@ fn block(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
 /// Checks the settings of compressed-tensors that all its formats have.
 fn check_compressed(part: &Fields<'_>) -> Result<(), QuantizationError> {
     let [format, early] = FLOAT_QUANTIZED.map(Value::from);
-    part.among("format", &[format, early, json!(PACK_QUANTIZED)], "float-quantized and pack-quantized")?;
-    part.among("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
-    part.refuse_others(&[
+    part.require_one_of("format", &[format, early, json!(PACK_QUANTIZED)], "float-quantized and pack-quantized")?;
+    part.require_one_of("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
+    part.refuse_unknown_keys(&[
         "quant_method",
         "format",
         "quantization_status",
@@ -109,7 +109,7 @@ fn check_compressed(part: &Fields<'_>) -> Result<(), QuantizationError> {
     // Releases of 2024 have this key. It gives the number of zeros, and states that zeros are
     // stored like other values (`dense`).
     if let Some(sparsity) = Fields::part(part.file, &part.place, part.fields, SPARSITY)? {
-        sparsity.among("format", &[json!("dense")], "dense")?;
+        sparsity.require_one_of("format", &[json!("dense")], "dense")?;
     }
     check_cache_scheme(part, &[json!("tensor"), json!("attn_head")], "tensor and attn_head")
 }
@@ -122,14 +122,14 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
     let mut names = groups.fields.keys();
     let (Some(name), None) = (names.next(), names.next()) else { return Err(part.refused("config_groups", one)) };
     let group = groups.inner(name)?;
-    group.among("targets", &[json!(["Linear"])], "[\"Linear\"]")?;
+    group.require_one_of("targets", &[json!(["Linear"])], "[\"Linear\"]")?;
     let [format, early] = FLOAT_QUANTIZED.map(Value::from);
-    group.among("format", &[format, early, Value::Null], "float-quantized")?;
-    group.refuse_others(&["targets", "format", "weights", "input_activations"])?;
+    group.require_one_of("format", &[format, early, Value::Null], "float-quantized")?;
+    group.refuse_unknown_keys(&["targets", "format", "weights", "input_activations"])?;
     let (weights, activations) = (group.inner("weights")?, group.inner("input_activations")?);
     for part in [&weights, &activations] {
-        part.are_e4m3()?;
-        part.refuse_others(&[
+        part.require_e4m3()?;
+        part.refuse_unknown_keys(&[
             "num_bits",
             "type",
             "symmetric",
@@ -141,7 +141,7 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
             "observer_kwargs",
         ])?;
     }
-    weights.among("dynamic", &[json!(false), Value::Null], "false")?;
+    weights.require_one_of("dynamic", &[json!(false), Value::Null], "false")?;
     let is_dynamic = activations.fields.get("dynamic") == Some(&json!(true));
     let scheme = match (weights.text("strategy"), activations.text("strategy"), is_dynamic) {
         (Some("channel"), Some("token"), true) => QuantizationScheme::ROW,
@@ -149,8 +149,8 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
         (Some("channel"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Row, Quantization::Fixed(())),
         (Some("tensor"), Some("tensor"), false) => QuantizationScheme::fp8(ScaledBy::Tensor, Quantization::Fixed(())),
         (Some("block"), Some("group"), true) => {
-            weights.among("block_structure", &[json!([128, 128])], "[128, 128]")?;
-            activations.among("group_size", &[json!(128)], "128")?;
+            weights.require_one_of("block_structure", &[json!([128, 128])], "[128, 128]")?;
+            activations.require_one_of("group_size", &[json!(128)], "128")?;
             QuantizationScheme::BLOCK
         }
         (Some("channel" | "tensor"), _, _) => {
@@ -159,8 +159,10 @@ fn compressed(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError
         _ => return Err(weights.refused("strategy", "channel, tensor, and block with groups of activations")),
     };
     if scheme != QuantizationScheme::BLOCK {
-        weights.among("block_structure", &[Value::Null], "null")?;
-        [&weights, &activations].iter().try_for_each(|part| part.among("group_size", &[Value::Null], "null"))?;
+        weights.require_one_of("block_structure", &[Value::Null], "null")?;
+        [&weights, &activations]
+            .iter()
+            .try_for_each(|part| part.require_one_of("group_size", &[Value::Null], "null"))?;
     }
     let (method, plain) = (QuantizationMethod::CompressedTensors, part.modules(&["ignore"])?);
     Ok(StoredQuantization { method, scheme, scale: "weight_scale", plain })
@@ -174,12 +176,12 @@ fn check_cache_scheme(
     supported: &'static str,
 ) -> Result<(), QuantizationError> {
     let Some(scheme) = Fields::part(part.file, &part.place, part.fields, "kv_cache_scheme")? else { return Ok(()) };
-    scheme.are_e4m3()?;
-    scheme.among("dynamic", &[json!(false), Value::Null], "false")?;
-    scheme.among("strategy", strategies, supported)?;
-    scheme.among("group_size", &[Value::Null], "null")?;
-    scheme.among("block_structure", &[Value::Null], "null")?;
-    scheme.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])
+    scheme.require_e4m3()?;
+    scheme.require_one_of("dynamic", &[json!(false), Value::Null], "false")?;
+    scheme.require_one_of("strategy", strategies, supported)?;
+    scheme.require_one_of("group_size", &[Value::Null], "null")?;
+    scheme.require_one_of("block_structure", &[Value::Null], "null")?;
+    scheme.refuse_unknown_keys(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])
 }
 
 /// Reads the FP8 format of ModelOpt, as in NVIDIA's releases.
@@ -189,10 +191,10 @@ fn tensor(part: &Fields<'_>) -> Result<StoredQuantization, QuantizationError> {
         Some("FP8_PER_CHANNEL_PER_TOKEN" | "fp8_per_channel_per_token") => true,
         _ => return Err(part.refused("quant_algo", "FP8 and FP8_PER_CHANNEL_PER_TOKEN")),
     };
-    part.among("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
+    part.require_one_of("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
     check_cache_scheme(part, &[json!("tensor"), Value::Null], "tensor")?;
     check_modelopt_groups(part, is_by_channel)?;
-    part.refuse_others(&[
+    part.refuse_unknown_keys(&[
         "quant_method",
         "quant_algo",
         "kv_cache_quant_algo",
@@ -218,14 +220,14 @@ fn check_modelopt_groups(part: &Fields<'_>, is_by_channel: bool) -> Result<(), Q
     let Some(groups) = Fields::part(part.file, &part.place, part.fields, "config_groups")? else { return Ok(()) };
     for name in groups.fields.keys() {
         let group = groups.inner(name)?;
-        group.among("targets", &[json!(["Linear"]), Value::Null], "[\"Linear\"]")?;
-        group.refuse_others(&["targets", "weights", "input_activations"])?;
+        group.require_one_of("targets", &[json!(["Linear"]), Value::Null], "[\"Linear\"]")?;
+        group.refuse_unknown_keys(&["targets", "weights", "input_activations"])?;
         for part in [group.inner("weights")?, group.inner("input_activations")?] {
-            part.are_e4m3()?;
-            part.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy"])?;
+            part.require_e4m3()?;
+            part.refuse_unknown_keys(&["num_bits", "type", "symmetric", "dynamic", "strategy"])?;
             if !is_by_channel {
-                part.among("dynamic", &[json!(false), Value::Null], "false")?;
-                part.among("strategy", &[json!("tensor"), Value::Null], "tensor")?;
+                part.require_one_of("dynamic", &[json!(false), Value::Null], "false")?;
+                part.require_one_of("strategy", &[json!("tensor"), Value::Null], "tensor")?;
             }
         }
     }

@@ -6,7 +6,7 @@ use super::error::QuantizationError;
 use super::modules::Modules;
 
 /// Maximum number of characters of a value in an error message.
-const SHOWN: usize = 60;
+const VALUE_CHARS_MAX: usize = 60;
 
 /// A JSON object of a settings file.
 pub(super) struct Fields<'c> {
@@ -34,7 +34,8 @@ impl<'c> Fields<'c> {
 
     /// The object `name`, which must exist.
     pub fn inner(&self, name: &str) -> Result<Fields<'c>, QuantizationError> {
-        Fields::part(self.file, &self.place, self.fields, name)?.ok_or_else(|| self.refused(name, "an object"))
+        Fields::part(self.file, &self.place, self.fields, name)?
+            .ok_or_else(|| self.refused(name, "an object that is not empty"))
     }
 
     pub fn text(&self, name: &str) -> Option<&'c str> {
@@ -57,15 +58,20 @@ impl<'c> Fields<'c> {
     }
 
     /// Refuses number formats other than E4M3.
-    pub fn are_e4m3(&self) -> Result<(), QuantizationError> {
-        self.among("num_bits", &[json!(8)], "8")?;
-        self.among("type", &[json!("float")], "float")?;
-        self.among("symmetric", &[json!(true), Value::Null], "true")
+    pub fn require_e4m3(&self) -> Result<(), QuantizationError> {
+        self.require_one_of("num_bits", &[json!(8)], "8")?;
+        self.require_one_of("type", &[json!("float")], "float")?;
+        self.require_one_of("symmetric", &[json!(true), Value::Null], "true")
     }
 
-    /// Refuses a value that is not in `among`. If `among` has null, the key may be missing.
-    pub fn among(&self, name: &str, among: &[Value], supported: &'static str) -> Result<(), QuantizationError> {
-        if among.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
+    /// Refuses a value that is not in `accepted`. If `accepted` has null, the key may be missing.
+    pub fn require_one_of(
+        &self,
+        name: &str,
+        accepted: &[Value],
+        supported: &'static str,
+    ) -> Result<(), QuantizationError> {
+        if accepted.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
             Ok(())
         } else {
             Err(self.refused(name, supported))
@@ -73,7 +79,7 @@ impl<'c> Fields<'c> {
     }
 
     /// Refuses keys that are not in `known`, unless their value is null, false or empty.
-    pub fn refuse_others(&self, known: &[&str]) -> Result<(), QuantizationError> {
+    pub fn refuse_unknown_keys(&self, known: &[&str]) -> Result<(), QuantizationError> {
         let is_none = |value: &Value| match value {
             Value::Null | Value::Bool(false) => true,
             Value::Object(fields) => fields.is_empty(),
@@ -99,7 +105,7 @@ impl<'c> Fields<'c> {
 /// A truncated value. A text is shown without quotes.
 fn shown(value: &Value) -> String {
     let mut value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    if let Some((end, _)) = value.char_indices().nth(SHOWN) {
+    if let Some((end, _)) = value.char_indices().nth(VALUE_CHARS_MAX) {
         value.truncate(end);
         value.push('…');
     }

@@ -6,7 +6,7 @@ use bursar_kernels::QuantizationScheme;
 use super::choice::{QuantizationMethod, WeightQuantization};
 use super::error::QuantizationError;
 use super::modules::Modules;
-use crate::checkpoint::packed::{PackedOrder, PackedScheme};
+use crate::checkpoint::packed::{PackedFormat, PackedScheme};
 
 /// The format of quantized weights in a checkpoint.
 #[derive(Clone, Debug)]
@@ -37,9 +37,9 @@ impl PackedQuantization {
         self.rules.iter().find(|(modules, _)| modules.has(module)).map_or(Some(self.scheme), |(_, scheme)| *scheme)
     }
 
-    /// The order of packing, which is the same for all modules.
-    pub fn order(&self) -> PackedOrder {
-        self.scheme.order
+    /// The file format, which is the same for all modules.
+    pub fn format(&self) -> PackedFormat {
+        self.scheme.format
     }
 }
 

@@ -8,14 +8,14 @@ use super::error::QuantizationError;
 use super::fields::Fields;
 use super::formats::PackedQuantization;
 use super::modules::Modules;
-use crate::checkpoint::packed::{PackedOrder, PackedScheme};
+use crate::checkpoint::packed::{PackedFormat, PackedScheme};
 
 /// The name of the format in compressed-tensors.
 pub(super) const PACK_QUANTIZED: &str = "pack-quantized";
 
 /// Keys of GPTQ settings that say how the weights were computed, or which kernels to use. They do
 /// not change how weights are read.
-const GPTQ_NOTES: [&str; 32] = [
+const GPTQ_IGNORED: [&str; 32] = [
     "act_group_aware",
     "backend",
     "batch_size",
@@ -51,10 +51,10 @@ const GPTQ_NOTES: [&str; 32] = [
 ];
 
 /// Keys of GPTQ settings that may differ among modules.
-const GPTQ_OF_LAYERS: [&str; 4] = ["bits", "group_size", "sym", "desc_act"];
+const GPTQ_PER_MODULE: [&str; 4] = ["bits", "group_size", "sym", "desc_act"];
 
 /// Keys of AWQ settings that do not change how weights are read.
-const AWQ_NOTES: [&str; 6] = ["do_fuse", "exllama_config", "fuse_max_seq_len", "lm_head", "meta", "modules_to_fuse"];
+const AWQ_IGNORED: [&str; 6] = ["do_fuse", "exllama_config", "fuse_max_seq_len", "lm_head", "meta", "modules_to_fuse"];
 
 /// Reads the settings of AutoAWQ, as in Qwen's releases (transformers 5.17, `AwqConfig`), and of
 /// GPTQModel, which also writes this format.
@@ -64,19 +64,19 @@ pub(super) fn awq(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationE
     if let Some(name) = VERSIONS.iter().find(|name| !is_gemm(name)) {
         return Err(part.refused(name, "gemm"));
     }
-    part.among("bits", &[json!(4)], "4")?;
-    part.among("zero_point", &[json!(true), Value::Null], "true")?;
-    part.among("backend", &[json!("autoawq"), json!("auto"), Value::Null], "autoawq")?;
-    part.among("pack_dtype", &[json!("int32"), Value::Null], "int32")?;
+    part.require_one_of("bits", &[json!(4)], "4")?;
+    part.require_one_of("zero_point", &[json!(true), Value::Null], "true")?;
+    part.require_one_of("backend", &[json!("autoawq"), json!("auto"), Value::Null], "autoawq")?;
+    part.require_one_of("pack_dtype", &[json!("int32"), Value::Null], "int32")?;
     let lists = ["modules_to_not_convert", "ignore"];
     let others = ["quant_method", "bits", "group_size", "zero_point", "backend", "pack_dtype", "dynamic"];
-    part.refuse_others(&[&others[..], &VERSIONS, &lists, &AWQ_NOTES].concat())?;
-    let (group, order) = (group(part)?, PackedOrder::Awq);
-    let scheme = PackedScheme { order, bits: 4, group, has_zero_points: true, is_reordered: false };
+    part.refuse_unknown_keys(&[&others[..], &VERSIONS, &lists, &AWQ_IGNORED].concat())?;
+    let (group, format) = (group(part)?, PackedFormat::Awq);
+    let scheme = PackedScheme { format, bits: 4, group, has_zero_points: true, is_reordered: false };
     let mut rules = vec![(part.modules(&lists)?, None)];
     rules.extend(dynamic_rules(part, scheme)?);
     if rules.iter().any(|(_, changed)| changed.is_some_and(|changed| changed.bits != 4 || changed.is_reordered)) {
-        return Err(part.refused("dynamic", "rules that change only the size of groups"));
+        return Err(part.refused("dynamic", "rules that exclude modules or change only group_size"));
     }
     Ok(PackedQuantization { method: QuantizationMethod::Awq, scheme, rules })
 }
@@ -85,13 +85,15 @@ pub(super) fn awq(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationE
 /// symmetric, so `sym` changes nothing.
 pub(super) fn gptq(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationError> {
     let formats = [json!("gptq"), json!("gptq_v2"), Value::Null];
-    ["checkpoint_format", "format"].iter().try_for_each(|name| part.among(name, &formats, "gptq and gptq_v2"))?;
+    ["checkpoint_format", "format"]
+        .iter()
+        .try_for_each(|name| part.require_one_of(name, &formats, "gptq and gptq_v2"))?;
     let is_v2 = ["checkpoint_format", "format"].iter().any(|name| part.text(name) == Some("gptq_v2"));
-    part.among("pack_dtype", &[json!("int32"), Value::Null], "int32")?;
+    part.require_one_of("pack_dtype", &[json!("int32"), Value::Null], "int32")?;
     let of_files = ["quant_method", "checkpoint_format", "format", "pack_dtype", "dynamic", "modules_to_not_convert"];
-    part.refuse_others(&[&GPTQ_OF_LAYERS[..], &of_files, &GPTQ_NOTES].concat())?;
-    let order = if is_v2 { PackedOrder::GptqV2 } else { PackedOrder::Gptq };
-    let whole = PackedScheme { order, bits: 0, group: None, has_zero_points: true, is_reordered: false };
+    part.refuse_unknown_keys(&[&GPTQ_PER_MODULE[..], &of_files, &GPTQ_IGNORED].concat())?;
+    let format = if is_v2 { PackedFormat::GptqV2 } else { PackedFormat::Gptq };
+    let whole = PackedScheme { format, bits: 0, group: None, has_zero_points: true, is_reordered: false };
     let scheme = gptq_scheme(part, whole, true)?;
     let mut rules = vec![(part.modules(&["modules_to_not_convert"])?, None)];
     rules.extend(dynamic_rules(part, scheme)?);
@@ -114,7 +116,7 @@ fn dynamic_rules(
         let modules = Modules::new(part.file, [&*format!("re:{pattern}")])?;
         let changed = match Fields::part(part.file, &dynamic.place, dynamic.fields, key)? {
             Some(changes) if !is_plain => {
-                changes.refuse_others(&[&GPTQ_OF_LAYERS[..], &GPTQ_NOTES].concat())?;
+                changes.refuse_unknown_keys(&[&GPTQ_PER_MODULE[..], &GPTQ_IGNORED].concat())?;
                 gptq_scheme(&changes, scheme, false)?
             }
             _ => scheme,
@@ -124,12 +126,12 @@ fn dynamic_rules(
     dynamic.fields.keys().map(rule).collect()
 }
 
-/// The scheme of GPTQ settings. Keys that are missing keep their value of `base`, unless `is_whole`
-/// is set.
+/// The scheme of GPTQ settings. Missing keys are taken from `base`. If `is_whole`, `bits` and
+/// `group_size` must be present, and missing flags are false.
 fn gptq_scheme(part: &Fields<'_>, base: PackedScheme, is_whole: bool) -> Result<PackedScheme, QuantizationError> {
     let has = |name: &str| is_whole || part.fields.contains_key(name);
     let flag = |name: &str| {
-        part.among(name, &[json!(true), json!(false), Value::Null], "true and false")?;
+        part.require_one_of(name, &[json!(true), json!(false), Value::Null], "true and false")?;
         Ok::<_, QuantizationError>(part.fields.get(name) == Some(&json!(true)))
     };
     flag("sym")?;
@@ -139,24 +141,24 @@ fn gptq_scheme(part: &Fields<'_>, base: PackedScheme, is_whole: bool) -> Result<
     Ok(PackedScheme { bits, group, is_reordered, ..base })
 }
 
-/// Reads the settings of `pack-quantized` as llm-compressor writes them: groups of modules, of which
-/// only the weights are quantized.
+/// Reads the settings of `pack-quantized` as llm-compressor writes them: groups of modules with
+/// quantized weights and unquantized activations.
 pub(super) fn pack_quantized(part: &Fields<'_>) -> Result<PackedQuantization, QuantizationError> {
     let groups = part.inner("config_groups")?;
     let mut rules = vec![(part.modules(&["ignore"])?, None)];
     let mut others = Vec::new();
     for name in groups.fields.keys() {
         let group = groups.inner(name)?;
-        group.among("format", &[json!(PACK_QUANTIZED), Value::Null], PACK_QUANTIZED)?;
-        group.among("input_activations", &[Value::Null], "null")?;
-        group.refuse_others(&["targets", "format", "weights", "input_activations"])?;
+        group.require_one_of("format", &[json!(PACK_QUANTIZED), Value::Null], PACK_QUANTIZED)?;
+        group.require_one_of("input_activations", &[Value::Null], "null")?;
+        group.refuse_unknown_keys(&["targets", "format", "weights", "input_activations"])?;
         let scheme = packed_weights(&group.inner("weights")?)?;
         match group.fields.get("targets") {
             Some(targets) if *targets == json!(["Linear"]) => others.push(scheme),
             _ => rules.push((group.modules(&["targets"])?, Some(scheme))),
         }
     }
-    // A single group has all packed weights, whatever its targets are.
+    // If there is only one group, its scheme applies to every packed weight, even outside its targets.
     let scheme = match (&*others, &rules[1..]) {
         ([scheme], _) | ([], [(_, Some(scheme))]) => *scheme,
         ([], _) => return Err(part.refused("config_groups", "a group with the targets [\"Linear\"]")),
@@ -168,14 +170,15 @@ pub(super) fn pack_quantized(part: &Fields<'_>) -> Result<PackedQuantization, Qu
 /// Reads the scheme of the weights of a group (compressed-tensors 0.20, `QuantizationArgs`).
 fn packed_weights(part: &Fields<'_>) -> Result<PackedScheme, QuantizationError> {
     let bits = bits(part, "num_bits")?;
-    part.among("type", &[json!("int"), Value::Null], "int")?;
-    part.among("symmetric", &[json!(true), json!(false), Value::Null], "true and false")?;
-    part.among("dynamic", &[json!(false), Value::Null], "false")?;
-    part.among("block_structure", &[Value::Null], "null")?;
-    // With the value `weight`, columns were only visited in another order.
+    part.require_one_of("type", &[json!("int"), Value::Null], "int")?;
+    part.require_one_of("symmetric", &[json!(true), json!(false), Value::Null], "true and false")?;
+    part.require_one_of("dynamic", &[json!(false), Value::Null], "false")?;
+    part.require_one_of("block_structure", &[Value::Null], "null")?;
+    // `weight` changes only the order in which the tool quantized the columns, not their order in the
+    // file.
     let orders = [json!("group"), json!("dynamic"), json!("weight"), json!("static"), json!(false), Value::Null];
-    part.among("actorder", &orders, "group, weight, static and null")?;
-    part.refuse_others(&[
+    part.require_one_of("actorder", &orders, "group, weight, static and null")?;
+    part.refuse_unknown_keys(&[
         "num_bits",
         "type",
         "symmetric",
@@ -194,18 +197,18 @@ fn packed_weights(part: &Fields<'_>) -> Result<PackedScheme, QuantizationError> 
             group => group,
         },
         Some("channel") => {
-            part.among("group_size", &[Value::Null, json!(-1)], "null")?;
+            part.require_one_of("group_size", &[Value::Null, json!(-1)], "null")?;
             None
         }
         _ => return Err(part.refused("strategy", "group and channel")),
     };
     let has_zero_points = part.fields.get("symmetric") == Some(&json!(false));
     let is_reordered = matches!(part.text("actorder"), Some("group" | "dynamic"));
-    Ok(PackedScheme { order: PackedOrder::CompressedTensors, bits, group, has_zero_points, is_reordered })
+    Ok(PackedScheme { format: PackedFormat::CompressedTensors, bits, group, has_zero_points, is_reordered })
 }
 
 fn bits(part: &Fields<'_>, name: &str) -> Result<usize, QuantizationError> {
-    part.among(name, &[json!(4), json!(8)], "4 and 8")?;
+    part.require_one_of(name, &[json!(4), json!(8)], "4 and 8")?;
     Ok(if part.fields.get(name) == Some(&json!(8)) { 8 } else { 4 })
 }
 

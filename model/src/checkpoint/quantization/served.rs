@@ -4,7 +4,7 @@ use bursar_kernels::{QuantizationScheme, SCALE_BLOCK, Target};
 
 /// All schemes that checkpoints may have, for messages.
 pub(super) const SUPPORTED: &str =
-    "FP8 by blocks of 128 x 128, by channel or by tensor, or in 4 or 8 bits as AWQ, GPTQ or pack-quantized";
+    "FP8 (per block of 128 x 128, per channel or per tensor), AWQ (4 bits), or GPTQ or pack-quantized (4 or 8 bits)";
 
 /// Number of rows and of columns of a weight for which a target has kernels if there are kernels for
 /// quantized weights of any shape.

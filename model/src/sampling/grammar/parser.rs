@@ -49,17 +49,17 @@ impl Parser {
     ///
     /// # Errors
     /// [`GrammarError::Broken`] if fewer tokens were read or the parser has failed before.
-    pub(super) fn go_back(&mut self, tokens: usize) -> Result<(), GrammarError> {
+    pub(super) fn rollback(&mut self, tokens: usize) -> Result<(), GrammarError> {
         self.guarded(|inner| inner.rollback(tokens))?;
         self.tokens_read -= tokens;
         Ok(())
     }
 
-    /// How many of `tokens` are allowed one after the other. Reads none of them.
+    /// The number of leading tokens of `tokens` that are allowed. The parser does not advance.
     ///
     /// # Errors
     /// The errors of [`mask`](Self::mask).
-    pub(super) fn allows(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
+    pub(super) fn allowed_prefix_len(&mut self, tokens: &[u32]) -> Result<usize, GrammarError> {
         self.guarded(|inner| inner.validate_tokens_raw(tokens))
     }
 

@@ -57,15 +57,15 @@ impl Grammar {
         Ok(AllowedTokens { only_ends: others.is_zero(), set })
     }
 
-    /// How many of the tokens `next` the grammar allows, one after the other, after `produced`.
+    /// The number of leading tokens of `next` that the grammar allows after `produced`.
     ///
     /// # Errors
     /// The errors of [`allowed`](Self::allowed).
-    pub fn allows(&self, produced: &[u32], next: &[u32]) -> Result<usize, GrammarError> {
+    pub fn allowed_prefix_len(&self, produced: &[u32], next: &[u32]) -> Result<usize, GrammarError> {
         let vocabulary = &self.vocabulary.allowed;
         let is_plain = |token: &&u32| (**token as usize) < vocabulary.len() && vocabulary.is_allowed(**token);
         let plain = next.iter().take_while(is_plain).count();
-        self.state().ask(produced, |parser| parser.allows(&next[..plain]))
+        self.state().ask(produced, |parser| parser.allowed_prefix_len(&next[..plain]))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -92,7 +92,7 @@ impl State {
     fn advance(&mut self, produced: &[u32]) -> Result<(), GrammarError> {
         let common = produced.iter().zip(&self.seen).take_while(|(produced, seen)| produced == seen).count();
         // Drafts that were rejected are the last tokens that the parser has read.
-        if self.seen.len() > common && self.parser.go_back(self.seen.len() - common).is_err() {
+        if self.seen.len() > common && self.parser.rollback(self.seen.len() - common).is_err() {
             self.begin_again();
         }
         self.seen.truncate(common);

@@ -4,7 +4,7 @@
 
 use bursar_model::DRAFTS_OF_STEP;
 
-use super::{SchedulerCore, Sequence, SequenceTokens};
+use super::{SchedulerCore, Sequence, SequenceTokens, StepUnderWay};
 use crate::{
     pace::{Pace, StepWork},
     scheduler::drafts::Drafter,
@@ -29,13 +29,15 @@ impl SchedulerCore {
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
         let share = |sequence: &&Sequence| {
             let drafts = if sequence.to_come > 0 { 0 } else { sequence.drafts_within(drafts_max) };
-            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts, further: self.further_drafts(sequence, 1) }
+            let further = self.further_drafts(sequence, 1, drafts);
+            SequenceTokens { sequence: sequence.id(), tokens: 1, drafts, further }
         };
         let mut shares: Vec<_> = decoding.iter().map(share).collect();
         let rows = |share: &SequenceTokens| 1 + share.drafts + self.running[&share.sequence].state_lag;
         // Sequences with one row come first, because attention processes them together.
         shares.sort_by_key(|share| rows(share) > 1);
-        // A sequence is left out only if two steps accepted drafts before one could run them again.
+        // Normally every sequence fits. A sequence is left out only if accepted drafts of two earlier
+        // steps must run again in this step.
         let mut room = self.limits.step_tokens;
         shares.retain(|share| {
             let left = room.checked_sub(rows(share));
@@ -48,16 +50,17 @@ impl SchedulerCore {
             None => in_order(&prompts, room),
         };
         let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
-            let further = self.further_drafts(s, tokens);
+            let further = self.further_drafts(s, tokens, 0);
             SequenceTokens { sequence: s.id(), tokens, drafts: 0, further }
         });
         shares.extend(of_prompts.filter(|share| share.tokens > 0));
         shares
     }
 
-    /// The most tokens that are drafted for each decoding sequence. Drafts take at most half of the
-    /// tokens next to one of each decoding sequence. For a model with recurrent states, one of each
-    /// possible sequence counts, so that the next step has room to run accepted drafts again.
+    /// Maximum number of drafts for each decoding sequence. Each decoding sequence needs one token of
+    /// the step, and drafts may take half of the rest. With recurrent states, one token is set aside
+    /// for every sequence that may run, not only the decoding ones, so that the next step has room to
+    /// run accepted drafts again.
     pub(super) fn drafts_each(&self) -> usize {
         if self.limits.draft_tokens == 0 {
             return 0;
@@ -65,23 +68,29 @@ impl SchedulerCore {
         self.drafts_among(self.streams())
     }
 
-    /// The most tokens that are drafted for each of `decoding` sequences.
+    /// Maximum number of drafts for each of `decoding` sequences.
     fn drafts_among(&self, decoding: usize) -> usize {
         let sequences = if self.kv.has_states() { self.limits.sequences } else { decoding };
         let most = DRAFTS_OF_STEP.min(self.limits.step_tokens.saturating_sub(sequences) / 2);
-        let pays = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.of(decoding));
-        pays.min(most.checked_div(decoding).unwrap_or(0))
+        let limit = self.draft_limit.as_ref().map_or(self.limits.draft_tokens, |limit| limit.drafts_for(decoding));
+        limit.min(most.checked_div(decoding).unwrap_or(0))
     }
 
     /// The drafts that the draft head computes after its first, in a step that runs the next `tokens`
-    /// tokens of `sequence`, so that the next step can verify them.
-    fn further_drafts(&self, sequence: &Sequence, tokens: usize) -> usize {
-        let drafts = matches!(sequence.spec.drafter, Drafter::DraftHead) && tokens == sequence.pending();
-        if !drafts || self.limits.draft_tokens == 0 {
+    /// tokens of `sequence` and `drafts` drafts, so that the next step can verify them. The lane waits
+    /// for the tokens of such a step, so it is not planned ahead.
+    fn further_drafts(&self, sequence: &Sequence, tokens: usize, drafts: usize) -> usize {
+        let is_drafted = matches!(sequence.spec.drafter, Drafter::DraftHead)
+            && tokens == sequence.pending()
+            && self.under_way.is_empty()
+            && !sequence.backoff.withholds_next();
+        let streams = self.streams();
+        if !is_drafted || self.limits.draft_tokens == 0 || streams > 0 && self.drafts_among(streams) == 0 {
             return 0;
         }
-        // The step chooses a token, and the last token of a reply is never drafted.
-        let useful = sequence.remaining().saturating_sub(2);
+        // The step chooses a token after the accepted drafts, and the last token of a reply is never
+        // drafted.
+        let useful = sequence.remaining().saturating_sub(drafts + 2);
         self.drafts_among(self.running.len()).min(useful).saturating_sub(1)
     }
 
@@ -104,7 +113,8 @@ impl SchedulerCore {
 
     /// Learns that the oldest running step took `micros` µs.
     pub(super) fn learn(&mut self, micros: u64) {
-        if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front()) {
+        let has_drafts = |step: &StepUnderWay| step.parts.iter().any(|part| part.drafts + part.further > 0);
+        if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front().filter(|step| !has_drafts(step))) {
             pace.costs.learn(&step.work, step.pictures, micros);
         }
     }
@@ -146,8 +156,9 @@ impl SchedulerCore {
     /// first. The token interval of that sequence is two steps.
     fn some_join_every_other_step(&self) -> bool {
         let drafts_max = self.drafts_each();
-        let must_be_seen = |s: &Sequence| s.is_decoding() && s.must_be_seen(drafts_max);
-        self.looks_ahead && self.running.len() >= super::LEFT_OUT && self.running.values().any(must_be_seen)
+        let seen = self.running.values().filter(|s| s.is_decoding() && s.must_be_seen(drafts_max)).count();
+        // If there are more such sequences, no step is planned ahead, and each step runs all of them.
+        self.looks_ahead && seen > 0 && seen * super::LEFT_OUT <= self.running.len()
     }
 }
 

@@ -19,8 +19,8 @@ pub enum Input {
     /// the plan's order: the tokens of its first rows, up to the first that was not expected. `None`
     /// if the logits are not numbers.
     Stepped(Vec<Vec<Option<u32>>>),
-    /// The drafts of the model's draft head after the tokens of the next [`Input::Stepped`], for each
-    /// sequence that chooses.
+    /// For each sequence that chooses, the draft head's proposals for the tokens after those of the
+    /// [`Input::Stepped`] that follows.
     Drafted(Vec<Vec<u32>>),
     /// The pool must change to this many blocks. A smaller size takes effect when the running steps
     /// have ended.

@@ -14,10 +14,14 @@ impl SchedulerCore {
         let step = self.under_way.pop_front().expect("a step ended that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
         let began = std::mem::replace(&mut self.stepped_at, self.now);
-        // A step that was submitted later leaves out the time in which nothing ran.
-        if let Some(limit) = self.draft_limit.as_mut().filter(|_| !step.has_prompts && step.launched <= began) {
-            limit.learn(step.parts.len(), tokens.iter().map(Vec::len).sum(), (self.now - began).as_micros() as u64);
+        // A step submitted after the previous step ended is not measured, because the interval would
+        // include idle time. Pictures that are encoded at the same time slow steps down, too.
+        let is_measured = !step.has_prompts && !step.pictures && step.launched <= began;
+        if let Some(limit) = self.draft_limit.as_mut().filter(|_| is_measured) {
+            let each = tokens.iter().map(Vec::len).sum::<usize>() as f64 / step.parts.len() as f64;
+            limit.learn(step.drafts, each, (self.now - began).as_micros() as u64);
         }
+        let drafts_max = self.drafts_each();
         let mut tokens = tokens.iter();
         let mut drafted = std::mem::take(&mut self.drafted).into_iter();
         let mut ended = Vec::new();
@@ -29,7 +33,7 @@ impl SchedulerCore {
                 continue;
             }
             let finish = match chosen {
-                Some(chosen) => self.chose(part, chosen, proposed, effects),
+                Some(chosen) => self.chose(part, chosen, (proposed, drafts_max), effects),
                 None => {
                     self.kv.release_skipped(part.sequence, part.end);
                     None
@@ -60,17 +64,19 @@ impl SchedulerCore {
     }
 
     /// Records the tokens that a step chose for a sequence: one, and one more for each accepted
-    /// draft. `proposed` are the drafts after them. Returns how the sequence has ended, if it has.
+    /// draft. `proposed` are the drafts after them, of which at most
+    /// `drafts_max` are used. Returns how the sequence has ended, if it has.
     fn chose(
         &mut self,
         part: PartUnderWay,
         chosen: &[Option<u32>],
-        proposed: Vec<u32>,
+        (proposed, drafts_max): (Vec<u32>, usize),
         effects: &mut Vec<Effect>,
     ) -> Option<Finish> {
         let id = part.sequence;
         let sequence = self.running.get_mut(&id).expect("the sequence was looked up before");
-        sequence.chose();
+        let has_drafts = part.drafts + part.further > 0;
+        sequence.chose(has_drafts);
         let (mut finish, mut pushed) = (None, 0);
         let wanted = if sequence.cancelled { &[][..] } else { chosen };
         for token in wanted {
@@ -91,9 +97,10 @@ impl SchedulerCore {
         // The keys and values of the accepted drafts are in the cache. The last token is not.
         let accepted = usize::saturating_sub(pushed, 1);
         sequence.cached += accepted;
-        // A recurrent state cannot be cut like the cache, so the step has left it before the drafts. The
-        // next step runs the accepted drafts again. Their blocks are named after that, so that no block
-        // is written while other sequences read it.
+        // A recurrent state cannot be truncated like the cache, so the step saved it as it was before
+        // the drafts, and the next step runs the accepted drafts again. The blocks of those drafts are
+        // named only after the next step has run them, so that no sequence reads a block that is still
+        // being written.
         let end = if self.kv.has_states() {
             sequence.state_lag = accepted;
             part.end
@@ -111,13 +118,16 @@ impl SchedulerCore {
         // The next step, which may be running, begins after these tokens.
         self.kv.release_skipped(id, end);
         let verified = (part.drafts > 0).then(|| (part.drafts, chosen.len() - 1));
-        if part.drafts + part.further > 0 {
+        if has_drafts {
+            assert!(!self.under_way.iter().any(|step| step.has(id)), "a step under way may use the blocks of drafts");
             self.kv.truncate(id, sequence.spec.tokens.len());
         }
         if let Some((drafted, accepted)) = verified {
             self.verified.count(drafted, accepted);
         }
-        sequence.draft(self.limits.draft_tokens, verified, proposed);
+        if finish.is_none() {
+            sequence.draft(drafts_max, verified, proposed);
+        }
         finish
     }
 

@@ -227,8 +227,8 @@ impl Story {
     }
 }
 
-/// The token after `tokens`: most often one of ten that follow each other, so that drafts are
-/// accepted, and otherwise one that depends on all tokens.
+/// The token after `tokens`: usually the last token's successor in a cycle of ten, so that drafts are
+/// accepted, and otherwise a token that depends on all of `tokens`.
 fn choice(tokens: &[u32]) -> u32 {
     let sum = tokens.iter().fold(7, |sum: u32, token| sum.wrapping_mul(31) ^ token);
     if sum.is_multiple_of(5) { sum % 50 + 1 } else { tokens[tokens.len() - 1] % 10 + 1 }
