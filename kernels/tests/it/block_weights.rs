@@ -110,10 +110,10 @@ fn many_rows_give_what_each_row_gives_alone() {
                 scope.download(&scope.linear(&x, &weight(scope, columns, &[&weights])?, None)?)
             })
         };
-        let alone: Vec<f32> = (0..rows).flat_map(|row| found(row, 1)).collect();
-        assert_eq!(found(0, 7), alone[..7 * features], "{format:?}: a few rows have the same bits");
-        for (many, alone) in found(0, rows).iter().zip(&alone) {
-            assert!(f64::from((many - alone).abs()) < tolerance(columns), "{format:?}: {many} and {alone}");
+        let single: Vec<f32> = (0..rows).flat_map(|row| found(row, 1)).collect();
+        assert_eq!(found(0, 7), single[..7 * features], "{format:?}: a few rows have the same bits");
+        for (many, single) in found(0, rows).iter().zip(&single) {
+            assert!(f64::from((many - single).abs()) < tolerance(columns), "{format:?}: {many} and {single}");
         }
     }
 }
