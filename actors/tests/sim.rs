@@ -30,7 +30,7 @@ use cast::{
     Chance, PATCHES_A_ROW, Request, STOP, chosen, content, drafter, drafts, has_draft_head, pace, sampler, weights,
 };
 use tiers::{HostMemory, HostRows};
-use worlds::{for_each_world, run_and_say};
+use worlds::{for_each_world, run_and_say, scheduler, vision};
 
 struct World {
     seed: u64,
@@ -108,20 +108,6 @@ struct World {
 
 /// Pictures, and the rows that they are in.
 type Pins = (Vec<PictureHash>, Vec<u32>);
-
-/// Builds the scheduler for a seed. Every other seed has a token interval target, which its steps
-/// may miss.
-fn scheduler(limits: Limits, groups: &CacheGroups, looks_ahead: bool, seed: u64) -> SchedulerCore {
-    let scheduler =
-        SchedulerCore::new(limits).with_groups(groups.clone()).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
-    let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
-    let scheduler = scheduler.with_draft_head(has_draft_head(seed));
-    if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
-}
-
-fn vision(cache_rows: usize, launch_patches: usize, seed: u64) -> VisionCore {
-    VisionCore::new(cache_rows, launch_patches).with_tenants(weights(seed)).with_host(tiers::rows(seed))
-}
 
 impl World {
     fn new(seed: u64, groups: CacheGroups, looks_ahead: bool) -> World {
