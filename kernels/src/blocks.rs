@@ -130,6 +130,14 @@ impl BlockRows {
     }
 }
 
+/// A row of activations.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupedRow<'a> {
+    pub groups: &'a [[f32; BLOCK_GROUP]],
+    /// The sum of each group.
+    pub sums: &'a [f32],
+}
+
 /// The elements of one block, as integers. Element `i` is the integer `i` times the scale of its
 /// [`Block::GROUP`], plus the offset of its [`BLOCK_GROUP`].
 pub(crate) struct Unpacked {

@@ -5,11 +5,15 @@ use std::{array, ops::Range};
 
 use super::{
     arithmetic::sum,
-    block_dot::{GroupedRow, products, widen},
+    block_dot::{products, widen},
     memory::{Output, Rows, widened},
     threads::Threads,
 };
-use crate::{BlockRows, Weight, blocks::BLOCK_GROUP, calls::Linear};
+use crate::{
+    BlockRows, Weight,
+    blocks::{BLOCK_GROUP, GroupedRow},
+    calls::Linear,
+};
 
 /// Largest number of rows of activations for which blocks are unpacked again for each
 /// [`ROWS_AT_ONCE`] rows. For more rows, panels of the weight are widened for `gemm`.
@@ -33,7 +37,7 @@ impl<'a> BlockWeight<'a> {
         Some(BlockWeight { rows: weight.blocks.as_ref()?, bytes: Rows::of(&weight.data).all() })
     }
 
-    /// Widens adjacent rows.
+    /// Widens adjacent rows. `out` has as many elements as the rows.
     pub(super) fn widen(&self, rows: Range<usize>, mut out: &mut [f32]) {
         for (kind, rows, bytes) in self.rows.runs(rows) {
             let own;

@@ -7,6 +7,8 @@ mod arithmetic;
 mod attention;
 mod attention_packed;
 mod attention_paged;
+#[cfg(target_arch = "x86_64")]
+mod block_avx2;
 mod block_dot;
 mod block_products;
 mod copy_blocks;
