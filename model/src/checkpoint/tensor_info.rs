@@ -129,7 +129,7 @@ impl<'a> TensorInfo<'a> {
 
     /// The stored bytes of the model's row `row`. [`rows`](Self::rows) defines the rows. If the
     /// columns are reordered, the result is the whole stored row. If blocks are cut, the result has
-    /// the whole blocks, which begin [`skipped_columns`](Self::skipped_columns) earlier.
+    /// the whole blocks, which begin up to a block earlier.
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let of_row = &self.bytes[self.stored_row(row) * self.pitch..];
         match self.order {
