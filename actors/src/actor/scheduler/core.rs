@@ -496,7 +496,10 @@ impl SchedulerCore {
                     tables: tables[place].blocks.clone(),
                 }),
             });
-            let next_token = if chosen.is_some() { NextToken::Chosen } else { sequence.after_next(count) };
+            let next_token = match (self.has_draft_head, &chosen) {
+                (true, None) => sequence.after_next(count),
+                (true, Some(_)) | (false, _) => NextToken::Chosen,
+            };
             let logit_rows = chosen.as_ref().map_or(0, ChosenRows::count);
             rows.extend(chosen);
             let scored_part = sequence.scored_in_next(count);
@@ -505,8 +508,7 @@ impl SchedulerCore {
                 let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
                 scored.push(Scored { sequence: sequence.id(), first, tokens, top });
             }
-            let draft_head_reads =
-                self.has_draft_head && matches!(next_token, NextToken::Known { cache_row: Some(_), .. });
+            let draft_head_reads = matches!(next_token, NextToken::Known { cache_row: Some(_), .. });
             shown.read.extend((!pictures[place].is_empty() || draft_head_reads).then(|| sequence.id()));
             next_tokens.push(next_token);
             shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));

@@ -288,6 +288,17 @@ impl Sequence {
         drafts_max.min(self.drafts.len()).min(self.remaining().saturating_sub(1))
     }
 
+    /// The number of drafts after the first that the draft head computes in a step which runs the next
+    /// `tokens` tokens and `drafts` drafts, so that the step after it can verify them.
+    pub(super) fn further_drafts(&self, tokens: usize, drafts: usize, further_max: usize) -> usize {
+        let is_head = matches!(self.spec.drafter, Drafter::DraftHead);
+        if !is_head || tokens < self.pending() || self.backoff.withholds_next() {
+            return 0;
+        }
+        // The step chooses a token after the accepted drafts. The last token of a reply is never drafted.
+        further_max.min(self.remaining().saturating_sub(drafts + 3))
+    }
+
     /// The first `count` drafted tokens.
     pub(super) fn drafts(&self, count: usize) -> &[u32] {
         &self.drafts[..count]

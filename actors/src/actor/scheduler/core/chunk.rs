@@ -5,10 +5,7 @@
 use bursar_model::DRAFTS_OF_STEP;
 
 use super::{SchedulerCore, Sequence, SequenceTokens, StepUnderWay};
-use crate::{
-    pace::{Pace, StepWork},
-    scheduler::drafts::Drafter,
-};
+use crate::pace::{Pace, StepWork};
 
 /// The fewest prompt tokens that a step with prompts runs in addition to decoding, so that prompts
 /// make progress whatever interval is promised. Larger chunks are whole multiples of this number.
@@ -20,6 +17,7 @@ impl SchedulerCore {
     /// the promised interval allows.
     pub(super) fn shares(&self) -> Vec<SequenceTokens> {
         let drafts_max = self.drafts_each();
+        let further_max = self.further_drafts_max(drafts_max);
         let runs = |sequence: &&Sequence| {
             !sequence.is_over()
                 && !sequence.waits_to_be_seen(drafts_max)
@@ -29,7 +27,7 @@ impl SchedulerCore {
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
         let share = |sequence: &&Sequence| {
             let drafts = if sequence.to_come > 0 { 0 } else { sequence.drafts_within(drafts_max) };
-            let further = self.further_drafts(sequence, 1, drafts);
+            let further = sequence.further_drafts(1, drafts, further_max);
             SequenceTokens { sequence: sequence.id(), tokens: 1, drafts, further }
         };
         let mut shares: Vec<_> = decoding.iter().map(share).collect();
@@ -50,7 +48,7 @@ impl SchedulerCore {
             None => in_order(&prompts, room),
         };
         let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| {
-            let further = self.further_drafts(s, tokens, 0);
+            let further = s.further_drafts(tokens, 0, further_max);
             SequenceTokens { sequence: s.id(), tokens, drafts: 0, further }
         });
         shares.extend(of_prompts.filter(|share| share.tokens > 0));
@@ -76,22 +74,13 @@ impl SchedulerCore {
         limit.min(most.checked_div(decoding).unwrap_or(0))
     }
 
-    /// The drafts that the draft head computes after its first, in a step that runs the next `tokens`
-    /// tokens of `sequence` and `drafts` drafts, so that the next step can verify them. The lane waits
-    /// for the tokens of such a step, so it is not planned ahead.
-    fn further_drafts(&self, sequence: &Sequence, tokens: usize, drafts: usize) -> usize {
-        let is_drafted = matches!(sequence.spec.drafter, Drafter::DraftHead)
-            && tokens == sequence.pending()
-            && self.under_way.is_empty()
-            && !sequence.backoff.withholds_next();
-        let streams = self.streams();
-        if !is_drafted || self.limits.draft_tokens == 0 || streams > 0 && self.drafts_among(streams) == 0 {
+    /// Maximum number of drafts that the draft head computes after its first for each sequence of the
+    /// next step. The lane waits for the tokens of such a step, so it is not planned ahead.
+    fn further_drafts_max(&self, drafts_max: usize) -> usize {
+        if !self.has_draft_head || !self.under_way.is_empty() || drafts_max == 0 && self.has_streams() {
             return 0;
         }
-        // The step chooses a token after the accepted drafts, and the last token of a reply is never
-        // drafted.
-        let useful = sequence.remaining().saturating_sub(drafts + 2);
-        self.drafts_among(self.running.len()).min(useful).saturating_sub(1)
+        self.drafts_among(self.running.len()).saturating_sub(1)
     }
 
     /// The number of decoding sequences, whose readers wait for the next token.
