@@ -100,7 +100,8 @@ impl Stage {
         let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &counter);
-        let logits = self.model.step(&scope, batch, &caches, LogitsOf::AllRanks, |_, _| Ok(())).expect("the step runs");
+        let logits =
+            self.model.step(&scope, batch, &caches, LogitsOf::AllRanks, None, |_, _| Ok(())).expect("the step runs");
         scope.download(&scope.argmax(&logits).expect("logits")).expect("tokens")
     }
 

@@ -286,7 +286,8 @@ impl Model {
 
     /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or only this rank's
     /// columns. On a GPU, there may be gaps between the rows. `score` receives the logits of the
-    /// scored rows, a few rows at a time; see
+    /// scored rows, a few rows at a time. If `hidden` `[tokens, hidden]` is given, it receives the rows
+    /// that [`draft`](Self::draft) reads; see
     /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
@@ -294,25 +295,11 @@ impl Model {
         batch: &StepBatch,
         caches: &StepCaches<'_>,
         of: LogitsOf,
+        hidden: Option<&mut Tensor<'_>>,
         score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step(scope, batch, caches, of, None, score)
-    }
-
-    /// Like [`step`](Self::step), but also writes all rows after the decoder's final norm to `hidden`
-    /// `[tokens, hidden]`, for [`draft`](Self::draft).
-    pub fn step_into<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        batch: &StepBatch,
-        caches: &StepCaches<'_>,
-        of: LogitsOf,
-        hidden: &mut Tensor<'_>,
-        score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
-    ) -> Result<Tensor<'s>, KernelError> {
-        self.assert_loaded::<B>();
-        self.family.decoder().step(scope, batch, caches, of, Some(hidden), score)
+        self.family.decoder().step(scope, batch, caches, of, hidden, score)
     }
 
     /// Runs the draft head after a step and returns `[logit_rows, vocabulary]` f32, or only this
@@ -341,24 +328,10 @@ impl Model {
         layout: &StepLayout,
         caches: &StepCaches<'_>,
         of: LogitsOf,
+        hidden: Option<&mut Tensor<'_>>,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step_over(scope, step_arrays, layout, caches, of, None)
-    }
-
-    /// Like [`step_over`](Self::step_over), but also writes all rows after the decoder's final norm
-    /// to `hidden` `[tokens, hidden]`.
-    pub fn step_over_into<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        step_arrays: &Tensor<'_>,
-        layout: &StepLayout,
-        caches: &StepCaches<'_>,
-        of: LogitsOf,
-        hidden: &mut Tensor<'_>,
-    ) -> Result<Tensor<'s>, KernelError> {
-        self.assert_loaded::<B>();
-        self.family.decoder().step_over(scope, step_arrays, layout, caches, of, Some(hidden))
+        self.family.decoder().step_over(scope, step_arrays, layout, caches, of, hidden)
     }
 
     /// Launches a pass of the draft head whose arrays are already on the device; see

@@ -246,10 +246,7 @@ fn run_choosing<B: Backend>(
                 // The logits of the step are released before those of the draft head are computed.
                 let scope = &scope.scope();
                 let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scores.score(scope, logits);
-                let logits = match &mut hidden {
-                    Some(hidden) => model.step_into(scope, batch, &caches, of, hidden, score)?,
-                    None => model.step(scope, batch, &caches, of, score)?,
-                };
+                let logits = model.step(scope, batch, &caches, of, hidden.as_mut(), score)?;
                 // The scores are downloaded before the tokens, and the pass waits for the tokens.
                 // Scores are downloaded twice because two steps can be in flight, each with a
                 // separate buffer on the host.

@@ -12,7 +12,7 @@ use super::{Bench, Share, downloaded, greatest};
 /// are in the order of the shares.
 pub struct Drafted {
     pub step: Vec<Vec<f32>>,
-    /// One entry per pass of the head.
+    /// The logits of each pass of the head, in order.
     pub drafts: Vec<Vec<Vec<f32>>>,
 }
 
@@ -42,7 +42,7 @@ impl<B: Backend> Bench<B> {
             let step = {
                 let (scope, previous) = (scope.scope(), self.previous());
                 let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
-                let logits = self.model.step_into(&scope, &batch, &caches, all, &mut hidden, |_, _| Ok(()))?;
+                let logits = self.model.step(&scope, &batch, &caches, all, Some(&mut hidden), |_, _| Ok(()))?;
                 split(downloaded(&scope, &logits)?)
             };
             let mut chosen = scope.upload([rows], &greedy(&step))?;

@@ -283,7 +283,7 @@ impl<B: Backend> Bench<B> {
         let vocabulary = self.model.config().decoder().vocabulary;
         let mut scores = Vec::new();
         let logits = self.pass(|scope| {
-            let logits = self.model.step(scope, &batch, &caches, LogitsOf::AllRanks, |scope, rows| {
+            let logits = self.model.step(scope, &batch, &caches, LogitsOf::AllRanks, None, |scope, rows| {
                 assert!(rows.rows() <= SCORE_ROWS);
                 scores.extend(downloaded(scope, rows)?);
                 Ok(())

@@ -57,7 +57,7 @@ fn padded_decoding_is_decoding(folder: &str) {
     let step = |batch: &StepBatch| {
         let scope = Scope::new(&bench.backend, &workspace, &counter);
         let logits =
-            bench.model.step(&scope, batch, &caches, LogitsOf::AllRanks, |_, _| Ok(())).expect("the step runs");
+            bench.model.step(&scope, batch, &caches, LogitsOf::AllRanks, None, |_, _| Ok(())).expect("the step runs");
         scope.download::<f32>(&logits).expect("the logits are downloaded")
     };
     let prompts = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
@@ -96,7 +96,7 @@ fn padded_decoding_is_decoding(folder: &str) {
         let before = choices();
         let scope = Scope::new(&bench.backend, &workspace, &counter);
         let logits =
-            bench.model.step_over(&scope, &image, &layout, &caches, LogitsOf::AllRanks).expect("the step runs");
+            bench.model.step_over(&scope, &image, &layout, &caches, LogitsOf::AllRanks, None).expect("the step runs");
         let found = scope.download::<f32>(&logits).expect("the logits are downloaded");
         assert!(found.iter().all(|logit| logit.is_finite()), "the logits of padding are finite");
         let (found, _) = found.split_at(expected.len());
@@ -123,7 +123,7 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
         let runs = |launches: &usize| {
             backend.fail_launches(*launches, 1);
             let scope = Scope::new(&backend, &workspace, &counter);
-            bench.model.step(&scope, &prompt, &caches, LogitsOf::AllRanks, |_, _| Ok(())).is_ok()
+            bench.model.step(&scope, &prompt, &caches, LogitsOf::AllRanks, None, |_, _| Ok(())).is_ok()
         };
         (0..100).find(runs).expect("a step runs after at most 100 attempts")
     };
@@ -171,7 +171,7 @@ fn padding_does_not_change_drafts() {
     };
     let prompts = StepBatch { drafts: Some(drafts(&tokens, &next)), ..batch(&tokens, &[0; 3], true) };
     let mut hidden = scope.empty([prompts.token_count(), width]).expect("the workspace is large");
-    bench.model.step_into(&scope, &prompts, &caches, all, &mut hidden, |_, _| Ok(())).expect("a step");
+    bench.model.step(&scope, &prompts, &caches, all, Some(&mut hidden), |_, _| Ok(())).expect("a step");
     let mut normed = scope.empty([3, width]).expect("the workspace is large");
     let rows = DraftRows { hidden: &hidden, normed: &mut normed };
     bench.model.draft(&scope, &prompts, &caches, all, rows).expect("the prompts are drafted");
@@ -182,7 +182,7 @@ fn padding_does_not_change_drafts() {
     let inputs = DraftInputs { tokens: unseen, ..DraftInputs::default() };
     let decoding = StepBatch { drafts: Some(inputs), ..batch(&[vec![5], vec![7], vec![11]], &PASTS, true) };
     let mut hidden = scope.empty([3, width]).expect("the workspace is large");
-    bench.model.step_into(&scope, &decoding, &caches, all, &mut hidden, |_, _| Ok(())).expect("a step");
+    bench.model.step(&scope, &decoding, &caches, all, Some(&mut hidden), |_, _| Ok(())).expect("a step");
     let rows = DraftRows { hidden: &hidden, normed: &mut normed };
     let expected = bench.model.draft(&scope, &decoding, &draft_caches, all, rows).expect("a draft");
     let expected = scope.download::<f32>(&expected).expect("the logits are downloaded");
@@ -198,7 +198,7 @@ fn padding_does_not_change_drafts() {
         let layout = StepLayout::decode(rows, decoder.step_format(), CONTEXT);
         let mut hidden = scope.empty([rows, width]).expect("the workspace is large");
         let arrays = image(&decoding, &layout);
-        bench.model.step_over_into(&scope, &arrays, &layout, &caches, all, &mut hidden).expect("the step runs");
+        bench.model.step_over(&scope, &arrays, &layout, &caches, all, Some(&mut hidden)).expect("the step runs");
         let layout = StepLayout::decode(rows, decoder.draft_format(), CONTEXT);
         let mut normed = scope.empty([rows, width]).expect("the workspace is large");
         let arrays = image(&decoding.draft_pass(), &layout);

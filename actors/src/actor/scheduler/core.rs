@@ -193,8 +193,8 @@ impl SchedulerCore {
         self
     }
 
-    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens, even
-    /// if none are drafted.
+    /// Runs the model's draft head in each step. Its keys and values are computed for all tokens, also
+    /// in steps without drafts.
     #[must_use]
     pub fn with_draft_head(mut self, has_draft_head: bool) -> Self {
         self.has_draft_head = has_draft_head;

@@ -107,7 +107,7 @@ impl<B: Backend> ModelRunner<B> {
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
         let of = tokens.map_or(LogitsOf::AllRanks, Tokens::logits_of);
         let step_arrays = inputs.tensor(layout, self.rank());
-        let logits: Tensor<'_> = self.model.step_over(&scope, &step_arrays, layout, &caches, of)?;
+        let logits: Tensor<'_> = self.model.step_over(&scope, &step_arrays, layout, &caches, of, None)?;
         match tokens {
             Some(Tokens::Greedy) => buffers.take_argmax(&scope, &logits),
             Some(Tokens::Asked) => buffers.choose(&scope, &logits),

@@ -75,15 +75,16 @@ impl<B: Backend> ModelRunner<B> {
         let buffers = self.memory.sampling.buffers(self.rank());
         let mut normed = scope.empty([rows, width])?;
         let mut drafted = scope.empty_u32([rows])?;
-        let chosen = buffers.chosen();
-        self.run_head(scope, &job.batch, (cache, &chosen), DraftRows { hidden, normed: &mut normed }, &mut drafted)?;
+        let layers = self.memory.layer_caches(&self.model);
+        let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
+        self.run_head(scope, &job.batch, &caches, DraftRows { hidden, normed: &mut normed }, &mut drafted)?;
         let first = Drafting::First(scope.download_later(&drafted)?);
         if job.choices.iter().all(|choice| choice.further.is_none()) {
             return Ok((Chosen::Coming(choosing), first));
         }
         let chosen = choosing.finish(&job.choices)?;
         let mut drafts = first.finish(&job.choices, &chosen)?;
-        self.draft_further(scope, job, cache, (&chosen, &normed), &mut drafts)?;
+        self.draft_further(scope, job, &caches, (&chosen, &normed), &mut drafts)?;
         Ok((Chosen::Known(chosen), Drafting::Known(drafts)))
     }
 
@@ -93,7 +94,7 @@ impl<B: Backend> ModelRunner<B> {
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
         job: &StepJob,
-        cache: &Tensor<'_>,
+        caches: &StepCaches<'_>,
         (chosen, normed): (&ChosenTokens, &Tensor<'_>),
         drafts: &mut [Vec<u32>],
     ) -> Result<(), LaneError> {
@@ -120,7 +121,8 @@ impl<B: Backend> ModelRunner<B> {
             let (before, mut drafted) = drafted.split_rows_mut(further * count);
             let tokens = before.row_range((further - 1) * count..further * count);
             let rows = DraftRows { hidden: &hidden, normed: &mut next };
-            self.run_head(scope, &batch, (cache, &tokens), rows, &mut drafted.row_range_mut(0..count))?;
+            let caches = StepCaches { previous: &tokens, ..*caches };
+            self.run_head(scope, &batch, &caches, rows, &mut drafted.row_range_mut(0..count))?;
             mem::swap(&mut hidden, &mut next);
         }
         let tokens = scope.download_later::<u32>(&drafted)?.wait()?;
@@ -136,19 +138,17 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Runs the draft head on the rows of `batch` and writes a draft for each row of logits to
-    /// `drafted` `[logit_rows]` u32. `chosen` has the tokens after the rows of logits.
+    /// `drafted` `[logit_rows]` u32. `caches.previous` has the tokens after the rows of logits.
     fn run_head(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
         batch: &StepBatch,
-        (cache, chosen): (&Tensor<'_>, &Tensor<'_>),
+        caches: &StepCaches<'_>,
         rows: DraftRows<'_, '_>,
         drafted: &mut Tensor<'_>,
     ) -> Result<(), LaneError> {
         let scope = scope.scope();
-        let layers = self.memory.layer_caches(&self.model);
-        let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: chosen };
-        let logits = self.model.draft(&scope, batch, &caches, LogitsOf::OwnRank, rows)?;
+        let logits = self.model.draft(&scope, batch, caches, LogitsOf::OwnRank, rows)?;
         if logits.rows() > 0 {
             argmax_into(&scope, &logits, self.model.config().decoder().vocabulary, drafted)?;
         }

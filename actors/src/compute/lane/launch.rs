@@ -99,12 +99,9 @@ impl<B: Backend> ModelRunner<B> {
         let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
         let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
         let of = logits_of(&job.choices);
-        // [logit_rows, vocabulary or own tokens]
         let score = |scope: &Scope<'_, _>, rows: &Tensor<'_>| scores.score(scope, rows);
-        let logits = match hidden {
-            Some(hidden) => self.model.step_into(scope, &job.batch, &caches, of, hidden, score)?,
-            None => self.model.step(scope, &job.batch, &caches, of, score)?,
-        };
+        // [logit_rows, vocabulary or own tokens]
+        let logits = self.model.step(scope, &job.batch, &caches, of, hidden, score)?;
         let scores = scores.download(scope)?;
         let rows = logits.rows();
         // The choices are built after the layers are launched, so that the device computes

@@ -213,7 +213,7 @@ fn blocks_for_further_drafts_are_given_back() {
     bed.chose_and_drafted(&[&[30]], &[&[]]);
     bed.cancel(1).chose(&[&[31]]);
     bed.assert_all_home();
-    // In a pool that is too small for drafts, none are drafted.
+    // In a pool that is too small for drafts, steps run without them.
     let mut bed = with_head(2, drafting(1, 64, 1, 8));
     bed.admit(headed(1, &prompt[..14], 2));
     bed.chose_and_drafted(&[&[20]], &[&[21]]);
