@@ -12,16 +12,18 @@ use std::{
 };
 
 use bursar_actors::{
-    compute::graph::GraphShape,
+    compute::graph::{GraphShape, GraphSize},
     compute::lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, StateMemory},
 };
 use bursar_budgets::*;
-use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
+use bursar_kernels::{
+    BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken, ops::gated_delta::NO_STATE,
+};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{BlockTable, CacheFormat, CacheGroups, SequencePart, StateSlots, StepBatch, StepFormat, Token},
+    flow::{BlockTable, CacheFormat, CacheGroups, NextToken, SequencePart, StateSlots, StepBatch, StepFormat, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
@@ -81,11 +83,11 @@ impl Stage {
 
     /// A stage with the demo model and a KV cache of this format.
     fn cached(cache: CacheFormat) -> Option<Stage> {
-        let shape = GraphShape { sequences: 11, context_tokens: 180, format: FORMAT };
+        let shape = GraphShape::without_drafts(11, 180, FORMAT);
         Stage::of(demo(), cache, shape, GROWTH)
     }
 
-    /// A stage whose KV cache holds `shape.sequences` sequences, with addresses for
+    /// A stage whose KV cache holds `shape.decode_rows` sequences, with addresses for
     /// `growth` times as many.
     fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphShape, growth: usize) -> Option<Stage> {
         static TURN: Mutex<()> = Mutex::new(());
@@ -113,14 +115,15 @@ impl Stage {
         let kernels = CudaKernels::load(&cuda, target, &search).expect("the kernels load");
         let device: Arc<dyn Device> = cuda.clone();
         let checkpoint = Checkpoint::open(source).expect("the checkpoint opens").with_cache(cache);
+        let checkpoint = checkpoint.with_draft_head(shape.has_draft_head);
         let plan = Model::plan(&checkpoint, &kernels.target()).expect("the model can be planned");
         let (bytes, kv_shape) = (plan.weight_bytes(), plan.kv_shape(&kernels.target()));
-        let blocks = shape.sequences * blocks_each(shape) * shape.format.groups;
+        let blocks = shape.decode_rows * blocks_each(shape) * shape.format.groups;
         let reserved = growth * blocks;
         let kv_bytes = KvMemory::bytes(kv_shape, reserved, device.page());
         let states = plan.state_shape(&kernels.target());
         let state_bytes =
-            states.map_or(Bytes::ZERO, |states| StateMemory::bytes(states, shape.sequences, device.page()));
+            states.map_or(Bytes::ZERO, |states| StateMemory::bytes(states, shape.decode_rows, device.page()));
         let (wanted, free) =
             (CAPACITY + bytes + kv_bytes + state_bytes, cuda.memory().expect("the device reports its memory").free);
         if wanted > free {
@@ -139,11 +142,11 @@ impl Stage {
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, WORKSPACE));
         let vocabulary = model.config().decoder().vocabulary;
         let groups = model.config().decoder().cache_groups();
-        let sampling = SamplingShape { rows: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
+        let sampling = SamplingShape { rows: shape.logit_rows, context_tokens: shape.context_tokens, vocabulary };
         let sampling_bytes = SamplingMemory::bytes(sampling, device.page());
         let states = states.map(|states| {
             let lease = leased.lease(Class::States, state_bytes);
-            StateMemory::back(&device, states, shape.sequences, Arc::new(lease)).expect("memory")
+            StateMemory::back(&device, states, shape.decode_rows, Arc::new(lease)).expect("memory")
         });
         let memory = Arc::new(EngineMemory::new(EngineParts {
             states,
@@ -166,10 +169,10 @@ impl Stage {
 
     /// Captures every size. Returns the memory that the graphs took.
     fn capture(&self) -> Bytes {
-        let captured = self.shape.buckets().into_iter().map(|rows| {
+        let captured = self.shape.sizes().into_iter().map(|size| {
             let (give, answer) = sync_channel(1);
             let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
-            self.lane.submit(Job::Capture(CaptureJob { rows, answer: answer_to }));
+            self.lane.submit(Job::Capture(CaptureJob { size, answer: answer_to }));
             let outcome: Result<Option<Bytes>, LaneError> = answer.recv().expect("each job is answered");
             outcome.expect("the graph is captured").expect("the GPU supports graphs")
         });
@@ -178,11 +181,11 @@ impl Stage {
 
     /// Drops graphs. Steps of these sizes are then launched kernel by kernel, with
     /// the algorithms measured before.
-    fn forget(&self, sizes: &[usize]) {
-        for &rows in sizes {
+    fn forget(&self, sizes: &[GraphSize]) {
+        for &size in sizes {
             let (give, answer) = sync_channel(1);
             let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
-            self.lane.submit(Job::Forget { rows, answer: answer_to });
+            self.lane.submit(Job::Forget { size, answer: answer_to });
             answer.recv().expect("each job is answered").expect("the graph is forgotten");
         }
     }
@@ -190,7 +193,11 @@ impl Stage {
     fn submit(&self, parts: &[SequencePart<'_>], choices: Vec<Choice>) -> Receiver<Result<Stepped, LaneError>> {
         let (give, answer) = sync_channel(1);
         let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
-        let batch = StepBatch::pack(parts);
+        let batch = if self.shape.has_draft_head {
+            StepBatch::pack_with_drafts(parts, &vec![NextToken::Chosen; parts.len()])
+        } else {
+            StepBatch::pack(parts)
+        };
         let job =
             StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), spans: Vec::new(), answer: answer_to };
         self.lane.submit(Job::Step(Box::new(job)));
@@ -209,7 +216,7 @@ impl Stage {
     ) -> (Vec<Vec<Token>>, usize) {
         let (sequences, blocks_each) = (samplers.len(), blocks_each(self.shape));
         // The longest prompt leaves enough context for a reply.
-        let longer = (self.shape.context_tokens - 2 * STEPS) / self.shape.sequences;
+        let longer = (self.shape.context_tokens - 2 * STEPS) / self.shape.decode_rows;
         let prompt =
             |sequence: usize| (0..5 + (longer * sequence) as u32).map(|at| (at * 7 + sequence as u32) % 300).collect();
         let prompts: Vec<Vec<u32>> = (0..sequences).map(prompt).collect();
@@ -286,6 +293,80 @@ impl Stage {
         (replies, replayed)
     }
 
+    /// Decodes `tokens` tokens after a prompt for each sequence of `guesses`, with drafts that are
+    /// mostly the tokens of `guesses`. The steps have different numbers of drafts and of accepted
+    /// drafts. Returns the tokens, the drafts of the draft head, and the numbers of steps, of steps
+    /// that ran as a graph, and of accepted drafts.
+    fn drafted(&self, guesses: &[Vec<u32>], tokens: usize) -> Drafted {
+        let (sequences, groups) = (guesses.len(), self.groups.count());
+        let block = |s: usize, group: usize, at: usize| ((at * groups + group) * sequences + s) as u32;
+        let table = |s, group| (0..blocks_each(self.shape)).map(|at| block(s, group, at)).collect::<Vec<_>>().into();
+        let tables: Vec<Vec<BlockTable>> =
+            (0..sequences).map(|s| (0..groups).map(|group| table(s, group)).collect()).collect();
+        let prompts: Vec<Vec<u32>> =
+            (0..sequences as u32).map(|s| (0..9 + s).map(|at| at * 7 % 300 + s).collect()).collect();
+        let sampler = self.sampler(SamplingParams::default());
+        let mut drafted = Drafted { replies: vec![Vec::new(); sequences], ..Drafted::default() };
+        // Accepted drafts of the last step of each sequence, which run again if there is a state.
+        let mut repeated = vec![0; sequences];
+        while drafted.replies.iter().any(|reply| reply.len() < tokens) {
+            let drafts_of = |s: usize| -> Vec<u32> {
+                let (produced, count) = (drafted.replies[s].len(), (drafted.steps + s) % 4);
+                let wrong = |at: usize| (at + s + drafted.steps).is_multiple_of(5);
+                let guess = |at: usize| guesses[s].get(at).map(|token| token ^ u32::from(wrong(at)));
+                if produced == 0 { Vec::new() } else { (produced..produced + count).map_while(guess).collect() }
+            };
+            let drafts: Vec<Vec<u32>> = (0..sequences).map(drafts_of).collect();
+            let rows_of = |s: usize| -> (Vec<u32>, usize) {
+                let reply = &drafted.replies[s];
+                let known: Vec<u32> = prompts[s].iter().chain(reply).copied().collect();
+                let first = if reply.is_empty() { 0 } else { known.len() - 1 - repeated[s] };
+                (known[first..].iter().chain(&drafts[s]).copied().collect(), first)
+            };
+            let rows: Vec<_> = (0..sequences).map(rows_of).collect();
+            let positions: Vec<Vec<[u32; 3]>> = rows
+                .iter()
+                .map(|(tokens, first)| (0..tokens.len()).map(|at| [(first + at) as u32; 3]).collect())
+                .collect();
+            let parts: Vec<_> = (0..sequences)
+                .map(|s| {
+                    let (count, slot) = (rows[s].0.len(), s as u32);
+                    let mut state = StateSlots::in_place(slot);
+                    if !drafts[s].is_empty() {
+                        // The state stops before the drafts.
+                        state.write = NO_STATE;
+                        state.snapshots[1] = Some(((count - drafts[s].len()) as u32, slot));
+                    }
+                    SequencePart {
+                        logit_rows: 1 + drafts[s].len(),
+                        repeated: if rows[s].1 == 0 { 0 } else { repeated[s] },
+                        state: self.shape.format.has_states.then_some(state),
+                        ..part(&rows[s].0, &positions[s], rows[s].1, &tables[s])
+                    }
+                })
+                .collect();
+            let choice = |s: usize| Choice {
+                sampler: sampler.clone(),
+                position: drafted.replies[s].len() as u64,
+                past: None,
+                drafts: drafts[s].clone(),
+                further: None,
+            };
+            let choices = (0..sequences).map(choice).collect();
+            let stepped = self.submit(&parts, choices).recv().expect("each job is answered").expect("the step runs");
+            drafted.steps += 1;
+            drafted.replayed += usize::from(stepped.is_by_graph);
+            for (s, chosen) in stepped.chosen.into_iter().enumerate() {
+                let has_state_before_drafts = self.shape.format.has_states && !drafts[s].is_empty();
+                repeated[s] = if has_state_before_drafts { chosen.len() - 1 } else { 0 };
+                drafted.accepted += chosen.len() - 1;
+                drafted.replies[s].extend(chosen.into_iter().map(|token| token.expect("a number").id));
+            }
+            drafted.of_head.push(stepped.drafts);
+        }
+        drafted
+    }
+
     fn sampler(&self, params: SamplingParams) -> Arc<Sampler> {
         Arc::new(Sampler::new(params, self.vocabulary).expect("the parameters are valid"))
     }
@@ -336,9 +417,20 @@ fn part<'a>(
         tables,
         pictures: &[],
         logit_rows: 1,
+        repeated: 0,
         scored: 0..0,
         state: None,
     }
+}
+
+/// The outcome of [`Stage::drafted`].
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Drafted {
+    replies: Vec<Vec<u32>>,
+    of_head: Vec<Vec<Vec<u32>>>,
+    steps: usize,
+    replayed: usize,
+    accepted: usize,
 }
 
 /// How a step names the tokens of the previous step.
@@ -368,7 +460,7 @@ fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
-    let shape = GraphShape { sequences: 24, context_tokens: 320, format: FORMAT };
+    let shape = GraphShape::without_drafts(24, 320, FORMAT);
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
@@ -379,10 +471,46 @@ fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
 fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen3.5-0.8b", 7).expect("the shape is known");
     let format = StepFormat { has_states: true, ..FORMAT };
-    let shape = GraphShape { sequences: 11, context_tokens: 180, format };
+    let shape = GraphShape::without_drafts(11, 180, format);
     let source = CheckpointSource::Random(Arc::new(weights));
     let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
+}
+
+/// Steps with drafts replay a graph too, and change no reply and no draft of the draft head.
+fn assert_graphs_change_no_drafted_step(source: &CheckpointSource, shape: GraphShape) {
+    let Some(stage) = Stage::of(source.clone(), CacheFormat::Plain, shape, 1) else { return };
+    stage.capture();
+    for sequences in [1, 3] {
+        let unguessed = stage.drafted(&vec![Vec::new(); sequences], 30);
+        assert_eq!((unguessed.accepted, unguessed.replayed), (0, unguessed.steps - 1));
+        let guesses = &unguessed.replies;
+        let by_graphs = stage.drafted(guesses, 24);
+        assert_eq!(by_graphs.replayed, by_graphs.steps - 1, "every step except that of the prompts is a graph");
+        assert!(by_graphs.accepted >= 4 * sequences, "{} drafts were accepted", by_graphs.accepted);
+        assert!(by_graphs.of_head.iter().flatten().all(|drafts| drafts.len() == usize::from(shape.has_draft_head)));
+        stage.forget(&shape.sizes());
+        let eager = stage.drafted(guesses, 24);
+        assert_eq!(eager, Drafted { replayed: 0, ..by_graphs });
+        stage.capture();
+    }
+}
+
+#[test]
+fn drafts_are_verified_the_same_with_and_without_graphs() {
+    let shape = GraphShape { logit_rows: 16, decode_rows: 16, ..GraphShape::without_drafts(4, 180, FORMAT) };
+    assert_graphs_change_no_drafted_step(&demo(), shape);
+}
+
+#[test]
+fn drafts_of_a_hybrid_are_verified_the_same_with_and_without_graphs() {
+    let weights = random_checkpoint("qwen3.5-0.8b", 7).expect("the shape is known");
+    let source = CheckpointSource::Random(Arc::new(weights));
+    let format = StepFormat { has_states: true, ..FORMAT };
+    for has_draft_head in [false, true] {
+        let of_rows = GraphShape { logit_rows: 16, verify_rows: 28, ..GraphShape::without_drafts(4, 180, format) };
+        assert_graphs_change_no_drafted_step(&source, GraphShape { has_draft_head, ..of_rows });
+    }
 }
 
 /// Two of four layers have a window of 23 tokens, which prompts and replies exceed.
@@ -390,7 +518,7 @@ fn the_states_of_a_hybrid_are_the_same_with_and_without_graphs() {
 fn windowed_layers_reply_the_same_with_and_without_graphs() {
     let source = || CheckpointSource::Folder(bursar_golden::path("qwen2_windowed"));
     let format = StepFormat { axes: 1, groups: 2, has_states: false };
-    let shape = GraphShape { sequences: 11, context_tokens: 180, format };
+    let shape = GraphShape::without_drafts(11, 180, format);
     for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
         let Some(stage) = Stage::of(source(), cache, shape, 1) else { return };
         assert_graphs_change_no_reply(&stage);
@@ -400,10 +528,10 @@ fn windowed_layers_reply_the_same_with_and_without_graphs() {
 /// Checks that replies with graphs equal replies without graphs, for every number of sequences.
 fn assert_graphs_change_no_reply(stage: &Stage) {
     let taken = stage.capture();
-    println!("{} sizes take {taken}", stage.shape.buckets().len());
-    let all = 1..=stage.shape.sequences;
+    println!("{} sizes take {taken}", stage.shape.sizes().len());
+    let all = 1..=stage.shape.decode_rows;
     let by_graphs: Vec<_> = all.clone().map(|n| stage.replies(&stage.plain(n), STEPS, 0, Named::Unseen)).collect();
-    stage.forget(&stage.shape.buckets());
+    stage.forget(&stage.shape.sizes());
     let mut differ = Vec::new();
     for (sequences, (graphs, replayed)) in all.zip(by_graphs) {
         assert_eq!(replayed, STEPS, "every step except the prompt steps replays a graph");
@@ -424,7 +552,7 @@ fn a_step_without_its_size_captured_never_takes_a_larger_graph() {
     let reply = |sequences| stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
     let [(three, of_four), (five, of_eight)] = [3, 5].map(reply);
     assert_eq!((of_four, of_eight), (STEPS, STEPS), "graphs of four and eight rows replay every step");
-    stage.forget(&[4]);
+    stage.forget(&[GraphSize::decode(4)]);
     assert_eq!([3, 5].map(reply), [(three, 0), (five, STEPS)]);
 }
 
@@ -432,14 +560,14 @@ fn a_step_without_its_size_captured_never_takes_a_larger_graph() {
 fn graphs_and_single_launches_draw_alike_with_equal_seeds() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
-    let all = 1..=stage.shape.sequences;
+    let all = 1..=stage.shape.decode_rows;
     let by_graphs: Vec<_> = all.clone().map(|n| stage.replies(&stage.samplers(n), STEPS, 0, Named::Unseen)).collect();
     for (sequences, (graphs, replayed)) in all.clone().zip(&by_graphs) {
         assert_eq!(*replayed, STEPS, "every step except the prompt steps replays a graph");
         let (seen, replayed) = stage.replies(&stage.samplers(sequences), STEPS, 0, Named::Seen);
         assert_eq!((&seen, replayed), (graphs, STEPS), "{sequences} sequences, each token seen before the next step");
     }
-    stage.forget(&stage.shape.buckets());
+    stage.forget(&stage.shape.sizes());
     for (sequences, (graphs, _)) in all.zip(by_graphs) {
         let (eager, replayed) = stage.replies(&stage.samplers(sequences), STEPS, 0, Named::Unseen);
         assert_eq!(replayed, 0, "no step replays a graph");
@@ -533,7 +661,7 @@ fn decoding_can_be_captured_again_between_two_steps() {
         }
         // Each size takes two graphs, and their memory is reported. Nothing is backed
         // or page-locked for graphs.
-        let allocations = counts.allocations + 3 * 2 * stage.shape.buckets().len() as u64;
+        let allocations = counts.allocations + 3 * 2 * stage.shape.sizes().len() as u64;
         assert_eq!(stage.device.counts(), CudaCounts { allocations, ..counts });
         let left = stage.device.memory().expect("the device reports its memory").free;
         assert!(left + told >= free, "{left} are left of {free}, and only {told} were reported");

@@ -79,6 +79,7 @@ impl Stage {
                 tables,
                 pictures: &[],
                 logit_rows: 1,
+                repeated: 0,
                 scored: 0..0,
                 state: None,
             })

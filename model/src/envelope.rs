@@ -109,6 +109,13 @@ impl Envelope {
         (self.sequences + self.drafts_of_step()).min(self.step_tokens)
     }
 
+    /// Maximum rows of decoding sequences in one step. With recurrent states, a step also runs the
+    /// accepted drafts of the step before again.
+    pub fn decoding_rows(&self, has_states: bool) -> usize {
+        let repeated = if has_states { self.drafts_of_step() } else { 0 };
+        (self.logit_rows() + repeated).min(self.step_tokens)
+    }
+
     /// Maximum total patches of the pictures and videos of one request: the patches of
     /// `largest_pictures` pictures of the largest size. If fewer patches fit into the context, the
     /// context is the limit. The vision cache is sized for this number.

@@ -10,10 +10,13 @@ use bursar_kernels::{
 
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
-    blocks::{decoder::StepCaches, draft_head::DraftRows, layer_cache::LayerCache, vision::most_of_a_rank},
-    flow::{BlockTable, EmbeddingRows, Grid, LogitsOf, NextToken, ResizedImage, SequencePart, StateSlots, StepBatch},
+    blocks::{decoder::StepCaches, draft_head::DraftMemory, layer_cache::LayerCache, vision::most_of_a_rank},
+    flow::{
+        BlockTable, EmbeddingRows, Grid, LogitsOf, NextToken, ResizedImage, SHORT_ROWS, SequencePart, StateSlots,
+        StepBatch,
+    },
     registry::EncoderBatch,
-    sampling::{SamplingBuffers, SamplingShape, Score, Scores, argmax_into},
+    sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     workload::{Workload, WorstCaseKind},
 };
 
@@ -90,10 +93,14 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
     worst_cases.push(WorstCase::of(&WorstCaseKind::DECODES, Pass::Step(decodes)));
     if envelope.drafts_of_step() > 0 {
-        // A model with recurrent states also runs the accepted drafts of the last step again.
-        let again = if has_states(model) { envelope.drafts_of_step() } else { 0 };
-        let tokens = (envelope.logit_rows() + again).min(envelope.step_tokens);
+        let tokens = envelope.decoding_rows(has_states(model));
         let verifies = step(model, envelope, room, request, tokens, false);
+        if verifies.short_sequences < verifies.sequence_count() {
+            // With fewer drafts, attention treats each row as a sequence and needs other scratch.
+            let tokens = tokens.min(SHORT_ROWS * envelope.sequences);
+            let short = step(model, envelope, room, request, tokens, false);
+            worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(short)));
+        }
         worst_cases.push(WorstCase::of(&WorstCaseKind::VERIFIES, Pass::Step(verifies)));
     }
     worst_cases
@@ -237,8 +244,8 @@ fn run_choosing<B: Backend>(
                 SamplingFeatures::Everything => LogitsOf::AllRanks,
             };
             let width = model.config().decoder().hidden;
-            let mut hidden = match &batch.drafts {
-                Some(_) => Some(scope.empty([batch.token_count(), width])?),
+            let mut drafting = match &batch.drafts {
+                Some(_) => Some(DraftMemory::take(scope, width, batch.token_count(), batch.logit_rows.len())?),
                 None => None,
             };
             let mut report_words = 0;
@@ -246,7 +253,8 @@ fn run_choosing<B: Backend>(
                 // The logits of the step are released before those of the draft head are computed.
                 let scope = &scope.scope();
                 let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scores.score(scope, logits);
-                let logits = model.step(scope, batch, &caches, of, hidden.as_mut(), score)?;
+                let logits =
+                    model.step(scope, batch, &caches, of, drafting.as_mut().map(|memory| &mut memory.hidden), score)?;
                 // The scores are downloaded before the tokens, and the pass waits for the tokens.
                 // Scores are downloaded twice because two steps can be in flight, each with a
                 // separate buffer on the host.
@@ -263,14 +271,11 @@ fn run_choosing<B: Backend>(
                     }
                 }
             }
-            if let Some(hidden) = &hidden {
+            if let Some(memory) = &mut drafting {
                 let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
-                let mut normed = scope.empty([batch.logit_rows.len(), width])?;
-                let mut drafted = scope.empty_u32([batch.logit_rows.len()])?;
                 let scope = scope.scope();
-                let rows = DraftRows { hidden, normed: &mut normed };
-                let logits = model.draft(&scope, batch, &caches, LogitsOf::OwnRank, rows)?;
-                argmax_into(&scope, &logits, buffers.shape().vocabulary, &mut drafted)?;
+                let logits = model.draft(&scope, batch, &caches, LogitsOf::OwnRank, memory.rows())?;
+                memory.choose(&scope, &logits, buffers.shape().vocabulary)?;
             }
             scope.download_later::<u32>(&buffers.results(report_words))?.wait().map(drop)
         }
@@ -414,6 +419,8 @@ fn step(
             tables: &tables,
             pictures,
             logit_rows: logits[sequence],
+            // In a worst case of decoding sequences, the rows without logits are accepted drafts.
+            repeated: if are_scored { 0 } else { share - logits[sequence] },
             scored: 0..if are_scored { *share } else { 0 },
             state: has_states.then(|| StateSlots::in_place(sequence as u32)),
         })

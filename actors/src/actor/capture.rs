@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::{
     compute::{
-        graph::{Captured, GraphShape},
+        graph::{Captured, GraphShape, GraphSize},
         lane::{Answer, CaptureJob, Job, Lane, LaneError},
     },
     responder::{AskError, Responder},
@@ -20,7 +20,7 @@ pub enum CaptureError {
     /// The lane answered with an error.
     #[error("capturing steps of {rows} rows failed: {source}")]
     Refused {
-        /// Rows of the decode step.
+        /// Rows of the step.
         rows: usize,
         source: LaneError,
     },
@@ -43,8 +43,8 @@ pub async fn capture(
 ) -> Result<Bytes, CaptureError> {
     let mut taken = Bytes::ZERO;
     captured.none();
-    for rows in shape.buckets().into_iter().rev() {
-        taken += capture_one(lane, rows, question).await?;
+    for size in shape.sizes().into_iter().rev() {
+        taken += capture_one(lane, size, question).await?;
         captured.one_more();
     }
     Ok(taken)
@@ -52,18 +52,18 @@ pub async fn capture(
 
 /// Captures one size. Returns the bytes that the driver allocated for it, which are 0 on a device
 /// without graphs.
-pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
+pub(crate) async fn capture_one(lane: &Lane, size: GraphSize, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Responder::new();
-    lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
+    lane.submit(Job::Capture(CaptureJob { size, answer: Answer::to(|outcome| reply.answer(outcome)) }));
     let captured = question.wait(answer).await?;
-    captured.map(Option::unwrap_or_default).map_err(|source| CaptureError::Refused { rows, source })
+    captured.map(Option::unwrap_or_default).map_err(|source| CaptureError::Refused { rows: size.rows, source })
 }
 
-async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
+async fn forget(lane: &Lane, size: GraphSize) -> Result<(), CaptureError> {
     let (reply, answer) = Responder::new();
-    lane.submit(Job::Forget { rows, answer: Answer::to(|outcome| reply.answer(outcome)) });
+    lane.submit(Job::Forget { size, answer: Answer::to(|outcome| reply.answer(outcome)) });
     let forgotten = tree::RECAPTURE.wait(answer).await?;
-    forgotten.map_err(|source| CaptureError::Refused { rows, source })
+    forgotten.map_err(|source| CaptureError::Refused { rows: size.rows, source })
 }
 
 /// The outcome of [`recapture`].
@@ -73,7 +73,7 @@ pub enum Recaptured {
     All,
     /// Only this size and larger sizes were captured, or no size if `None`. Graphs of smaller sizes
     /// would exceed the lease, so steps of these sizes are launched kernel by kernel.
-    From(Option<usize>),
+    From(Option<GraphSize>),
 }
 
 /// Captures graphs again on a lane that replaces a dead lane, whose graphs were lost with it.
@@ -90,13 +90,13 @@ pub async fn recapture(
 ) -> Result<Recaptured, CaptureError> {
     let (mut taken, mut smallest) = (Bytes::ZERO, None);
     captured.none();
-    for rows in shape.buckets().into_iter().rev() {
-        taken += capture_one(&lane, rows, tree::RECAPTURE).await?;
+    for size in shape.sizes().into_iter().rev() {
+        taken += capture_one(&lane, size, tree::RECAPTURE).await?;
         if taken > paid {
-            forget(&lane, rows).await?;
+            forget(&lane, size).await?;
             return Ok(Recaptured::From(smallest));
         }
-        smallest = Some(rows);
+        smallest = Some(size);
         captured.one_more();
     }
     Ok(Recaptured::All)
@@ -110,8 +110,11 @@ mod tests {
 
     use super::*;
 
+    fn shape() -> GraphShape {
+        GraphShape::without_drafts(10, 64, FORMAT)
+    }
+
     const FORMAT: StepFormat = StepFormat { axes: 1, groups: 1, has_states: false };
-    const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, format: FORMAT };
 
     /// A lane whose graphs take 1 MiB each, except the graph of `free` rows, which takes none. The
     /// thread returns the requests that the lane received.
@@ -119,11 +122,11 @@ mod tests {
         let (lane, jobs) = Lane::by_hand();
         let asked = thread::spawn(move || {
             let done = jobs.into_iter().map(|job| match job {
-                Job::Capture(CaptureJob { rows, answer }) => {
+                Job::Capture(CaptureJob { size: GraphSize { rows, .. }, answer }) => {
                     answer.give(Ok(Some(if rows == free { Bytes::ZERO } else { Bytes::mib(1) })));
                     format!("capture {rows}")
                 }
-                Job::Forget { rows, answer } => {
+                Job::Forget { size: GraphSize { rows, .. }, answer } => {
                     answer.give(Ok(()));
                     format!("forget {rows}")
                 }
@@ -140,7 +143,7 @@ mod tests {
         let captured = Captured::default();
         (0..9).for_each(|_| captured.one_more());
         assert_eq!(
-            capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("the capture is answered"),
+            capture(&lane, shape(), tree::CAPTURE, &captured).await.expect("the capture is answered"),
             Bytes::mib(4)
         );
         assert_eq!(captured.count(), 5, "graphs that were captured before do not count");
@@ -152,14 +155,19 @@ mod tests {
     #[tokio::test]
     async fn a_second_capture_takes_no_more_than_is_leased() {
         let (same, asked) = lane(4);
-        let outcome = recapture(same, SHAPE, Bytes::mib(4), Arc::default()).await.expect("the capture is answered");
+        let outcome = recapture(same, shape(), Bytes::mib(4), Arc::default()).await.expect("the capture is answered");
         assert_eq!(outcome, Recaptured::All);
         assert_eq!(asked.join().expect("the lane thread has ended").len(), 5);
         let (larger, asked) = lane(0);
         let captured = Arc::<Captured>::default();
-        let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured.clone()).await.expect("the capture is answered");
+        let outcome =
+            recapture(larger, shape(), Bytes::mib(2), captured.clone()).await.expect("the capture is answered");
         assert_eq!(captured.count(), 2, "the forgotten size is not counted");
-        assert_eq!(outcome, Recaptured::From(Some(8)), "batches of smaller sizes run without a graph");
+        assert_eq!(
+            outcome,
+            Recaptured::From(Some(GraphSize::decode(8))),
+            "batches of smaller sizes run without a graph"
+        );
         assert_eq!(
             asked.join().expect("the lane thread has ended"),
             ["capture 10", "capture 8", "capture 4", "forget 4"]
@@ -170,7 +178,7 @@ mod tests {
     async fn a_lost_lane_ends_capturing_and_names_the_requested_size() {
         let (lane, jobs) = Lane::by_hand();
         drop(jobs);
-        let outcome = capture(&lane, SHAPE, tree::CAPTURE, &Captured::default()).await;
+        let outcome = capture(&lane, shape(), tree::CAPTURE, &Captured::default()).await;
         assert!(matches!(outcome, Err(CaptureError::Refused { rows: 10, source: LaneError::Gone })), "{outcome:?}");
     }
 }

@@ -154,7 +154,7 @@ impl GraphInputs {
     /// # Panics
     /// If fewer bytes are backed.
     pub fn over(segment: Segment, shape: GraphShape) -> Self {
-        let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
+        let bytes = DType::U32.bytes(shape.words());
         assert!(bytes <= segment.backed(), "inputs of {bytes} do not fit {}", segment.backed());
         GraphInputs { segment, shape, paid: OnceLock::new(), captured: Arc::default() }
     }
@@ -163,11 +163,13 @@ impl GraphInputs {
         self.shape
     }
 
-    /// The `[words]` u32 inputs of one rank for a step of `layout`, which must be one of
-    /// the layouts of [`shape`](Self::shape).
+    /// The `[words]` u32 inputs of one rank for a step of `layout`.
+    ///
+    /// # Panics
+    /// If the layout is larger than those of [`shape`](Self::shape).
     pub fn tensor(&self, layout: &StepLayout, rank: Rank) -> Tensor<'_> {
-        assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
-        // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the
+        assert!(DType::U32.bytes(layout.words()) <= self.segment.backed(), "{layout:?}");
+        // SAFETY: the segment is backed for the layout and outlives the borrow. Only the
         // step lane uses it, one pass after another.
         unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [layout.words()], DType::U32) }
     }

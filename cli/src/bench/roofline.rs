@@ -131,6 +131,7 @@ impl Planner {
             tables: &tables,
             pictures: &[],
             logit_rows: usize::from(share.chooses),
+            repeated: 0,
             scored: 0..0,
             state: has_states.then(|| StateSlots::in_place(slot as u32)),
         };

@@ -33,6 +33,10 @@ pub struct StateSequences<'m> {
     pub snapshot_slots: Tensor<'m>,
     /// Number of leading sequences that have exactly one row, as decoding sequences do.
     pub single_rows: usize,
+    /// Number of leading sequences with few rows, at least [`single_rows`](Self::single_rows). The
+    /// gated delta rule computes them token by token on every target, so that a token changes the
+    /// state in the same way whether it is decoded alone or verified with others.
+    pub short_sequences: usize,
 }
 
 /// Computes a depthwise causal convolution over the rows of each sequence, followed by SiLU:

@@ -104,10 +104,12 @@ pub(super) fn gated_delta(cuda: &Cuda, call: calls::GatedDelta<'_>) -> Result<()
     if !shape.key_dim.is_multiple_of(delta::KEY_DIM_STEP) || shape.key_dim > delta::KEY_DIM_MAX {
         return Err(KernelError::NoKernel { op: "gated_delta" });
     }
-    let (sequences, singles) = (call.sequences.context_lengths.rows(), call.sequences.single_rows);
+    let calls::StateSequences { single_rows: singles, short_sequences: short, .. } = *call.sequences;
+    let sequences = call.sequences.context_lengths.rows();
     token_by_token(cuda, &call, 0, singles)?;
     if has_chunks(&call) {
-        return in_chunks(cuda, &call, singles, sequences - singles);
+        token_by_token(cuda, &call, singles, short - singles)?;
+        return in_chunks(cuda, &call, short, sequences - short);
     }
     token_by_token(cuda, &call, singles, sequences - singles)
 }

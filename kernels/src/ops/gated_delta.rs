@@ -53,7 +53,7 @@ impl<B: Backend> Scope<'_, B> {
         work.bytes += (shape.slot_bytes() - shape.conv_bytes()) * 2 * sequences.writes.rows() as u64;
         self.count(work);
         let inner = self.scope();
-        let has_long = sequences.single_rows < sequences.context_lengths.rows();
+        let has_long = sequences.short_sequences < sequences.context_lengths.rows();
         let bytes = if has_long { self.target().delta_scratch(shape, rows) } else { Bytes::ZERO };
         let scratch = inner.take_scratch(bytes)?;
         self.backend.gated_delta(calls::GatedDelta {
@@ -91,11 +91,12 @@ pub(super) fn check_sequences(
         check::indices(op, what, list)?;
         check::shape(op, what, list, [count, SNAPSHOTS])?;
     }
+    let singles = sequences.single_rows;
     check::holds(
-        sequences.single_rows <= count.min(rows),
+        singles <= count.min(rows) && (singles..=count).contains(&sequences.short_sequences),
         op,
         "context_lengths",
         &sequences.context_lengths,
-        "an entry and a row for each sequence with one row",
+        "an entry for each sequence with few rows, and a row for each sequence with one row",
     )
 }

@@ -57,6 +57,9 @@ struct Place {
     snapshots: Vec<(usize, u32)>,
 }
 
+/// The most rows of a sequence that the gated delta rule computes token by token on every target.
+const SHORT: usize = 4;
+
 /// Random inputs other than the rows, drawn before the rows.
 struct Numbers {
     weight: Vec<f32>,    // [channels, taps]
@@ -96,8 +99,10 @@ impl Step {
         let mixed = [decoding.clone(), rest.to_vec()].concat();
         let prompts =
             [(128, 128, vec![128]), (1, 2, vec![]), (63, 70, vec![]), (129, 200, vec![64, 65]), (2, 2, vec![1])];
+        // Drafts are verified, and the first sequence of padding has all rows of padding.
+        let verifying = vec![(4, 30, vec![1]), one(9), (SHORT, SHORT, vec![2, 4]), (3, 0, vec![]), (0, 0, vec![])];
         let mut cases = Vec::new();
-        for (taps, sequences) in [(2, &mixed), (3, &decoding), (4, &mixed), (4, &prompts.to_vec())] {
+        for (taps, sequences) in [(2, &mixed), (3, &decoding), (4, &mixed), (4, &prompts.to_vec()), (4, &verifying)] {
             for dims in [[1, 2, 16, 5], [2, 2, 32, 16]] {
                 cases.push(step(dims, taps, sequences, 0.0, Of::Conv));
             }
@@ -113,6 +118,7 @@ impl Step {
                 cases.push(step(dims, 4, sequences, rate, Of::Delta));
             }
             cases.push(step([2, 6, 48, 20], 4, &mixed, rate, Of::DeltaStates));
+            cases.push(step([2, 4, 128, 128], 4, &verifying, rate, Of::DeltaStates));
             cases.push(step([2, 4, 128, 128], 4, &decoding, rate, Of::DeltaStates));
             // With this many sequences, a GPU gives several rows of a matrix to the same lanes.
             let many: Vec<Rows> = (0..18).map(|sequence| one(1 + sequence % 3)).collect();
@@ -381,6 +387,7 @@ fn uploaded<'s, B: Backend>(scope: &'s Scope<'_, B>, places: &[Place]) -> Result
         snapshot_rows: snapshots(|(rows, _)| *rows as u32, 0)?,
         snapshot_slots: snapshots(|(_, slot)| *slot, NO_STATE)?,
         single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
+        short_sequences: lengths.iter().take_while(|rows| **rows <= SHORT).count(),
     })
 }
 

@@ -160,6 +160,7 @@ fn step(
         snapshot_rows: snapshots(|share, (tokens, _)| (tokens - share.tokens.start) as u32, 0)?,
         snapshot_slots: snapshots(|_, (_, slot)| slot, NO_STATE)?,
         single_rows: 0,
+        short_sequences: 0,
     };
     let x = pass.upload([rows, SHAPE.channels], &gather(|prompt| &prompt.x, SHAPE.channels))?;
     let conv = pass.upload([SHAPE.channels, WIDTH], &weights.conv)?;
@@ -302,6 +303,7 @@ fn one_token_and_padding<'a>(pass: &'a Scope<'_, Cpu>) -> Result<StateSequences<
         snapshot_rows: pass.upload([2, SNAPSHOTS], &[0u32; 2 * SNAPSHOTS])?,
         snapshot_slots: pass.upload([2, SNAPSHOTS], &[NO_STATE; 2 * SNAPSHOTS])?,
         single_rows: 2,
+        short_sequences: 2,
     })
 }
 
@@ -316,7 +318,7 @@ fn more_sequences_of_one_row_than_rows_are_refused() {
             Ok(pass.causal_conv(&x, &conv, layer, &one_token_and_padding(&pass)?).map(drop))
         })
     };
-    let expected = "an entry and a row for each sequence with one row";
+    let expected = "an entry for each sequence with few rows, and a row for each sequence with one row";
     let error = of_rows(1).expect_err("two sequences have one row each");
     assert!(error.to_string().contains(expected), "{error}");
     of_rows(2).expect("each sequence has its row");

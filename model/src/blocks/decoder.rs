@@ -243,10 +243,8 @@ impl Decoder {
         self.draft_into(&inner, &StepInputs::over(&step_arrays, &layout), caches, of, rows, logits)
     }
 
-    /// Like [`draft`](Self::draft), but uploads nothing. The arrays of
-    /// [`StepBatch::draft_pass`] are in `step_arrays` `[words]` u32 at the offsets of `layout`, which
-    /// has the [format of drafts](DecoderConfig::draft_format), or will be there when a CUDA graph
-    /// of the pass is replayed.
+    /// Like [`draft`](Self::draft), but uploads nothing. `step_arrays` `[words]` u32 and `layout` are
+    /// those of the step, with the inputs of the head.
     pub fn draft_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -257,7 +255,7 @@ impl Decoder {
         rows: DraftRows<'_, '_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let logits = self.empty_logits(scope, layout.logit_rows, of)?;
-        self.draft_into(&scope.scope(), &StepInputs::over(step_arrays, layout), caches, of, rows, logits)
+        self.draft_into(&scope.scope(), &StepInputs::of_drafts(step_arrays, layout), caches, of, rows, logits)
     }
 
     /// Runs the draft head and writes the logits of the logit rows to `logits`.

@@ -10,7 +10,10 @@ use super::{
     layer::{Layer, LayerPass, Stream},
     layer_cache::LayerCache,
 };
-use crate::weights::{WeightError, WeightMap};
+use crate::{
+    sampling::argmax_into,
+    weights::{WeightError, WeightMap},
+};
 
 /// The name of the head's module in a checkpoint.
 pub const MODULE: &str = "mtp";
@@ -35,6 +38,53 @@ pub struct DraftRows<'a, 'm> {
     pub hidden: &'a Tensor<'a>,
     /// `[logit_rows, hidden]`: receives the head's rows after its final norm.
     pub normed: &'a mut Tensor<'m>,
+}
+
+/// The memory of a step's pass of the draft head. It is taken before the step, so that a captured
+/// step has it at the beginning of the workspace, where a replay finds the results.
+pub struct DraftMemory<'s> {
+    /// `[tokens, hidden]`: see [`DraftRows::hidden`].
+    pub hidden: Tensor<'s>,
+    /// `[logit_rows, hidden]`: see [`DraftRows::normed`].
+    pub normed: Tensor<'s>,
+    /// `[logit_rows]` u32: the draft after each row of logits.
+    pub drafted: Tensor<'s>,
+}
+
+impl<'s> DraftMemory<'s> {
+    /// Takes the memory for a step of `tokens` rows, of which `logit_rows` choose a token. `width` is
+    /// the number of elements of a decoder's row.
+    pub fn take<B: Backend>(
+        scope: &'s Scope<'_, B>,
+        width: usize,
+        tokens: usize,
+        logit_rows: usize,
+    ) -> Result<Self, KernelError> {
+        Ok(DraftMemory {
+            hidden: scope.empty([tokens, width])?,
+            normed: scope.empty([logit_rows, width])?,
+            drafted: scope.empty_u32([logit_rows])?,
+        })
+    }
+
+    /// The rows that the pass reads and writes.
+    pub fn rows(&mut self) -> DraftRows<'_, 's> {
+        DraftRows { hidden: &self.hidden, normed: &mut self.normed }
+    }
+
+    /// Drafts the likeliest token of each row of the head's `logits`
+    /// `[logit_rows, vocabulary or own tokens]`.
+    pub fn choose<B: Backend>(
+        &mut self,
+        scope: &Scope<'_, B>,
+        logits: &Tensor<'_>,
+        vocabulary: usize,
+    ) -> Result<(), KernelError> {
+        if logits.rows() == 0 {
+            return Ok(());
+        }
+        argmax_into(scope, logits, vocabulary, &mut self.drafted)
+    }
 }
 
 impl DraftHead {

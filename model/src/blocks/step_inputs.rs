@@ -37,6 +37,17 @@ pub struct GroupInputs<'a> {
 }
 
 impl<'a> StepInputs<'a> {
+    /// Views of the arrays of the draft head's pass after a step. Only the tokens differ from
+    /// [`over`](Self::over), and the head has no recurrent state.
+    ///
+    /// # Panics
+    /// If `image` is shorter than the layout, or if the step has pictures.
+    pub fn of_drafts(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
+        assert_eq!(layout.picture_rows, 0, "pictures are shifted by one row");
+        let tokens = image.row_range(layout.place(StepArray::DraftTokens));
+        StepInputs { tokens, states: None, ..StepInputs::over(image, layout) }
+    }
+
     /// Views of the arrays in `image` `[words]` u32, at the offsets of `layout`.
     ///
     /// # Panics
@@ -63,13 +74,14 @@ impl<'a> StepInputs<'a> {
             positions: list(StepArray::Positions).into_shape([layout.format.axes, layout.tokens]),
             groups: (0..layout.format.groups).map(group).collect(),
             states: layout.format.has_states.then(|| StateSequences {
-                query_starts: list(StepArray::QueryStarts),
-                context_lengths: list(StepArray::ContextLengths),
+                query_starts: list(StepArray::StateStarts),
+                context_lengths: list(StepArray::StateContexts),
                 reads: list(StepArray::StateReads),
                 writes: list(StepArray::StateWrites),
-                snapshot_rows: list(StepArray::SnapshotRows).into_shape([layout.sequences, SNAPSHOTS]),
-                snapshot_slots: list(StepArray::SnapshotSlots).into_shape([layout.sequences, SNAPSHOTS]),
-                single_rows: layout.single_rows,
+                snapshot_rows: list(StepArray::SnapshotRows).into_shape([layout.states.sequences, SNAPSHOTS]),
+                snapshot_slots: list(StepArray::SnapshotSlots).into_shape([layout.states.sequences, SNAPSHOTS]),
+                single_rows: layout.states.single_rows,
+                short_sequences: layout.states.short,
             }),
             chosen_rows: (!layout.chooses_in_every_row()).then(|| list(StepArray::ChosenRows)),
             picture_rows: list(StepArray::EmbeddingRows),

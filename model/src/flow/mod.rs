@@ -35,9 +35,9 @@ pub use resize_limits::ResizeLimits;
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
 pub use step_batch::{
-    DraftInputs, EmbeddingRows, NextToken, POSITION_AXES, SCORE_ROWS, SequencePart, StateSlots, StepBatch,
+    DraftInputs, EmbeddingRows, NextToken, POSITION_AXES, SCORE_ROWS, SHORT_ROWS, SequencePart, StateSlots, StepBatch,
 };
-pub use step_layout::{StepArray, StepFormat, StepLayout};
+pub use step_layout::{StateCounts, StepArray, StepFormat, StepLayout};
 pub use tiles::Tiles;
 pub use token::{LogProbabilities, LogProbability, Token};
 pub use video::{Media, MediaGrid, Video};

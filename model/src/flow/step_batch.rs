@@ -20,6 +20,11 @@ pub const SCORE_ROWS: usize = 64;
 /// Axes of a position: time, height, width. Text tokens advance on all three axes at once.
 pub const POSITION_AXES: usize = 3;
 
+/// The most rows of a decoding sequence whose rows are processed one by one; see
+/// [`StepBatch::short_sequences`]. With more rows, reading keys and values once for all rows takes
+/// less time, which the kernels for prompts do.
+pub const SHORT_ROWS: usize = 16;
+
 /// The input of one sequence in a step.
 #[derive(Clone, Debug, Default)]
 pub struct SequencePart<'a> {
@@ -40,6 +45,9 @@ pub struct SequencePart<'a> {
     /// The number of last tokens whose logits are returned: 0 in the middle of a prompt, otherwise
     /// 1 and one for each drafted token at the end of `tokens`.
     pub logit_rows: usize,
+    /// The number of first tokens that an earlier step has run as drafts and accepted. This step runs
+    /// them again to update the recurrent state.
+    pub repeated: usize,
     /// The range of `tokens` to score. The logits of each of these tokens give the log-probability
     /// of the next token.
     pub scored: Range<usize>,
@@ -140,6 +148,10 @@ pub struct StepBatch {
     pub snapshot_slots: Vec<u32>,
     /// Number of query-key pairs in attention.
     pub query_key_pairs: u64,
+    /// Number of leading sequences that have one row, or that decode with at most [`SHORT_ROWS`]
+    /// rows. Attention treats each of their rows as a sequence with one row, and recurrent states are
+    /// updated token by token. The results are then those of single decoded tokens.
+    pub short_sequences: usize,
     /// Inputs of the draft head's pass after this step. `None` if the model was loaded without its
     /// draft head.
     pub drafts: Option<DraftInputs>,
@@ -163,6 +175,7 @@ impl StepBatch {
             parts.iter().for_each(|part| batch.push_table(part, &part.tables[group], blocks_max));
         }
         let positions: Vec<_> = parts.iter().flat_map(|part| part.positions).collect();
+        batch.short_sequences = parts.iter().take_while(|part| part.is_short()).count();
         let states = batch.state_reads.len();
         assert!(states == 0 || states == parts.len(), "{states} of {} sequences have a state", parts.len());
         batch.positions = (0..POSITION_AXES).flat_map(|axis| positions.iter().map(move |p| p[axis])).collect();
@@ -206,6 +219,7 @@ impl StepBatch {
             block_tables: self.block_tables.clone(),
             logit_rows: self.logit_rows.clone(),
             query_key_pairs: self.query_key_pairs,
+            short_sequences: self.short_sequences,
             ..StepBatch::default()
         }
     }
@@ -265,18 +279,17 @@ impl StepBatch {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
-    /// `true` if each sequence has one token and samples the next one, without scores, pictures
-    /// or snapshots. Such steps are captured in a CUDA graph.
-    pub fn is_decoding_alone(&self) -> bool {
-        self.has_no_prompts() && self.single_rows() == self.token_count()
+    /// Rows of the [short sequences](Self::short_sequences).
+    pub fn short_rows(&self) -> usize {
+        self.query_starts.get(self.short_sequences).map_or(0, |row| *row as usize)
     }
 
-    /// `true` if each token of the step is the last of its sequence or drafted, without scores,
-    /// pictures or snapshots.
-    pub fn has_no_prompts(&self) -> bool {
-        let takes_snapshots = self.snapshot_slots.iter().any(|slot| *slot != NO_STATE);
-        let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty() && !takes_snapshots;
-        is_plain && self.logit_rows.len() == self.token_count()
+    /// `true` if all sequences are [short](Self::short_sequences) and sample tokens, without scores
+    /// and pictures. Such steps are captured in a CUDA graph.
+    pub fn is_decoding_alone(&self) -> bool {
+        let samples = |rows: &[u32]| self.logit_rows.binary_search(&(rows[1] - 1)).is_ok();
+        let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();
+        is_plain && self.short_sequences == self.sequence_count() && self.query_starts.windows(2).all(samples)
     }
 
     /// Columns of the block tables.
@@ -321,6 +334,13 @@ impl SequencePart<'_> {
         self.tokens.len() + usize::from(self.unseen.is_some())
     }
 
+    /// See [`StepBatch::short_sequences`].
+    fn is_short(&self) -> bool {
+        let count = self.token_count();
+        let decodes = self.logit_rows > 0 && count == self.repeated + self.logit_rows;
+        count == 1 || (decodes && count <= SHORT_ROWS)
+    }
+
     fn blocks_needed(&self) -> usize {
         (self.cached_tokens + self.token_count()).div_ceil(BLOCK_TOKENS)
     }
@@ -347,6 +367,7 @@ mod tests {
                 tables: &[vec![9, 4, 8].into()],
                 pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
                 logit_rows: 0,
+                repeated: 0,
                 scored: 1..4,
                 state: None,
             },
@@ -358,6 +379,7 @@ mod tests {
                 tables: &[vec![2].into()],
                 pictures: &[],
                 logit_rows: 1,
+                repeated: 0,
                 scored: 0..0,
                 state: None,
             },
@@ -384,6 +406,7 @@ mod tests {
             tables: &[vec![0].into()],
             pictures: &[],
             logit_rows: 1,
+            repeated: 0,
             scored: 0..0,
             state: None,
         }]);
@@ -414,6 +437,7 @@ mod tests {
             tables,
             pictures: &[],
             logit_rows: 1,
+            repeated: 0,
             scored: 0..0,
             state: None,
         }

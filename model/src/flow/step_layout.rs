@@ -21,11 +21,13 @@ const ALIGNMENT: usize = 32;
 pub enum StepArray {
     /// `[tokens]`
     Tokens,
+    /// `[tokens]`: the inputs of the draft head; empty if the layout has none.
+    DraftTokens,
     /// `[axes, tokens]`
     Positions,
     /// `[groups, tokens]`
     Slots,
-    /// `[sequences + 1]`
+    /// `[sequences + 1]`: the rows of the sequences of attention.
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
@@ -36,13 +38,18 @@ pub enum StepArray {
     EmbeddingRows,
     /// `[picture_rows]`
     PictureCacheRows,
-    /// `[sequences]`; empty for a model without recurrent states, like the next three arrays.
+    /// `[states + 1]`: the rows of the sequences with a state; empty for a model without recurrent
+    /// states, like the next five arrays.
+    StateStarts,
+    /// `[states]`
+    StateContexts,
+    /// `[states]`
     StateReads,
-    /// `[sequences]`
+    /// `[states]`
     StateWrites,
-    /// `[sequences, SNAPSHOTS]`
+    /// `[states, SNAPSHOTS]`
     SnapshotRows,
-    /// `[sequences, SNAPSHOTS]`
+    /// `[states, SNAPSHOTS]`
     SnapshotSlots,
     /// `[groups, sequences, blocks_max]`
     BlockTables,
@@ -51,8 +58,9 @@ pub enum StepArray {
 impl StepArray {
     /// All arrays in the order of their offsets. The block tables are last, so that a step that
     /// fills only part of a layout need not upload their unused end.
-    pub const ALL: [StepArray; 13] = [
+    pub const ALL: [StepArray; 16] = [
         StepArray::Tokens,
+        StepArray::DraftTokens,
         StepArray::Positions,
         StepArray::Slots,
         StepArray::QueryStarts,
@@ -60,6 +68,8 @@ impl StepArray {
         StepArray::ChosenRows,
         StepArray::EmbeddingRows,
         StepArray::PictureCacheRows,
+        StepArray::StateStarts,
+        StepArray::StateContexts,
         StepArray::StateReads,
         StepArray::StateWrites,
         StepArray::SnapshotRows,
@@ -85,7 +95,11 @@ pub struct StepFormat {
 pub struct StepLayout {
     /// Rows of the step, one per token.
     pub tokens: usize,
+    /// Sequences of attention. Each row of a [short sequence](StepBatch::short_sequences) is one of
+    /// them.
     pub sequences: usize,
+    /// Sequences with a recurrent state.
+    pub states: StateCounts,
     pub format: StepFormat,
     /// Columns of the block tables.
     pub blocks_max: usize,
@@ -95,43 +109,82 @@ pub struct StepLayout {
     pub score_rows: usize,
     /// Rows whose embedding comes from a picture.
     pub picture_rows: usize,
-    /// Number of leading sequences with exactly one row each.
+    /// Number of leading sequences of attention with exactly one row each.
     pub single_rows: usize,
+    /// Whether the rows that sample are listed even if every row samples.
+    pub lists_rows: bool,
+    /// Whether the layout has inputs of a draft head.
+    pub has_drafts: bool,
     /// Upper bound on the number of query-key pairs in attention.
     pub query_key_pairs: u64,
+}
+
+/// Numbers of sequences with a recurrent state; 0 for a model without recurrent states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateCounts {
+    pub sequences: usize,
+    /// Leading sequences with exactly one row each.
+    pub single_rows: usize,
+    /// Leading [short sequences](StepBatch::short_sequences).
+    pub short: usize,
 }
 
 impl StepLayout {
     /// A layout that `batch` fills exactly, for a model that reads `format`.
     pub fn of(batch: &StepBatch, format: StepFormat) -> Self {
+        let (sequences, short) = (batch.sequence_count(), batch.short_sequences);
+        let states = StateCounts { sequences, single_rows: batch.single_rows(), short };
         StepLayout {
             tokens: batch.token_count(),
-            sequences: batch.sequence_count(),
+            sequences: batch.short_rows() + sequences - short,
+            states: if format.has_states { states } else { StateCounts::default() },
             format,
             blocks_max: batch.blocks_max(),
             logit_rows: batch.logit_rows.len(),
             score_rows: batch.score_rows.len(),
             picture_rows: batch.picture_rows.len(),
-            single_rows: batch.single_rows(),
+            single_rows: batch.short_rows(),
+            lists_rows: false,
+            has_drafts: false,
             query_key_pairs: batch.query_key_pairs,
         }
     }
 
-    /// A layout for any step in which at most `rows` sequences of at most `context_tokens`
-    /// decode one token each.
+    /// A layout for any step of at most `rows` rows in which sequences of at most `context_tokens`
+    /// decode, and every row samples. For a model with recurrent states, each sequence has one row.
+    /// For other models, a sequence may have drafted tokens.
     pub fn decode(rows: usize, format: StepFormat, context_tokens: usize) -> Self {
         let blocks_max = context_tokens.div_ceil(BLOCK_TOKENS);
         StepLayout {
             tokens: rows,
             sequences: rows,
+            states: StateCounts::of_rows(rows, rows, format),
             format,
             blocks_max,
             logit_rows: rows,
             score_rows: 0,
             picture_rows: 0,
             single_rows: rows,
+            lists_rows: false,
+            has_drafts: false,
             query_key_pairs: (rows * blocks_max * BLOCK_TOKENS) as u64,
         }
+    }
+
+    /// Like [`decode`](Self::decode), but sequences with a recurrent state may have several rows, of
+    /// which at most `logit_rows` in all sequences sample.
+    pub fn verify(rows: usize, logit_rows: usize, format: StepFormat, context_tokens: usize) -> Self {
+        StepLayout {
+            states: StateCounts::of_rows(rows, 0, format),
+            logit_rows: logit_rows.min(rows),
+            lists_rows: true,
+            ..StepLayout::decode(rows, format, context_tokens)
+        }
+    }
+
+    /// The same layout with the inputs of a draft head, or without them.
+    pub fn with_drafts(self, has_drafts: bool) -> Self {
+        StepLayout { has_drafts, ..self }
     }
 
     /// The range of an array in the packed list, in u32.
@@ -145,7 +198,7 @@ impl StepLayout {
     pub fn chooses_in_every_row(&self) -> bool {
         // The rows that sample are distinct and in order. If their number equals the number of
         // rows, they are therefore all rows.
-        self.logit_rows == self.tokens && self.score_rows == 0
+        self.logit_rows == self.tokens && self.score_rows == 0 && !self.lists_rows
     }
 
     /// Total length of the packed list, in u32.
@@ -163,11 +216,18 @@ impl StepLayout {
     fn length(&self, array: StepArray) -> usize {
         match array {
             StepArray::Tokens => self.tokens,
+            StepArray::DraftTokens => {
+                if self.has_drafts {
+                    self.tokens
+                } else {
+                    0
+                }
+            }
             StepArray::Slots => self.format.groups * self.tokens,
             StepArray::Positions => self.format.axes * self.tokens,
-            StepArray::StateReads | StepArray::StateWrites if self.format.has_states => self.sequences,
-            StepArray::SnapshotRows | StepArray::SnapshotSlots if self.format.has_states => SNAPSHOTS * self.sequences,
-            StepArray::StateReads | StepArray::StateWrites | StepArray::SnapshotRows | StepArray::SnapshotSlots => 0,
+            StepArray::StateStarts => self.states.sequences + usize::from(self.format.has_states),
+            StepArray::StateContexts | StepArray::StateReads | StepArray::StateWrites => self.states.sequences,
+            StepArray::SnapshotRows | StepArray::SnapshotSlots => SNAPSHOTS * self.states.sequences,
             StepArray::QueryStarts => self.sequences + 1,
             StepArray::ContextLengths => self.sequences,
             StepArray::ChosenRows if self.chooses_in_every_row() => 0,
@@ -180,10 +240,31 @@ impl StepLayout {
     /// Whether `batch` fits this layout: either the batch fills the layout exactly, or both contain
     /// only decoding sequences and the rest of the layout is padding.
     pub fn takes(&self, batch: &StepBatch) -> bool {
-        let is_exact = *self == StepLayout::of(batch, self.format);
-        let is_decode = *self == StepLayout::decode(self.tokens, self.format, self.blocks_max * BLOCK_TOKENS);
-        let fits = batch.token_count() <= self.tokens && batch.blocks_max() <= self.blocks_max;
-        is_exact || (is_decode && batch.is_decoding_alone() && fits)
+        *self == StepLayout::of(batch, self.format) || (self.is_padded() && self.takes_decoding(batch))
+    }
+
+    /// Whether this is a layout of [`decode`](Self::decode) or [`verify`](Self::verify).
+    fn is_padded(&self) -> bool {
+        let (rows, context) = (self.tokens, self.blocks_max * BLOCK_TOKENS);
+        let of_rows = if self.lists_rows {
+            StepLayout::verify(rows, self.logit_rows, self.format, context)
+        } else {
+            StepLayout::decode(rows, self.format, context)
+        };
+        *self == of_rows.with_drafts(self.has_drafts)
+    }
+
+    fn takes_decoding(&self, batch: &StepBatch) -> bool {
+        let (rows, chosen) = (batch.token_count(), batch.logit_rows.len());
+        let are_single = self.states.single_rows == 0 || batch.single_rows() == batch.sequence_count();
+        // A batch without rows fits any layout. A capture uploads it.
+        batch.is_decoding_alone()
+            && (rows == 0 || batch.drafts.is_some() == self.has_drafts)
+            && rows <= self.tokens
+            && batch.blocks_max() <= self.blocks_max
+            && chosen <= self.logit_rows
+            && (self.lists_rows || chosen == rows)
+            && are_single
     }
 
     /// Packs the arrays of `batch` into `words`. The rest of the layout is padding: sequences of
@@ -199,8 +280,6 @@ impl StepLayout {
         words.clear();
         words.resize(self.place(StepArray::BlockTables).start, 0);
         let mut put = |array, with: &[u32]| words[self.place(array)][..with.len()].copy_from_slice(with);
-        put(StepArray::QueryStarts, &batch.query_starts);
-        put(StepArray::ContextLengths, &batch.context_lengths);
         if !self.chooses_in_every_row() {
             put(StepArray::ChosenRows, &[&batch.logit_rows[..], &batch.score_rows].concat());
         }
@@ -208,15 +287,27 @@ impl StepLayout {
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
         if self.format.has_states {
             assert_eq!(batch.state_writes.len(), sequences, "each sequence has a state");
+            put(StepArray::StateStarts, &batch.query_starts);
+            put(StepArray::StateContexts, &batch.context_lengths);
             put(StepArray::StateReads, &batch.state_reads);
             put(StepArray::StateWrites, &batch.state_writes);
             put(StepArray::SnapshotRows, &batch.snapshot_rows);
             put(StepArray::SnapshotSlots, &batch.snapshot_slots);
             words[self.place(StepArray::StateWrites)][sequences..].fill(NO_STATE);
             words[self.place(StepArray::SnapshotSlots)][SNAPSHOTS * sequences..].fill(NO_STATE);
+            // Each sequence of padding has one row if all sequences do. Otherwise, the first one has all
+            // rows of padding.
+            let are_single = self.states.single_rows == self.states.sequences;
+            let starts = &mut words[self.place(StepArray::StateStarts)];
+            for (sequence, start) in starts.iter_mut().enumerate().skip(sequences + 1) {
+                *start = if are_single { sequence } else { self.tokens } as u32;
+            }
         }
         let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
         tokens.for_each(|(word, token)| *word = token.code());
+        let drafts = batch.drafts.iter().flat_map(|drafts| &drafts.tokens);
+        let inputs = words[self.place(StepArray::DraftTokens)].iter_mut().zip(drafts);
+        inputs.for_each(|(word, token)| *word = token.code());
         let positions = &mut words[self.place(StepArray::Positions)];
         // A decoder with one position axis uses the first axis, because all axes of a
         // text position are equal.
@@ -228,22 +319,57 @@ impl StepLayout {
         for group in 0..batch.groups {
             slots[group * self.tokens..][..rows].copy_from_slice(&batch.slots[group * rows..][..rows]);
         }
-        for row in rows..self.tokens {
-            words[self.place(StepArray::QueryStarts).start + row + 1] = row as u32 + 1;
+        let (starts, contexts) = (self.place(StepArray::QueryStarts), self.place(StepArray::ContextLengths));
+        let mut used = 0;
+        for AttendingRows { end, context, .. } in attending(batch) {
+            used += 1;
+            words[starts.start + used] = end;
+            words[contexts.start + used - 1] = context;
         }
-        for (row, table) in batch.block_tables.chunks_exact(columns.max(1)).enumerate() {
-            let (group, sequence) = (row / sequences, row % sequences);
-            let first = (group * self.sequences + sequence) * self.blocks_max;
-            words.resize(self.place(StepArray::BlockTables).start + first, 0);
-            words.extend_from_slice(table);
+        for padding in used..self.sequences {
+            words[starts.start + padding + 1] = words[starts.start + padding] + 1;
+        }
+        for group in 0..batch.groups {
+            for (row, AttendingRows { sequence, .. }) in attending(batch).enumerate() {
+                let first = (group * self.sequences + row) * self.blocks_max;
+                words.resize(self.place(StepArray::BlockTables).start + first, 0);
+                words.extend_from_slice(&batch.block_tables[(group * sequences + sequence) * columns..][..columns]);
+            }
         }
     }
+}
+
+impl StateCounts {
+    /// Counts for at most `rows` short sequences, of which the first `single_rows` have one row.
+    fn of_rows(rows: usize, single_rows: usize, format: StepFormat) -> Self {
+        let counts = StateCounts { sequences: rows, single_rows, short: rows };
+        if format.has_states { counts } else { StateCounts::default() }
+    }
+}
+
+/// Rows of a batch that attention treats as one sequence.
+struct AttendingRows {
+    /// The index of the batch's sequence.
+    sequence: usize,
+    /// The row after the last row.
+    end: u32,
+    /// Tokens up to and including the last row.
+    context: u32,
+}
+
+/// Each row of the short sequences, and then the other sequences.
+fn attending(batch: &StepBatch) -> impl Iterator<Item = AttendingRows> {
+    batch.query_starts.windows(2).zip(&batch.context_lengths).enumerate().flat_map(|(sequence, (rows, context))| {
+        let (start, end) = (rows[0], rows[1]);
+        let first_end = if sequence < batch.short_sequences { start + 1 } else { end };
+        (first_end..=end).map(move |row| AttendingRows { sequence, end: row, context: context - (end - row) })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{BlockTable, EmbeddingRows, SequencePart};
+    use crate::flow::{BlockTable, EmbeddingRows, SequencePart, StateSlots};
 
     /// The format of a decoder without recurrent states.
     fn axes(axes: usize) -> StepFormat {
@@ -264,6 +390,7 @@ mod tests {
             tables,
             pictures: &[],
             logit_rows: 1,
+            repeated: 0,
             scored: 0..0,
             state: None,
         });
@@ -292,6 +419,7 @@ mod tests {
             tables: &[vec![9, 4].into()],
             pictures: &[EmbeddingRows { tokens: 1..3, cache_rows: &[40, 7] }],
             logit_rows: 1,
+            repeated: 0,
             scored: 1..4,
             state: None,
         }]);
@@ -331,6 +459,85 @@ mod tests {
         let tables = &words[layout.place(StepArray::BlockTables).start..];
         assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "the end of the block tables is not uploaded");
         assert!(words.len() < layout.words());
+    }
+
+    /// A decoding sequence that runs `repeated` tokens again and has `logit_rows` rows of logits.
+    fn verifying<'a>(
+        tokens: &'a [u32],
+        positions: &'a [[u32; 3]],
+        repeated: usize,
+        tables: &'a [BlockTable],
+        slot: u32,
+    ) -> SequencePart<'a> {
+        SequencePart {
+            tokens,
+            positions,
+            cached_tokens: 20,
+            tables,
+            logit_rows: tokens.len() - repeated,
+            repeated,
+            state: Some(StateSlots::in_place(slot)),
+            ..SequencePart::default()
+        }
+    }
+
+    #[test]
+    fn attention_treats_each_row_of_a_short_sequence_as_a_sequence() {
+        let (tables, positions) = ([vec![1, 2].into()], [[20; 3], [21; 3], [22; 3]]);
+        let prompt = [BlockTable::from(vec![3])];
+        let parts = [
+            verifying(&[7, 8, 9], &positions, 1, &tables, 4),
+            verifying(&[6], &positions[..1], 0, &tables, 5),
+            SequencePart {
+                cached_tokens: 0,
+                logit_rows: 0,
+                tables: &prompt,
+                ..verifying(&[1, 2], &positions[..2], 0, &tables, 6)
+            },
+        ];
+        let format = StepFormat { has_states: true, ..axes(1) };
+        let batch = StepBatch::pack(&parts);
+        let (layout, mut words) = (StepLayout::of(&batch, format), Vec::new());
+        assert_eq!((layout.sequences, layout.single_rows), (5, 4));
+        assert_eq!(layout.states, StateCounts { sequences: 3, single_rows: 0, short: 2 });
+        layout.pack(&batch, &mut words);
+        let found = |array| &words[layout.place(array)];
+        assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4, 6]);
+        assert_eq!(found(StepArray::ContextLengths), [21, 22, 23, 21, 2]);
+        assert_eq!(found(StepArray::BlockTables), [1, 2, 1, 2, 1, 2, 1, 2, 3, 0]);
+        assert_eq!(
+            (found(StepArray::StateStarts), found(StepArray::StateContexts)),
+            (&[0, 3, 4, 6][..], &[23, 21, 2][..])
+        );
+        assert_eq!(found(StepArray::ChosenRows), [1, 2, 3]);
+        assert!(!StepLayout::verify(8, 8, format, 32).takes(&batch), "the step has a prompt");
+    }
+
+    #[test]
+    fn a_padded_step_verifies_drafts_of_sequences_with_states() {
+        let (tables, positions) = ([vec![1, 2].into()], [[20; 3], [21; 3], [22; 3]]);
+        let batch = StepBatch::pack(&[
+            verifying(&[6], &positions[..1], 0, &tables, 5),
+            verifying(&[7, 8, 9], &positions, 1, &tables, 4),
+        ]);
+        let format = StepFormat { has_states: true, ..axes(1) };
+        assert!(!StepLayout::decode(8, format, 32).takes(&batch), "a state is updated by several rows");
+        assert!(!StepLayout::verify(8, 2, format, 32).takes(&batch), "the step has three rows of logits");
+        let layout = StepLayout::verify(8, 5, format, 32);
+        assert!(layout.takes(&batch));
+        assert!(!layout.with_drafts(true).takes(&batch), "the batch has no inputs of a draft head");
+        let mut words = Vec::new();
+        layout.pack(&batch, &mut words);
+        let found = |array| &words[layout.place(array)];
+        assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(found(StepArray::ContextLengths), [21, 21, 22, 23, 0, 0, 0, 0]);
+        assert_eq!(found(StepArray::StateStarts), [0, 1, 4, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(found(StepArray::StateContexts), [21, 23, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(found(StepArray::StateWrites)[..3], [5, 4, NO_STATE]);
+        assert_eq!(found(StepArray::ChosenRows), [0, 2, 3, 0, 0]);
+        let single = StepLayout::decode(4, format, 32);
+        single.pack(&StepBatch::pack(&[verifying(&[6], &positions[..1], 0, &tables, 5)]), &mut words);
+        assert_eq!(words[single.place(StepArray::StateStarts)], [0, 1, 2, 3, 4], "each row of padding is a sequence");
     }
 
     #[test]

@@ -126,6 +126,7 @@ impl Share<'_> {
             tables: &self.sequence.tables,
             pictures,
             logit_rows: self.logit_rows,
+            repeated: 0,
             scored: self.count - self.scored..self.count,
             state: self.sequence.state.map(StateSlots::in_place),
         }

@@ -8,7 +8,7 @@ use bursar_kernels::{
 };
 use bursar_model::{
     blocks::{decoder::StepCaches, draft_head::DraftRows},
-    flow::{BlockTable, DraftInputs, LogitsOf, NextToken, SequencePart, StateSlots, StepBatch, StepLayout},
+    flow::{BlockTable, DraftInputs, LogitsOf, NextToken, SequencePart, StateSlots, StepBatch, StepFormat, StepLayout},
 };
 
 use crate::{
@@ -21,32 +21,59 @@ const CONTEXT: usize = 60;
 /// Tokens of each sequence before it decodes.
 const PASTS: [usize; 3] = [19, 1, 40];
 
-/// A step over the tokens of each sequence after its first `cached` tokens.
-fn batch(tokens: &[Vec<u32>], cached: &[usize], has_states: bool) -> StepBatch {
+/// The rows of one sequence in a step.
+struct Rows<'a> {
+    sequence: usize,
+    tokens: &'a [u32],
+    cached: usize,
+    /// The last tokens choose a token. If the sequence decodes, the others run again.
+    logit_rows: usize,
+    /// The slots from which a state is read and to which it is written.
+    state: [u32; 2],
+}
+
+fn packed(rows: &[Rows<'_>], format: StepFormat) -> StepBatch {
     let each = CONTEXT.div_ceil(BLOCK_TOKENS);
-    let blocks = |sequence: usize| (0..each).map(|at| (at * tokens.len() + sequence) as u32).collect::<Vec<_>>();
-    let tables: Vec<[BlockTable; 1]> = (0..tokens.len()).map(|sequence| [blocks(sequence).into()]).collect();
-    let positions: Vec<Vec<[u32; 3]>> = tokens
-        .iter()
-        .zip(cached)
-        .map(|(new, past)| (*past..past + new.len()).map(|at| [at as u32; 3]).collect())
-        .collect();
-    let part = |sequence: usize| SequencePart {
-        tokens: &tokens[sequence],
-        unseen: None,
-        positions: &positions[sequence],
-        cached_tokens: cached[sequence],
-        tables: &tables[sequence],
-        pictures: &[],
-        logit_rows: 1,
-        scored: 0..0,
-        // The state before a decoded token is kept, so that the token can be decoded again.
-        state: has_states.then(|| StateSlots {
-            write: sequence as u32 + if cached[sequence] == 0 { 0 } else { 10 },
-            ..StateSlots::in_place(sequence as u32)
-        }),
+    let block =
+        |sequence: usize, group: usize, at: usize| ((at * format.groups + group) * PASTS.len() + sequence) as u32;
+    let table = |sequence, group| (0..each).map(|at| block(sequence, group, at)).collect::<Vec<_>>().into();
+    let tables_of = |rows: &Rows<'_>| (0..format.groups).map(|group| table(rows.sequence, group)).collect();
+    let tables: Vec<Vec<BlockTable>> = rows.iter().map(tables_of).collect();
+    let of_row = |rows: &Rows<'_>| -> Vec<[u32; 3]> {
+        (rows.cached..rows.cached + rows.tokens.len()).map(|at| [at as u32; 3]).collect()
     };
-    StepBatch::pack(&(0..tokens.len()).map(part).collect::<Vec<_>>())
+    let positions: Vec<_> = rows.iter().map(of_row).collect();
+    let parts = rows.iter().enumerate().map(|(index, rows)| SequencePart {
+        tokens: rows.tokens,
+        positions: &positions[index],
+        cached_tokens: rows.cached,
+        tables: &tables[index],
+        logit_rows: rows.logit_rows,
+        repeated: if rows.cached > 0 { rows.tokens.len() - rows.logit_rows } else { 0 },
+        state: format.has_states.then(|| StateSlots { write: rows.state[1], ..StateSlots::in_place(rows.state[0]) }),
+        ..SequencePart::default()
+    });
+    StepBatch::pack(&parts.collect::<Vec<_>>())
+}
+
+/// The slots of a sequence's state. The state before a decoded token is kept, so that the token can
+/// be decoded again.
+fn slots(sequence: usize, cached: usize) -> [u32; 2] {
+    let slot = sequence as u32;
+    [slot, if cached == 0 { slot } else { slot + 10 }]
+}
+
+/// A step over the tokens of each sequence after its first `cached` tokens. Each sequence chooses a
+/// token after its last one.
+fn batch(tokens: &[Vec<u32>], cached: &[usize], format: StepFormat) -> StepBatch {
+    let rows = tokens.iter().zip(cached).enumerate().map(|(sequence, (tokens, cached))| Rows {
+        sequence,
+        tokens,
+        cached: *cached,
+        logit_rows: 1,
+        state: slots(sequence, *cached),
+    });
+    packed(&rows.collect::<Vec<_>>(), format)
 }
 
 fn padded_decoding_is_decoding(folder: &str) {
@@ -75,14 +102,13 @@ fn padded_decoding_is_decoding(folder: &str) {
         )
     };
     let made = |before: Option<u64>| choices().zip(before).map(|(after, before)| after - before);
-    let has_states = bench.model.config().decoder().step_format().has_states;
-    step(&batch(&prompts, &[0; 3], has_states));
-    let decoding = batch(&[vec![5], vec![7], vec![11]], &PASTS, has_states);
+    let format = bench.model.config().decoder().step_format();
+    step(&batch(&prompts, &[0; 3], format));
+    let decoding = batch(&[vec![5], vec![7], vec![11]], &PASTS, format);
     let before = choices();
     let expected = step(&decoding);
     let of_three = made(before);
 
-    let format = bench.model.config().decoder().step_format();
     for rows in [3, 5, 8] {
         let layout = StepLayout::decode(rows, format, CONTEXT);
         // Words that the step does not write contain NaN or invalid block numbers.
@@ -107,6 +133,76 @@ fn padded_decoding_is_decoding(folder: &str) {
     }
 }
 
+/// Verified drafts, tokens that run again, and padding give the logits of tokens that are decoded one
+/// by one.
+fn verified_rows_are_decoded_rows(folder: &str) {
+    let bench = Bench::load(folder, 2);
+    let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
+    let caches = StepCaches { layers: &layers, pictures: None, previous: &previous };
+    let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
+    let all = LogitsOf::AllRanks;
+    let step = |batch: &StepBatch| {
+        let scope = Scope::new(&bench.backend, &workspace, &counter);
+        let logits = bench.model.step(&scope, batch, &caches, all, None, |_, _| Ok(())).expect("the step runs");
+        scope.download::<f32>(&logits).expect("the logits are downloaded")
+    };
+    let format = bench.model.config().decoder().step_format();
+    let (has_states, vocabulary) = (format.has_states, bench.model.config().decoder().vocabulary);
+    let prompts = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
+    step(&batch(&prompts, &[0; 3], format));
+    let tokens = [vec![5, 6, 7, 8], vec![9], vec![10, 11, 12]];
+    let logit_rows = if has_states { [2, 1, 3] } else { [4, 1, 3] };
+
+    let mut expected = Vec::new();
+    for (sequence, (tokens, logit_rows)) in tokens.iter().zip(logit_rows).enumerate() {
+        let [read, write] = slots(sequence, PASTS[sequence]);
+        for (at, token) in tokens.iter().enumerate() {
+            let state = [if at == 0 { read } else { write }, write];
+            let cached = PASTS[sequence] + at;
+            let one = Rows { sequence, tokens: std::slice::from_ref(token), cached, logit_rows: 1, state };
+            let logits = step(&packed(&[one], format));
+            expected.extend((at + logit_rows >= tokens.len()).then_some(logits).into_iter().flatten());
+        }
+    }
+    let rows = tokens.iter().zip(logit_rows).enumerate().map(|(sequence, (tokens, logit_rows))| {
+        let cached = PASTS[sequence];
+        Rows { sequence, tokens, cached, logit_rows, state: slots(sequence, cached) }
+    });
+    let verifying = packed(&rows.collect::<Vec<_>>(), format);
+    assert_eq!((verifying.short_sequences, verifying.short_rows()), (3, 8));
+    let error = bench::relative_error(&step(&verifying), &expected);
+    assert!(error < 1e-5, "in a step of exactly this size: {error}");
+    for rows in [8, 11] {
+        let layout = if has_states {
+            StepLayout::verify(rows, 7, format, CONTEXT)
+        } else {
+            StepLayout::decode(rows, format, CONTEXT)
+        };
+        let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
+        // SAFETY: the segment is backed for the layout, and only the test's thread accesses it.
+        let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };
+        let mut words = Vec::new();
+        layout.pack(&verifying, &mut words);
+        fill_elements(&bench.backend, &words, &mut image.row_range_mut(0..words.len()))
+            .expect("the words are uploaded");
+        let scope = Scope::new(&bench.backend, &workspace, &counter);
+        let logits = bench.model.step_over(&scope, &image, &layout, &caches, all, None).expect("the step runs");
+        let found = scope.download::<f32>(&logits).expect("the logits are downloaded");
+        let error = bench::relative_error(&found[..logit_rows.iter().sum::<usize>() * vocabulary], &expected);
+        assert!(error < 1e-5, "{rows} rows: {error}");
+    }
+}
+
+#[test]
+fn verified_rows_of_a_hybrid_are_decoded_rows() {
+    verified_rows_are_decoded_rows("tests/golden/qwen3_5");
+}
+
+#[test]
+fn verified_rows_of_windowed_layers_are_decoded_rows() {
+    verified_rows_are_decoded_rows("tests/golden/qwen2_windowed");
+}
+
 #[test]
 fn padded_decoding_of_a_mixture_is_decoding_and_its_padding_is_not_counted() {
     padded_decoding_is_decoding(QWEN3_MOE);
@@ -117,7 +213,8 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
     let bench = Bench::load(QWEN3_MOE, 2);
     let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
-    let (backend, prompt) = (FaultyBackend::over(Cpu::new(1)), batch(&[vec![5]], &[0], false));
+    let (backend, prompt) =
+        (FaultyBackend::over(Cpu::new(1)), batch(&[vec![5]], &[0], bench.model.config().decoder().step_format()));
     let launches = |layers: usize| {
         let caches = StepCaches { layers: &bench.layers()[..layers], pictures: None, previous: &previous };
         let runs = |launches: &usize| {
@@ -156,6 +253,7 @@ fn padding_does_not_change_drafts() {
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
     let scope = Scope::new(&bench.backend, &workspace, &counter);
     let (all, width) = (LogitsOf::AllRanks, bench.model.config().decoder().hidden);
+    let format = bench.model.config().decoder().step_format();
     // Each prompt ends in a token that the step after it decodes.
     let tokens = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
     let next = [5, 7, 11].map(|token| NextToken::Known { token, cache_row: None });
@@ -169,7 +267,7 @@ fn padding_does_not_change_drafts() {
         });
         DraftInputs { tokens: rows.map(InputToken::Known).collect(), ..DraftInputs::default() }
     };
-    let prompts = StepBatch { drafts: Some(drafts(&tokens, &next)), ..batch(&tokens, &[0; 3], true) };
+    let prompts = StepBatch { drafts: Some(drafts(&tokens, &next)), ..batch(&tokens, &[0; 3], format) };
     let mut hidden = scope.empty([prompts.token_count(), width]).expect("the workspace is large");
     bench.model.step(&scope, &prompts, &caches, all, Some(&mut hidden), |_, _| Ok(())).expect("a step");
     let mut normed = scope.empty([3, width]).expect("the workspace is large");
@@ -180,14 +278,13 @@ fn padding_does_not_change_drafts() {
     let draft_caches = StepCaches { previous: &chosen, ..caches };
     let unseen = (0..3).map(|row| InputToken::Unseen(UnseenToken { row })).collect();
     let inputs = DraftInputs { tokens: unseen, ..DraftInputs::default() };
-    let decoding = StepBatch { drafts: Some(inputs), ..batch(&[vec![5], vec![7], vec![11]], &PASTS, true) };
+    let decoding = StepBatch { drafts: Some(inputs), ..batch(&[vec![5], vec![7], vec![11]], &PASTS, format) };
     let mut hidden = scope.empty([3, width]).expect("the workspace is large");
     bench.model.step(&scope, &decoding, &caches, all, Some(&mut hidden), |_, _| Ok(())).expect("a step");
     let rows = DraftRows { hidden: &hidden, normed: &mut normed };
     let expected = bench.model.draft(&scope, &decoding, &draft_caches, all, rows).expect("a draft");
     let expected = scope.download::<f32>(&expected).expect("the logits are downloaded");
 
-    let decoder = bench.model.config().decoder();
     for rows in [3, 5] {
         let image = |batch: &StepBatch, layout: &StepLayout| {
             let mut words = Vec::new();
@@ -195,13 +292,11 @@ fn padding_does_not_change_drafts() {
             words.resize(layout.words(), u32::MAX);
             scope.upload([layout.words()], &words).expect("the words are uploaded")
         };
-        let layout = StepLayout::decode(rows, decoder.step_format(), CONTEXT);
+        let layout = StepLayout::decode(rows, format, CONTEXT).with_drafts(true);
         let mut hidden = scope.empty([rows, width]).expect("the workspace is large");
         let arrays = image(&decoding, &layout);
         bench.model.step_over(&scope, &arrays, &layout, &caches, all, Some(&mut hidden)).expect("the step runs");
-        let layout = StepLayout::decode(rows, decoder.draft_format(), CONTEXT);
         let mut normed = scope.empty([rows, width]).expect("the workspace is large");
-        let arrays = image(&decoding.draft_pass(), &layout);
         let rows_of_head = DraftRows { hidden: &hidden, normed: &mut normed };
         let logits = bench.model.draft_over(&scope, &arrays, &layout, &draft_caches, all, rows_of_head);
         let found = scope.download::<f32>(&logits.expect("the pass runs")).expect("the logits are downloaded");

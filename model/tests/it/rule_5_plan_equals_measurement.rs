@@ -369,6 +369,7 @@ impl Within<'_> {
             tables: &tables,
             pictures,
             logit_rows: *logit_rows,
+            repeated: 0,
             scored: *count - *count * scored / 100..*count,
             state: has_states.then(|| StateSlots::in_place(0)),
         });

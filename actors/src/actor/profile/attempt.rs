@@ -20,6 +20,7 @@ use super::{
 use crate::{
     budget::Budget,
     capture::{self, CaptureError},
+    compute::graph::GraphSize,
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
         EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostSlot, HostTier, KvMemory, SamplingMemory,
@@ -366,7 +367,7 @@ impl Attempt {
             // A device without graphs captures nothing. If the fault plan has a refusal in this
             // phase, one step is captured anyway, so that the refusal takes effect.
             return if self.faults.is_due(Phase::Capture, self.number) {
-                Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?)
+                Ok(capture::capture_one(&lanes.step, GraphSize::decode(1), tree::CAPTURE).await.map(drop)?)
             } else {
                 Ok(())
             };

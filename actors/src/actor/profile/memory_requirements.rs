@@ -171,13 +171,7 @@ impl MemoryRequirements {
                 worst_cases.iter().filter(|(worst_case, _)| matches!(worst_case.pass, Pass::Step(_)) == is_step);
             of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
         };
-        // A step that runs a draft head is launched without a graph.
-        let has_graphs = target.has_graphs() && model.config().decoder().draft_head.is_none();
-        let graphs = has_graphs.then(|| GraphShape {
-            sequences: envelope.sequences,
-            context_tokens: envelope.context_tokens,
-            format: model.config().decoder().step_format(),
-        });
+        let graphs = target.has_graphs().then(|| GraphShape::of(envelope, model.config().decoder()));
         Ok(MemoryRequirements {
             weights: model.weight_bytes().round_up(page),
             quantization: model.quantization_in_memory(),
@@ -324,7 +318,7 @@ impl MemoryRequirements {
             // Each captured size has two graphs: one for greedy sampling, one for any sampling.
             let attention = self.cache_groups.as_slice().iter().map(|group| group.layers.len()).sum::<usize>();
             let layers = attention + self.states.map_or(0, |states| states.shape.layers);
-            let graphs = 2 * shape.buckets().len();
+            let graphs = 2 * shape.sizes().len();
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
             plan.push(Class::Graphs, "captured steps, in the driver", driver, how);

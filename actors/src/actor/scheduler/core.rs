@@ -520,6 +520,7 @@ impl SchedulerCore {
                 tables: &tables[place].blocks,
                 pictures: &pictures[place],
                 logit_rows,
+                repeated: if sequence.is_decoding() { sequence.state_lag } else { 0 },
                 scored: scored_part,
                 state: states[place],
             });

@@ -2,55 +2,133 @@
 
 use bursar_budgets::Bytes;
 use bursar_kernels::DType;
-use bursar_model::flow::{StepFormat, StepLayout};
+use bursar_model::{
+    Envelope,
+    blocks::DecoderConfig,
+    flow::{StepBatch, StepFormat, StepLayout},
+};
 
 /// Sizes double up to this number of rows and then grow by this number. A step therefore has fewer
 /// than this number of padding rows. Padding rows cost little compared with reading the weights.
 const STEP: usize = 8;
 
-/// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8,
-/// then multiples of 8, and `sequences` itself.
-pub fn buckets(sequences: usize) -> Vec<usize> {
-    (1..=sequences).filter(|rows| bucket(*rows, sequences) == Some(*rows)).collect()
+/// The most rows of a captured step that verifies drafts of sequences with recurrent states. The
+/// device needs more time for a larger step than the host needs to launch it.
+const VERIFY_ROWS_MAX: usize = 64;
+
+/// The numbers of rows for which steps of at most `most` rows are captured: 1, 2, 4, 8, then
+/// multiples of 8, and `most` itself.
+pub fn buckets(most: usize) -> Vec<usize> {
+    (1..=most).filter(|rows| bucket(*rows, most) == Some(*rows)).collect()
 }
 
-/// The size in which a step of `rows` rows runs. `None` if `rows` exceeds `sequences`.
-fn bucket(rows: usize, sequences: usize) -> Option<usize> {
+/// The size in which a step of `rows` rows runs. `None` if `rows` exceeds `most`.
+fn bucket(rows: usize, most: usize) -> Option<usize> {
     let size = if rows <= STEP { rows.next_power_of_two() } else { rows.next_multiple_of(STEP) };
-    (rows <= sequences).then_some(size.min(sequences))
+    (rows <= most).then_some(size.min(most))
+}
+
+/// What the sequences of a captured step do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StepKind {
+    /// Each row chooses a token. Sequences without recurrent states may have drafted tokens.
+    Decode,
+    /// Sequences with recurrent states have drafted tokens, or run accepted drafts again.
+    Verify,
+}
+
+/// A size in which steps are captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GraphSize {
+    pub rows: usize,
+    pub kind: StepKind,
+}
+
+impl GraphSize {
+    /// A step in which each of `rows` rows chooses a token.
+    pub fn decode(rows: usize) -> Self {
+        GraphSize { rows, kind: StepKind::Decode }
+    }
 }
 
 /// Limits that determine the layouts of captured steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphShape {
-    /// Sequences in the largest step.
-    pub sequences: usize,
+    /// Rows of the largest step of [`StepKind::Decode`].
+    pub decode_rows: usize,
+    /// Rows of the largest step of [`StepKind::Verify`]; 0 if there is none.
+    pub verify_rows: usize,
+    /// Maximum rows of logits in a step.
+    pub logit_rows: usize,
     /// Maximum tokens of a sequence.
     pub context_tokens: usize,
     /// The arrays that the model reads.
     pub format: StepFormat,
+    /// Whether the model was loaded with its draft head.
+    pub has_draft_head: bool,
 }
 
 impl GraphShape {
-    /// The layout of the arrays of a captured step of `rows` rows.
-    pub fn layout(&self, rows: usize) -> StepLayout {
-        StepLayout::decode(rows, self.format, self.context_tokens)
+    /// The shape for steps within `envelope`.
+    pub fn of(envelope: &Envelope, decoder: &DecoderConfig) -> Self {
+        let (format, logit_rows) = (decoder.step_format(), envelope.logit_rows());
+        let verifies_states = format.has_states && envelope.drafts_of_step() > 0;
+        GraphShape {
+            decode_rows: if format.has_states { envelope.sequences.min(logit_rows) } else { logit_rows },
+            verify_rows: if verifies_states { envelope.decoding_rows(true).min(VERIFY_ROWS_MAX) } else { 0 },
+            logit_rows,
+            context_tokens: envelope.context_tokens,
+            format,
+            has_draft_head: decoder.draft_head.is_some(),
+        }
+    }
+
+    /// The shape for steps in which at most `sequences` sequences decode one token each.
+    pub fn without_drafts(sequences: usize, context_tokens: usize, format: StepFormat) -> Self {
+        let (decode_rows, logit_rows) = (sequences, sequences);
+        GraphShape { decode_rows, verify_rows: 0, logit_rows, context_tokens, format, has_draft_head: false }
+    }
+
+    /// The layout of the arrays of a captured step.
+    pub fn layout(&self, size: GraphSize) -> StepLayout {
+        let layout = match size.kind {
+            StepKind::Decode => StepLayout::decode(size.rows, self.format, self.context_tokens),
+            StepKind::Verify => StepLayout::verify(size.rows, self.logit_rows, self.format, self.context_tokens),
+        };
+        layout.with_drafts(self.has_draft_head)
+    }
+
+    /// Words of the inputs of the largest step.
+    pub fn words(&self) -> usize {
+        self.sizes().into_iter().map(|size| self.layout(size).words()).max().unwrap_or(0)
     }
 
     /// Bytes of the inputs of the largest step, in whole pages.
     pub fn bytes(&self, page: Bytes) -> Bytes {
-        DType::U32.bytes(self.layout(self.sequences).words()).round_up(page)
+        DType::U32.bytes(self.words()).round_up(page)
     }
 
-    /// The layout of the smallest size that holds a step of `rows` decoding sequences. `None`
-    /// if no size does.
-    pub fn layout_holding(&self, rows: usize) -> Option<StepLayout> {
-        bucket(rows, self.sequences).map(|rows| self.layout(rows))
+    /// The smallest size that takes a step. `None` if no size does.
+    pub fn size_for(&self, batch: &StepBatch) -> Option<GraphSize> {
+        let sizes = [StepKind::Decode, StepKind::Verify]
+            .into_iter()
+            .filter_map(|kind| bucket(batch.token_count(), self.most_rows(kind)).map(|rows| GraphSize { rows, kind }));
+        sizes.into_iter().find(|size| self.layout(*size).takes(batch))
     }
 
-    /// The sizes of captured steps, in rows.
-    pub fn buckets(&self) -> Vec<usize> {
-        buckets(self.sequences)
+    /// The sizes of captured steps, the smallest first.
+    pub fn sizes(&self) -> Vec<GraphSize> {
+        let of_kind = |kind| buckets(self.most_rows(kind)).into_iter().map(move |rows| GraphSize { rows, kind });
+        let mut sizes: Vec<_> = [StepKind::Decode, StepKind::Verify].into_iter().flat_map(of_kind).collect();
+        sizes.sort();
+        sizes
+    }
+
+    fn most_rows(&self, kind: StepKind) -> usize {
+        match kind {
+            StepKind::Decode => self.decode_rows,
+            StepKind::Verify => self.verify_rows,
+        }
     }
 }
 
@@ -71,14 +149,14 @@ mod tests {
 
     #[test]
     fn each_row_count_gets_a_bucket_with_at_most_seven_padding() {
-        for sequences in 1..=100 {
-            let buckets = buckets(sequences);
-            for rows in 1..=sequences {
-                let size = bucket(rows, sequences).expect("there is a bucket for every size");
-                assert_eq!(Some(&size), buckets.iter().find(|bucket| **bucket >= rows), "{rows} rows of {sequences}");
+        for most in 1..=100 {
+            let buckets = buckets(most);
+            for rows in 1..=most {
+                let size = bucket(rows, most).expect("there is a bucket for every size");
+                assert_eq!(Some(&size), buckets.iter().find(|bucket| **bucket >= rows), "{rows} rows of {most}");
                 assert!((rows..rows + STEP).contains(&size), "{rows} rows run in a bucket of {size}");
             }
-            assert_eq!(bucket(sequences + 1, sequences), None);
+            assert_eq!(bucket(most + 1, most), None);
         }
     }
 }

@@ -8,7 +8,10 @@ use bursar_kernels::{
     ops::{argmax::NO_CHOICE, transfer::Later},
 };
 use bursar_model::{
-    blocks::{decoder::StepCaches, draft_head::DraftRows},
+    blocks::{
+        decoder::StepCaches,
+        draft_head::{DraftMemory, DraftRows},
+    },
     flow::{FurtherDrafts, LogitsOf, StepBatch},
     sampling::argmax_into,
 };
@@ -60,32 +63,54 @@ fn last_rows(choices: &[Choice], chosen: &ChosenTokens) -> impl Iterator<Item = 
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Launches the draft head on all rows of a step, whose `hidden` rows `[tokens, hidden]` have been
-    /// computed. If further drafts are asked for, this waits for the chosen tokens, because the
-    /// drafts follow the last accepted one.
+    /// Takes the memory of the draft head's pass in a step, if the step `has_drafts`.
+    pub(super) fn draft_memory<'s>(
+        &self,
+        scope: &'s Scope<'_, FaultyBackend<B>>,
+        has_drafts: bool,
+        tokens: usize,
+        logit_rows: usize,
+    ) -> Result<Option<DraftMemory<'s>>, KernelError> {
+        let width = self.model.config().decoder().hidden;
+        has_drafts.then(|| DraftMemory::take(scope, width, tokens, logit_rows)).transpose()
+    }
+
+    /// Launches the draft head on all rows of a step, whose rows the decoder has written to
+    /// `memory.hidden`. Writes the first draft after each row of logits.
     pub(super) fn draft(
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
-        job: &StepJob,
+        batch: &StepBatch,
         cache: &Tensor<'_>,
-        hidden: &Tensor<'_>,
-        choosing: Choosing,
-    ) -> Result<(Chosen, Drafting), LaneError> {
-        let (rows, width) = (job.batch.logit_rows.len(), hidden.columns());
+        memory: &mut DraftMemory<'_>,
+    ) -> Result<(), LaneError> {
         let buffers = self.memory.sampling.buffers(self.rank());
-        let mut normed = scope.empty([rows, width])?;
-        let mut drafted = scope.empty_u32([rows])?;
         let layers = self.memory.layer_caches(&self.model);
         let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
-        self.run_head(scope, &job.batch, &caches, DraftRows { hidden, normed: &mut normed }, &mut drafted)?;
-        let first = Drafting::First(scope.download_later(&drafted)?);
+        let DraftMemory { hidden, normed, drafted } = memory;
+        self.run_head(scope, batch, &caches, DraftRows { hidden, normed }, drafted)
+    }
+
+    /// Starts the download of the first drafts, which the draft head has written to `memory`. If
+    /// further drafts are asked for, this waits for the chosen tokens, because the drafts follow the
+    /// last accepted one. Without `memory`, there are no drafts.
+    pub(super) fn drafts(
+        &self,
+        scope: &Scope<'_, FaultyBackend<B>>,
+        job: &StepJob,
+        memory: Option<DraftMemory<'_>>,
+        choosing: Choosing,
+    ) -> Result<(Chosen, Option<Drafting>), LaneError> {
+        let Some(DraftMemory { normed, drafted, .. }) = memory else { return Ok((Chosen::Coming(choosing), None)) };
+        let rows = job.batch.logit_rows.len();
+        let first = Drafting::First(scope.download_later(&drafted.row_range(0..rows))?);
         if job.choices.iter().all(|choice| choice.further.is_none()) {
-            return Ok((Chosen::Coming(choosing), first));
+            return Ok((Chosen::Coming(choosing), Some(first)));
         }
         let chosen = choosing.finish(&job.choices)?;
         let mut drafts = first.finish(&job.choices, &chosen)?;
-        self.draft_further(scope, job, &caches, (&chosen, &normed), &mut drafts)?;
-        Ok((Chosen::Known(chosen), Drafting::Known(drafts)))
+        self.draft_further(scope, job, (&chosen, &normed), &mut drafts)?;
+        Ok((Chosen::Known(chosen), Some(Drafting::Known(drafts))))
     }
 
     /// Appends further drafts to `drafts`, which has the first draft of each choice. `normed`
@@ -94,7 +119,6 @@ impl<B: Backend> ModelRunner<B> {
         &self,
         scope: &Scope<'_, FaultyBackend<B>>,
         job: &StepJob,
-        caches: &StepCaches<'_>,
         (chosen, normed): (&ChosenTokens, &Tensor<'_>),
         drafts: &mut [Vec<u32>],
     ) -> Result<(), LaneError> {
@@ -110,6 +134,7 @@ impl<B: Backend> ModelRunner<B> {
         let last: Vec<u32> = sequences.iter().map(|sequence| drafts[sequence.index][0]).collect();
         let places: Vec<_> = sequences.iter().map(|sequence| (sequence.place, sequence.accepted)).collect();
         let (count, width) = (sequences.len(), normed.columns());
+        let layers = self.memory.layer_caches(&self.model);
         // Two tensors of rows are enough for any number of passes. They take less memory than the logits
         // of the drafts that the next step verifies, which the worst cases of a step contain.
         let (mut hidden, mut next) = (scope.empty([count, width])?, scope.empty([count, width])?);
@@ -120,8 +145,8 @@ impl<B: Backend> ModelRunner<B> {
             let batch = FurtherDrafts::batch(&places, further);
             let (before, mut drafted) = drafted.split_rows_mut(further * count);
             let tokens = before.row_range((further - 1) * count..further * count);
+            let caches = StepCaches { layers: &layers, pictures: None, previous: &tokens };
             let rows = DraftRows { hidden: &hidden, normed: &mut next };
-            let caches = StepCaches { previous: &tokens, ..*caches };
             self.run_head(scope, &batch, &caches, rows, &mut drafted.row_range_mut(0..count))?;
             mem::swap(&mut hidden, &mut next);
         }

@@ -8,10 +8,12 @@ use std::{
 use bursar_kernels::Graph;
 use bursar_model::flow::LogitsOf;
 
+use crate::compute::graph::GraphSize;
+
 /// The graphs that a lane has captured. They must be dropped before the memory that they use.
 #[derive(Default)]
 pub(super) struct Graphs {
-    pub(super) by_rows: RefCell<BTreeMap<usize, Captured>>,
+    pub(super) by_size: RefCell<BTreeMap<GraphSize, Captured>>,
     /// Reused buffer for the inputs of a step during upload. For hundreds of long sequences the
     /// inputs take half a megabyte.
     pub(super) words: Cell<Vec<u32>>,
@@ -25,9 +27,9 @@ pub(super) struct Captured {
 }
 
 impl Graphs {
-    /// Drops the graphs of `rows` rows.
-    pub(super) fn forget(&self, rows: usize) {
-        self.by_rows.borrow_mut().remove(&rows);
+    /// Drops the graphs of one size.
+    pub(super) fn forget(&self, size: GraphSize) {
+        self.by_size.borrow_mut().remove(&size);
     }
 }
 

@@ -15,6 +15,8 @@ use bursar_model::{
 use thiserror::Error;
 use tracing::Span;
 
+use crate::compute::graph::GraphSize;
+
 #[derive(Debug, Error)]
 pub enum LaneError {
     /// The lane's thread ended while it ran this job, or earlier.
@@ -200,10 +202,10 @@ pub struct StressJob {
     pub answer: Answer<Footprint>,
 }
 
-/// A size of decode step to capture as a graph.
+/// A size of step to capture as a graph.
 pub struct CaptureJob {
-    /// The number of rows, which must be one of the bucket sizes.
-    pub rows: usize,
+    /// One of the sizes of the lane's [`GraphShape`](crate::compute::graph::GraphShape).
+    pub size: GraphSize,
     /// Receives the size of the graphs, in bytes of device memory that no lease pays for yet.
     /// `None` on a device without graphs.
     pub answer: Answer<Option<Bytes>>,
@@ -222,7 +224,7 @@ pub enum Job {
     Capture(CaptureJob),
     /// Drops the graphs of this size, if they exist.
     Forget {
-        rows: usize,
+        size: GraphSize,
         /// Answered when the graphs are dropped.
         answer: Answer<()>,
     },

@@ -12,7 +12,7 @@ use bursar_model::{
 
 use super::{
     ModelRunner,
-    choosing::{Choosing, Chosen, TokenChoice, logits_of},
+    choosing::{Choosing, TokenChoice, logits_of},
     job::{Job, LaneError, StepJob},
     pending::{Pending, RunningStep},
 };
@@ -46,11 +46,11 @@ impl<B: Backend> ModelRunner<B> {
                 Pending::Stress(job, outcome)
             }
             Job::Capture(job) => {
-                let outcome = self.unless_refused(|| self.capture(job.rows));
+                let outcome = self.unless_refused(|| self.capture(job.size));
                 Pending::Capture(job, outcome)
             }
-            Job::Forget { rows, answer } => {
-                self.graphs.forget(rows);
+            Job::Forget { size, answer } => {
+                self.graphs.forget(size);
                 Pending::Forgotten(answer)
             }
             Job::Wake => Pending::Nothing,
@@ -71,17 +71,15 @@ impl<B: Backend> ModelRunner<B> {
             return launched;
         }
         self.pass(|scope, cache| {
-            let mut hidden = match &job.batch.drafts {
-                Some(_) => Some(scope.empty([job.batch.token_count(), self.model.config().decoder().hidden])?),
-                None => None,
-            };
-            let (choosing, scores) = self.choose(&scope.scope(), job, cache, hidden.as_mut())?;
-            let Some(hidden) = hidden else {
-                let choosing = Chosen::Coming(choosing);
-                return Ok(RunningStep { choosing, drafting: None, scores, is_by_graph: false, loads: None });
-            };
-            let (choosing, drafting) = self.draft(scope, job, cache, &hidden, choosing)?;
-            Ok(RunningStep { choosing, drafting: Some(drafting), scores, is_by_graph: false, loads: None })
+            let (tokens, logit_rows) = (job.batch.token_count(), job.batch.logit_rows.len());
+            let mut memory = self.draft_memory(scope, job.batch.drafts.is_some(), tokens, logit_rows)?;
+            let hidden = memory.as_mut().map(|memory| &mut memory.hidden);
+            let (choosing, scores) = self.choose(&scope.scope(), job, cache, hidden)?;
+            if let Some(memory) = &mut memory {
+                self.draft(scope, &job.batch, cache, memory)?;
+            }
+            let (choosing, drafting) = self.drafts(scope, job, memory, choosing)?;
+            Ok(RunningStep { choosing, drafting, scores, is_by_graph: false, loads: None })
         })
     }
 

@@ -49,13 +49,13 @@ impl Job {
                     |answer| Job::Stress(Box::new(StressJob { worst_case: worst_case.clone(), depth, answer }));
                 answer.of_each(ranks, larger).into_iter().map(stress).collect()
             }
-            Job::Capture(CaptureJob { rows, answer }) => {
+            Job::Capture(CaptureJob { size, answer }) => {
                 // A lease takes the same number of bytes on every rank, so the largest rank counts.
                 let answers = answer.of_each(ranks, Option::<Bytes>::max);
-                answers.into_iter().map(|answer| Job::Capture(CaptureJob { rows, answer })).collect()
+                answers.into_iter().map(|answer| Job::Capture(CaptureJob { size, answer })).collect()
             }
-            Job::Forget { rows, answer } => {
-                answer.of_each(ranks, |(), ()| ()).into_iter().map(|answer| Job::Forget { rows, answer }).collect()
+            Job::Forget { size, answer } => {
+                answer.of_each(ranks, |(), ()| ()).into_iter().map(|answer| Job::Forget { size, answer }).collect()
             }
             Job::FailLaunches { after, count } => only_last(ranks, Job::FailLaunches { after, count }),
             Job::Die => only_last(ranks, Job::Die),
