@@ -13,7 +13,9 @@ use std::{
 
 use bursar_actors::{
     compute::graph::{GraphShape, GraphSize},
-    compute::lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
+    compute::lane::{
+        Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
+    },
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, StateMemory},
 };
 use bursar_budgets::*;
@@ -260,6 +262,7 @@ impl Stage {
                     position: position as u64,
                     past: Some(past),
                     drafts: Vec::new(),
+                    acceptance: Acceptance::Equal,
                     further: None,
                 }
             };
@@ -350,6 +353,7 @@ impl Stage {
                 position: drafted.replies[s].len() as u64,
                 past: None,
                 drafts: drafts[s].clone(),
+                acceptance: Acceptance::Equal,
                 further: None,
             };
             let choices = (0..sequences).map(choice).collect();

@@ -14,7 +14,9 @@ use std::{
 
 use bursar_actors::{
     compute::graph::{GraphShape, GraphSize},
-    compute::lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
+    compute::lane::{
+        Acceptance, Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped,
+    },
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
@@ -100,7 +102,14 @@ impl Stage {
     /// A choice of the likeliest token after this many tokens.
     fn plain_choice(&self, tokens: usize) -> Choice {
         let sampler = self.sampler(SamplingParams::default());
-        Choice { sampler, position: (tokens - PROMPT) as u64, past: None, drafts: Vec::new(), further: None }
+        Choice {
+            sampler,
+            position: (tokens - PROMPT) as u64,
+            past: None,
+            drafts: Vec::new(),
+            acceptance: Acceptance::Equal,
+            further: None,
+        }
     }
 
     /// Submits a step with a choice. If `tokens` is empty, the step reads the token that
@@ -177,8 +186,14 @@ impl Stage {
             let unseen = (is_ahead && position > 0).then_some(UNSEEN);
             let produced = seen.iter().map(|token| token.id).collect();
             let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced, unseen });
-            let choice =
-                Choice { sampler: sampler.clone(), position: position as u64, past, drafts: Vec::new(), further: None };
+            let choice = Choice {
+                sampler: sampler.clone(),
+                position: position as u64,
+                past,
+                drafts: Vec::new(),
+                acceptance: Acceptance::Equal,
+                further: None,
+            };
             let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
             answers.push(self.choose("drawn", &fed, cached, choice));
             if !is_ahead || position > 0 {
@@ -265,8 +280,12 @@ fn a_sampling_step_is_followed_like_any_other() {
     let stage = Stage::set();
     let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
-    let drawn =
-        stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None, drafts: Vec::new(), further: None });
+    let drawn = stage.choose(
+        "A",
+        &prompt,
+        0,
+        Choice { sampler, position: 0, past: None, drafts: Vec::new(), acceptance: Acceptance::Equal, further: None },
+    );
     let next = stage.step_ahead("B", PROMPT);
     stage.clock.launched(2);
     stage.clock.let_past(ALL);
@@ -295,7 +314,14 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
         });
         let choices = sequences.map(|seed| {
             let params = SamplingParams { temperature: 1.3, seed: seed.into(), ..SamplingParams::default() };
-            Choice { sampler: stage.sampler(params), position: 0, past: None, drafts: Vec::new(), further: None }
+            Choice {
+                sampler: stage.sampler(params),
+                position: 0,
+                past: None,
+                drafts: Vec::new(),
+                acceptance: Acceptance::Equal,
+                further: None,
+            }
         });
         let answer = stage.submit("drawn", &parts.collect::<Vec<_>>(), choices.collect(), Vec::new());
         let stepped = answer.recv().expect("each job is answered").expect("the step runs");
@@ -322,6 +348,7 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
         position: 0,
         past: None,
         drafts: Vec::new(),
+        acceptance: Acceptance::Equal,
         further: None,
     };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());

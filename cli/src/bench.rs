@@ -126,6 +126,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         report,
         is_text: !options.json,
         bar: bar(!options.json),
+        draft_acceptance: options.draft_acceptance,
     };
     bench.say(&bench.report);
     if options.wants(Measurement::Start) {
@@ -219,6 +220,8 @@ struct Bench {
     /// printed its figures so far.
     is_text: bool,
     bar: ProgressBar,
+    /// The probability with which a draft is accepted, instead of a comparison.
+    draft_acceptance: Option<f64>,
 }
 
 /// A measurement: its name, and the numbers that its value is computed from.
@@ -268,8 +271,13 @@ impl Bench {
     /// replies, and divides by the number of steps.
     async fn decode(&mut self, batch: usize) -> Result<(), Failure> {
         let Workload { context, steps, .. } = self.workload;
-        let id = format!("decode_{batch}");
-        let name = format!("decode, a step of batch {batch} at {context} to {}", context + steps);
+        let mut id = format!("decode_{batch}");
+        let mut name = format!("decode, a step of batch {batch} at {context} to {}", context + steps);
+        if let Some(rate) = self.draft_acceptance {
+            // A step chooses several tokens, so its time is not known.
+            id = format!("{id}_accepted_{rate}");
+            name = format!("decode, a token of batch {batch} at {context} to {}, {rate} accepted", context + steps);
+        }
         let prompts = Prompts { count: batch, length: context };
         if let Err(reason) = self.fits.together(prompts, steps + 1) {
             self.leave_out(id, name, reason);

@@ -76,9 +76,12 @@ pub struct LoadOptions {
     /// How tokens are drafted, if [`draft_tokens`](Limits::draft_tokens) is set. Default: prompt
     /// lookup.
     pub draft_source: DraftSource,
-    /// Drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even if fewer would be
-    /// faster. Default: `false`.
+    /// Always drafts as many tokens as [`draft_tokens`](Limits::draft_tokens) allows, even if fewer
+    /// would be faster. Default: `false`.
     pub has_fixed_drafts: bool,
+    /// Accepts each draft with this probability, whatever the model chooses. With random weights, this
+    /// shows the speed that a trained draft head would give. Replies are then wrong. Default: `None`.
+    pub synthetic_acceptance: Option<f64>,
     /// The target time from one token of a reply to the next (p99). While replies run, prompts and
     /// pictures take only as much of a step as meets the target. `None`: no limit other than the
     /// largest step. Default: 33 ms.
@@ -197,6 +200,7 @@ impl Default for LoadOptions {
             state_dtype: StateType::Float32,
             draft_source: DraftSource::default(),
             has_fixed_drafts: false,
+            synthetic_acceptance: None,
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),

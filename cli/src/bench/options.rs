@@ -37,6 +37,11 @@ pub struct Options {
     /// the KV cache at once.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     batches: Vec<u32>,
+    /// Accepts each draft with this probability, whatever the model chooses, and always drafts as many
+    /// tokens as the limits allow. Random weights accept no drafts, so this shows the speed that a
+    /// trained draft head would give. Needs --draft-method or --draft-tokens.
+    #[arg(long, value_name = "RATE", value_parser = acceptance)]
+    pub draft_acceptance: Option<f64>,
     /// Seed of prompts, pictures and random weights. By default, a different seed each time.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -61,6 +66,11 @@ pub struct Options {
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
     if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("expected a number above 0".to_owned()) }
+}
+
+fn acceptance(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (0.0..=1.0).contains(&rate) { Ok(rate) } else { Err("expected a probability from 0 to 1".to_owned()) }
 }
 
 /// The largest integer that every JSON reader preserves.
@@ -105,7 +115,18 @@ impl Options {
         // Single figures measure throughput: all requests arrive at once, and no client reads the
         // tokens as they arrive.
         let token_interval = None;
-        self.knobs.over(LoadOptions { envelope, requests, blas, token_interval, ..LoadOptions::default() })
+        let options = LoadOptions { envelope, requests, blas, token_interval, ..LoadOptions::default() };
+        let mut options = self.knobs.over(options)?;
+        if let Some(rate) = self.draft_acceptance {
+            if options.limits.draft_tokens.unwrap_or(0) == 0 {
+                return Err(Failure {
+                    error: format!("--draft-acceptance is {rate}, but nothing is drafted"),
+                    hint: "add --draft-method mtp, or ngram, and --draft-tokens with a number".to_owned(),
+                });
+            }
+            (options.has_fixed_drafts, options.synthetic_acceptance) = (true, Some(rate));
+        }
+        Ok(options)
     }
 
     /// Returns the device's rates, if flags give them.

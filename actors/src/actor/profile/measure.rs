@@ -17,7 +17,7 @@ use bursar_model::{
 
 use super::{Attempt, Lanes, ProfileError};
 use crate::{
-    compute::lane::{Answer, Choice, EncodeJob, Job, LaneError, StepJob},
+    compute::lane::{Acceptance, Answer, Choice, EncodeJob, Job, LaneError, StepJob},
     pace::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     responder::Responder,
     tree,
@@ -212,8 +212,14 @@ impl Attempt {
             }
             let batch = sample.batch(blocks, vocabulary, decoder.step_format(), decoder.draft_head.is_some());
             let run = || async {
-                let choice =
-                    Choice { sampler: sampler.clone(), position: 0, past: None, drafts: Vec::new(), further: None };
+                let choice = Choice {
+                    sampler: sampler.clone(),
+                    position: 0,
+                    past: None,
+                    drafts: Vec::new(),
+                    acceptance: Acceptance::Equal,
+                    further: None,
+                };
                 let choices = vec![choice; batch.logit_rows.len()];
                 let (reply, answer) = Responder::new();
                 let answer_to = Answer::to(|outcome: Result<_, LaneError>| reply.answer(outcome.map(drop)));

@@ -26,7 +26,9 @@ use super::{
 };
 use crate::{
     budget::{KvDemand, SharedKvDemand},
-    compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
+    compute::lane::{
+        Acceptance, Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped,
+    },
     kv::{BlockLog, Copies, KvUse, SequenceId, StateUse},
     metric::{self, Direction, DraftPosition, Permit, Preempted},
     pace::Pacing,
@@ -67,6 +69,8 @@ pub struct SchedulerArguments {
     pub host_slots: usize,
     /// Whether each sequence has as many drafts as the limits allow, even if fewer would be faster.
     pub has_fixed_drafts: bool,
+    /// See [`LoadOptions::synthetic_acceptance`](crate::LoadOptions::synthetic_acceptance).
+    pub synthetic_acceptance: Option<f64>,
     /// Whether the model was loaded with its draft head.
     pub has_draft_head: bool,
     /// Slots for recurrent states; 0 for a model whose layers are all attention.
@@ -577,8 +581,9 @@ impl SchedulerState {
             produced: [produced, drafts].concat(),
             unseen: *unseen,
         });
-        let (drafts, further) = (drafts.clone(), further.clone());
-        Choice { sampler: spec.sampler.clone(), position: *position as u64, past, drafts, further }
+        let acceptance = self.arguments.synthetic_acceptance.map_or(Acceptance::Equal, Acceptance::Synthetic);
+        let (sampler, drafts, further) = (spec.sampler.clone(), drafts.clone(), further.clone());
+        Choice { sampler, position: *position as u64, past, drafts, acceptance, further }
     }
 }
 

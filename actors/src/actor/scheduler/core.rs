@@ -201,7 +201,7 @@ impl SchedulerCore {
         self
     }
 
-    /// Drafts as many tokens as the limits allow, even if fewer would be faster.
+    /// Always drafts as many tokens as the limits allow, even if fewer would be faster.
     #[must_use]
     pub fn with_fixed_drafts(mut self, are_fixed: bool) -> Self {
         self.draft_limit = self.draft_limit.filter(|_| !are_fixed);
@@ -537,9 +537,8 @@ impl SchedulerCore {
     /// Records that a step was submitted to the lane.
     fn launch(&mut self, shares: &[SequenceTokens], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
-        let (work, pictures) = (self.work(shares), self.encodes);
+        let (work, pictures, launched, has_prompts) = (self.work(shares), self.encodes, self.now, plan.has_prompts);
         let parts = Vec::with_capacity(shares.len());
-        let (launched, has_prompts) = (self.now, plan.has_prompts);
         let decoding = self.streams();
         let drafts = (decoding, self.draft_limit.as_ref().map_or(0, |limit| limit.drafts_for(decoding)));
         let mut step =

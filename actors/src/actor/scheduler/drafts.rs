@@ -171,6 +171,11 @@ impl Backoff {
         Backoff { tolerated: 3, ..Backoff::default() }
     }
 
+    /// Never withholds drafts.
+    pub(super) fn never() -> Self {
+        Backoff { tolerated: u32::MAX, ..Backoff::default() }
+    }
+
     /// Whether the drafts after the running step are withheld.
     pub(super) fn withholds_next(&self) -> bool {
         self.withheld > 1

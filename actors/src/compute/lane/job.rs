@@ -73,8 +73,19 @@ pub struct Choice {
     /// Tokens that are expected from `position` on. The step has a row of logits for the next
     /// token, and one after each draft.
     pub drafts: Vec<u32>,
+    pub acceptance: Acceptance,
     /// The drafts that the draft head computes after its first; `None` if it computes none.
     pub further: Option<FurtherDrafts>,
+}
+
+/// When a draft counts as what the sampler chose.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Acceptance {
+    /// If both are the same token.
+    #[default]
+    Equal,
+    /// With this probability, for measurements. The reply then has the draft.
+    Synthetic(f64),
 }
 
 #[derive(Clone)]
@@ -120,8 +131,15 @@ impl Choice {
         let mut drafts = self.drafts.iter();
         let (mut accepted, mut chosen) = (Vec::with_capacity(1), chosen.into_iter());
         loop {
-            let token = chosen.next().expect("each row has an outcome");
+            let mut token = chosen.next().expect("each row has an outcome");
             let expected = drafts.next();
+            if let (Acceptance::Synthetic(rate), Some(draft), Ok(token)) = (self.acceptance, expected, &mut token) {
+                if is_drawn(token.position, *draft, rate) {
+                    token.id = *draft;
+                } else if token.id == *draft {
+                    token.id = draft ^ 1;
+                }
+            }
             let goes_on = token.as_ref().is_ok_and(|token| Some(&token.id) == expected);
             accepted.push(token);
             if !goes_on {
@@ -129,6 +147,16 @@ impl Choice {
             }
         }
     }
+}
+
+/// Whether an event of probability `rate` happens for this draft. The same for the same draft at the
+/// same position.
+fn is_drawn(position: u64, draft: u32, rate: f64) -> bool {
+    // SplitMix64 (Steele et al. 2014).
+    let mut bits = (position << 32 | u64::from(draft)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((bits ^ bits >> 31) >> 11) as f64 / (1_u64 << 53) as f64 <= rate
 }
 
 #[derive(Debug)]
@@ -284,7 +312,14 @@ mod tests {
     #[test]
     fn tokens_count_up_to_the_first_that_was_not_drafted() {
         let sampler = Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy"));
-        let choice = Choice { sampler, position: 3, past: None, drafts: vec![5, 6], further: None };
+        let choice = Choice {
+            sampler,
+            position: 3,
+            past: None,
+            drafts: vec![5, 6],
+            acceptance: Acceptance::Equal,
+            further: None,
+        };
         let token = |id| Ok::<_, &str>(Token { id, position: 3, log_probabilities: None });
         let accepted = |chosen: [Result<Token, &'static str>; 3]| {
             choice.accepted(chosen).into_iter().map(|token| token.map(|token| token.id)).collect::<Vec<_>>()
@@ -293,6 +328,17 @@ mod tests {
         assert_eq!(accepted([token(5), token(9), token(7)]), [Ok(5), Ok(9)]);
         assert_eq!(accepted([token(6), token(6), token(7)]), [Ok(6)]);
         assert_eq!(accepted([token(5), Err("NaN"), token(7)]), [Ok(5), Err("NaN")]);
+        let accepted_at = |rate: f64| -> usize {
+            let of = |position| Choice { position, acceptance: Acceptance::Synthetic(rate), ..choice.clone() };
+            let rows = |position| {
+                (position..position + 3)
+                    .map(move |position| Ok::<_, &str>(Token { position, ..token(8).expect("a token") }))
+            };
+            (0..1000).map(|position| of(position).accepted(rows(position)).len() - 1).sum()
+        };
+        assert_eq!((accepted_at(0.0), accepted_at(1.0)), (0, 2000));
+        // Each step accepts 0.5 + 0.25 of its two drafts.
+        assert!((700..800).contains(&accepted_at(0.5)), "{} drafts were accepted", accepted_at(0.5));
         let positions: Vec<_> = choice.pasts().map(|past| past.position()).collect();
         assert_eq!(positions, [3, 4, 5]);
     }

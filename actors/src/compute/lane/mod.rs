@@ -32,8 +32,8 @@ use tokio::sync::watch;
 
 use begun::{Begun, UnderWay};
 pub use job::{
-    Answer, CaptureJob, Choice, Copied, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped,
-    StressJob,
+    Acceptance, Answer, CaptureJob, Choice, Copied, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink,
+    StepJob, Stepped, StressJob,
 };
 pub use model_runner::ModelRunner;
 

@@ -69,6 +69,7 @@ impl EngineState {
             limits,
             cache_groups,
             has_fixed_drafts: self.arguments.options.has_fixed_drafts,
+            synthetic_acceptance: self.arguments.options.synthetic_acceptance,
             has_draft_head,
             lane,
             model,

@@ -105,6 +105,7 @@ impl Bed {
             pacing: Pacing::default(),
             tenant_weights: TenantWeights::default(),
             host_slots: 0,
+            synthetic_acceptance: None,
             has_fixed_drafts: false,
             has_draft_head: false,
             state_slots: 0,

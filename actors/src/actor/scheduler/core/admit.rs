@@ -10,6 +10,7 @@ use crate::{
     scheduler::{
         NewSequence,
         admission::{SequenceForecast, predicted_peak},
+        drafts::Backoff,
         sequence::{Charge, History},
     },
 };
@@ -31,7 +32,10 @@ impl SchedulerCore {
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let history = self.sent_away.remove(&spec.id).unwrap_or_default();
         let due = spec.scheduling_params.left.map(|_, left| Some(self.now.saturating_add(left)));
-        let sequence = Sequence { history, due, ..Sequence::new(spec) };
+        let mut sequence = Sequence { history, due, ..Sequence::new(spec) };
+        if self.draft_limit.is_none() {
+            sequence.backoff = Backoff::never();
+        }
         let served = self.running.values().map(|s| &s.spec.scheduling_params.tenant);
         self.waiting.join(sequence.id(), sequence.rank(), sequence, served);
     }
