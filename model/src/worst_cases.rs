@@ -112,6 +112,16 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     plan_through(model, target, pass, Depth::Whole)
 }
 
+/// Like [`plan`], with sampling buffers of `logit_rows` rows, which may be more than the pass has.
+/// Sampling needs scratch for the tokens of a previous step with as many rows.
+pub fn plan_with_rows(model: &Model, target: Target, pass: &Pass, logit_rows: usize) -> Result<Footprint, KernelError> {
+    let shape = sampling_shape(model, pass);
+    let shape = SamplingShape { rows: shape.rows.max(logit_rows), ..shape };
+    dry(model, target, shape, |scope, layers, cache, buffers| {
+        run(model, scope, pass, Depth::Whole, layers, cache, buffers)
+    })
+}
+
 fn has_states(model: &Model) -> bool {
     model.config().decoder().step_format().has_states
 }
@@ -132,7 +142,8 @@ pub fn proof(model: &Model, target: Target, pass: &Pass) -> Result<Depth, Kernel
 }
 
 fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Result<Footprint, KernelError> {
-    dry(model, target, pass, |scope, layers, cache, buffers| run(model, scope, pass, depth, layers, cache, buffers))
+    let shape = sampling_shape(model, pass);
+    dry(model, target, shape, |scope, layers, cache, buffers| run(model, scope, pass, depth, layers, cache, buffers))
 }
 
 /// The work of a pass that samples greedily and sends only the sampled tokens to the host. The
@@ -142,7 +153,7 @@ pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelEr
         |scope: &Scope<'_, Plan>, layers: &[LayerCache], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
             run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, SamplingFeatures::Greedy)
         };
-    Ok(dry(model, target, pass, plain)?.work)
+    Ok(dry(model, target, sampling_shape(model, pass), plain)?.work)
 }
 
 /// `count` pictures of `grid` without content, packed for planning a launch.
@@ -157,7 +168,7 @@ pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> EncoderBatch {
 fn dry(
     model: &Model,
     target: Target,
-    pass: &Pass,
+    shape: SamplingShape,
     run: impl FnOnce(&Scope<'_, Plan>, &[LayerCache], &mut Tensor<'_>, &mut SamplingBuffers<'_>) -> Result<(), KernelError>,
 ) -> Result<Footprint, KernelError> {
     let (workspace, counter, backend) = (Workspace::dry(), WorkCounter::default(), Plan::of_rank(target, model.rank()));
@@ -166,15 +177,14 @@ fn dry(
     // SAFETY: a plan works on shapes only and never accesses the KV cache.
     let kv =
         (0..kv.layers).map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) });
-    let shape = model.state_shape(&target);
+    let state_shape = model.state_shape(&target);
     // SAFETY: a plan works on shapes only and never accesses the states.
     let state = |shape: StateShape| unsafe { StateLayer::new(workspace.address(), u32::MAX as usize, shape) };
-    let states = shape.into_iter().flat_map(|shape| std::iter::repeat_n(shape, shape.layers)).map(state);
+    let states = state_shape.into_iter().flat_map(|shape| std::iter::repeat_n(shape, shape.layers)).map(state);
     let layers = model.layer_caches(kv, states);
     let cache_shape = [u32::MAX as usize, model.config().embedding_layout().width()];
     // SAFETY: a plan works on shapes only and never accesses the vision cache.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
-    let shape = sampling_shape(model, pass);
     // SAFETY: a plan works on shapes only and never accesses the sampling buffers.
     let words = unsafe { Tensor::persistent(workspace.address(), [shape.words()], DType::U32) };
     let mut buffers = SamplingBuffers::over(words, shape);
