@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("{}", ledger.snapshot());
     if !ledger.snapshot().leases.is_empty() || device.memory()?.free != device.memory()?.total {
-        return Err("the lease was dropped, but its bytes are not home".into());
+        return Err("the lease was dropped, but its memory was not released".into());
     }
     Ok(())
 }
@@ -68,7 +68,7 @@ fn use_it(device: &Arc<dyn Device>, lease: Lease) -> Result<(), Box<dyn std::err
     println!("{bytes}: granted, used as a stack up to {}", workspace.high_water());
     // The frames have returned their bytes. The high-water mark still shows the peak.
     if (workspace.used(), workspace.high_water()) != (Bytes::ZERO, Bytes::mib(3)) {
-        return Err("a workspace is a stack".into());
+        return Err("the frames of the workspace did not return their bytes".into());
     }
     Ok(())
 }

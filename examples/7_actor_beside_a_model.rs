@@ -19,7 +19,7 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Bytes per caption in the album: the length of the text, then the text.
 const SLOT: usize = 256;
-/// The size of a page, in which the device backs memory.
+/// The page size: the device backs memory in whole pages.
 const PAGE: Bytes = Bytes::mib(2);
 
 enum AlbumMessage {
@@ -154,7 +154,7 @@ impl AlbumState {
     /// Leases memory for more captions, if the ledger has enough now.
     async fn grow(&mut self, bytes: Bytes) -> Result<Bytes, Busy> {
         let lease = self.arguments.budget.try_lease(Class::external("album"), bytes.round_up(PAGE)).await?;
-        let refused = |error| Busy { why: format!("{error}"), hint: "the device broke its word".into() };
+        let refused = |error| Busy { why: format!("{error}"), hint: "the device did not back leased memory".into() };
         let segment = Segment::reserve(self.arguments.device.clone(), lease.bytes(), lease).map_err(refused)?;
         segment.back_to(segment.reserved()).map_err(refused)?;
         let backed = segment.backed();
@@ -224,26 +224,26 @@ async fn main() -> Result<(), Failure> {
     let (albums, mut album_now) = watch::channel(None);
     let arguments = AlbumArguments { model: model.clone(), budget: runtime.budget().clone(), device: runtime.device() };
     let (curator, _) = Curator::spawn(None, Curator, (arguments, albums)).await?;
-    let album = album_now.wait_for(Option::is_some).await?.clone().ok_or("waited for one")?;
+    let album = album_now.wait_for(Option::is_some).await?.clone().ok_or("no album is running")?;
 
     println!("The album asks the model in its handler and writes the answers into memory that it leases:");
     for picture in demo::pictures() {
         let number = call_t!(album, AlbumMessage::Add, PATIENCE_MS, Image::from_bytes(picture.bytes))??;
-        let caption = call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("it was written")?;
+        let caption = call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("the caption is missing")?;
         println!("  {}: {caption}", picture.name);
     }
-    let blocks = call_t!(album, AlbumMessage::Blocks, PATIENCE_MS)?.ok_or("the scheduler answers")?;
+    let blocks = call_t!(album, AlbumMessage::Blocks, PATIENCE_MS)?.ok_or("the scheduler did not answer")?;
     println!("  kv: {blocks} blocks are held now\n\n{}", runtime.budget().snapshot().await?);
 
-    println!("It asks for more than there is:");
+    println!("The album asks for more memory than is free:");
     let Err(Busy { why, hint }) = call_t!(album, AlbumMessage::Grow, PATIENCE_MS, Bytes::gib(4))? else {
         return Err("the device is smaller than 4 GiB".into());
     };
     println!("  busy: {why}\n  hint: {hint}");
     let more = call_t!(album, AlbumMessage::Grow, PATIENCE_MS, Bytes::mib(4))?.map_err(|busy| busy.why)?;
-    println!("  and for what there is: {more}\n");
+    println!("  a smaller request is granted: {more}\n");
 
-    println!("The scheduler is killed; the album hears of it and the next caption comes all the same:");
+    println!("The scheduler is killed. The album is notified, and the next caption still arrives:");
     model.serving().await?.scheduler.kill();
     let mut looks = tokio::time::interval(Duration::from_millis(1));
     while call_t!(album, AlbumMessage::Deaths, PATIENCE_MS)? == 0 {
@@ -251,9 +251,9 @@ async fn main() -> Result<(), Failure> {
     }
     let picture = Image::from_bytes(demo::pictures()[1].bytes);
     let number = call_t!(album, AlbumMessage::Add, PATIENCE_MS, picture)??;
-    println!("  caption {number}: {}\n", call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("written")?);
+    println!("  caption {number}: {}\n", call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("no caption")?);
 
-    println!("The album falls over a bug of its own:");
+    println!("The album fails because of a bug in its own code:");
     album.send_message(AlbumMessage::Fall)?;
     let is_another =
         |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
@@ -266,7 +266,7 @@ async fn main() -> Result<(), Failure> {
         }
     })
     .await?;
-    println!("  the album holds {PAGE}: the {} of the dead one are home", PAGE + more);
+    println!("  the new album holds {PAGE}: the {} of the dead album were returned", PAGE + more);
 
     curator.stop_and_wait(None, None).await?;
     tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
@@ -275,7 +275,7 @@ async fn main() -> Result<(), Failure> {
         }
     })
     .await?;
-    println!("\nThe curator has left, its album with it, and the ledger is as it was before.");
+    println!("\nThe curator and its album have stopped, and the ledger is back to its earlier state.");
     runtime.shutdown().await;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Decoding with captured graphs on a GPU gives the same results as decoding without graphs, launch
-//! by launch. Without a GPU, each test prints a note and passes.
+//! Decoding with captured graphs on a GPU gives the same results as launching each kernel
+//! separately. Without a GPU, each test prints a note and passes.
 
 mod leased;
 
@@ -108,9 +108,9 @@ impl Stage {
         let folder = std::env::var("BURSAR_CUDA_LIB");
         let usual = BlasSearch::usual();
         let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-        let target = CudaTarget::of(&cuda).expect("it says what it is");
+        let target = CudaTarget::of(&cuda).expect("the device reports its capability");
         if cache == CacheFormat::Fp8 && !Target::Cuda(target).has_quantized_cache() {
-            assert_ne!(target.capability, (9, 0), "Hopper has them");
+            assert_ne!(target.capability, (9, 0), "Hopper has these kernels");
             println!("skipped, there are no kernels for FP8 keys and values on {}", Target::Cuda(target).name());
             return None;
         }
@@ -129,7 +129,7 @@ impl Stage {
         let (wanted, free) =
             (CAPACITY + bytes + kv_bytes + state_bytes, cuda.memory().expect("the device reports its memory").free);
         if wanted > free {
-            println!("skipped, it wants {wanted} of a GPU of which {free} are free");
+            println!("skipped, the test needs {wanted}, but only {free} of the GPU are free");
             return None;
         }
         let leased = Leased::of(device.clone(), wanted);
@@ -245,7 +245,7 @@ impl Stage {
         let mut read = |replies: &mut Vec<Vec<Token>>, answer: Receiver<Result<Stepped, LaneError>>| {
             let stepped = answer.recv().expect("each job is answered").expect("the step runs");
             replayed += usize::from(stepped.is_by_graph);
-            let tokens = stepped.chosen.into_iter().flatten().map(|token| token.expect("a number"));
+            let tokens = stepped.chosen.into_iter().flatten().map(|token| token.expect("the logits are numbers"));
             replies.iter_mut().zip(tokens).for_each(|(reply, token)| reply.push(token));
         };
         // The choices of a step after `position` tokens of each reply. The host may not have seen
@@ -606,7 +606,10 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
             drawn += 1;
         }
     }
-    println!("{drawn} drawn, the likeliest {surplus:.1} times too often, with a deviation of {:.1}", variance.sqrt());
+    println!(
+        "{drawn} draws, {surplus:.1} more of the likeliest token than expected, standard deviation {:.1}",
+        variance.sqrt()
+    );
     assert!(variance > 100.0, "the likeliest token is almost certain: variance {variance} of {drawn} draws");
     assert!(
         surplus.abs() < 5.0 * variance.sqrt(),

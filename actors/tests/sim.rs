@@ -177,7 +177,7 @@ impl World {
     }
 
     fn note(&mut self, what: impl std::fmt::Display) {
-        writeln!(self.trace, "{what}").expect("a String takes every write");
+        writeln!(self.trace, "{what}").expect("writing to a String cannot fail");
     }
 
     /// Adds a request that preparation would accept, because it fits the pool if
@@ -282,7 +282,7 @@ impl World {
                     for (key, rows) in &pictures {
                         assert!(self.pixels.contains(key), "the pixels of a launch still exist");
                         let held = |row: &u32| self.all_pins().any(|(_, rows)| rows.contains(row));
-                        assert!(!rows.iter().any(held), "a row is overwritten that a request reads");
+                        assert!(!rows.iter().any(held), "a row that a request reads is overwritten");
                     }
                     self.launches.push_back(pictures);
                 }
@@ -346,7 +346,7 @@ impl World {
     fn resize_slots(&mut self) {
         let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
         let is_idle = self.under_way.is_empty() && self.host.under_way.is_empty();
-        assert!(slots >= self.slots.len() || is_idle, "a removed block may still be named by a running step or copy");
+        assert!(slots >= self.slots.len() || is_idle, "a running step or copy may still use a removed block");
         self.slots.resize(slots, None);
     }
 
@@ -388,7 +388,7 @@ impl World {
                 request.missed = !had_begun;
                 let number = request.number;
                 self.missed += usize::from(!had_begun);
-                self.note(format_args!("request {number} is to come again"));
+                self.note(format_args!("request {number} must be admitted again"));
                 self.returning.push_back((number, id));
             }
             Effect::Late(id, deadline) => self.is_late(id, deadline),
@@ -511,16 +511,16 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
             (steps, planned_ahead) = (steps + world.steps, planned_ahead + world.planned_ahead);
         },
     );
-    assert!(preemptions > 100, "pools were scarce enough for {preemptions} preemptions");
-    assert!(returned > 100, "{returned} sequences came again after releasing their pictures");
-    assert!(launched_ahead > 100, "{launched_ahead} launches were begun before another ended");
+    assert!(preemptions > 100, "the small pools caused {preemptions} preemptions");
+    assert!(returned > 100, "{returned} sequences were admitted again after releasing their pictures");
+    assert!(launched_ahead > 100, "{launched_ahead} launches began before an earlier launch had ended");
     assert!(resizes > 1000, "the pool was resized {resizes} times");
     assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks to shrinks");
     assert!(made_way > 100, "{made_way} sequences were preempted for urgent ones");
     assert!(late[0] > 100 && late[1] > 20 && late[2] > 20, "{late:?} requests missed a deadline, by kind of deadline");
     assert!(scored > 10_000, "{scored} prompt tokens were scored");
     assert!(left > 1000 && fetched > 1000, "{left} blocks were copied to host memory, {fetched} were copied back");
-    assert!(brought > 1000 && lost > 10, "{brought} pictures came from the host, {lost} requests lost theirs");
+    assert!(brought > 1000 && lost > 10, "{brought} pictures came from the host, {lost} requests lost their pictures");
     assert!(
         found_computed > 1000 && missed > 100,
         "{found_computed} pictures needed no rows, {missed} requests relied on evicted blocks"

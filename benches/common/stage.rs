@@ -47,14 +47,14 @@ fn segment(device: &Arc<dyn Device>, bytes: Bytes) -> Segment {
 
 impl Stage {
     pub fn demo(threads: usize) -> Self {
-        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let cpu = Cpu::new(threads);
-        let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("the model can be planned");
         let device: Arc<dyn Device> =
             Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(512))).expect("host memory"));
         let weights = segment(&device, planned.weight_bytes());
-        let model =
-            Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
+        let model = Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(()))
+            .expect("the model loads");
         let shape = model.kv_shape(cpu.target());
         let kv = (0..shape.layers).map(|_| segment(&device, shape.block_bytes() * BLOCKS as u64)).collect();
         let cache = segment(&device, model.picture_row_bytes(cpu.target()) * CACHE_ROWS as u64);
@@ -65,7 +65,7 @@ impl Stage {
     /// A step in which each of `sequences` sequences decodes one token after `context` tokens.
     pub fn decode_batch(&self, sequences: usize, context: usize) -> StepBatch {
         let each = (context + 1).div_ceil(BLOCK_TOKENS);
-        assert!(sequences * each <= BLOCKS, "the cache has the blocks");
+        assert!(sequences * each <= BLOCKS, "the KV cache has enough blocks");
         let blocks: Vec<u32> = (0..(sequences * each) as u32).collect();
         let position = [[context as u32; 3]];
         let tables: Vec<[BlockTable; 1]> = blocks.chunks_exact(each).map(|blocks| [blocks.to_vec().into()]).collect();
@@ -116,7 +116,7 @@ impl Stage {
     pub fn encode(&self, batch: &EncoderBatch) {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &counter);
-        self.model.encode(&scope, batch, &mut self.cache()).expect("the launch runs");
+        self.model.encode(&scope, batch, &mut self.cache()).expect("the encoder runs");
     }
 
     fn cache(&self) -> Tensor<'static> {

@@ -18,7 +18,7 @@ pub struct Request {
     /// Requests with different numbers share no prefix.
     pub number: u64,
     pub words: usize,
-    /// The file of a picture, in the folder of pictures.
+    /// Name of a picture file in the picture folder.
     pub picture: Option<String>,
     pub tokens: usize,
 }
@@ -167,7 +167,7 @@ fn has(text: &[u8], what: &[u8]) -> bool {
     text.windows(what.len()).any(|found| found == what)
 }
 
-/// Opens this many connections that wait for the budget's events and read them.
+/// Opens `count` connections that subscribe to the budget's events and read them.
 pub async fn idle(address: &str, count: usize) -> Result<Vec<tokio::task::JoinHandle<()>>, Failure> {
     let mut waiting = Vec::new();
     for _ in 0..count {

@@ -19,8 +19,8 @@
 //! ```
 //! use bursar_budgets::*;
 //! # use std::sync::Arc;
-//! # struct Nobody;
-//! # impl ReleaseNotes for Nobody { fn post(&self, _: ReleaseNote) {} }
+//! # struct IgnoreNotes;
+//! # impl ReleaseNotes for IgnoreNotes { fn post(&self, _: ReleaseNote) {} }
 //! let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8)))?);
 //! let mut ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
 //!
@@ -28,7 +28,7 @@
 //! let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
 //! let Effect::Granted(grant) = &effects[0] else { panic!("2 of 8 MiB fit") };
 //!
-//! let lease = Lease::issue(grant, Arc::new(Nobody));
+//! let lease = Lease::issue(grant, Arc::new(IgnoreNotes));
 //! let segment = Segment::reserve(device, Bytes::mib(4), lease)?;
 //! segment.back_to(Bytes::mib(2))?;
 //!

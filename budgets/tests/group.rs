@@ -1,4 +1,4 @@
-//! Stories of a group of devices: each operation is done on all ranks or on none.
+//! Tests of a group of devices: each operation is done on all ranks or on none.
 
 use bursar_budgets::testing::HostControl;
 use bursar_budgets::testing::Script;
@@ -42,7 +42,7 @@ fn each_rank_has_memory_of_its_own() {
     for (rank, address) in addresses.iter().enumerate() {
         // SAFETY: two pages of host memory are backed here, and nothing else uses them.
         let bytes = unsafe { slice::from_raw_parts_mut(address.0 as *mut u8, (PAGE * 2).as_usize()) };
-        assert!(bytes.iter().all(|byte| *byte == 0), "memory is zeroed, and each rank's is separate");
+        assert!(bytes.iter().all(|byte| *byte == 0), "memory is zeroed and separate for each rank");
         bytes.fill(rank as u8 + 1);
     }
 }
@@ -62,7 +62,7 @@ fn what_one_rank_refuses_no_rank_has() {
         assert_eq!(stage.backed(), [2, 2, 2]);
         stage.ranks[refusing].play(Script::new().refuse_call(5));
         assert!(stage.group.reserve(PAGE).is_err());
-        assert_eq!(stage.reservations(), [1, 1, 1], "every rank takes its addresses back");
+        assert_eq!(stage.reservations(), [1, 1, 1], "every rank has released the new addresses");
         stage.group.unback(start, PAGE * 2).unwrap();
         stage.group.release_reservation(start).unwrap();
         assert_eq!((stage.backed(), stage.reservations()), (vec![0; 3], vec![0; 3]));
@@ -110,7 +110,7 @@ fn a_lost_rank_is_a_lost_group_which_takes_memory_back() {
     stage.ranks[1].lose("it fell off the bus");
     assert!(stage.group.check().unwrap_err().is_lost());
     assert!(stage.group.back(start.offset(PAGE * 2), PAGE).unwrap_err().is_lost());
-    assert_eq!(stage.backed()[0], 2, "the working rank has as much as before the loss");
+    assert_eq!(stage.backed()[0], 2, "the working rank keeps its memory");
     drop(stage.group.unback(start, PAGE * 2));
     drop(stage.group.release_reservation(start));
     assert_eq!((stage.backed()[0], stage.reservations()[0]), (0, 0));

@@ -117,7 +117,7 @@ fn a_meter_shows_what_is_backed_and_all_of_a_lease_without_addresses() {
     let mut budget = Budget::new(8);
     let lease = Arc::new(budget.lease("kv", PAGE * 4).unwrap());
     let (meter, granted) = (lease.meter(), lease.bytes());
-    assert_eq!(meter.used(granted), PAGE * 4, "all of a lease without addresses counts as used");
+    assert_eq!(meter.used(granted), PAGE * 4, "a lease without a segment counts as fully used");
     let layers = [(); 2].map(|()| Segment::reserve(budget.device.clone(), PAGE * 8, lease.clone()).unwrap());
     assert_eq!(meter.used(granted), Bytes::ZERO, "nothing is backed yet");
     layers.iter().for_each(|layer| layer.back_to(PAGE * 2).unwrap());
@@ -361,7 +361,7 @@ proptest! {
                 prop_assert!(segment.backed() <= segment.lease().bytes());
             }
             let granted = budget.ledger.snapshot().granted;
-            prop_assert!(budget.device.counts().backed <= granted, "rule 1 is true of the device itself");
+            prop_assert!(budget.device.counts().backed <= granted, "rule 1 also holds for the device's own count");
         }
         drop(segments);
         lane.settle();

@@ -16,8 +16,8 @@ pub struct ModelOptions {
     /// or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// Shape of a released model instead of a model, to measure its size and
-    /// speed without its files.
+    /// Shape of a released model, used in place of a checkpoint, to measure its size and speed
+    /// without its files.
     #[arg(long, value_name = "NAME", requires = "random")]
     shape: Option<String>,
     /// Draws random weights on the device, instead of loading a checkpoint.
@@ -25,7 +25,7 @@ pub struct ModelOptions {
     random: bool,
     /// Makes the routers of random mixture-of-experts weights prefer some experts, as trained
     /// routers do: the expert of rank `r` is chosen in proportion to `r^-EXPONENT` (Zipf's law; a
-    /// usual exponent is 1). By default, all experts are equally likely.
+    /// typical exponent is 1). By default, all experts are equally likely.
     #[arg(long, value_name = "EXPONENT", requires = "random", value_parser = exponent)]
     zipf: Option<f32>,
 }
@@ -55,8 +55,8 @@ impl ModelOptions {
 /// The models that a command will load, with their options.
 pub type Models = Vec<(ModelSource, LoadOptions)>;
 
-/// Starts a runtime on the chosen device for these models. Does not print the device: the command
-/// does that itself.
+/// Starts a runtime on the chosen device for these models, and serves its metrics if the user gave
+/// an address. The caller reports the device.
 pub async fn start(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
     let runtime = Runtime::start(RuntimeConfig { device: device.choice_for(models)?, ..config }).await?;
     device.show(slice::from_ref(&runtime)).await?;

@@ -186,8 +186,8 @@ impl Target {
         }
     }
 
-    /// Returns `true` if there are kernels for weights `[out_features, in_features]` that are in
-    /// `scheme` in memory. A plan can be made in either case.
+    /// Returns `true` if there are kernels for weights `[out_features, in_features]` that are
+    /// stored in `scheme` in memory. A plan can be made in either case.
     pub fn has_quantized(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -196,7 +196,7 @@ impl Target {
     }
 
     /// Returns `true` if there are kernels for experts' weights, `[out_features, in_features]`
-    /// each, that are in `scheme` in memory.
+    /// each, that are stored in `scheme` in memory.
     pub fn has_quantized_experts(&self, scheme: QuantizationScheme, shape: [usize; 2]) -> bool {
         match self {
             Target::Cpu { .. } => true,

@@ -1,5 +1,5 @@
-//! Captured graphs on a GPU, whose replays compute from the contents that their inputs have at that
-//! time. Without a GPU, each test prints that it is skipped.
+//! Captured graphs on a GPU. A replay reads the contents that the graph's inputs have at the time
+//! of the replay. Without a GPU, each test prints that it is skipped.
 
 mod ground;
 

@@ -38,7 +38,7 @@ class Capacity:
     turns: int = 2048
 
     def part(self, parts: int) -> "Capacity":
-        """A batch of one `parts`-th of this size."""
+        """Returns these sizes divided by `parts`."""
         return Capacity(**{name: size // parts for name, size in asdict(self).items()})
 
     def fields(self) -> dict[str, tuple[tuple[int, ...], type]]:
@@ -58,7 +58,7 @@ class Capacity:
             "answer": ((self.answers,), np.int32),  # -100 if there is none
             "turn": ((self.answers,), np.int32),  # turn that a token of an answer belongs to
             "turn_kind": ((self.turns,), np.int16),  # -1 unused
-            "drawn": ((2,), np.int32),  # pictures, conversations
+            "drawn": ((2,), np.int32),  # numbers of pictures and conversations
         }
 
 
@@ -106,8 +106,8 @@ def cut(image: Image.Image):
 
 
 def what_covers(scene: draw.Scene, rows: int, columns: int):
-    """The shape or digit (`thing`) and the color at the center of each unit, or whose own center is
-    in the unit, row by row."""
+    """The shape or digit (`thing`) and the color of each unit, row by row. A shape or digit belongs
+    to a unit if it covers the unit's center, or if its own center is in the unit."""
     unit_x, unit_y = scene.width / columns, scene.height / rows
     x = (np.arange(columns) + 0.5)[None, :] * unit_x
     y = (np.arange(rows) + 0.5)[:, None] * unit_y
@@ -227,8 +227,8 @@ class Packer:
         return True
 
     def close(self) -> None:
-        """Covers the unused rest with short empty segments, because attention must define every
-        row."""
+        """Divides the unused rest of the slot into short segments, because attention must compute
+        every row."""
         slot, limit = self.slot, self.capacity
         slot["patch"][self.patches :] = 0
         for name, starts, total, step in (

@@ -2,7 +2,7 @@
 of the previous call.
 
     python3 train.py --steps 20000 --state .carry/demo --out $OUT      # trains, leaves state files in $OUT
-    python3 train.py --check                                           # this model = transformers', on the CPU
+    python3 train.py --check                                           # compares with transformers on the CPU
     python3 train.py --export model/demo/checkpoint --state .carry/demo
 
 `--hybrid` trains the Qwen3.5 architecture (`hybrid.py`) instead of Qwen2.5-VL's (`network.py`).
@@ -37,7 +37,7 @@ HELD_OUT_SEED = 900_001
 
 
 def to_device(arrays: dict[str, np.ndarray], device) -> dict[str, torch.Tensor]:
-    """The arrays of a slot on the device, where indices become 64-bit and pictures stay bytes."""
+    """Copies the arrays of a slot to the device. Indices become 64-bit, and pictures stay bytes."""
     batch = {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
     for name in ("answer_at", "answer", "turn", "thing", "colour", "unit"):
         batch[name] = batch[name].long()
@@ -75,7 +75,7 @@ def losses(network: Network, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     answer = F.cross_entropy(answers.float(), batch["answer"], ignore_index=-100)
     taught = taught.float()
     # Most units lie on the background. They get a tenth of the weight, because the model would
-    # otherwise need long to notice the digits.
+    # otherwise take long to learn the digits.
     weight = torch.where(batch["thing"] > 0, 1.0, 0.1)
     thing = F.cross_entropy(taught[:, :15], batch["thing"], reduction="none")
     colour = F.cross_entropy(taught[:, 15:], batch["colour"], reduction="none")
@@ -85,10 +85,10 @@ def losses(network: Network, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def exact_answers(network: Network, slots, device) -> dict[str, tuple[int, int]]:
-    """The numbers of right answers and of questions, per kind. Greedy decoding gives an answer
-    exactly if each of its tokens is the most likely token after the previous right tokens, so one
-    pass without generation is enough. The kind "drafts" counts tokens: drafts that equal the
-    greedy token, after the right tokens."""
+    """The numbers of correct answers and of questions, per kind. Greedy decoding gives the correct
+    answer exactly when each of its tokens is the most likely token after the previous correct
+    tokens, so one pass without generation is enough. The kind "drafts" counts tokens: drafts after
+    correct tokens that equal the greedy token."""
     tally: dict[str, tuple[int, int]] = {}
 
     def count(kind: str, right: int, asked: int) -> None:
@@ -172,8 +172,8 @@ class State:
                 }
 
     def save(self, folder: Path) -> None:
-        """Saves four files, with the moments in bf16, which keeps the total below the size limit
-        for files from the device machine."""
+        """Saves four files. The moments are saved in bf16, which keeps the total below the size
+        limit for files that are copied from the GPU machine."""
         folder.mkdir(parents=True, exist_ok=True)
         named = dict(self.network.named_parameters())
         moments = {name: self.adam.state[parameter] for name, parameter in named.items()}
@@ -195,7 +195,7 @@ class State:
 
 
 def learning_rate(step: int, time_left: float, arguments) -> float:
-    """`time_left` is a share of `--minutes`."""
+    """`time_left` is the remaining fraction of `--minutes`."""
     warm = min(1.0, (step + 1) / 500)
     left = (arguments.steps - step) / max(1, arguments.decay) if arguments.steps else time_left / arguments.cool
     return arguments.rate * warm * min(1.0, max(0.0, left))
@@ -314,9 +314,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hybrid", action="store_true")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=None, help="steps in all; without it, train for --minutes")
+    parser.add_argument("--steps", type=int, default=None, help="total number of steps; by default, train for --minutes")
     parser.add_argument("--decay", type=int, default=10_000)
-    parser.add_argument("--cool", type=float, default=0.4, help="share of --minutes over which the learning rate decreases")
+    parser.add_argument("--cool", type=float, default=0.4, help="fraction of --minutes over which the learning rate decreases")
     parser.add_argument("--parts", type=int, default=1, help="divide the size of a batch by this")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--teach", type=float, default=0.3, help="weight of the per-unit loss")
@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=3, help="batches that each worker draws ahead")
     parser.add_argument("--held-out", type=int, default=1000)
     parser.add_argument("--judge-every", type=int, default=1000)
-    parser.add_argument("--fonts", type=str, default=None, help="folder of .ttf files to set some numbers in")
+    parser.add_argument("--fonts", type=str, default=None, help="folder of .ttf fonts in which some numbers are drawn")
     parser.add_argument("--state", type=Path, default=Path(".carry/demo"))
     parser.add_argument("--out", type=Path, default=Path(".carry/demo"))
     parser.add_argument("--eager", action="store_true")

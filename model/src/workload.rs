@@ -1,5 +1,5 @@
-//! The kinds of work that serving puts on a device. A kind that no worst case
-//! covers does not compile.
+//! The kinds of work that serving puts on a device. A kind of work without a worst case is a
+//! compile error.
 
 /// A kind of work with separate memory requirements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ pub const fn covered_by(workloads: &'static [Workload], kinds: &[WorstCaseKind])
             is_covered |= workloads[at].is_in(kinds[kind].workloads);
             kind += 1;
         }
-        assert!(is_covered, "a family brings a workload that no worst case covers");
+        assert!(is_covered, "a family has a workload that no worst case covers");
         at += 1;
     }
     workloads

@@ -26,10 +26,10 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
         ("rgba8", plain.to_rgba8().into()),
         ("rgb16", plain.to_rgb16().into()),
         ("rgba16", plain.to_rgba16().into()),
-        ("grey8", plain.to_luma8().into()),
-        ("grey alpha 8", plain.to_luma_alpha8().into()),
-        ("grey16", plain.to_luma16().into()),
-        ("grey alpha 16", plain.to_luma_alpha16().into()),
+        ("gray8", plain.to_luma8().into()),
+        ("gray alpha 8", plain.to_luma_alpha8().into()),
+        ("gray16", plain.to_luma16().into()),
+        ("gray alpha 16", plain.to_luma_alpha16().into()),
     ];
     for (name, picture) in kinds {
         let mut encoded = Cursor::new(Vec::new());
@@ -39,12 +39,12 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     let small: [(&str, DynamicImage, ImageFormat); 8] = [
         ("gif", plain.to_rgb8().into(), ImageFormat::Gif),
         ("gif rgba8", plain.to_rgba8().into(), ImageFormat::Gif),
-        ("tiff grey16", plain.to_luma16().into(), ImageFormat::Tiff),
+        ("tiff gray16", plain.to_luma16().into(), ImageFormat::Tiff),
         ("bmp", plain.to_rgb8().into(), ImageFormat::Bmp),
-        ("bmp grey", plain.to_luma8().into(), ImageFormat::Bmp),
+        ("bmp gray", plain.to_luma8().into(), ImageFormat::Bmp),
         ("tiff rgb8", plain.to_rgb8().into(), ImageFormat::Tiff),
         ("tiff rgba16", plain.to_rgba16().into(), ImageFormat::Tiff),
-        ("tiff grey8", plain.to_luma8().into(), ImageFormat::Tiff),
+        ("tiff gray8", plain.to_luma8().into(), ImageFormat::Tiff),
     ];
     for (name, picture, format) in small {
         let mut encoded = Cursor::new(Vec::new());
@@ -54,7 +54,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     pictures
 }
 
-/// All stories are one test, because the heap counter covers the whole process and
+/// All checks are one test, because the heap counter covers the whole process and
 /// tests run in parallel.
 #[test]
 fn decoding_and_processing_take_no_more_than_was_said_before() {
@@ -77,7 +77,7 @@ fn process_video() {
     let plan = processor.plan(&video, &limits, 200).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&video, &plan, &limits).expect("patches"));
     let said = (plan.decoding_bytes + plan.patches_bytes()).0;
-    println!("a video: said {said}, took {taken}");
+    println!("a video: estimated {said}, took {taken}");
     assert!(taken <= said, "took {taken} bytes, the estimate was {said}");
     assert!(said <= 2 * taken, "took {taken} bytes, the estimate of {said} is too high");
 }
@@ -93,7 +93,7 @@ fn process_tiles() {
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, tiles) = peak_of(|| processor.process_tiles(&picture).expect("tiles"));
     let (said, kept) = (plan.host_bytes.0, plan.patches_bytes().0);
-    println!("{} tiles: said {said}, took {taken}", tiles.len());
+    println!("{} tiles: estimated {said}, took {taken}", tiles.len());
     assert_eq!((tiles.len(), kept), (13, 13 * 84 * 84 * 3));
     assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
     assert!(2 * taken >= said, "took {taken} bytes, the estimate of {said} is too high");
@@ -107,8 +107,8 @@ fn process_one() {
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
     let said = plan.host_bytes.0;
-    println!("processing: said {said}, took {taken}");
-    // Two parts are beyond the plan and take a few kilobytes each: the filter's weights, and a band
+    println!("processing: estimated {said}, took {taken}");
+    // Two parts are not in the plan and take a few kilobytes each: the filter's weights, and a band
     // of eight rows per thread.
     assert!(taken <= said + (1 << 20), "took {taken} bytes, the estimate was {said}");
     assert!(taken >= said, "took {taken} bytes, the estimate was {said}");
@@ -123,9 +123,9 @@ fn side_chunks() {
     let plain = encoded.into_inner();
     let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
     for _ in 0..200 {
-        std::io::Write::write_all(&mut packed, &vec![0; 1 << 20]).expect("memory takes it");
+        std::io::Write::write_all(&mut packed, &vec![0; 1 << 20]).expect("writing to memory succeeds");
     }
-    let packed = packed.finish().expect("memory takes it");
+    let packed = packed.finish().expect("writing to memory succeeds");
     let text = [b"\0\0\0", &vec![b'x'; 3 << 20][..]].concat(); // as long as some programs' metadata
     for (kind, data) in [(b"iCCP", &packed), (b"zTXt", &packed), (b"iTXt", &text), (b"eXIf", &text)] {
         let content = [&kind[..], b"a name\0\0", data].concat();
@@ -137,7 +137,7 @@ fn side_chunks() {
         let limits = ImageLimits::default();
         let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes().0;
         let (taken, outcome) = peak_of(|| bytes.decode(&limits));
-        println!("{}: said {said}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
+        println!("{}: estimated {said}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
         assert!(outcome.is_ok(), "the picture decodes: {outcome:?}");
         assert!(taken <= said, "took {taken} bytes, the estimate was {said}");
     }
@@ -166,7 +166,7 @@ fn decode_all() {
         let (probing, header) = peak_of(|| bytes.probe(&limits).expect("a good header"));
         let said = header.cost.peak_bytes().0;
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("the picture decodes"));
-        println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
+        println!("{name}: estimated {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
         assert!(taken <= said, "{name}: took {taken} bytes, the estimate was {said}");
         // libjpeg allocates most memory of a progressive picture outside Rust, where it is not
         // counted.

@@ -28,7 +28,7 @@ use super::{
 
 /// Maximum pictures and frames of one request: more than any model accepts.
 const PICTURES_MAX: usize = 1024;
-/// Links of one request that are read concurrently.
+/// Maximum number of links of one request that are read concurrently.
 const AT_ONCE: usize = 4;
 /// Default frames per second of a video: the sampling rate of Qwen's processors.
 const USUAL_FPS: f64 = 2.0;
@@ -354,7 +354,7 @@ impl Reading<'_> {
         Ok(picture)
     }
 
-    /// Opens the video file, or lists the folder, of this name.
+    /// Opens the video file, or lists the folder, with this name.
     async fn look(&self, param: &str, name: String) -> Result<LocalMedia, ApiError> {
         let root = self.shared.options.media_root.clone();
         let look = move |param: &str| {
@@ -371,8 +371,10 @@ impl Reading<'_> {
     async fn film(&self, film: Film, fps: f64, param: &str) -> Result<LoadedMedia, ApiError> {
         let FilmShare { frames_max, bytes_max } = self.share;
         if frames_max == 0 {
-            let error =
-                ApiError::invalid(param, "the model does not take videos, or not as many frames in one request");
+            let error = ApiError::invalid(
+                param,
+                "the model does not take videos, or not as many video frames as this request has",
+            );
             return Err(error.hint("use a model that takes videos, or send fewer videos"));
         }
         let sampling = FrameSampling { frames_per_second: fps, frames_max, bytes_max };

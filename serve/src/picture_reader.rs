@@ -1,4 +1,4 @@
-//! Reading of pictures for embedders, under the rules of a server.
+//! Reading of pictures for programs that embed the server, with the same rules as for its requests.
 
 use std::fmt;
 

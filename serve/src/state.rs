@@ -66,7 +66,8 @@ pub(super) struct Shared {
     pub(super) responses: Responses,
     pub(super) metrics: Option<MetricsText>,
     pub(super) guard: Guard,
-    /// Locked while a drill runs, so that only one drill runs at a time.
+    /// Locked while a drill runs, which simulates another process that takes memory. Only one drill
+    /// runs at a time.
     pub(super) other_process: Arc<Mutex<()>>,
     is_ending: AtomicBool,
     /// `true` once running replies must end.
@@ -114,7 +115,7 @@ impl Service {
     /// # Panics
     /// If there is no runtime.
     pub fn over(runtimes: &[Runtime], options: ServeOptions) -> Self {
-        assert!(!runtimes.is_empty(), "at least one model runs");
+        assert!(!runtimes.is_empty(), "a service needs at least one runtime");
         let (bodies, guard) = (Bodies::new(&options), Guard::new(&options));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
         let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));

@@ -146,7 +146,7 @@ fn files() -> Vec<Row> {
             &["../../etc/passwd"],
         ),
         (
-            "an index that names a ghost",
+            "an index that names a missing tensor",
             VISION,
             |c| c.set(INDEX, &["weight_map", "ghost"], json!(SHARD)),
             |e| matches!(e, StartError::Checkpoint(CheckpointError::Inconsistent { .. })),
@@ -175,7 +175,7 @@ fn files() -> Vec<Row> {
             &["config.json"],
         ),
         (
-            "weights that link in a circle",
+            "weights that are a cycle of links",
             TEXT,
             |c| {
                 c.remove(WEIGHTS);
@@ -186,7 +186,7 @@ fn files() -> Vec<Row> {
             &[WEIGHTS],
         ),
         (
-            "a folder for a file",
+            "a folder in place of a file",
             TEXT,
             |c| {
                 c.remove(WEIGHTS);
@@ -213,14 +213,14 @@ fn tensors() -> Vec<Row> {
         ("weights cut short", TEXT, |c| c.write(WEIGHTS, &c.read(WEIGHTS)[..400_000]), is_header, &[WEIGHTS]),
         ("a header cut short", TEXT, |c| c.write(WEIGHTS, &c.read(WEIGHTS)[..100]), is_header, &[WEIGHTS]),
         (
-            "a header longer than everything",
+            "a header longer than the file",
             TEXT,
             |c| c.write(WEIGHTS, [&u64::MAX.to_le_bytes()[..], &c.read(WEIGHTS)[8..]].concat()),
             is_header,
             &[WEIGHTS],
         ),
         (
-            "tensors over each other",
+            "tensors that overlap",
             TEXT,
             |c| {
                 c.write(WEIGHTS, header(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, 12))
@@ -229,7 +229,7 @@ fn tensors() -> Vec<Row> {
             &[WEIGHTS],
         ),
         (
-            "a shape beyond counting",
+            "a shape whose size overflows",
             TEXT,
             |c| {
                 c.write(
@@ -241,7 +241,7 @@ fn tensors() -> Vec<Row> {
             &[WEIGHTS],
         ),
         (
-            "a tensor behind the end",
+            "a tensor beyond the end of the file",
             TEXT,
             |c| c.write(WEIGHTS, header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#, 4)),
             is_header,
@@ -286,7 +286,7 @@ fn tensors() -> Vec<Row> {
             &["7"],
         ),
         (
-            "a tensor of whole numbers",
+            "a tensor of integers",
             TEXT,
             |c| c.retell(WEIGHTS, |header, _| header[NORM]["dtype"] = json!("I16")),
             |e| {
@@ -311,14 +311,20 @@ fn settings() -> Vec<Row> {
         ),
         ("no layers", TEXT, |c| c.set("config.json", &["num_hidden_layers"], json!(0)), is_config, &["0", "4096"]),
         (
-            "a width beyond counting",
+            "a width above the limit",
             TEXT,
             |c| c.set("config.json", &["hidden_size"], json!(u64::MAX)),
             is_config,
             &["18446744073709551615", "1048576"],
         ),
         ("a negative width", TEXT, |c| c.set("config.json", &["hidden_size"], json!(-48)), is_config, &["-48"]),
-        ("a width in letters", TEXT, |c| c.set("config.json", &["hidden_size"], json!("wide")), is_config, &["wide"]),
+        (
+            "a width that is a string",
+            TEXT,
+            |c| c.set("config.json", &["hidden_size"], json!("wide")),
+            is_config,
+            &["wide"],
+        ),
         (
             "positions of another family",
             VISION,
@@ -334,14 +340,14 @@ fn settings() -> Vec<Row> {
             &["layer_types[0]", "linear_attention"],
         ),
         (
-            "quantised weights",
+            "weights in an unsupported quantization",
             TEXT,
             |c| c.set("config.json", &["quantization_config"], json!({"quant_method": "hqq", "bits": 4})),
             is_config,
             &["quantization_config", "hqq"],
         ),
         (
-            "a context of nothing",
+            "a context of 0 tokens",
             TEXT,
             |c| c.set("config.json", &["max_position_embeddings"], json!(0)),
             |e| matches!(e, StartError::Limit(_) | StartError::Model(_)),
@@ -355,7 +361,7 @@ fn settings() -> Vec<Row> {
             &["1000000", "4096"],
         ),
         (
-            "a window of nothing",
+            "a window of 0 pixels",
             VISION,
             |c| c.set("config.json", &["vision_config", "window_size"], json!(0)),
             is_config,
@@ -390,16 +396,10 @@ fn settings() -> Vec<Row> {
             is_sampling,
             &["temperature", "-1"],
         ),
-        (
-            "a top_p of nothing",
-            TEXT,
-            |c| c.set("generation_config.json", &["top_p"], json!(0)),
-            is_sampling,
-            &["top_p", "0"],
-        ),
+        ("a top_p of 0", TEXT, |c| c.set("generation_config.json", &["top_p"], json!(0)), is_sampling, &["top_p", "0"]),
         ("a negative top_k", TEXT, |c| c.set("generation_config.json", &["top_k"], json!(-5)), is_sampling, &["top_k"]),
         (
-            "a penalty that is no number",
+            "a penalty that is NaN",
             TEXT,
             |c| {
                 let file = String::from_utf8(c.read("generation_config.json")).expect("UTF-8");
@@ -409,7 +409,7 @@ fn settings() -> Vec<Row> {
             &["generation_config.json"],
         ),
         (
-            "a penalty of nothing",
+            "a penalty of 0",
             TEXT,
             |c| c.set("generation_config.json", &["repetition_penalty"], json!(0)),
             is_sampling,
@@ -530,7 +530,7 @@ fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
                 "5000000",
             ),
             (
-                "endless in print",
+                "endless output",
                 Some("{% for i in range(100000) %}{{ messages[0].content * 1000 }}{% endfor %}"),
                 |e| matches!(e, TextError::TemplateBytes { .. }),
                 "16777216",

@@ -22,7 +22,7 @@ async fn refused(model: &ModelHandle) -> ChatError {
 
 /// Waits until the model accepts no more requests, and checks the error that it then returns.
 async fn closed(model: &ModelHandle) {
-    eventually("the door is shut", async || {
+    eventually("the model accepts no requests", async || {
         matches!(model.chat(Chat::new()).await, Err(ChatError::ShuttingDown | ChatError::Stopped { .. }))
     })
     .await;
@@ -49,7 +49,7 @@ fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
         }
         assert!(!error.hint().is_empty());
         for (reply, expected) in replies.into_iter().zip(expected) {
-            assert_eq!(listen(reply).await.expect("the reply goes on to its end").text, expected);
+            assert_eq!(listen(reply).await.expect("the reply completes").text, expected);
         }
         assert_eq!(draining.await.expect("no panic"), 0, "no reply was cut off");
         assert_eq!(device.counts().backed, Bytes::ZERO);
@@ -83,7 +83,7 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
         let begun = Instant::now();
         let deadline = Duration::from_millis(300);
         let cut_off = runtime.shutdown_within(deadline).await;
-        assert!(begun.elapsed() >= deadline, "the replies got all of their time");
+        assert!(begun.elapsed() >= deadline, "the replies had the full drain time");
         assert_eq!(cut_off, 3, "all three replies were cut off");
         assert_eq!(device.counts().backed, Bytes::ZERO);
         for reply in replies {
@@ -108,7 +108,7 @@ fn a_model_drains_alone_and_frees_its_name() {
         };
         closed(&model).await;
         assert_eq!(answer(&beside, endless(1)).await, expected, "the other model takes requests");
-        assert_eq!(listen(reply).await.expect("the reply goes on to its end").text, expected);
+        assert_eq!(listen(reply).await.expect("the reply completes").text, expected);
         assert_eq!(draining.await.expect("no panic").expect("the model unloads"), 0);
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert!(ledger.leases.iter().all(|line| line.model.to_string() == "demo 2"), "{ledger}");
@@ -140,7 +140,7 @@ fn a_model_dying_during_a_drain_returns_for_its_last_requests() {
         let draining = tokio::spawn(runtime.shutdown_within(LONG));
         closed(&model).await;
         engine.kill();
-        assert_eq!(listen(reply).await.expect("the reply goes on to its end").text, expected);
+        assert_eq!(listen(reply).await.expect("the reply completes").text, expected);
         assert_eq!(draining.await.expect("no panic"), 0);
         assert_eq!(device.counts().backed, Bytes::ZERO);
     });
@@ -236,7 +236,7 @@ fn a_runtime_answers_while_another_with_its_names_dies() {
         let after = second.budget().snapshot().await.expect("the budget answers");
         assert_eq!(after, before, "the other runtime's ledger is unchanged");
         drop((first, model));
-        eventually("the first one's memory is home", async || one.counts().backed.is_zero()).await;
+        eventually("the first runtime's memory is released", async || one.counts().backed.is_zero()).await;
         assert_eq!(two.counts().backed, before.granted);
         // Several runtimes in one process: one after another, and at the same time.
         let again = runtime_on(&one).await;

@@ -1,5 +1,5 @@
-//! Error messages of the command line: complete, in terms that users know, and printed only if
-//! they can be read.
+//! Error messages of the command line: complete, and in terms that users know. A closed pipe causes
+//! no message.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The message of a refused chat as a person reads it, and the exit code.
+/// The standard error output and the exit code of a refused chat.
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
     assert!(!output.status.success(), "{arguments:?} must be refused");
@@ -38,7 +38,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
     for arguments in commands {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the binary is there");
+        let mut child = command.spawn().expect("the binary exists");
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("the program ends");
         assert_eq!(told(&output), "", "{arguments:?}");
@@ -50,7 +50,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         .args(["chat", "--model", "nowhere/at/all", "hello"])
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the binary is there");
+        .expect("the binary exists");
     drop(child.stderr.take());
     assert_eq!(child.wait().expect("the program ends").code(), Some(1));
 }

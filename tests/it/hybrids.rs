@@ -1,5 +1,5 @@
 //! Chats with hybrid models, whose prefixes can be resumed only where a state was kept. Most tests
-//! use a random model to repeat a fault that was reported for another server (vLLM, Atlas,
+//! use a random model to reproduce a bug that was reported for another server (vLLM, Atlas,
 //! llama.cpp or ik_llama), and give the number of the report. Every reply is compared with the
 //! reply to the same chat without cached tokens. One test asks the trained demo about pictures that
 //! were not in its training data.
@@ -59,7 +59,7 @@ impl HybridModel {
 }
 
 struct Answered {
-    /// Tokens of the prompt that were resumed.
+    /// Prompt tokens that were found in the prefix cache.
     cached: usize,
     /// Tokens of the prompt.
     prompt: usize,

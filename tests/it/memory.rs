@@ -74,7 +74,7 @@ fn two_models_serve_on_one_device_under_one_ledger() {
         assert_eq!(first, second);
         let both = runtime.budget().snapshot().await.expect("the budget answers");
         runtime.unload("demo").await.expect("the model unloads");
-        eventually("the other keeps its half", async || {
+        eventually("the other model keeps its half", async || {
             let now = runtime.budget().snapshot().await.expect("the budget answers");
             now.granted * 2 == both.granted
         })
@@ -97,15 +97,15 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
             let budget = budget.clone();
             async move { budget.lease(Class::external("other"), MIB).await.map(drop) }
         });
-        eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
+        eventually("the request waits", async || stage.snapshot().await.waiting.len() == 1).await;
         waiting.abort();
-        eventually("it has withdrawn", async || stage.snapshot().await.waiting.is_empty()).await;
+        eventually("the request was withdrawn", async || stage.snapshot().await.waiting.is_empty()).await;
         // Another request waits, and gets its lease when the first lease is dropped.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::external("other"), MIB).await }
         });
-        eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
+        eventually("the request waits", async || stage.snapshot().await.waiting.len() == 1).await;
         answer(&stage.model, about(1)).await;
         drop(index);
         let other = waiting.await.expect("no panic").expect("the second request gets its lease when the first ends");

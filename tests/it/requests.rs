@@ -44,7 +44,7 @@ fn each_number_is_checked_against_its_range_and_refused_by_name() {
                 let said = error.to_string();
                 assert!(said.contains(name) && said.contains(&value.to_string()), "{name} {value}: {said}");
                 assert!(error.hint().contains(name), "{name} {value}: {}", error.hint());
-                assert_eq!(listen(beside).await.expect("the model answers").text, expected, "beside {name} {value}");
+                assert_eq!(listen(beside).await.expect("the model answers").text, expected, "during {name} {value}");
             }
             for &value in taken {
                 let whole = ask(&stage.model, set(text("Who are you?").temperature(1.0), value).max_tokens(2)).await;
@@ -189,7 +189,7 @@ fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
         let error = ask(&stage.model, text("Who?")).await.expect_err("one request more than the limit");
         assert!(matches!(error, ChatError::Overloaded { limit: 1 }), "{error:?}");
         drop(kept);
-        eventually("it has ended", async || stage.model.requests().0 == 0).await;
+        eventually("the request has ended", async || stage.model.requests().0 == 0).await;
         ask(&stage.model, text("Who?").max_tokens(2)).await.expect("the model answers");
     });
 }

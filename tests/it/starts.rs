@@ -35,7 +35,7 @@ fn a_start_on_a_small_device_names_shortfall_and_remedy() {
         assert_eq!(short_by, needed - available);
         assert!(error.to_string().contains(&short_by.exact()), "{error}");
         assert!(error.hint().contains("`capacity` "), "{}", error.hint());
-        assert_all_home(&runtime, &device, "after a start that could not be").await;
+        assert_all_home(&runtime, &device, "after a start that does not fit").await;
         assert_eq!(device.counts().backs, 0, "no memory was backed");
     });
 }
@@ -318,8 +318,8 @@ fn an_abandoned_load_is_cancelled() {
         };
         loading.recv().await;
         abandoned.abort();
-        eventually("its bytes are home", async || snapshot(&runtime).await.leases.is_empty()).await;
-        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        eventually("its leases are returned", async || snapshot(&runtime).await.leases.is_empty()).await;
+        eventually("its memory is unbacked", async || device.counts().backed.is_zero()).await;
         answer(&demo(&runtime, small()).await, about(1)).await;
     });
 }
@@ -374,7 +374,7 @@ fn dropping_the_last_runtime_handle_ends_requests_too() {
         let reply = model.chat(about(1).max_tokens(150)).await.expect("accepted");
         drop(runtime);
         drop(listen(reply).await);
-        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        eventually("its memory is unbacked", async || device.counts().backed.is_zero()).await;
         let error = ask(&model, about(1)).await.expect_err("the runtime ended");
         assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
     });

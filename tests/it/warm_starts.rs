@@ -397,7 +397,7 @@ fn a_size_reached_by_shrinking_starts_warm_next_time() {
         assert_eq!(warm.serving.record, shrunk.serving.record, "the refused size is not tried again");
         // A further refusal shrinks the cache from this size.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "the engine lives");
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "the engine is alive");
         answer(&warm.model, about(1)).await;
         let blocks = warm.model.serving().await.expect("the model serves").record.kv_blocks;
         assert_eq!(blocks, shrunk.serving.record.kv_blocks * 95 / 100);

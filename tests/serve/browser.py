@@ -106,7 +106,7 @@ class Browser:
         return answer["result"]
 
     def listen(self, seconds=0.0):
-        """Reads pending messages: answers, complaints of the page, and requests paused for the test."""
+        """Reads pending messages: answers, errors and warnings of the page, and requests paused for the test."""
         while select.select([self.read], [], [], seconds)[0]:
             data = os.read(self.read, 1 << 20)
             if not data:
@@ -139,7 +139,7 @@ class Browser:
     # Network requests.
 
     def between(self, pattern, paused):
-        """Lets `paused` answer or change each request that matches the pattern. With None, requests pass again."""
+        """Lets `paused` answer or change each request that matches the pattern. None stops the interception."""
         self.paused = paused
         if paused:
             self.ask("Fetch.enable", patterns=[{"urlPattern": pattern}])

@@ -1,4 +1,4 @@
-"""Tests with OpenAI's Python client and the Responses API. Arguments: the server's address and a key."""
+"""Tests of the Responses API with OpenAI's Python client. Arguments: the server's address and a key."""
 # needs: openai==3.54.0
 
 import json
@@ -30,7 +30,7 @@ def refused(error, param, call):
     except error as told:
         assert told.param == param, (told.param, told.body)
         return
-    raise AssertionError(f"{param}: it was not refused")
+    raise AssertionError(f"{param}: the request was not refused")
 
 
 def a_question_about_a_picture_is_kept_and_deleted():
@@ -111,10 +111,10 @@ def the_background_goes_on_alone_and_can_be_cancelled():
     assert response.status in ("in_progress", "queued"), response
     until = time.monotonic() + 60
     while response.status in ("in_progress", "queued"):
-        assert time.monotonic() < until, "it never ended"
+        assert time.monotonic() < until, "the response did not end within 60 s"
         response = client.responses.retrieve(response.id)
     assert response.output_text.strip() == "blue", response
-    assert client.responses.cancel(response.id).status == "completed", "what has ended stays so"
+    assert client.responses.cancel(response.id).status == "completed", "cancelling a completed response does not change it"
     # The schema needs thousands of tokens, so the response is still running when it is cancelled.
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000}
     form = {"format": {"type": "json_schema", "name": "long", "schema": schema}}
@@ -146,7 +146,7 @@ def what_is_wrong_or_not_served_is_named():
     refused(openai.NotFoundError, None, lambda: asked("a", model="none"))
     refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "local_shell"}]))
     search = [{"type": "web_search"}]
-    assert asked("a", tools=search).tools[0].type == "web_search", "it is merely offered"
+    assert asked("a", tools=search).tools[0].type == "web_search", "a hosted tool is accepted and listed"
     refused(openai.BadRequestError, "tool_choice", lambda: asked("a", tools=search, tool_choice="required"))
     refused(openai.BadRequestError, "input[0].content[0].type",
             lambda: asked([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]))

@@ -38,8 +38,8 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def collect(folder):
-    """Downloads source archives of the packages. pip only reports an archive's address, because pip would also try to
-    build the package."""
+    """Downloads source archives of the packages. pip is used only to find the address of an archive, because a download
+    by pip would also try to build the package."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
         pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--no-binary", ":all:", "-d", folder]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads the output of tools/gpu/trace.c with BURSAR_TRACE_CALLS: the time of a start by driver call.
+"""Summarizes the driver calls that tools/gpu/trace.c writes with BURSAR_TRACE_CALLS, for example the calls of a start.
 
     python3 tools/gpu/calls.py trace.txt [MILLISECONDS]
 
-Prints the calls by name with their number and total time by thread, and then the timeline of the longest thread: each
-call of at least MILLISECONDS (default 5), and the time outside the driver between these calls.
+Prints the 40 pairs of thread and call name with the longest total time, with the number of calls, and then the timeline
+of all threads: the start and duration of each call of at least MILLISECONDS (default 5).
 """
 import collections
 import sys

@@ -27,12 +27,12 @@ PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    arguments.add_argument("--check", action="store_true", help="check and do not time")
-    arguments.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="of the inputs; another each time")
+    arguments.add_argument("--check", action="store_true", help="check only, without timings")
+    arguments.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="seed of the inputs (default: random)")
     arguments = arguments.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:
-        sys.exit(f"{unknown[0]} is none of {', '.join(PARTS)}")
+        sys.exit(f"unknown part {unknown[0]}; expected one of {', '.join(PARTS)}")
     driver()
     torch.manual_seed(arguments.seed)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, seed {arguments.seed}\n")

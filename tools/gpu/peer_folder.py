@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the configuration of a released shape for vLLM with drawn weights. `peer.py` takes the folder.
+"""Writes the configuration of a released shape, for vLLM with random weights. `peer.py` takes the folder.
 
-    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]      (Qwen's shapes only)
+    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]      (FP8: only Qwen's shapes)
 
 TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use, because the figures do
 not depend on the text of tokens. The sizes are the same as in the families' `shape.rs`. FP8 has the formats of
@@ -16,7 +16,7 @@ import sys
 TOKENIZER, FOLDER, SHAPE = sys.argv[1:4]
 FORMAT = sys.argv[4] if len(sys.argv) > 4 else None
 if FORMAT not in (None, "fp8_per_block", "fp8_per_channel") or (FORMAT and not SHAPE.startswith("qwen")):
-    sys.exit(f"{FORMAT} of {SHAPE} is not known")
+    sys.exit(f"{FORMAT} is not supported for {SHAPE}; see the usage in this file")
 
 # Hidden size, MLP size, layers, query heads, KV heads.
 TEXT = {

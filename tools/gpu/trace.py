@@ -78,7 +78,7 @@ def steps(found):
             own[1] += (record[2] - record[1]) / 1e6 / len(spans)
             own[2] += 1
         for name, (added, ran, count) in sorted(by_name.items(), key=lambda item: -item[1][0])[:14]:
-            print(f"    {added:8.4f} ms a replay (from its start {ran:8.4f}), {count / len(spans):5.1f} of  {name}")
+            print(f"    {added:8.4f} ms per replay ({ran:8.4f} from its start), {count / len(spans):5.1f} calls  {name}")
 
 
 def stretches(found):
@@ -123,7 +123,7 @@ def prompts(found):
     mean = statistics.mean(map(milliseconds, long))
     print(f"{len(long)} steps outside of graphs, mean {mean:.1f} ms, kernels {busy:.1f} ms")
     for name, (count, spent) in by_name[:12]:
-        print(f"    {spent / len(long):8.3f} ms in {count / len(long):6.1f} a step  {name}")
+        print(f"    {spent / len(long):8.3f} ms per step in {count / len(long):6.1f} calls  {name}")
 
 
 def sums(spans):

@@ -90,10 +90,11 @@ questions! {
     /// A user loads a model. The deadline is a day, because the files may have
     /// to be downloaded first.
     LOAD_MODEL: User -> Runtime, "load a model", 86_400;
-    /// A user unloads a model or ends the runtime. The time that the user allows
-    /// running requests is added.
+    /// A user unloads a model or ends the runtime. The time limit that the user sets for running
+    /// requests is added.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
-    /// A user puts a model to sleep. The time that the user allows running requests is added.
+    /// A user puts a model to sleep. The time limit that the user sets for running requests is
+    /// added.
     PUT_TO_SLEEP: User -> Runtime, "put a model to sleep", 600;
     /// A user asks for handles to the supervised actors.
     SUPERVISED: User -> Runtime, "supervised actors", 5;
@@ -167,7 +168,7 @@ mod tests {
         while let Some(done) = asks.iter().find(|(_, to)| to.iter().all(|to| !asks.contains_key(to))).map(|(r, _)| *r) {
             asks.remove(&done);
         }
-        assert!(asks.is_empty(), "these roles ask each other in a circle: {asks:?}");
+        assert!(asks.is_empty(), "the questions of these roles form a cycle: {asks:?}");
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
     samplers[if number.is_multiple_of(9) { 2 } else { number as usize % 2 }].clone()
 }
 
-/// The drafter of a request, in a world whose model has a draft head or not.
+/// The drafter of a request. It uses the draft head if the simulated model has one.
 pub fn drafter(number: u64, has_draft_head: bool) -> Drafter {
     if has_draft_head {
         return Drafter::DraftHead;
@@ -80,7 +80,7 @@ pub fn has_draft_head(seed: u64) -> bool {
     seed % 6 == 2
 }
 
-/// The most drafted tokens of a sequence in a step. Two of three seeds have no drafts.
+/// Maximum number of drafted tokens per sequence and step. Two of three seeds have no drafts.
 pub fn drafts(seed: u64) -> usize {
     if seed % 3 == 2 { 1 + seed as usize % 7 } else { 0 }
 }
@@ -116,7 +116,7 @@ pub struct Request {
     pub cancelled: bool,
     /// `true` if the request was dropped because it missed a deadline.
     pub is_late: bool,
-    /// The absolute times by which events must have happened, set at the first admission.
+    /// Absolute deadlines, set at the first admission.
     pub due: Option<Deadlines>,
     pub has_begun: bool,
     pub sequence: Option<SequenceId>,
@@ -133,7 +133,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Draws request `number` of a seed; `None` if the request would not fit in a pool of
+    /// Generates request `number` of a seed; `None` if the request would not fit in a pool of
     /// `kv_tokens`. The result is the same in every run of the seed, regardless of earlier events.
     pub fn drawn(seed: u64, number: u64, kv_tokens: usize) -> Option<Request> {
         let mut chance = Chance(seed ^ number.wrapping_mul(0x2545_F491_4F6C_DD1D));
@@ -230,7 +230,8 @@ impl Request {
         self.to_meet().map(|_, due| (due < now).then_some(due)) != Deadlines::default()
     }
 
-    /// A third of the requests have a priority other than 0. There are four tenants.
+    /// The scheduling parameters at time `now`. A third of the requests have a priority other than
+    /// 0. There are four tenants.
     pub fn scheduling_params(&self, now: Duration) -> SchedulingParams {
         let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
         let left = self.to_meet().map(|_, due| Some(due.saturating_sub(now)));

@@ -1,7 +1,8 @@
-//! Common code for stories of an engine on a GPU: exclusive use, a runtime, questions with
-//! pictures, and waiting for a condition.
+//! Common code for tests of an engine on a GPU: exclusive use of the GPU, a runtime, questions with
+//! pictures, and waiting for a condition. Each test runs one story: an async function that gets a
+//! runtime on the first GPU.
 
-#![allow(dead_code, reason = "each program of stories uses a part of it")]
+#![allow(dead_code, reason = "each test program uses only a part of this module")]
 
 pub mod other_process;
 
@@ -122,7 +123,7 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 /// Waits until nothing is leased or backed. Prints the overhead, and checks that
 /// there is no deficit.
 pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
-    eventually("all is home", async || {
+    eventually("all memory is returned", async || {
         let now = stage.measured().await;
         now.granted.is_zero() && now.leases.is_empty() && stage.device.counts().backed.is_zero()
     })

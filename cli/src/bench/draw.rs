@@ -35,7 +35,7 @@ impl Draw {
     }
 
     /// Returns an integer whose logarithm has a normal distribution with standard deviation
-    /// `spread`. Half of the values are below `middle`. All are from `least` to `most`.
+    /// `spread`. The median is `middle`, and all values are clamped to `least..=most`.
     pub fn lognormal(&mut self, middle: f64, spread: f64, least: usize, most: usize) -> usize {
         // Box and Muller 1958.
         let normal = (-2.0 * self.share().ln()).sqrt() * (std::f64::consts::TAU * self.share()).cos();

@@ -27,7 +27,7 @@ pub struct Rates {
 /// Devices with measured rates: part of the device's name, operations per second, bytes
 /// per second, and source.
 const KNOWN: [(&str, f64, f64, &str); 1] =
-    [("H200", 780e12, 4.3e12, "measured: bf16 products of 8192^3, and copies; see benches/h200.md")];
+    [("H200", 780e12, 4.3e12, "measured: bf16 GEMMs of 8192^3, and copies; see benches/h200.md")];
 
 impl Rates {
     pub fn new(flops_per_second: f64, bytes_per_second: f64, source: &'static str) -> Self {
@@ -207,8 +207,8 @@ mod tests {
         let plain = prefill((9, 0), None);
         for quantization in [WeightQuantization::Fp8PerBlock, WeightQuantization::Fp8PerChannel] {
             let halved = prefill((9, 0), Some(quantization));
-            assert_near("but for attention", halved - attention, (plain - attention) / 2.0, 0.01);
-            assert_near("widened", prefill((8, 0), Some(quantization)), plain, 0.001);
+            assert_near("without attention", halved - attention, (plain - attention) / 2.0, 0.01);
+            assert_near("computed in 16 bits", prefill((8, 0), Some(quantization)), plain, 0.001);
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
         let alone = Planner { step_tokens: 150, ..self::planner("qwen2.5-vl-tiny") };
         let together: u64 = alone.prefill(3, 50).expect("the work is planned").iter().map(|work| work.flops).sum();
         let apart: u64 = steps.iter().map(|work| work.flops).sum();
-        assert_eq!(together, apart, "pictures cost the same together and apart");
+        assert_eq!(together, apart, "prompts cost the same in one step as in several");
         let launches = planner.encode(5, Grid { t: 1, h: 4, w: 4 }).expect("the work is planned");
         assert_eq!(launches.len(), 3, "launches of two, two and one picture");
         assert!(launches[0] == launches[1] && launches[2].flops < launches[0].flops);

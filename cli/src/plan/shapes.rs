@@ -19,7 +19,7 @@ use crate::failure::Failure;
 pub struct Shapes {
     cards: Vec<GpuModel>,
     shapes: Vec<Shape>,
-    /// Number of GPUs that share each shape.
+    /// Number of GPUs that each shape is split across.
     ranks: usize,
     /// Format to which the decoder's projections are rounded, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,8 +121,8 @@ impl fmt::Display for Shapes {
             let ranks = self.ranks;
             write!(
                 f,
-                " {ranks} GPUs share each shape. Weights and KV sizes are per GPU, or of the whole shape if {ranks} \
-                 GPUs cannot share it."
+                " Each shape is split across {ranks} GPUs. Weights and KV sizes are per GPU, or of the whole shape \
+                 if it cannot be split."
             )?;
         }
         writeln!(

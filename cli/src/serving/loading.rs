@@ -42,7 +42,7 @@ impl Plan {
 
     /// Registers the model with the service as loading, so that clients can see it.
     pub fn announce(&self, service: &Service) {
-        service.set(self.names.clone(), ModelState::Loading("it has not started".into()));
+        service.set(self.names.clone(), ModelState::Loading("waiting to start".into()));
         if let Some(alias) = &self.alias {
             service.alias(alias, self.name());
         }

@@ -14,7 +14,8 @@ import yaml
 
 
 def strict(schema):
-    """A structural schema as JSON Schema: fields that it does not name are refused, and quantities may be numbers."""
+    """Converts a structural schema to JSON Schema. Fields that the schema does not name are refused, and quantities may be
+    numbers."""
     if isinstance(schema, list):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
@@ -35,7 +36,8 @@ def problems(definition, manifest):
     spec = definition["spec"]
     versions = {f"{spec['group']}/{version['name']}": version for version in spec["versions"] if version["served"]}
     if manifest["kind"] != spec["names"]["kind"] or manifest["apiVersion"] not in versions:
-        return [f"{manifest['apiVersion']} {manifest['kind']} is none of {', '.join(versions)} {spec['names']['kind']}"]
+        expected = f"{spec['names']['kind']} in one of the versions {', '.join(versions)}"
+        return [f"{manifest['apiVersion']} {manifest['kind']} is not supported; expected {expected}"]
     schema = strict(versions[manifest["apiVersion"]]["schema"]["openAPIV3Schema"])
     # The API server defines `metadata`.
     schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}

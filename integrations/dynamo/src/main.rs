@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bursar_dynamo::{BursarWorker, Options};
 use clap::Parser;
 
-/// The environment variable for the number of seconds that a worker may need to shut down,
-/// including its replies. Dynamo kills a worker that needs longer.
+/// The environment variable with the number of seconds that a worker may take to shut down,
+/// including the time until its running replies end. Dynamo kills a worker that needs longer.
 const ENDS_WITHIN: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
 fn main() -> anyhow::Result<()> {

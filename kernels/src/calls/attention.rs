@@ -160,8 +160,8 @@ pub struct AttentionPaged<'a> {
     pub out: Tensor<'a>,
 }
 
-/// Computes softmax attention within packed sequences. Each row attends to all rows of its stretch:
-/// stretch `s` has the rows `starts[s]..starts[s + 1]`.
+/// Computes softmax attention within packed sequences. Each row attends to all rows of its
+/// sequence: sequence `s` has the rows `starts[s]..starts[s + 1]`.
 #[non_exhaustive]
 pub struct AttentionPacked<'a> {
     /// `[rows, 3 * heads * head_dim]` activations: queries, keys, values.
@@ -172,9 +172,9 @@ pub struct AttentionPacked<'a> {
     pub head_dim: usize,
     /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// `[stretches + 1]` u32.
+    /// `[sequences + 1]` u32.
     pub starts: Tensor<'a>,
-    /// An upper bound on the rows of a stretch.
+    /// An upper bound on the rows of a sequence.
     pub longest: usize,
     /// Scratch declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
     pub scratch: Tensor<'a>,

@@ -13,8 +13,8 @@ pub(super) struct Matrix {
 }
 
 /// Computes `out = left @ right` (`[rows, columns]` from `[rows, inner]` and `[inner, columns]`) on
-/// the calling thread, or adds the product to `out` if `add` is set. The rows of `out` are
-/// contiguous and `pitch` apart.
+/// the calling thread, or adds the product to `out` if `add` is set. Each row of `out` is
+/// contiguous, and the next row starts `pitch` elements later.
 ///
 /// # Safety
 /// All three matrices are in readable memory. `out` is also writable and overlaps neither operand.
@@ -100,7 +100,8 @@ pub(super) fn logistic(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `x` multiplied by its logistic function, with one rounding fewer than that product has.
+/// `x` multiplied by its logistic function, as one division, which rounds once less than the
+/// product.
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Largest number of rows of activations for which blocks are unpacked again for each
-/// [`ROWS_AT_ONCE`] rows. For more rows, panels of the weight are widened for `gemm`.
+/// [`ROWS_AT_ONCE`] rows. For more rows, panels of the weight are dequantized to f32 for `gemm`.
 pub(super) const SMALL_M_ROWS: usize = 8;
 
 /// Rows of activations that are multiplied by a block once it is unpacked.
@@ -37,7 +37,7 @@ impl<'a> BlockWeight<'a> {
         Some(BlockWeight { rows: weight.blocks.as_ref()?, bytes: Rows::of(&weight.data).all() })
     }
 
-    /// Widens adjacent rows. `out` has as many elements as the rows.
+    /// Dequantizes adjacent rows to f32. `out` has one element for each element of the rows.
     pub(super) fn widen(&self, rows: Range<usize>, mut out: &mut [f32]) {
         for (kind, rows, bytes) in self.rows.runs(rows) {
             let own;

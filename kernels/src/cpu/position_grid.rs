@@ -6,7 +6,8 @@ use super::{
 };
 use crate::calls::PositionGrid;
 
-/// Cost per element in multiply-adds: four points, which are also widened to `f32`.
+/// Cost per element in multiply-adds: four grid points are converted to `f32` and summed with
+/// weights.
 const ELEMENT_COST: usize = 8;
 
 pub(super) fn position_grid(threads: &Threads, call: PositionGrid<'_>) {

@@ -80,7 +80,10 @@ pub(super) unsafe fn cached<E: Element>(layer: &KvLayer, block: usize, half: usi
 fn place<E: Element>(layer: &KvLayer, block: usize, half: usize, head: usize) -> *mut E {
     let shape = layer.shape;
     assert!(block < layer.blocks, "block {block} of a layer of {} blocks", layer.blocks);
-    assert!(half < 2 && head < shape.kv_heads && shape.dtype == E::DTYPE, "{half} {head} is outside {shape:?}");
+    assert!(
+        half < 2 && head < shape.kv_heads && shape.dtype == E::DTYPE,
+        "half {half} or head {head} does not match {shape:?}"
+    );
     let vector = ((block * 2 + half) * shape.kv_heads + head) * BLOCK_TOKENS;
     layer.address.offset(shape.dtype.bytes(vector * shape.head_dim)).0 as *mut E
 }

@@ -61,14 +61,14 @@ impl SampleBatch {
         let mask = row_lists.allowed.map(|allowed| {
             assert!(
                 allowed.len() >= words_of_mask,
-                "a mask of {} words is too short for {}",
+                "a mask of {} words is too short for {} tokens",
                 allowed.len(),
                 self.vocabulary
             );
             self.masks.extend_from_slice(&allowed[..words_of_mask]);
             self.masks.len() / words_of_mask.max(1) - 1
         });
-        assert_eq!(row_lists.biased.len(), row_lists.biases.len(), "a bias for each token");
+        assert_eq!(row_lists.biased.len(), row_lists.biases.len(), "each biased token has a bias");
         assert!(
             row_lists.biased.len().max(row_lists.forbidden.len()) <= LISTED_MAX,
             "{row_lists:?} lists more than {LISTED_MAX} tokens"
@@ -79,7 +79,7 @@ impl SampleBatch {
         );
         assert!(
             row.top == NO_REPORT || row.top as usize <= TOP_MAX,
-            "{} of the likeliest tokens exceed the maximum",
+            "{} likeliest tokens are requested; the limit is {TOP_MAX}",
             row.top
         );
         self.rows.push((*row, mask));
@@ -109,7 +109,7 @@ impl SampleBatch {
     pub fn pack(&self, rows: usize, words: &mut Vec<u32>) -> SampleLayout {
         let layout = SampleLayout { rows, vocabulary: self.vocabulary };
         let own = self.rows.len();
-        assert!(own <= rows, "{own} rows do not fit {rows} rows");
+        assert!(own <= rows, "a batch of {own} rows does not fit into {rows} rows");
         let ragged: usize = self.lists.iter().map(|list| list.words.len()).sum();
         let masks = layout.lists() + ragged;
         let place = |word: usize| u32::try_from(word).expect("the words of a batch are counted in 32 bits");

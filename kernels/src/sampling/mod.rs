@@ -4,8 +4,8 @@
 //! The steps follow vLLM's `v1/sample/sampler.py`, and transformers 5.17's
 //! `generation/logits_process.py` for the steps that both have:
 //!
-//! 1. log-probabilities are computed from the unchanged logits; a row with a given token is then
-//!    done;
+//! 1. log-probabilities are computed from the unchanged logits; a row whose token is given, as in
+//!    prompt scoring, skips the remaining steps;
 //! 2. a grammar's mask forbids tokens that cannot follow;
 //! 3. single tokens are forbidden;
 //! 4. biases are added;

@@ -141,8 +141,8 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 1, head_dim: 72, lengths: vec![64, 40, 0, 64] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)], window: None });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3], window: None });
-    // Only decoding: numbers of sequences for which a GPU uses blocks of eight, four, two and one
-    // warps, with one long sequence each.
+    // Only decoding. For these numbers of sequences, a GPU uses blocks of eight, four, two and one
+    // warps. One sequence of each batch is long.
     for count in [14, 32, 60, 125] {
         let sequences = (0..count).map(|i| (1, if i == 3 { 1501 } else { 37 * i % 90 })).collect();
         passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences, window: None });
@@ -196,8 +196,8 @@ impl Pass {
         Random::new(format!("{self:?}").bytes().fold(7, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte)))
     }
 
-    /// Runs the pass and returns, as `f32`, everything that it wrote, including the columns around
-    /// a view that it wrote.
+    /// Runs the pass and returns its output as `f32`. If the output is a view, the columns on both
+    /// sides of the view are included, because the pass must not change them.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let mut random = self.random();
         let (before, _) = margins(scope.target().activation());

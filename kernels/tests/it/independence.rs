@@ -27,8 +27,8 @@ const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DT
 
 const CACHES: [DType; 2] = [DType::F32, DType::F8E4M3];
 
-/// Runs one step: writes the new rows of each sequence, whose prompt its seed determines, and
-/// attends to them.
+/// Runs one step: writes the keys and values of each sequence's new rows to the cache, and returns
+/// the rows' attention. A sequence is given by a seed, which determines its prompt, and its rows.
 fn step(
     scope: &Scope<'_, Cpu>,
     cache: ScaledLayer<'_>,

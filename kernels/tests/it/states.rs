@@ -1,5 +1,5 @@
-//! Layers with a recurrent state: the causal convolution and the gated delta rule give the numbers
-//! of their papers, however a prompt is divided into steps.
+//! Layers with a recurrent state: the causal convolution and the gated delta rule match the
+//! formulas of their papers, however a prompt is divided into steps.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ const WIDTH: usize = SHAPE.conv_rows + 1;
 const OUT: usize = SHAPE.value_heads * SHAPE.value_dim;
 const SLOTS: usize = 12;
 
-/// The weights of a layer, and the inputs of each token of a prompt.
+/// The inputs of each token of a prompt.
 struct Prompt {
     tokens: usize,
     x: Vec<f32>,      // [tokens, channels]
@@ -224,8 +224,8 @@ fn ten_thousand_steps_do_not_drift() {
     }
 }
 
-/// States in bf16 are rounded once per decoded token. Where a state hardly decays, changes below half
-/// a unit of the last place are lost. `benches/hybrid.md` has the errors, relative to the output.
+/// States in bf16 are rounded once per decoded token. If a state hardly decays, changes below half
+/// a unit in the last place are lost. `benches/hybrid.md` has the errors, relative to the output.
 #[test]
 fn the_error_of_bf16_states_is_bounded() {
     for (rate, least, most) in [(-2.0, 0.001, 0.01), (-6.0, 0.001, 0.1), (-12.0, 0.005, 0.1)] {
@@ -285,7 +285,8 @@ fn a_sequence_resumes_from_a_snapshot_taken_inside_a_step() {
         let resume = |from: usize, read, write| Share { read, ..Share::of(&prompt, from..200, write) };
         let parts = step(scope, layer, &weights, &[resume(64, 1, 3), resume(130, 2, 4), resume(64, 1, 5)])?;
         assert!(parts[0] == alone[64 * OUT..] && parts[1] == alone[130 * OUT..] && parts[2] == parts[0]);
-        // The snapshots themselves are unchanged, and a sequence takes one over as its live slot.
+        // The snapshots themselves are unchanged, and a sequence may also continue in the slot of a
+        // snapshot.
         let again = step(scope, layer, &weights, &[resume(64, 1, 1)])?;
         assert!(again[0] == alone[64 * OUT..]);
         Ok(())

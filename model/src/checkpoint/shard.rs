@@ -41,7 +41,8 @@ pub(super) struct StoredTensor {
     pub reading: Reading,
 }
 
-/// How a tensor is converted when it is read. The default is a tensor as the model has it.
+/// How a tensor is converted when it is read. By default, the tensor is already in the model's
+/// format and is read unchanged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
     pub order: Order,

@@ -10,8 +10,8 @@ const RUNS_8: u32 = 1;
 const RUNS_4: u32 = 2;
 const MASKS: u32 = 3;
 const MASKS_WITH_ALPHA: u32 = 6;
-/// Run lengths of 24-bit pixels in OS/2 files. The numbers 3 and 4 have different meanings in OS/2
-/// and in Windows. In OS/2, 3 is fax compression.
+/// Run-length encoding of 24-bit pixels in OS/2 files. The numbers 3 and 4 have different meanings
+/// in OS/2 and in Windows. In OS/2, 3 is fax compression.
 const OS2_RUNS_24: u32 = 4;
 
 /// A BMP whose header was read.
@@ -156,8 +156,8 @@ impl<'a> BmpFile<'a> {
         Some(())
     }
 
-    /// Decodes run lengths of 8-bit or 4-bit indices. Skipped pixels get the first
-    /// color, as in Pillow.
+    /// Decodes run-length encoded indices of 8 or 4 bits. Skipped pixels get the first color, as in
+    /// Pillow.
     fn decode_runs(&self, pixels: &mut [u8]) -> Option<()> {
         let first = self.indexed(0);
         pixels.chunks_exact_mut(3).for_each(|pixel| pixel.copy_from_slice(&first));

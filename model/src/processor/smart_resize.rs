@@ -37,15 +37,15 @@ pub struct PixelBounds {
 }
 
 impl PixelBounds {
-    /// Maximum number of pixels of an ordinary picture. Enlarging rounds up. If the minimum is
-    /// close to the maximum, enlarged pictures therefore exceed the maximum. They exceed it by less
-    /// than the minimum, unless they are thin or have few tokens.
+    /// Upper bound on the pixels of a resized picture, unless the picture is thin or has few tokens.
+    /// Enlarging rounds sides up. If `min` is close to `max`, an enlarged picture may therefore
+    /// exceed `max`, but by less than `min`.
     pub fn reach(self) -> u64 {
         self.max.max(self.min.saturating_mul(2))
     }
 
-    /// The same bounds with at most `pixels_max` pixels. The bounds are unchanged if ordinary
-    /// pictures already stay within `pixels_max`.
+    /// The same bounds with at most `pixels_max` pixels. The bounds are unchanged if
+    /// [`reach`](Self::reach) does not exceed `pixels_max`.
     pub fn within(self, pixels_max: u64) -> Self {
         if pixels_max >= self.reach() {
             return self;

@@ -328,7 +328,7 @@ fn file_size(arguments: &[Value]) -> Result<Value, Error> {
         ValueKind::String => parsed_float(value.as_str().unwrap_or_default()),
         _ => f64::try_from(value).ok(),
     };
-    let bytes = bytes.ok_or_else(|| refused("a file's size is a number"))?;
+    let bytes = bytes.ok_or_else(|| refused("filesizeformat needs a number"))?;
     let is_binary = flag(binary, false);
     let bytes = if bytes < if is_binary { 1024.0 } else { 1000.0 } { bytes.trunc() } else { bytes };
     Ok(Value::from(minijinja_contrib::filters::filesizeformat(bytes, Some(is_binary))))

@@ -125,8 +125,8 @@ impl PromptEncoder {
         }
     }
 
-    /// Checks the text before and after the normalizer, which may turn full-width letters into the
-    /// ASCII of a special token's name.
+    /// Returns `true` if the text contains the name of a special token, before or after
+    /// normalization. The normalizer may turn full-width letters into the ASCII of such a name.
     fn is_suspect(&self, text: &str) -> bool {
         let guard = &self.guard;
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))

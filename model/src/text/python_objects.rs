@@ -47,7 +47,7 @@ impl Range {
         let stride = i128::from(step).abs();
         let length = ((distance + stride - 1) / stride).max(0);
         if length > RANGE_MAX {
-            Err(refused("a range is too long"))
+            Err(refused("a range may have at most 100000 items"))
         } else {
             Ok(Range { start, stop, step, length: length as usize })
         }

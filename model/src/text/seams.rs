@@ -106,7 +106,8 @@ impl Seams {
     }
 }
 
-/// Whether the pre-tokenizer splits text by a regular expression and spells bytes, as GPT-2's does.
+/// Whether the pre-tokenizer splits text by a regular expression and maps bytes to characters, as
+/// GPT-2's does.
 fn is_byte_level(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         PreTokenizerWrapper::ByteLevel(_) => true,

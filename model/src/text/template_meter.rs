@@ -57,7 +57,7 @@ impl fmt::Display for TooHeavy {
 impl std::error::Error for TooHeavy {}
 
 fn too_heavy(bytes_max: u64) -> Error {
-    Error::new(ErrorKind::InvalidOperation, "too heavy").with_source(TooHeavy { bytes_max })
+    Error::new(ErrorKind::InvalidOperation, "too many bytes").with_source(TooHeavy { bytes_max })
 }
 
 impl MeterLimits {
@@ -115,7 +115,7 @@ impl MeterLimits {
 
     /// Evaluates `a * b`: the product of numbers, or a repeated text or list.
     fn times(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
-        let wrong = || Error::new(ErrorKind::InvalidOperation, "these cannot be multiplied");
+        let wrong = || Error::new(ErrorKind::InvalidOperation, "these values cannot be multiplied");
         let many = match (left.kind(), right.kind()) {
             (ValueKind::Number | ValueKind::Bool, ValueKind::Number | ValueKind::Bool) => {
                 return multiplied(left, right).ok_or_else(wrong);
@@ -192,7 +192,7 @@ impl MeterLimits {
         let pieces =
             |text: &str| 1 + text.matches(|char: char| char.is_control() || char.is_whitespace()).count() as u64;
         let texts: u64 = plain().filter_map(Value::as_str).map(pieces).sum();
-        // A text argument may be the margin of each line.
+        // A text argument may be repeated for each line, as the margin of `indent` is.
         let bytes = plain().filter_map(Value::as_str).skip(1).map(|text| text.len() as u64).max().unwrap_or(0);
         self.check(bytes.saturating_mul(texts))?;
         let counts = plain().filter_map(|argument| u64::try_from(argument.clone()).ok());

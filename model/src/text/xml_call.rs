@@ -12,17 +12,17 @@ use super::callable_tool::{CallableTool, JsonTypes};
 use super::reply_format::{FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, TOOL_CALL_END};
 use super::tag_search::{Match, Tag};
 
-/// Maximum blank characters between the tag that ends a value and the next tag.
+/// Maximum bytes of whitespace between the tag that ends a value and the next tag.
 const BLANKS_MAX: usize = 8;
-/// The tags that end a value, each with the tags of which one must follow. Without such a tag, the
-/// text belongs to the value.
+/// The tags that end a value, each with the tags that may follow it. If none of these tags follows,
+/// the text belongs to the value.
 const VALUE_ENDS: [(&str, &[&str]); 2] = [
     (PARAMETER_END, &[PARAMETER, FUNCTION_END, TOOL_CALL_END]),
     // A model may forget to close the last parameter.
     (FUNCTION_END, &[TOOL_CALL_END]),
 ];
 
-/// The reader of the text from the tag that opens a call to the function's name.
+/// Reads the start of a call: the text between the opening tag and the end of the function's name.
 #[derive(Clone)]
 pub(super) struct Head {
     opening: String,
@@ -96,7 +96,7 @@ enum Place {
     Between,
     /// In the tag that opens a parameter.
     Name,
-    /// A line break, which is not part of the value.
+    /// At the start of a value. A line break here is not part of the value.
     ValueStart(JsonTypes),
     /// In a string that is returned as it arrives.
     Text,
@@ -276,7 +276,7 @@ fn json_of(text: &str, types: JsonTypes) -> String {
         plain => plain,
     };
     match serde_json::from_str::<Value>(plain) {
-        // The model's text keeps numbers with more digits than `f64` exact.
+        // Return the model's text, because `value` may round numbers with more digits than `f64`.
         Ok(value) if types.contains(JsonTypes::of(&value)) || !types.contains(JsonTypes::STRING) => plain.to_owned(),
         _ => Value::from(text).to_string(),
     }

@@ -129,7 +129,8 @@ impl Gpu {
         Memory::of(self.device.clone(), room.capacity)
     }
 
-    /// Loads a recorded checkpoint. Its answers continue with the recorded tokens.
+    /// Loads a recorded checkpoint. After each step, an answer continues with the recorded token
+    /// and not with the token that the GPU chooses.
     pub fn bench(&self, checkpoint: Checkpoint, kernels: &Arc<CudaKernels>) -> Bench<Cuda> {
         let (cuda, room) = (Cuda::new(kernels).expect("a stream"), BenchMemory::GOLDEN_ON_GPU);
         let bench = Bench::on(checkpoint, cuda, self.memory(room), room);

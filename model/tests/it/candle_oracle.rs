@@ -38,7 +38,8 @@ fn config([hidden, intermediate, heads, kv_heads, head_dim, vocabulary]: Sizes, 
     config
 }
 
-/// Random weights by name. `extra` names the weights of a layer that not all three families have.
+/// Random weights by name. `extra` lists additional weights of each layer. Only some of the three
+/// families have them.
 fn weights(
     [hidden, intermediate, heads, kv_heads, head_dim, vocabulary]: Sizes,
     extra: &[&str],
@@ -121,9 +122,10 @@ fn llama_agrees_with_candle() {
         let more = json!({ "model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_scaling": rope });
         let config = config(sizes, more);
         compare(&config, &weights(sizes, &[]), |weights| {
-            let settings: llama::LlamaConfig = serde_json::from_value(config.clone()).expect("candle reads it");
+            let settings: llama::LlamaConfig =
+                serde_json::from_value(config.clone()).expect("candle parses the config");
             let settings = settings.into_config(false);
-            let model = llama::Llama::load(weights, &settings).expect("candle loads it");
+            let model = llama::Llama::load(weights, &settings).expect("candle loads the model");
             let mut cache = llama::Cache::new(true, DType::F32, &settings, &Device::Cpu).expect("a cache");
             Box::new(move |ids, first| model.forward(ids, first, &mut cache))
         });
@@ -136,8 +138,8 @@ fn qwen2_agrees_with_candle() {
         let config = config(sizes, json!({ "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"] }));
         let biases = ["self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"];
         compare(&config, &weights(sizes, &biases), |weights| {
-            let settings: qwen2::Config = serde_json::from_value(config.clone()).expect("candle reads it");
-            let mut model = qwen2::ModelForCausalLM::new(&settings, weights).expect("candle loads it");
+            let settings: qwen2::Config = serde_json::from_value(config.clone()).expect("candle parses the config");
+            let mut model = qwen2::ModelForCausalLM::new(&settings, weights).expect("candle loads the model");
             Box::new(move |ids, first| model.forward(ids, first))
         });
     }
@@ -150,8 +152,8 @@ fn qwen3_agrees_with_candle() {
         let config = config(sizes, more);
         let norms = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
         compare(&config, &weights(sizes, &norms), |weights| {
-            let settings: qwen3::Config = serde_json::from_value(config.clone()).expect("candle reads it");
-            let mut model = qwen3::ModelForCausalLM::new(&settings, weights).expect("candle loads it");
+            let settings: qwen3::Config = serde_json::from_value(config.clone()).expect("candle parses the config");
+            let mut model = qwen3::ModelForCausalLM::new(&settings, weights).expect("candle loads the model");
             Box::new(move |ids, first| model.forward(ids, first))
         });
     }

@@ -1,5 +1,5 @@
-//! GGUF files whose matrices stay in blocks on a CPU. Each file has a twin with the same elements as
-//! F32, and both must answer alike.
+//! GGUF files whose matrices stay in blocks on a CPU. Each file is compared with a file that has
+//! the same elements as F32: the logits of both must agree.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, CudaTarget, DType, Rank, Target, widen_blocks};
@@ -16,10 +16,10 @@ use crate::{
 
 const CPU: Target = Target::Cpu { threads: 2 };
 
-/// The rounding of sums in another order, through all layers.
+/// Largest relative error that summing in another order causes over all layers.
 const TOLERANCE: f32 = 1e-4;
 
-/// ggml's numbers of the types.
+/// Block types, with their numbers in ggml.
 const KINDS: [(BlockType, u32); 8] = [
     (BlockType::Q4_0, 2),
     (BlockType::Q4_1, 3),
@@ -43,7 +43,7 @@ struct Listed {
     bytes: Vec<u8>,
 }
 
-/// A GGUF file, with its settings as they are in the file.
+/// A GGUF file. Its settings are the encoded bytes of the file.
 #[derive(Clone)]
 struct Content {
     settings: Vec<u8>,
@@ -222,8 +222,8 @@ fn is_matrix(name: &str) -> bool {
     !name.contains("norm")
 }
 
-/// The logits of a prompt in two chunks, the second longer than a step that multiplies blocks row
-/// by row, and of three tokens after it.
+/// The logits of a prompt in two chunks, and of three tokens after it. The second chunk has too
+/// many rows to be multiplied by blocks directly, so the blocks are dequantized first.
 fn logits<B: Backend>(bench: &Bench<B>, tokens: usize) -> Vec<Vec<f32>> {
     let prompt = (0..30).map(|at| (at * 7 % tokens) as u32).collect();
     let mut sequence = bench.start(bench.model.config().lay_out(prompt, &[]).expect("the prompt is laid out"), &[]);
@@ -248,7 +248,7 @@ fn planned(content: &Content, target: Target) -> Model {
 fn assert_alike(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
-        assert!(expected.iter().any(|logit| logit.abs() > 1e-3), "the model says something: {expected:?}");
+        assert!(expected.iter().any(|logit| logit.abs() > 1e-3), "some logit is not close to zero: {expected:?}");
         let error = relative_error(found, expected);
         assert!(error < TOLERANCE, "{error:.1e}");
     }
@@ -258,7 +258,7 @@ fn assert_alike(found: &[Vec<f32>], expected: &[Vec<f32>]) {
 fn a_model_in_blocks_of_any_types_answers_as_its_widened_twin() {
     for is_tied in [true, false] {
         for first in 0..KINDS.len() {
-            // The types of tensors that are fused differ.
+            // Tensors that are fused into one weight have different types.
             let choose = |name: &str| {
                 let at = name.bytes().fold(first, |sum, byte| sum + usize::from(byte));
                 is_matrix(name).then(|| KINDS[at % KINDS.len()].0)
@@ -328,7 +328,8 @@ fn hybrids_and_mixtures_in_blocks_answer_as_their_widened_twins() {
         };
         let [packed, wide] = content.in_blocks(choose);
         let found = planned(&packed, CPU).block_weights().expect("weights stay in blocks").widened.clone();
-        // The columns of `out_proj` are in another order, and the gates are small.
+        // Only these tensors are dequantized while they load: the columns of `out_proj` are
+        // reordered, and the gates are small.
         let is_known = |name: &String| ["out_proj", "in_proj_b"].iter().any(|part| name.contains(part));
         assert!(!found.is_empty() && found.iter().all(is_known), "{found:?}");
         let [ours, theirs] = [&packed, &wide].map(|content| logits(&Bench::of(opened(content), 2), 300));

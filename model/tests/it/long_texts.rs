@@ -1,5 +1,5 @@
-//! Long texts. Encoded in pieces, they give the same tokens as encoded whole, and counting
-//! their tokens stops early.
+//! Long texts. Encoding a text in pieces gives the same tokens as encoding it as a whole, and
+//! counting tokens stops soon after the limit.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use bursar_model::{
 
 use crate::common::golden_bytes;
 
-/// Vocabularies of bytes, and one SentencePiece vocabulary.
+/// Byte-level vocabularies, and one SentencePiece vocabulary.
 const TOKENIZERS: [&str; 5] = [
     "qwen2_5_tokenizer/tokenizer.json",
     "qwen2_5_vl/tokenizer.json",

@@ -259,7 +259,7 @@ fn a_rank_reads_nothing_of_the_others() {
                 header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__")
             {
                 let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).expect("a shape");
-                let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+                let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("an offset") as usize);
                 let (rows, columns) = (shape[0], shape[1..].iter().product::<usize>());
                 let size = (end - start) / (rows * columns);
                 for (at, element) in data[start..end].chunks_exact_mut(size).enumerate() {
@@ -293,7 +293,7 @@ fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
     for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL_MOE, 4)] {
         let whole = bytes(folder, Rank::ALONE);
         let most = Rank::all(of).map(|rank| bytes(folder, rank)).max().expect("there is at least one rank");
-        println!("{folder}: {whole} on one, {most} on each of {of}");
+        println!("{folder}: {whole} bytes on one rank, at most {most} on each of {of}");
         assert!(most < whole && most * of as u64 >= whole, "{folder}: the largest rank loads {most} of {whole}");
     }
 }
@@ -326,7 +326,7 @@ fn wide_fp8() -> Copy {
             for _ in 0..shape[0] * shape[1] {
                 let number = 0.5 + random.below(1000) as f32 / 1000.0;
                 match dtype.as_str() {
-                    // No code is NaN.
+                    // None of these bit patterns is NaN.
                     "F8_E4M3" => data.push((random.below(0x70) + 0x80 * random.below(2)) as u8),
                     "F32" => data.extend((number * 2e-4).to_le_bytes()),
                     "BF16" => data.extend(half::bf16::from_f32(number).to_le_bytes()),
@@ -345,7 +345,7 @@ fn compact(header: &mut Value, data: &mut Vec<u8>) {
     let mut kept = Vec::new();
     for (_, entry) in header.as_object_mut().expect("an object").iter_mut().filter(|(name, _)| *name != "__metadata__")
     {
-        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("an offset") as usize);
         let first = kept.len();
         kept.extend_from_slice(&data[start..end]);
         entry["data_offsets"] = json!([first, kept.len()]);
@@ -399,7 +399,7 @@ fn modelopt_mixture(largest: [f32; 4]) -> Copy {
         let names: Vec<String> = entries.keys().filter(|name| name.ends_with(".weight_scale_inv")).cloned().collect();
         for name in names {
             let of_blocks = entries.remove(&name).expect("scales");
-            let start = of_blocks["data_offsets"][0].as_u64().expect("a place") as usize;
+            let start = of_blocks["data_offsets"][0].as_u64().expect("an offset") as usize;
             let scale = half::bf16::from_le_bytes([data[start], data[start + 1]]).to_f32();
             let expert = name.split(".experts.").nth(1).and_then(|rest| rest[..1].parse::<usize>().ok());
             let input = expert.map_or(4.0, |expert| largest[expert]) / 448.0;

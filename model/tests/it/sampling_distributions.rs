@@ -86,9 +86,9 @@ fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     counts
 }
 
-/// Pearson's test of whether the counts are plausible. `None` if a token with probability 0 was
-/// drawn. The test refuses a true distribution once in 10,000 times. Seeds are fixed, so the result
-/// never changes.
+/// Pearson's chi-squared test of whether the counts are plausible. `None` if a token with
+/// probability 0 was drawn. The test rejects the true distribution with a probability of 1 in
+/// 10,000. Seeds are fixed, so the result never changes.
 fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
     let draws = counts.iter().sum::<u64>() as f64;
     let (mut chi_square, mut freedom) = (0.0, -1.0f64);
@@ -120,20 +120,20 @@ fn cases() -> Vec<Case> {
     let said = |case: Case| Case { prompt: vec![1, 1, 2, 99, 6], produced: vec![3, 3, 3, 0, 7, u32::MAX], ..case };
     let bias = |pairs: &[(u32, f64)]| pairs.iter().copied().collect::<BTreeMap<_, _>>();
     vec![
-        case("as it is", warm.clone()),
+        case("unchanged", warm.clone()),
         case("cold", SamplingParams { temperature: 0.6, ..warm.clone() }),
         case("hot", SamplingParams { temperature: 2.5, ..warm.clone() }),
         case("top-k with a tie: three stay", SamplingParams { top_k: 2, ..warm.clone() }),
         case("top-k", SamplingParams { top_k: 4, ..warm.clone() }),
         case("top-k beyond the vocabulary", SamplingParams { top_k: 100, ..warm.clone() }),
         case("top-p", SamplingParams { top_p: 0.8, ..warm.clone() }),
-        case("top-p, all but nothing", SamplingParams { top_p: 0.05, ..warm.clone() }),
+        case("top-p, only the likeliest token", SamplingParams { top_p: 0.05, ..warm.clone() }),
         case("min-p", SamplingParams { min_p: 0.2, ..warm.clone() }),
-        case("top-p of what min-p keeps", SamplingParams { top_p: 0.7, min_p: 0.4, ..warm.clone() }),
+        case("top-p after min-p", SamplingParams { top_p: 0.7, min_p: 0.4, ..warm.clone() }),
         said(case("repetition", SamplingParams { repetition_penalty: 1.5, ..warm.clone() })),
-        said(case("repetition, wished for", SamplingParams { repetition_penalty: 0.7, ..warm.clone() })),
+        said(case("repetition, encouraged", SamplingParams { repetition_penalty: 0.7, ..warm.clone() })),
         said(case("presence", SamplingParams { presence_penalty: 1.2, ..warm.clone() })),
-        said(case("presence, wished for", SamplingParams { presence_penalty: -2.0, ..warm.clone() })),
+        said(case("presence, encouraged", SamplingParams { presence_penalty: -2.0, ..warm.clone() })),
         said(case("frequency", SamplingParams { frequency_penalty: 0.8, ..warm.clone() })),
         case("bias", SamplingParams { logit_bias: bias(&[(0, 1.5), (1, -1.0), (4, 100.0)]), ..warm.clone() }),
         case("forbidden by bias", SamplingParams { logit_bias: bias(&[(1, -100.0)]), ..warm.clone() }),
@@ -211,7 +211,7 @@ fn the_test_of_distributions_refuses_wrong_ones() {
 #[test]
 fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
     let vocabulary = 152_064;
-    // From peaked to flat, so that the nucleus has a few, some hundred or nearly all tokens.
+    // From peaked to flat, so that the nucleus has a few, a few hundred or nearly all tokens.
     for spread in [9.0, 2.5, 0.4] {
         let logits: Vec<f32> = (0..vocabulary as u64)
             .map(|id| spread * (4.0 * bursar_model::sampling::philox::uniform(17, id) as f32 - 2.0))

@@ -55,7 +55,8 @@ fn plan(envelope: &Envelope, visuals: &[Media]) -> Result<Vec<MediaPlan>, MediaE
     plan_with(config(), envelope, visuals)
 }
 
-/// Plans videos with these settings, and pictures with settings for the same patches.
+/// Plans videos with these settings, and pictures with the same settings, except that the bounds
+/// count the pixels of one picture.
 fn plan_with(
     settings: ImageProcessorConfig,
     envelope: &Envelope,
@@ -64,7 +65,7 @@ fn plan_with(
     plan_written(settings, 0, envelope, visuals)
 }
 
-/// Plans pictures and videos if each step has `step_text_tokens` tokens of text.
+/// Like [`plan_with`], with `step_text_tokens` tokens of text for each time step of a video.
 fn plan_written(
     settings: ImageProcessorConfig,
     step_text_tokens: usize,
@@ -219,7 +220,7 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Rule 3: everything that is admitted has rows in the cache and fits an encode batch.
+    /// Rule 3: every admitted picture and video has rows in the cache and fits an encoder batch.
     #[test]
     fn what_is_planned_never_exceeds_the_envelope(
         shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
@@ -278,7 +279,7 @@ fn a_minimum_close_to_the_maximum_is_kept_where_no_limit_binds() {
     let patches = |limit| processor.plan(&film(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
     // The smallest square with at least 30 tokens has 36, as in transformers.
     assert_eq!((patches(usize::MAX), patches(60 * 4)), (4 * 36, 4 * 36));
-    assert_eq!(patches(40 * 4), 4 * 16, "a limit that rounding up would exceed is rounded down");
+    assert_eq!(patches(40 * 4), 4 * 16, "the size is rounded down if rounding up would exceed the limit");
 }
 
 #[test]

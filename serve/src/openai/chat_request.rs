@@ -72,13 +72,13 @@ pub(crate) struct ContentPart {
     /// Source of a picture, as in the examples of Hugging Face.
     pub(super) image: Option<String>,
     pub(super) url: Option<String>,
-    /// Source of a picture, in Anthropic's shape.
+    /// Source of a picture, in Anthropic's format.
     pub(super) source: Option<PictureSource>,
     pub(super) detail: Option<String>,
     pub(super) video_url: Option<Wrapped<Link>>,
     /// Frames of a video, as in Qwen's examples.
     pub(super) video: Option<OneOrMany<String>>,
-    /// Frames per second: of `video`, or to sample from a video file.
+    /// Frames per second of `video`, or the rate at which a video file is sampled.
     pub(super) fps: Option<f64>,
 }
 
@@ -102,7 +102,7 @@ impl From<String> for Link {
     }
 }
 
-/// A picture in Anthropic's shape.
+/// A picture in Anthropic's format.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct PictureSource {
     pub(super) data: Option<String>,

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The unit and scale of a panel's values. All queries of a panel must have the same unit and
-/// scale, so that one axis fits.
+/// The unit and scale of a query's values. All queries of a panel must have the same unit and
+/// scale, because they share one axis.
 fn unit_of(query: &str) -> &'static str {
     let is_of = |unit: &str| query.contains(unit);
     match () {

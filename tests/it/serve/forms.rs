@@ -390,7 +390,7 @@ fn requests_are_counted_by_route_status_and_error_under_our_names_and_vllms() {
         }
         // A request is counted after its response was sent.
         let mut scraped = String::new();
-        crate::stage::eventually("all are counted", async || {
+        crate::stage::eventually("all requests are counted", async || {
             scraped = say(get("/metrics")).await;
             scraped.contains("bursar_http_requests_total{route=\"other\",status=\"404\"}")
         })

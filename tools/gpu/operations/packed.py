@@ -1,4 +1,4 @@
-"""Attention within segments of packed rows, in both directions: `attention_prefill.cu` and its variant for Hopper."""
+"""Attention without a causal mask within segments of packed rows: `attention_prefill.cu` and its variant for Hopper."""
 
 import torch
 

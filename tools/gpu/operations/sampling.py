@@ -155,8 +155,8 @@ def check(table):
         broken[0, 3], broken[1, 2], broken[2] = float("nan"), float("inf"), -float("inf")
         nothing = Request(temperature=1.0, mask=torch.zeros(vocabulary, dtype=torch.bool, device="cuda"))
         requests = [*seeded(3, temperature=1.0, top=5), nothing]
-        table.check("sampling", f"no numbers, of {vocabulary}", case(broken, requests))
-        table.check("sampling", f"no numbers to score, of {vocabulary}", case(broken, seeded(4, given=3, top=5)))
+        table.check("sampling", f"NaN, infinity or no allowed token, of {vocabulary}", case(broken, requests))
+        table.check("sampling", f"scores of NaN or infinity, of {vocabulary}", case(broken, seeded(4, given=3, top=5)))
 
 
 def measure(table):

@@ -143,8 +143,8 @@ impl Budget {
         self.events().tell(event);
     }
 
-    /// The GPU of a group on which overhead and other processes leave the least memory. `None` if
-    /// all GPUs have the same amount.
+    /// The GPU of a group that has the least memory left after overhead and other processes. `None`
+    /// if all GPUs have the same amount.
     pub(crate) fn fullest_card(&self) -> Option<DeviceLabel> {
         self.mailbox.fullest_card()
     }

@@ -46,9 +46,10 @@ pub enum BudgetMessage {
         is_leased: bool,
         reply: Responder<Bytes>,
     },
-    /// Returns every byte by class and owner, after a new measurement of the driver's free bytes.
+    /// Returns the bytes of each class and owner, after a new measurement of the driver's free
+    /// bytes.
     Measure(Responder<Snapshot>),
-    /// Returns every byte by class and owner, from the ledger.
+    /// Returns the bytes of each class and owner, from the ledger without a new measurement.
     Snapshot(Responder<Snapshot>),
     /// Notes have been posted to the mailbox.
     Notes,

@@ -6,8 +6,8 @@
 //! device  present ◄──► lost                          models restart on the new device
 //! ```
 //!
-//! A model is unloading once it is unloaded, its loader gives up, or the runtime shuts down.
-//! A wanted model may sleep: see `core/sleep.rs`.
+//! A model is unloading once its unload is requested, its loader gives up, or the runtime shuts
+//! down. A wanted model may sleep: see `core/sleep.rs`.
 
 mod child;
 mod effect;
@@ -72,8 +72,8 @@ pub struct RuntimeCore<P: Parts> {
 pub struct Shutdown<W> {
     /// The callers that wait for the shutdown.
     pub waiters: Vec<W>,
-    /// Number of requests that were aborted in models that began to end after the first shutdown
-    /// request.
+    /// Number of aborted requests. Only models that began to end after the first shutdown request
+    /// are counted.
     pub cut_off: usize,
 }
 

@@ -21,7 +21,7 @@ use crate::{
     tree,
 };
 
-/// Configuration of a runtime. By default the runtime leases the first GPU. Without a GPU, it uses
+/// Configuration of a runtime. By default the runtime uses the first GPU. Without a GPU, it uses
 /// 512 MiB of host memory instead, and [`Runtime::stands_in`] returns the reason.
 #[derive(Clone)]
 pub struct RuntimeConfig {
@@ -302,7 +302,7 @@ impl Runtime {
         tree::HEALTH.ask(actor, RuntimeMessage::Health).await.unwrap_or_default()
     }
 
-    /// Returns the supervisor. It does not keep the runtime alive.
+    /// Returns a reference to the supervisor. The reference does not keep the runtime alive.
     #[cfg(feature = "prometheus")]
     pub(crate) fn actor(&self) -> ActorRef<RuntimeMessage> {
         self.inner.actor.clone()

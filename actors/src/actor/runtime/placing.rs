@@ -35,7 +35,7 @@ pub struct Placement {
     pub device: DeviceChoice,
     /// Number of devices over which the models are sharded.
     pub ranks: usize,
-    /// Indices of the models, in their order.
+    /// Indices into [`Placing::models`], in ascending order.
     pub models: Vec<usize>,
 }
 
@@ -125,8 +125,8 @@ impl Requirement {
 /// needs. Models are placed in descending order of the number of devices that they need, and then
 /// of their weights. `free` has the free bytes of each device. Unused devices with the most free
 /// memory are taken first. If too few unused devices remain for a model, the model joins an
-/// existing group over which it can be sharded: among several such groups, the group that has the
-/// most memory left after the weights of its models.
+/// existing group over which it can be sharded. If there are several such groups, the model joins
+/// the group that has the most memory left after the weights of its models.
 fn spread(needs: &[Requirement], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each model fits on all devices together");
     let mut order: Vec<usize> = (0..needs.len()).collect();
@@ -234,7 +234,7 @@ mod tests {
                 prop_assert!(group.models.iter().all(|model| needs[*model].can_join(group)));
             }
             let wanted: usize = needs.iter().map(|need| need.devices).sum();
-            prop_assert!(wanted > free.len() || groups.len() == needs.len(), "all have devices of their own");
+            prop_assert!(wanted > free.len() || groups.len() == needs.len(), "each model has separate devices");
         }
     }
 }

@@ -65,8 +65,8 @@ const COPY: &[f64] = &[0.00001, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0
 /// Edges for the duration of a wake-up, from copying a small model back to loading a large model
 /// from its files.
 const WAKE: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
-/// Edges for the wait for a lease, from a grant at the next message to a grant within the hour,
-/// when another lease ends.
+/// Edges for the wait for a lease, from an immediate grant to a grant after up to an hour, when
+/// another lease has ended.
 const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
 
 table! {

@@ -58,7 +58,7 @@ mod tests {
             MeasuredStep { work, micros: 1000 + 20 * prompt as u64 }
         };
         let measured = MeasuredCosts { steps: vec![step(0, 1), step(16, 1), step(1024, 1)], launches: Vec::new() };
-        StepCosts::of(&measured).expect("the measurements cover both kinds")
+        StepCosts::of(&measured).expect("the measurements include steps with and without prompts")
     }
 
     #[test]

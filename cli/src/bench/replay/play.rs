@@ -52,7 +52,7 @@ impl Player {
         Player { model, ids, seed, shows_tools, files: Arc::default() }
     }
 
-    /// Reads the picture files that these arrivals show.
+    /// Reads the picture files that these arrivals refer to.
     ///
     /// # Errors
     /// A file cannot be read. The failure names the file.
@@ -66,7 +66,7 @@ impl Player {
                 {
                     let bytes = std::fs::read(path).map_err(|error| Failure {
                         error: format!("picture {} cannot be read: {error}", path.display()),
-                        hint: "name the folder of the pictures with --pictures-in, or leave it out to draw pictures"
+                        hint: "set the folder of the pictures with --pictures-in, or omit it to generate pictures"
                             .to_owned(),
                     })?;
                     files.insert(path.clone(), bytes.into());
@@ -98,7 +98,7 @@ impl Player {
             }
         }
         while let Some(ended) = callers.join_next().await {
-            played.failed.extend(ended.err().map(|error| format!("a caller died: {error}")));
+            played.failed.extend(ended.err().map(|error| format!("the task of a caller failed: {error}")));
         }
         played
     }

@@ -8,7 +8,7 @@ use crate::top::palette::Colours;
 /// The treatment of a text that is longer than its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// The text is cut and ends in a mark.
+    /// The text is cut and ends in an ellipsis.
     Cut,
     /// The text wraps to the next line.
     Fold,

@@ -39,7 +39,8 @@ pub(super) fn matrices_type(header: &Header<'_>) -> TensorType {
     }
 }
 
-/// The storage for ggml's number of a type; `None` if the type is not supported.
+/// The storage of a type, which is given by its number in ggml. `None` if the type is not
+/// supported.
 pub(super) fn stored(kind: u32) -> Option<Stored> {
     Some(match kind {
         0 => Stored::Plain(TensorType::F32),

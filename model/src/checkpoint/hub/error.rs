@@ -73,7 +73,7 @@ pub enum HubError {
     /// The cache could not be written or read.
     #[error("{file} could not be stored in the hub's cache: {kind}")]
     Cache { file: String, kind: std::io::ErrorKind },
-    /// The watch cancelled the fetch.
+    /// The caller's `FetchWatch` cancelled the fetch.
     #[error("the download was cancelled")]
     Cancelled,
 }

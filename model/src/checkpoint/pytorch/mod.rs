@@ -20,8 +20,8 @@ const PICKLE_BYTES_MAX: usize = 8 << 20;
 /// Finds the tensors of a file.
 ///
 /// # Errors
-/// [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for a file of torch
-/// before 1.6.
+/// [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for a file that was
+/// written by PyTorch before 1.6.
 pub(super) fn shard(file: &str, content: Content) -> Result<Shard, CheckpointError> {
     if !content.bytes().starts_with(b"PK") {
         let (setting, value) = ("the format".to_owned(), "not a zip archive".to_owned());
@@ -53,7 +53,7 @@ fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, StoredTensor>)
     };
     let mut tensors = BTreeMap::new();
     for (name, value) in pairs {
-        let name = state.pickle.text(*name).ok_or("a name in it is not a string")?;
+        let name = state.pickle.text(*name).ok_or("the name of a tensor is not a string")?;
         tensors.insert(name.to_owned(), state.place(*value).map_err(|reason| format!("the tensor {name} {reason}"))?);
     }
     Ok((range.clone(), tensors))
@@ -76,7 +76,7 @@ impl State<'_> {
         let axes = |tuple| self.pickle.numbers(tuple, AXES_MAX);
         let numbers = self.pickle.number(offset).zip(axes(shape)).zip(axes(strides));
         let ((offset, shape), strides) =
-            numbers.ok_or_else(|| format!("has no shape, or one of more than {AXES_MAX} axes"))?;
+            numbers.ok_or_else(|| format!("has no shape, or a shape of more than {AXES_MAX} axes"))?;
         let elements = elements(&shape, &strides)?;
         let place = |stored, bytes| StoredTensor { stored, shape, bytes, reading: Reading::default() };
         let dtype = match dtype {
@@ -129,7 +129,7 @@ const AXES_MAX: usize = 8;
 /// The number of elements of a tensor, which must be contiguous in its storage.
 fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
     if shape.len() != strides.len() {
-        return Err("has no stride for each axis".to_owned());
+        return Err("does not have one stride per axis".to_owned());
     }
     let mut elements = 1usize;
     for (extent, stride) in shape.iter().zip(strides).rev() {

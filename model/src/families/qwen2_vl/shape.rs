@@ -12,7 +12,7 @@ use crate::{
 
 type Shape = mrope::Shape<VisionShape>;
 
-/// Sizes of a tower.
+/// Sizes of a vision encoder.
 pub struct VisionShape {
     depth: usize,
     hidden: usize,

@@ -78,7 +78,7 @@ fn a_png_is_turned_by_imagemagicks_profiles_and_by_xmp() {
         assert_turned("zTXt", |number| with(at, b"zTXt", &[key, b"\0", &zlib(&raw_profile(&exif(number)))]));
         let key = &b"XML:com.adobe.xmp\0"[..];
         assert_turned("XMP", |number| with(at, b"iTXt", &[key, b"\0\0\0\0", &xmp(number)]));
-        assert_turned("XMP, packed", |number| with(at, b"iTXt", &[key, b"\x01\0\0\0", &zlib(&xmp(number))]));
+        assert_turned("XMP, compressed", |number| with(at, b"iTXt", &[key, b"\x01\0\0\0", &zlib(&xmp(number))]));
     }
 }
 

@@ -171,8 +171,9 @@ impl BudgetState {
         Some(held.saturating_sub(self.mailbox.books().beside))
     }
 
-    /// Bytes that this process holds outside leases and the device's own overhead, for known and
-    /// unknown reasons. `None` if the driver does not report memory per process.
+    /// Bytes that this process holds outside leases and outside `Device::overhead`: the bytes that
+    /// the budget has already counted as overhead, and drift. `None` if the driver does not report
+    /// memory per process.
     fn beside(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
@@ -211,8 +212,8 @@ impl BudgetState {
         orders.iter().for_each(|orders| orders(order));
     }
 
-    /// Offers memory that has stayed free to the leases that gave it up, starting
-    /// with the oldest lease.
+    /// Offers growth to the leases that gave up memory, if that memory has stayed free. The oldest
+    /// lease is first.
     fn offer_growth(&mut self) {
         let account = *self.ledger.account(Memory::Device);
         let look = Probe {

@@ -134,8 +134,8 @@ impl EngineState {
         let StartPlan { inputs, records, woken, .. } = size.plan;
         let woken = woken.filter(|_| size.is_warm);
         let envelope = inputs.envelope.clone();
-        // The cache must have space for one sequence of the full context and for one whole step,
-        // whichever is larger, so that requests can finish one at a time if necessary.
+        // The cache must hold the larger of one sequence with the full context and one whole step,
+        // so that requests can finish one at a time if necessary.
         let of_step = envelope.step_tokens.div_ceil(BLOCK_TOKENS) * size.needs.cache_groups.count();
         let (number, least_blocks) = (size.attempt, size.needs.context_blocks.max(of_step));
         let options = &self.arguments.options;

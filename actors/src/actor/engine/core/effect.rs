@@ -66,7 +66,7 @@ pub enum Effect<P: Parts> {
     Start(Start<P>),
     /// Report READY to the progress sink of the start.
     ReportReady,
-    /// Publish READY to waiting requests, which continue from here.
+    /// Publish READY to waiting requests, which then continue.
     AdmitWaiting(P::Serving),
     /// Publish that the model is starting, so that requests wait.
     ShowStarting,

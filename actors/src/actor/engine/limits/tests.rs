@@ -60,7 +60,7 @@ fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
         assert_eq!((envelope.picture_patches, envelope.launch_patches), (patches, patches));
         assert!(
             own_pixels.is_some_and(|own| own > patches as u64 * 196),
-            "the limit on own pixels is reported: {own_pixels:?}"
+            "the model's own limit on pixels is reported: {own_pixels:?}"
         );
     }
     let said = on_a_gpu(&released, json!({ "max_pixels": 6_422_528 })).expect("the limits are consistent");

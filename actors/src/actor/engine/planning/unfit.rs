@@ -1,5 +1,5 @@
-//! Refusals of a start by plan: the resource that is missing on a device, or on any number of
-//! devices, and the changes that would make the model fit.
+//! Errors for a start that its memory plan refuses: the resource that is missing on a device, or
+//! on each number of devices, and the changes that would make the model fit.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl Hint for Unfit {
     }
 }
 
-/// Why a model does not fit on a number of devices.
+/// The reason why a model does not fit on one particular number of devices.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum RanksLack {
     /// The model cannot be divided among this many ranks, because its heads, columns, experts or

@@ -40,7 +40,7 @@ pub struct Draining<S> {
     /// Why the model goes to sleep.
     pub reason: SleepReason,
     pub sleepers: Sleepers<S>,
-    /// If set, the model wakes up again at once, for this reason.
+    /// If set, the model wakes up again as soon as it is asleep, for this reason.
     pub wanted: Option<WakeReason>,
 }
 

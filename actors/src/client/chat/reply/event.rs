@@ -44,12 +44,12 @@ pub enum ChatEvent {
         /// All tool calls, in order.
         tool_calls: Vec<ToolCall>,
         finish_reason: FinishReason,
-        /// The stop text or stop token of the chat that ended the reply; see
+        /// The chat's stop text or stop token that ended the reply; see
         /// [`stop`](crate::chat::Chat::stop) and [`stop_token`](crate::chat::Chat::stop_token).
         /// `None` if an end token of the model, a limit, or a complete tool call ended the reply.
         stop_reason: Option<StopReason>,
-        /// The token that ended the reply, set by the chat or the model. The token is not part of
-        /// the reply.
+        /// The stop token of the chat, or the end token of the model, that ended the reply. The
+        /// token is not part of the reply.
         end_token: Option<u32>,
         usage: Usage,
     },

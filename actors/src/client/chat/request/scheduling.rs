@@ -15,7 +15,8 @@ impl Chat {
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
-    /// let summary = Chat::new().user("Summarise the log of last night.").priority(10); // after all others
+    /// // Less urgent than chats with the default priority of 0.
+    /// let summary = Chat::new().user("Summarize the log of last night.").priority(10);
     /// ```
     pub fn priority(mut self, priority: impl Into<Option<i32>>) -> Self {
         self.standing.priority = priority.into().unwrap_or(self.standing.priority);
@@ -51,7 +52,8 @@ impl Chat {
     /// ```
     /// use bursar_actors::chat::Chat;
     /// use std::time::Duration;
-    /// let chat = Chat::new().user("Which way?").queue_deadline(Duration::from_millis(500)); // or ask another server
+    /// // If this chat is not scheduled within 500 ms, it fails and can be sent to another server.
+    /// let chat = Chat::new().user("Which way?").queue_deadline(Duration::from_millis(500));
     /// ```
     pub fn queue_deadline(mut self, deadline: Duration) -> Self {
         self.standing.deadlines.queue = Some(deadline);

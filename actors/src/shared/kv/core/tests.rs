@@ -31,8 +31,8 @@ fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> BlockRe
     BlockRequest { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
 
-/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`,
-/// and adds their events.
+/// Registers the prefix keys of the whole blocks of a sequence that holds `tokens` tokens of this
+/// `name`, and adds their events.
 fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
     let keys = keys(name, tokens);
     for place in kv.name(sequence, 0, &keys) {
@@ -84,8 +84,8 @@ fn blocks_of_rejected_tokens_are_given_back_blank() {
     assert_eq!(kv.usage(), KvUse { blocks: 6, held: 3, cached: 0 });
     kv.truncate(A, 48);
     kv.truncate(B, 3);
-    assert_eq!(kv.usage().held, 3, "a longer end and an unknown sequence change nothing");
-    assert_eq!(blocks(&kv.allot(&[demand(A, 40, 50)])), [(A, vec![0, 1, 2, 3])], "the given block is blank");
+    assert_eq!(kv.usage().held, 3, "truncating beyond the end, or an unknown sequence, changes nothing");
+    assert_eq!(blocks(&kv.allot(&[demand(A, 40, 50)])), [(A, vec![0, 1, 2, 3])], "the fourth block is blank");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_sequence_with_a_known_prefix_takes_its_blocks() {
     kv.allot(&[demand(A, 0, 40)]);
     fill(&mut kv, A, 7, 40);
     let table = &kv.allot(&[alike(B, 7, 40, 40)]).tables[0];
-    assert_eq!((table.held, of_first_group(table)), (32, &vec![0, 1, 3]), "the begun block of A is not shared");
+    assert_eq!((table.held, of_first_group(table)), (32, &vec![0, 1, 3]), "the partly filled block of A is not shared");
     assert_eq!(kv.free_blocks(), 4);
     kv.release(A);
     assert_eq!(kv.free_blocks(), 5, "B still holds the shared blocks");
@@ -258,7 +258,7 @@ fn held_blocks(kv: &KvCore) -> BTreeSet<u32> {
 }
 
 proptest! {
-    /// Compares the pool with a model that only remembers which content was written to which block.
+    /// Compares the pool with a reference that only records the content written to each block.
     /// Tokens that are reported as cached have the content of the sequence's own beginning. No
     /// block of a sequence is written by another sequence, and no block is lost.
     #[test]
