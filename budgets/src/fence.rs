@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lane_that_is_gone_is_kept_until_its_work_is_done() {
+    fn a_closed_timeline_is_kept_until_its_work_is_done() {
         let timelines = Timelines::default();
         let (idle, busy, lives) = (timelines.open(), timelines.open(), timelines.open());
         let _never = busy.issue();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_keeps_no_mark_that_has_passed() {
+    fn joined_fences_drop_marks_that_have_passed() {
         let (one, other) = (Timeline::new(), Timeline::new());
         let (step, _never) = (one.issue(), other.issue());
         let (early, late) = (one.fence_here(), other.fence_here());

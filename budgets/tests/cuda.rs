@@ -42,7 +42,7 @@ fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail_comes_and_goes() {
+fn backed_memory_is_zeroed_and_keeps_its_content_when_resized() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let page = device.page();
     assert_eq!(page, Bytes::mib(2));
@@ -53,7 +53,7 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
     assert_eq!(device.counts().backed, Bytes::mib(70));
     let pages = 35u64;
     for number in 0..pages {
-        assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number} is zeroed");
+        assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number} is not zeroed");
         write(&device, address.offset(page * number), &[number as u32 + 1; 4]);
     }
     // Shrink in steps of one page, across driver allocations (pieces) of many pages each, and then
@@ -79,7 +79,7 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
 }
 
 #[test]
-fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
+fn unbacking_the_middle_of_a_piece_keeps_both_sides() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let address = device.reserve(Bytes::mib(64)).expect("addresses are reserved");
     device.back(address, Bytes::mib(48)).expect("memory is free");
@@ -101,7 +101,7 @@ fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
 }
 
 #[test]
-fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
+fn a_refused_back_reports_both_sizes_and_leaves_nothing_backed() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let memory = device.memory().expect("the driver reports memory");
     let address = device.reserve(memory.total * 2).expect("only addresses are reserved");
@@ -119,7 +119,7 @@ fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn two_threads_back_and_unback_beside_each_other() {
+fn threads_back_and_unback_concurrently() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     let threads: Vec<_> = (0..4u32)
@@ -142,7 +142,7 @@ fn two_threads_back_and_unback_beside_each_other() {
 }
 
 #[test]
-fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops() {
+fn pinned_memory_copies_to_the_device_and_drops() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     let address = device.reserve(Bytes::mib(2)).expect("addresses are reserved");
@@ -200,7 +200,7 @@ impl Drop for Beside {
 }
 
 #[test]
-fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_agrees() {
+fn memory_outside_leases_counts_as_overhead_until_it_is_freed() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses are reserved"), device.overhead());
@@ -226,7 +226,7 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
 }
 
 #[test]
-fn two_measurements_at_once_count_no_byte_twice() {
+fn concurrent_overhead_measurements_count_each_byte_once() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let (device, each) = (Arc::new(device), Bytes::mib(64));
     let counted = device.overhead();
@@ -250,7 +250,7 @@ fn two_measurements_at_once_count_no_byte_twice() {
 }
 
 #[test]
-fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
+fn a_full_device_unbacks_a_page_of_a_large_piece() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let page = device.page();
     let free = device.memory().expect("the driver reports memory").free;
@@ -280,7 +280,7 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
 }
 
 #[test]
-fn the_time_that_memory_takes_to_come_and_go() {
+fn backing_and_unbacking_times_are_printed() {
     let Some((_gpu_lock, device)) = gpu() else { return };
     let device = Arc::new(device);
     println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("the driver answers"), device.overhead());

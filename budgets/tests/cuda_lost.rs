@@ -37,7 +37,7 @@ fn run_wild(device: &CudaDevice) -> sys::CUresult {
 }
 
 #[test]
-fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what_it_gave() {
+fn a_device_lost_by_a_wild_write_takes_memory_back() {
     let device = match CudaDevice::open(0) {
         Ok(device) => Arc::new(device),
         Err(error @ DeviceError::NoDevice { .. }) => {

@@ -31,7 +31,7 @@ impl Group {
 }
 
 #[test]
-fn each_rank_has_memory_of_its_own() {
+fn each_rank_has_separate_memory() {
     let Group { group, .. } = group(&[4, 4, 4]);
     let start = group.reserve(PAGE * 4).unwrap();
     let other = group.reserve(PAGE * 4).unwrap();
@@ -48,7 +48,7 @@ fn each_rank_has_memory_of_its_own() {
 }
 
 #[test]
-fn what_one_rank_refuses_no_rank_has() {
+fn a_refusal_by_one_rank_leaves_all_ranks_unchanged() {
     for refusing in 0..3 {
         let stage = group(&[4, 4, 4]);
         let start = stage.group.reserve(PAGE * 4).unwrap();
@@ -70,7 +70,7 @@ fn what_one_rank_refuses_no_rank_has() {
 }
 
 #[test]
-fn the_rank_with_the_least_room_decides() {
+fn the_rank_with_the_least_memory_sets_the_groups_memory() {
     let stage = group(&[8, 6]);
     assert_eq!(stage.group.memory().unwrap(), DeviceMemory { total: PAGE * 6, free: PAGE * 6 });
     stage.ranks[0].foreign_takes(PAGE * 5);
@@ -83,7 +83,7 @@ fn the_rank_with_the_least_room_decides() {
 }
 
 #[test]
-fn drift_of_one_rank_is_seen_beside_overhead_of_another() {
+fn overhead_of_one_rank_does_not_hide_drift_of_another() {
     let stage = group(&[8, 8]);
     stage.ranks[0].overhead_grows(PAGE * 3);
     stage.ranks[1].drifts(PAGE * 2);
@@ -103,7 +103,7 @@ fn a_fence_waits_for_every_rank() {
 }
 
 #[test]
-fn a_lost_rank_is_a_lost_group_which_takes_memory_back() {
+fn a_group_with_a_lost_rank_takes_memory_back() {
     let stage = group(&[4, 4]);
     let start = stage.group.reserve(PAGE * 4).unwrap();
     stage.group.back(start, PAGE * 2).unwrap();
@@ -117,7 +117,7 @@ fn a_lost_rank_is_a_lost_group_which_takes_memory_back() {
 }
 
 #[test]
-fn devices_of_two_kinds_are_no_group() {
+fn devices_of_different_kinds_cannot_form_a_group() {
     let device = |name: &str| {
         let config = HostConfig { name: name.to_owned(), ..HostConfig::small(PAGE * 4) };
         Arc::new(HostDevice::new(config).unwrap()) as Arc<dyn Device>
@@ -131,7 +131,7 @@ fn devices_of_two_kinds_are_no_group() {
 
 /// Segments grow, shrink and drop while ranks refuse calls at random.
 #[test]
-fn all_ranks_have_the_same_sizes_whatever_one_refuses() {
+fn all_ranks_keep_equal_sizes_when_one_rank_refuses_calls() {
     for seed in 0..200_u64 {
         let mut chance = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut below = |limit: u64| {
@@ -169,7 +169,7 @@ fn all_ranks_have_the_same_sizes_whatever_one_refuses() {
 }
 
 #[test]
-fn a_copy_in_host_memory_brings_back_what_each_rank_had() {
+fn a_host_copy_restores_the_memory_of_each_rank() {
     let Group { group, .. } = group(&[4, 4]);
     let group = Arc::new(group);
     let start = group.reserve(PAGE * 4).unwrap();

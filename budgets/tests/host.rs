@@ -18,7 +18,7 @@ fn free(device: &HostDevice) -> Bytes {
 }
 
 #[test]
-fn a_host_device_says_what_it_was_configured_as() {
+fn a_host_device_reports_its_configuration() {
     let config = HostConfig { name: "stand-in".into(), driver: "driver 7".into(), ..HostConfig::small(PAGE * 4) };
     let device = HostDevice::new(HostConfig { overhead: PAGE, ..config }).unwrap();
     assert_eq!(
@@ -33,7 +33,7 @@ fn a_host_device_says_what_it_was_configured_as() {
 }
 
 #[test]
-fn a_capacity_is_a_page_to_all_of_the_machine() {
+fn a_capacity_is_one_page_to_the_machines_memory() {
     let capacity = |capacity| HostConfig::small(capacity).check_capacity();
     assert!(capacity(PAGE).is_ok());
     for bad in [PAGE - Bytes(1), Bytes::MAX] {
@@ -45,7 +45,7 @@ fn a_capacity_is_a_page_to_all_of_the_machine() {
 }
 
 #[test]
-fn a_page_is_a_power_of_two_from_the_systems_on() {
+fn host_pages_are_powers_of_two_from_the_systems_page() {
     let with = |page| HostDevice::new(HostConfig { page: Bytes(page), ..HostConfig::new(Bytes::mib(4)) });
     for page in [0, 1, 1024, 65_537, 3 * 65_536] {
         assert!(matches!(with(page), Err(DeviceError::BadPage { .. })), "{page}");
@@ -56,7 +56,7 @@ fn a_page_is_a_power_of_two_from_the_systems_on() {
 }
 
 #[test]
-fn what_is_free_is_what_nobody_has() {
+fn free_memory_excludes_leases_overhead_drift_and_foreign() {
     let device = HostDevice::new(HostConfig { overhead: PAGE, ..HostConfig::small(PAGE * 16) }).unwrap();
     let address = device.reserve(PAGE * 16).unwrap();
     device.back(address, PAGE * 2).unwrap();
@@ -74,7 +74,7 @@ fn what_is_free_is_what_nobody_has() {
 }
 
 #[test]
-fn a_host_device_counts_what_it_was_asked() {
+fn a_host_device_counts_calls_and_backed_bytes() {
     let device = device(8);
     let (one, other) = (device.reserve(PAGE * 8).unwrap(), device.reserve(Bytes(1)).unwrap());
     device.back(one, PAGE * 5).unwrap();
@@ -112,7 +112,7 @@ fn only_whole_pages_are_backed() {
 }
 
 #[test]
-fn a_reservation_has_one_byte_to_128_tib() {
+fn a_reservation_is_from_1_byte_to_128_tib() {
     let device = device(1);
     let said = |bytes| device.reserve(bytes).map_or_else(|error| error.to_string(), |_| String::new());
     let limits = "expected from 1 byte to 128 TiB";
@@ -142,7 +142,7 @@ fn reservations_start_on_pages_and_do_not_overlap() {
 }
 
 #[test]
-fn a_script_refuses_the_calls_it_names() {
+fn a_script_refuses_the_listed_calls() {
     let device = device(8);
     device.play(Script::new().refuse_call(1).refuse_call(4).refuse_back(3));
     assert!(device.reserve(PAGE * 8).unwrap_err().to_string().ends_with("the test script refused it"));
@@ -167,7 +167,7 @@ fn a_back_refused_for_two_reasons_is_refused_once() {
 }
 
 #[test]
-fn a_faulty_device_refuses_the_next_back_once_while_it_is_armed() {
+fn an_armed_faulty_device_refuses_the_next_back_once() {
     let inner = Arc::new(device(8));
     let device = FaultyDevice::over(inner.clone());
     let address = device.reserve(PAGE * 8).unwrap();
@@ -183,7 +183,7 @@ fn a_faulty_device_refuses_the_next_back_once_while_it_is_armed() {
 }
 
 #[test]
-fn a_faulty_device_is_otherwise_the_one_that_it_wraps() {
+fn a_faulty_device_forwards_all_other_calls() {
     let inner = Arc::new(device(8));
     let device = FaultyDevice::over(inner.clone());
     assert_eq!((device.name(), device.label(), device.driver()), (inner.name(), inner.label(), inner.driver()));
@@ -206,7 +206,7 @@ fn a_faulty_device_is_otherwise_the_one_that_it_wraps() {
 }
 
 #[test]
-fn a_script_loses_the_device_at_the_back_it_names() {
+fn a_script_loses_the_device_at_the_listed_back() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().lose_at_back(2));
@@ -218,7 +218,7 @@ fn a_script_loses_the_device_at_the_back_it_names() {
 }
 
 #[test]
-fn another_process_takes_before_the_backs_that_the_script_names() {
+fn a_script_takes_foreign_memory_before_the_listed_back() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().foreign_takes_before_back(2, PAGE).foreign_takes_before_back(2, PAGE * 2));
@@ -238,7 +238,7 @@ fn addresses() -> Bytes {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_device_that_ends_gives_all_addresses_back() {
+fn a_dropped_host_device_releases_all_addresses() {
     let device = device(1);
     let before = addresses();
     device.reserve(Bytes::gib(1 << 10)).unwrap();
@@ -259,7 +259,7 @@ fn until_held(device: &HostDevice, calls: &[ScopedJoinHandle<'_, ()>], ended: us
 }
 
 #[test]
-fn held_calls_pass_one_by_one_and_then_all() {
+fn held_device_calls_pass_one_by_one_or_together() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.hold_calls();

@@ -65,7 +65,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_lease_says_all_that_was_granted() {
+fn a_lease_reports_its_grant() {
     let mut fixture = Fixture::new();
     let grant = fixture.grant(3);
     assert_eq!(grant.request(), RequestId(7));
@@ -78,7 +78,7 @@ fn a_lease_says_all_that_was_granted() {
 }
 
 #[test]
-fn a_lease_takes_on_the_size_that_the_ledger_settled_on() {
+fn a_lease_takes_the_size_that_the_ledger_granted() {
     let mut fixture = Fixture::new();
     let lease = fixture.lease(2);
     let grow = Input::Resize { id: RequestId(9), lease: lease.id(), to: PAGE * 5, wait: false, passed: false };
@@ -91,7 +91,7 @@ fn a_lease_takes_on_the_size_that_the_ledger_settled_on() {
 
 #[test]
 #[should_panic(expected = "this lease was not the one resized")]
-fn a_lease_that_hears_of_anothers_size_is_our_bug() {
+fn resizing_a_lease_with_another_leases_grant_panics() {
     let mut fixture = Fixture::new();
     let (mine, other) = (fixture.lease(1), fixture.lease(1));
     let shrink = Input::Resize { id: RequestId(9), lease: other.id(), to: Bytes(1), wait: false, passed: true };
@@ -101,7 +101,7 @@ fn a_lease_that_hears_of_anothers_size_is_our_bug() {
 
 #[test]
 #[should_panic(expected = "lease 1 cannot shrink to 64.0 KiB: 128.0 KiB are still backed")]
-fn a_lease_smaller_than_what_it_backs_is_our_bug() {
+fn shrinking_a_lease_below_its_backed_bytes_panics() {
     let mut fixture = Fixture::new();
     let segment = fixture.segment(2);
     let lease = segment.lease().id();
@@ -111,7 +111,7 @@ fn a_lease_smaller_than_what_it_backs_is_our_bug() {
 }
 
 #[test]
-fn a_lease_is_released_after_the_fence_it_was_given() {
+fn a_lease_is_released_after_the_given_fence() {
     let mut fixture = Fixture::new();
     let lane = Timeline::new();
     let (lease, step) = (fixture.lease(2), lane.issue());
@@ -123,7 +123,7 @@ fn a_lease_is_released_after_the_fence_it_was_given() {
 }
 
 #[test]
-fn a_segment_is_released_after_the_fence_it_was_given() {
+fn a_segment_is_released_after_the_given_fence() {
     let mut fixture = Fixture::new();
     let lane = Timeline::new(); // This timeline does not belong to the device, which is idle.
     let (segment, step) = (fixture.segment(2), lane.issue());
@@ -139,7 +139,7 @@ fn a_segment_is_released_after_the_fence_it_was_given() {
 }
 
 #[test]
-fn a_meter_says_when_memory_is_on_its_way() {
+fn a_lease_meter_reports_a_back_or_unback_in_progress() {
     let mut fixture = Fixture::new();
     let lease = Arc::new(fixture.lease(2));
     let segment = Segment::reserve(fixture.device.clone(), PAGE * 2, lease.clone()).unwrap();
@@ -167,7 +167,7 @@ fn a_meter_says_when_memory_is_on_its_way() {
 }
 
 #[test]
-fn a_segment_says_where_it_is_and_how_long() {
+fn a_segment_reports_its_address_and_sizes() {
     let mut fixture = Fixture::new();
     let lease = fixture.lease(2);
     let segment = Segment::reserve(fixture.device.clone(), PAGE * 2 + Bytes(1), lease).unwrap();
@@ -181,7 +181,7 @@ fn a_segment_says_where_it_is_and_how_long() {
 
 #[test]
 #[should_panic(expected = "192.0 KiB of 128.0 KiB reserved cannot be backed")]
-fn a_segment_backed_beyond_its_addresses_is_our_bug() {
+fn backing_a_segment_beyond_its_reservation_panics() {
     let mut fixture = Fixture::new();
     let lease = fixture.lease(4);
     let segment = Segment::reserve(fixture.device.clone(), PAGE * 2, lease).unwrap();
@@ -190,7 +190,7 @@ fn a_segment_backed_beyond_its_addresses_is_our_bug() {
 }
 
 #[test]
-fn a_segment_long_or_short_enough_asks_the_device_nothing() {
+fn a_resize_that_changes_nothing_does_not_call_the_device() {
     let mut fixture = Fixture::new();
     let segment = fixture.segment(2);
     let before = fixture.device.counts();
@@ -224,7 +224,7 @@ fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
     let mut fixture = Fixture::new();
     let segment = fixture.segment(2);
     let (revoker, device) = (segment.revoker(), fixture.device.clone());
-    let (told, heard) = std::sync::mpsc::sync_channel(1);
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     device.hold_calls();
     std::thread::scope(|scope| {
         let dropped = scope.spawn(move || drop(segment));
@@ -233,17 +233,17 @@ fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
         }
         scope.spawn(move || {
             revoker.revoke().unwrap();
-            told.send(device.counts().backed).unwrap();
+            sender.send(device.counts().backed).unwrap();
         });
-        let early = heard.recv_timeout(std::time::Duration::from_millis(50));
+        let early = receiver.recv_timeout(std::time::Duration::from_millis(50));
         fixture.device.let_calls_pass();
         assert!(early.is_err(), "memory is reported as returned only when unbacked: {early:?}");
-        assert_eq!(heard.recv().unwrap(), Bytes::ZERO);
+        assert_eq!(receiver.recv().unwrap(), Bytes::ZERO);
     });
 }
 
 #[test]
-fn a_segment_without_memory_is_revoked_too() {
+fn a_segment_without_memory_can_be_revoked() {
     let mut fixture = Fixture::new();
     let lease = fixture.lease(2);
     let segment = Segment::reserve(fixture.device.clone(), PAGE * 2, lease).unwrap();
@@ -253,7 +253,7 @@ fn a_segment_without_memory_is_revoked_too() {
 }
 
 #[test]
-fn a_watch_keeps_no_revoker_of_a_segment_that_is_gone() {
+fn a_fence_watch_forgets_revokers_of_dropped_segments() {
     let mut fixture = Fixture::new();
     let (mut watch, lease) = (FenceWatch::default(), Arc::new(fixture.lease(2)));
     let reserve = || Segment::reserve(fixture.device.clone(), PAGE, lease.clone()).unwrap();
@@ -271,7 +271,7 @@ fn a_watch_keeps_no_revoker_of_a_segment_that_is_gone() {
 }
 
 #[test]
-fn a_watch_is_idle_when_nothing_waits_or_comes_home() {
+fn a_fence_watch_is_idle_without_waiting_or_pending_reclaims() {
     let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
     assert!(watch.is_idle() && watch.waiting() == 0);
     let step = lane.issue();
@@ -292,7 +292,7 @@ fn a_watch_is_idle_when_nothing_waits_or_comes_home() {
 }
 
 #[test]
-fn a_note_with_memory_waits_after_its_fence() {
+fn a_release_note_with_backed_memory_waits_for_its_reclaim() {
     let mut fixture = Fixture::new();
     let lane = fixture.device.timeline();
     let (segment, step) = (fixture.segment(2), lane.issue());
@@ -372,7 +372,7 @@ impl Device for Stuck {
 }
 
 #[test]
-fn a_lease_returned_before_an_error_is_reported_by_the_next_call() {
+fn the_next_call_reports_leases_returned_before_an_error() {
     let mut fixture = Fixture::new();
     let stuck = Arc::new(Stuck { device: fixture.device.clone(), is_stuck: AtomicBool::new(true) });
     let mut watch = FenceWatch::default();
@@ -392,7 +392,7 @@ fn a_lease_returned_before_an_error_is_reported_by_the_next_call() {
 }
 
 #[test]
-fn a_note_without_memory_waits_for_its_fence() {
+fn a_release_note_without_memory_waits_for_its_fence() {
     let mut fixture = Fixture::new();
     let lane = Timeline::new();
     let (lease, step) = (fixture.lease(2), lane.issue());
@@ -418,7 +418,7 @@ fn a_lease_that_waits_twice_waits_for_both_fences() {
 }
 
 #[test]
-fn a_lease_already_coming_home_is_not_due_again() {
+fn a_lease_that_is_being_reclaimed_is_not_due_again() {
     let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
     watch.wait(LeaseId(1), lane.fence_here());
     let reclaim = watch.due().pop().expect("the lease is due");
@@ -431,13 +431,13 @@ fn a_lease_already_coming_home_is_not_due_again() {
 
 #[test]
 #[should_panic(expected = "ticket 1 is not of this timeline, which has issued 0")]
-fn work_of_another_lane_is_not_completed_here() {
+fn completing_another_timelines_ticket_panics() {
     let ticket = Timeline::new().issue();
     Timeline::new().complete(ticket);
 }
 
 #[test]
-fn a_fence_stands_after_all_work_issued_before_it() {
+fn a_fence_passes_after_all_work_issued_before_it() {
     let lane = Timeline::new();
     let (first, second) = (lane.issue(), lane.issue());
     let fence = lane.fence_here();
@@ -453,7 +453,7 @@ fn a_fence_stands_after_all_work_issued_before_it() {
 }
 
 #[test]
-fn a_hold_said_twice_stops_fences_that_have_not_passed() {
+fn holding_a_timeline_twice_stops_its_pending_fences() {
     let lane = Timeline::new();
     let step = lane.issue();
     let early = lane.fence_here();
@@ -469,7 +469,7 @@ fn a_hold_said_twice_stops_fences_that_have_not_passed() {
 }
 
 #[test]
-fn a_device_holds_the_fences_of_lanes_opened_later_too() {
+fn holding_fences_also_holds_timelines_opened_later() {
     let device = Fixture::new().device;
     let early = device.timeline();
     device.hold_fences();

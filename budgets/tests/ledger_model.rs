@@ -430,7 +430,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_ledger_does_what_the_naive_model_does(ops in ops()) {
+    fn the_ledger_agrees_with_the_naive_model(ops in ops()) {
         let mut life = Life::new();
         ops.iter().for_each(|op| life.play(op));
     }
@@ -445,7 +445,7 @@ proptest! {
     }
 
     #[test]
-    fn when_everybody_has_died_and_every_fence_has_passed_every_byte_is_home(ops in ops()) {
+    fn all_bytes_of_dead_owners_are_freed_after_their_fences(ops in ops()) {
         let mut life = Life::new();
         ops.iter().for_each(|op| life.play(op));
         (0..3).for_each(|name| life.play(&Op::Die { name }));

@@ -51,7 +51,7 @@ fn a_ledger_starts_from_what_its_device_reports() {
 }
 
 #[test]
-fn an_owner_is_cleared_only_when_dead_and_home() {
+fn a_dead_owner_is_cleared_when_it_holds_nothing() {
     let mut ledger = ledger();
     let owner = Owner::new("kv", 1);
     assert!(!ledger.is_cleared(&owner), "the owner lives");
@@ -64,7 +64,7 @@ fn an_owner_is_cleared_only_when_dead_and_home() {
 }
 
 #[test]
-fn a_gate_says_where_it_stands() {
+fn the_ledger_reports_the_gate_of_a_model() {
     let mut ledger = ledger();
     assert_eq!(ledger.gate("demo"), Gate::Open, "the gate is new");
     gate(&mut ledger, "demo", Gate::Frozen);
@@ -78,7 +78,7 @@ fn a_gate_says_where_it_stands() {
 }
 
 #[test]
-fn models_being_sized_are_counted_one_by_one() {
+fn models_that_are_being_sized_are_counted() {
     let mut ledger = ledger();
     assert_eq!((ledger.profiling(), ledger.is_profiling()), (0, false));
     for (id, model) in ["a", "b", "c"].into_iter().enumerate() {
@@ -93,7 +93,7 @@ fn models_being_sized_are_counted_one_by_one() {
 }
 
 #[test]
-fn a_guest_opens_no_gate() {
+fn external_and_host_leases_open_no_gate() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("index", 0, Class::external("index"), "mine", 10));
     hold(&mut ledger, 2, request("vision", 0, Class::Host, "mine", 10));
@@ -103,7 +103,7 @@ fn a_guest_opens_no_gate() {
 }
 
 #[test]
-fn a_ledger_counts_who_waits_for_each_memory() {
+fn a_ledger_counts_waiting_requests_for_each_memory() {
     let mut ledger = Ledger::new(LedgerConfig { host_total: Bytes(100), ..LedgerConfig::new(Bytes(1000)) });
     hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 1000));
     hold(&mut ledger, 2, request("vision", 0, Class::Host, "demo", 100));
@@ -118,7 +118,7 @@ fn a_ledger_counts_who_waits_for_each_memory() {
 }
 
 #[test]
-fn a_ledger_gives_no_number_of_its_predecessor() {
+fn a_ledger_reuses_no_lease_number_of_its_predecessor() {
     let mut ledger = ledger();
     ledger.number_leases_after(LeaseId(9));
     ledger.number_leases_after(LeaseId(5));
@@ -127,14 +127,14 @@ fn a_ledger_gives_no_number_of_its_predecessor() {
 
 #[test]
 #[should_panic(expected = "lease 2 was never granted")]
-fn the_end_of_a_lease_never_granted_is_our_bug() {
+fn releasing_a_lease_that_was_never_granted_panics() {
     let mut ledger = ledger();
     assert_eq!(hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 10)), LeaseId(1));
     ledger.step(Input::Release { lease: LeaseId(2), passed: true });
 }
 
 #[test]
-fn a_late_word_of_an_earlier_death_is_no_news() {
+fn a_late_death_report_of_an_earlier_generation_is_ignored() {
     let mut ledger = ledger();
     let owner = |generation| Owner::new("kv", generation);
     assert_eq!(ledger.step(Input::OwnerDied { owner: owner(3) }), [Effect::OwnerCleared { owner: owner(3) }]);
@@ -145,7 +145,7 @@ fn a_late_word_of_an_earlier_death_is_no_news() {
 }
 
 #[test]
-fn a_death_refuses_only_what_the_dead_waited_for() {
+fn an_owners_death_refuses_only_its_waiting_requests() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("weights", 0, Class::Weights, "demo", 1000));
     for (id, name, generation) in [(2, "kv", 0), (3, "kv", 1), (4, "kv", 2), (5, "other", 0), (6, "other", 1)] {
@@ -160,7 +160,7 @@ fn a_death_refuses_only_what_the_dead_waited_for() {
 }
 
 #[test]
-fn a_lease_keeps_its_size_whoever_waits() {
+fn a_resize_to_the_same_size_passes_waiting_requests() {
     let mut ledger = ledger();
     let graphs = hold(&mut ledger, 1, request("graph", 0, Class::Graphs, "demo", 1000));
     ask(&mut ledger, 2, request("kv", 0, Class::Kv, "demo", 10), true);
@@ -170,7 +170,7 @@ fn a_lease_keeps_its_size_whoever_waits() {
 }
 
 #[test]
-fn an_ask_that_would_just_fit_is_behind_those_who_wait() {
+fn a_request_that_fits_exactly_does_not_overtake_waiting_requests() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 700));
     ask(&mut ledger, 2, request("large", 0, Class::Kv, "demo", 500), true);
@@ -182,7 +182,7 @@ fn an_ask_that_would_just_fit_is_behind_those_who_wait() {
 }
 
 #[test]
-fn a_wait_for_all_there_is_goes_on() {
+fn a_request_waits_until_its_size_becomes_unattainable() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 1));
     let waits = ask(&mut ledger, 2, request("large", 0, Class::Kv, "demo", 1000), true);
@@ -195,7 +195,7 @@ fn a_wait_for_all_there_is_goes_on() {
 }
 
 #[test]
-fn a_seat_is_of_one_model_and_one_class() {
+fn a_seat_belongs_to_one_model_and_one_class() {
     let mut ledger = ledger();
     let lease = hold(&mut ledger, 1, request("lane", 0, Class::Graphs, "a", 50));
     hold(&mut ledger, 2, request("lane", 0, Class::StepWorkspace, "a", 30));
@@ -208,7 +208,7 @@ fn a_seat_is_of_one_model_and_one_class() {
 }
 
 #[test]
-fn a_seat_is_taken_by_whichever_generation_sits_there() {
+fn a_seat_is_shared_by_all_generations_of_an_owner() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("lane", 1, Class::Graphs, "demo", 50));
     gate(&mut ledger, "demo", Gate::Frozen);
@@ -220,7 +220,7 @@ fn a_seat_is_taken_by_whichever_generation_sits_there() {
 }
 
 #[test]
-fn an_elastic_claimant_without_a_seat_stays_outside() {
+fn an_elastic_claimant_without_a_seat_is_refused() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 50));
     gate(&mut ledger, "demo", Gate::Frozen);
@@ -230,7 +230,7 @@ fn an_elastic_claimant_without_a_seat_stays_outside() {
 }
 
 #[test]
-fn a_gate_that_is_open_does_not_open_again() {
+fn an_open_gate_cannot_be_opened_again() {
     let mut ledger = ledger();
     assert!(matches!(gate(&mut ledger, "demo", Gate::Open)[..], [Effect::GateMoved { .. }]), "the gate is new");
     let [Effect::GateStuck(stuck)] = &gate(&mut ledger, "demo", Gate::Open)[..] else { panic!("it is open") };
@@ -241,7 +241,7 @@ fn a_gate_that_is_open_does_not_open_again() {
 }
 
 #[test]
-fn a_models_teardown_waits_for_its_own_leases_only() {
+fn a_models_teardown_waits_only_for_its_own_leases() {
     let mut ledger = ledger();
     let gone = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "gone", 50));
     hold(&mut ledger, 2, request("kv", 0, Class::Kv, "stays", 70));
@@ -254,7 +254,7 @@ fn a_models_teardown_waits_for_its_own_leases_only() {
 }
 
 #[test]
-fn a_reminder_asks_for_more_and_says_what_nobody_covers() {
+fn a_reminder_repeats_orders_and_reports_the_uncovered_deficit() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 200));
     hold(&mut ledger, 2, request("weights", 0, Class::Weights, "demo", 600));
@@ -270,7 +270,7 @@ fn a_reminder_asks_for_more_and_says_what_nobody_covers() {
 }
 
 #[test]
-fn host_memory_on_its_way_home_covers_no_deficit() {
+fn host_memory_that_is_being_freed_covers_no_device_deficit() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 600));
     let cache = hold(&mut ledger, 2, request("vision", 0, Class::VisionCache, "demo", 400));
@@ -283,7 +283,7 @@ fn host_memory_on_its_way_home_covers_no_deficit() {
 }
 
 #[test]
-fn every_refusal_has_its_name_and_its_hint() {
+fn every_refusal_has_a_name_and_a_hint() {
     let (owner, bytes) = (Owner::new("kv", 0), Bytes(2000));
     let closed = |gate| Refusal::GateClosed {
         model: "demo".into(),

@@ -35,7 +35,7 @@ fn hold(ledger: &mut Ledger, id: u64, request: Request) -> LeaseId {
 }
 
 #[test]
-fn what_would_break_rule_1_is_refused_with_the_number_it_is_short_by() {
+fn a_request_beyond_free_memory_is_refused_with_the_shortfall() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     let effects = ask(&mut ledger, 2, request("vision", Class::VisionCache, 400), false);
@@ -48,7 +48,7 @@ fn what_would_break_rule_1_is_refused_with_the_number_it_is_short_by() {
 }
 
 #[test]
-fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
+fn a_small_request_does_not_overtake_a_large_waiting_request() {
     let mut ledger = ledger();
     let held = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     let waits = ask(&mut ledger, 2, request("large", Class::external("t"), 500), true);
@@ -70,7 +70,7 @@ fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
 }
 
 #[test]
-fn a_withdrawn_request_lets_the_next_one_pass() {
+fn withdrawing_a_request_admits_the_next_one() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ask(&mut ledger, 2, request("a", Class::external("t"), 500), true);
@@ -85,7 +85,7 @@ fn a_withdrawn_request_lets_the_next_one_pass() {
 }
 
 #[test]
-fn a_full_queue_says_overloaded_at_once() {
+fn a_full_queue_refuses_requests_as_overloaded() {
     let mut ledger = Ledger::new(LedgerConfig { waiting_max: 1, ..LedgerConfig::new(Bytes(1000)) });
     hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
     ask(&mut ledger, 2, request("a", Class::Kv, 1), true);
@@ -94,7 +94,7 @@ fn a_full_queue_says_overloaded_at_once() {
 }
 
 #[test]
-fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
+fn a_dead_owner_is_cleared_once_after_all_its_fences() {
     let mut ledger = ledger();
     let before = ledger.snapshot();
     let one = hold(&mut ledger, 1, request("vision", Class::external("t"), 300));
@@ -137,7 +137,7 @@ fn an_owner_that_held_nothing_is_cleared_at_once() {
 }
 
 #[test]
-fn foreign_growth_takes_the_canary_then_the_vision_cache_then_kv() {
+fn foreign_growth_takes_canary_then_vision_cache_then_kv() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 500));
     let cache = hold(&mut ledger, 2, request("vision", Class::VisionCache, 200));
@@ -166,7 +166,7 @@ fn foreign_growth_takes_the_canary_then_the_vision_cache_then_kv() {
 }
 
 #[test]
-fn nobody_is_ordered_below_what_its_owner_keeps_and_the_next_gives_the_rest() {
+fn shrink_orders_respect_floors_and_pass_the_rest_on() {
     let mut ledger = ledger();
     let older = hold(&mut ledger, 1, request("older", Class::Kv, 400));
     let younger = hold(&mut ledger, 2, request("younger", Class::Kv, 400));
@@ -186,7 +186,7 @@ fn nobody_is_ordered_below_what_its_owner_keeps_and_the_next_gives_the_rest() {
 }
 
 #[test]
-fn an_order_that_was_lost_is_said_again_when_it_is_asked_for() {
+fn a_reminder_repeats_a_lost_shrink_order() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 900));
     assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "there is no deficit");
@@ -200,7 +200,7 @@ fn an_order_that_was_lost_is_said_again_when_it_is_asked_for() {
 }
 
 #[test]
-fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
+fn elastic_leases_shrink_to_restore_the_canary() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
@@ -220,7 +220,7 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
 }
 
 #[test]
-fn what_no_elastic_lease_covers_is_said() {
+fn the_part_of_a_deficit_without_elastic_leases_is_reported() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("weights", Class::Weights, 900));
     let effects = ledger.step(Input::Foreign(Bytes(300)));
@@ -228,7 +228,7 @@ fn what_no_elastic_lease_covers_is_said() {
 }
 
 #[test]
-fn while_a_model_starts_foreign_gains_are_ignored_and_losses_are_not() {
+fn foreign_memory_freed_during_a_models_start_is_ignored() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("weights", Class::Weights, 100));
     ledger.step(Input::Foreign(Bytes(300)));
@@ -240,7 +240,7 @@ fn while_a_model_starts_foreign_gains_are_ignored_and_losses_are_not() {
 }
 
 #[test]
-fn after_ready_only_tenants_elastic_tails_and_returning_claimants_get_memory() {
+fn a_frozen_gate_admits_only_tenants_elastic_growth_and_seats() {
     let mut ledger = ledger();
     let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
     let kv = hold(&mut ledger, 2, request("kv", Class::Kv, 100));
@@ -263,7 +263,7 @@ fn after_ready_only_tenants_elastic_tails_and_returning_claimants_get_memory() {
 }
 
 #[test]
-fn a_model_in_teardown_gets_nothing_and_opens_again_when_it_is_gone() {
+fn a_gate_in_teardown_reopens_after_all_leases_are_released() {
     let mut ledger = ledger();
     let lease = hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
     ask(&mut ledger, 2, request("kv", Class::Kv, 10), true);
@@ -277,7 +277,7 @@ fn a_model_in_teardown_gets_nothing_and_opens_again_when_it_is_gone() {
 }
 
 #[test]
-fn a_model_that_is_gone_does_not_count_as_one_that_is_being_profiled() {
+fn an_unloaded_model_does_not_count_as_being_profiled() {
     let mut ledger = ledger();
     let lease = hold(&mut ledger, 1, request("kv", Class::Kv, 100));
     let gate = |to| Input::Gate { model: "demo".into(), to };
@@ -292,7 +292,7 @@ fn a_model_that_is_gone_does_not_count_as_one_that_is_being_profiled() {
 }
 
 #[test]
-fn a_shrinking_leases_tail_is_free_after_its_fence_and_not_before() {
+fn a_shrinking_leases_tail_is_free_only_after_its_fence() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(600), wait: false, passed: false };
@@ -318,14 +318,14 @@ fn host_memory_has_its_own_total_and_queue() {
 }
 
 #[test]
-fn nobody_leases_the_canary_or_nothing() {
+fn leases_of_the_canary_or_of_zero_bytes_are_refused() {
     let mut ledger = ledger();
     assert_eq!(refusal(&ask(&mut ledger, 1, request("x", Class::Canary, 1), false)), &Refusal::CanaryAsked);
     assert_eq!(refusal(&ask(&mut ledger, 2, request("x", Class::Kv, 0), false)), &Refusal::Nothing);
 }
 
 #[test]
-fn a_ledger_rebuilt_from_the_live_leases_is_the_same_and_gives_new_numbers() {
+fn a_rebuilt_ledger_is_equal_and_reuses_no_lease_numbers() {
     let mut ledger = ledger();
     let gone = hold(&mut ledger, 1, request("a", Class::Kv, 100));
     let kept = hold(&mut ledger, 2, request("b", Class::Weights, 200));
@@ -337,7 +337,7 @@ fn a_ledger_rebuilt_from_the_live_leases_is_the_same_and_gives_new_numbers() {
 }
 
 #[test]
-fn the_ledger_prints_as_a_table_that_lines_up() {
+fn the_ledger_prints_an_aligned_table() {
     let mut ledger = Ledger::new(LedgerConfig { overhead: Bytes::mib(8), ..LedgerConfig::new(Bytes::mib(512)) });
     for (id, name, class, bytes) in [
         (1, "weights", Class::Weights, Bytes(14_784_512)),
@@ -382,7 +382,7 @@ fn a_snapshot_is_plain_json() {
 }
 
 #[test]
-fn a_plan_prints_a_line_for_every_claimant_and_names_what_would_make_it_fit() {
+fn a_plan_prints_its_claims_and_suggests_knobs_that_fit() {
     let plan = MemoryPlan::new().claim(Class::Weights, "demo", Bytes(7_168_000), "3.6 M parameters x 2 B").claim(
         Class::StepWorkspace,
         "prefill of 512 tokens",
@@ -406,7 +406,7 @@ total                                  29,188,096 B  27.8 MiB
 }
 
 #[test]
-fn a_lease_already_on_its_way_home_is_not_revoked_again_when_its_owner_dies() {
+fn a_released_lease_is_not_revoked_when_its_owner_dies() {
     let mut ledger = ledger();
     let lease = hold(&mut ledger, 1, request("vision", Class::VisionCache, 300));
     assert!(ledger.step(Input::Release { lease, passed: false }).is_empty());
@@ -416,7 +416,7 @@ fn a_lease_already_on_its_way_home_is_not_revoked_again_when_its_owner_dies() {
 }
 
 #[test]
-fn bytes_already_on_their_way_home_are_not_ordered_a_second_time() {
+fn bytes_that_are_being_freed_are_not_ordered_again() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 600));
     let cache = hold(&mut ledger, 2, request("vision", Class::VisionCache, 400));
@@ -433,7 +433,7 @@ fn bytes_already_on_their_way_home_are_not_ordered_a_second_time() {
 }
 
 #[test]
-fn a_newer_wish_for_a_size_takes_the_place_of_one_that_waits() {
+fn a_newer_resize_replaces_the_waiting_resize_of_a_lease() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 600));
     hold(&mut ledger, 2, request("vision", Class::VisionCache, 400));
@@ -451,7 +451,7 @@ fn a_newer_wish_for_a_size_takes_the_place_of_one_that_waits() {
 }
 
 #[test]
-fn two_who_wait_for_one_seat_do_not_both_get_it() {
+fn only_one_of_two_waiting_requests_gets_a_seat() {
     let mut ledger = ledger();
     let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
     ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });

@@ -97,7 +97,7 @@ fn faults(address: Address) -> bool {
 }
 
 #[test]
-fn a_refused_back_leaves_everything_as_it_was() {
+fn a_refused_back_changes_nothing() {
     let mut budget = Budget::new(8);
     let segment = budget.segment("kv", 2);
     let lease = budget.lease("more", PAGE * 2).unwrap();
@@ -113,7 +113,7 @@ fn a_refused_back_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn a_meter_shows_what_is_backed_and_all_of_a_lease_without_addresses() {
+fn a_meter_counts_backed_bytes_or_a_whole_lease() {
     let mut budget = Budget::new(8);
     let lease = Arc::new(budget.lease("kv", PAGE * 4).unwrap());
     let (meter, granted) = (lease.meter(), lease.bytes());
@@ -134,7 +134,7 @@ fn a_meter_shows_what_is_backed_and_all_of_a_lease_without_addresses() {
 }
 
 #[test]
-fn another_process_can_take_memory_between_the_lease_and_the_back() {
+fn another_process_can_take_memory_between_lease_and_back() {
     let mut budget = Budget::new(4);
     let lease = budget.lease("kv", PAGE * 4).unwrap();
     let segment = Segment::reserve(budget.device.clone(), PAGE * 4, lease).unwrap();
@@ -148,7 +148,7 @@ fn another_process_can_take_memory_between_the_lease_and_the_back() {
 }
 
 #[test]
-fn a_lost_device_says_so_to_everybody_and_drops_still_work() {
+fn a_lost_device_fails_every_call_but_segments_still_drop() {
     let mut budget = Budget::new(4);
     let segment = budget.segment("kv", 1);
     budget.device.lose("illegal address");
@@ -176,7 +176,7 @@ fn addresses_are_stable_and_a_use_after_unback_faults() {
 }
 
 #[test]
-fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() {
+fn each_kind_of_bad_range_has_a_separate_error() {
     let device = HostDevice::new(HostConfig::small(PAGE * 8)).unwrap();
     let address = device.reserve(PAGE * 4).unwrap();
     device.back(address, PAGE).unwrap();
@@ -199,7 +199,7 @@ fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() 
 }
 
 #[test]
-fn a_segment_that_drops_while_the_device_still_uses_it_keeps_its_memory_until_the_fence() {
+fn a_dropped_segment_keeps_its_memory_until_its_fence_passes() {
     let mut budget = Budget::new(4);
     let lane = budget.device.timeline();
     let segment = budget.segment("vision", 4);
@@ -215,7 +215,7 @@ fn a_segment_that_drops_while_the_device_still_uses_it_keeps_its_memory_until_th
 }
 
 #[test]
-fn a_late_fence_by_script_holds_a_dead_owners_bytes_back() {
+fn a_held_fence_keeps_a_dead_owners_bytes_backed() {
     let mut budget = Budget::new(4);
     let _lane = budget.device.timeline();
     let segment = budget.segment("vision", 4);
@@ -243,7 +243,7 @@ fn a_late_fence_by_script_holds_a_dead_owners_bytes_back() {
 }
 
 #[test]
-fn several_segments_share_one_lease_and_its_note_is_posted_once() {
+fn segments_that_share_a_lease_post_one_release_note() {
     let mut budget = Budget::new(8);
     let lease = Arc::new(budget.lease("kv", PAGE * 4).unwrap());
     let layers: Vec<Segment> =
@@ -257,7 +257,7 @@ fn several_segments_share_one_lease_and_its_note_is_posted_once() {
 
 #[test]
 #[should_panic(expected = "covers 64.0 KiB; 128.0 KiB were to be backed")]
-fn backing_more_than_the_lease_is_our_bug() {
+fn backing_more_than_the_lease_panics() {
     let mut budget = Budget::new(8);
     let lease = budget.lease("kv", PAGE).unwrap();
     let segment = Segment::reserve(budget.device.clone(), PAGE * 8, lease).unwrap();
@@ -266,7 +266,7 @@ fn backing_more_than_the_lease_is_our_bug() {
 
 #[test]
 #[should_panic(expected = "the device still uses the tail")]
-fn unbacking_before_the_fence_is_our_bug() {
+fn unbacking_before_the_fence_panics() {
     let mut budget = Budget::new(8);
     let lane = budget.device.timeline();
     let segment = budget.segment("kv", 2);
@@ -275,7 +275,7 @@ fn unbacking_before_the_fence_is_our_bug() {
 }
 
 #[test]
-fn a_fence_that_has_passed_stays_passed_and_a_dead_lane_can_be_settled() {
+fn a_passed_fence_stays_passed_and_settling_passes_pending_fences() {
     let lane = Timeline::new();
     let (first, _second) = (lane.issue(), lane.issue());
     let early = lane.fence_here();
@@ -307,7 +307,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_backed_is_never_more_than_what_is_leased_whatever_is_refused(ops in proptest::collection::vec(
+    fn backed_bytes_never_exceed_leased_bytes(ops in proptest::collection::vec(
         prop_oneof![
             3 => (1..12u64).prop_map(|pages| Op::Open { pages }),
             3 => (any::<usize>(), 1..16u64).prop_map(|(pick, pages)| Op::Grow { pick, pages }),
@@ -373,7 +373,7 @@ proptest! {
 }
 
 #[test]
-fn a_lease_that_ends_while_its_tail_waits_for_a_fence_waits_with_it() {
+fn a_released_lease_waits_for_the_fence_of_its_tail() {
     let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
     let step = lane.issue();
     watch.wait(LeaseId(1), lane.fence_here());
@@ -385,7 +385,7 @@ fn a_lease_that_ends_while_its_tail_waits_for_a_fence_waits_with_it() {
 }
 
 #[test]
-fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
+fn memory_is_released_on_another_thread_before_the_ledger_is_informed() {
     let mut budget = Budget::new(16);
     let (lane, segment) = (budget.device.timeline(), budget.segment("dead", 8));
     let lease = segment.lease().id();
@@ -437,7 +437,7 @@ fn a_failed_reclaim_is_due_again_with_all_its_memory() {
 }
 
 #[test]
-fn a_device_that_is_lost_takes_back_what_it_gave_and_gives_nothing() {
+fn a_lost_device_takes_memory_back_but_gives_none() {
     let mut budget = Budget::new(16);
     let segment = budget.segment("mine", 8);
     segment.shrink_to(PAGE * 4, &Fence::passed()).unwrap();

@@ -10,7 +10,7 @@ fn waiting(id: u64, priority: Priority, bytes: u64) -> Waiting<()> {
 }
 
 #[test]
-fn a_queue_knows_who_waits_in_it_and_in_which_order() {
+fn the_admission_queue_orders_requests_by_priority() {
     let mut queue = Admission::new(3);
     assert!(queue.is_empty() && !queue.holds(RequestId(1)));
     assert_eq!(queue.push(waiting(1, Priority::Serving, 5)), Ok(0));
@@ -31,14 +31,14 @@ fn a_queue_knows_who_waits_in_it_and_in_which_order() {
 
 #[test]
 #[should_panic(expected = "request 1 waits already")]
-fn a_question_that_waits_twice_is_our_bug() {
+fn queueing_the_same_request_twice_panics() {
     let mut queue = Admission::new(3);
     let _ = queue.push(waiting(1, Priority::Serving, 5));
     let _ = queue.push(waiting(1, Priority::Startup, 5));
 }
 
 #[test]
-fn a_gate_moves_only_as_its_table_says() {
+fn a_gate_makes_only_the_listed_transitions() {
     use Gate::{Frozen, Open, Teardown};
     let moves = |from: Gate, to, held| from.check_move("demo", to, Bytes(held)).is_ok();
     for (from, to) in [(Open, Frozen), (Open, Teardown), (Frozen, Open), (Frozen, Teardown)] {
@@ -54,7 +54,7 @@ fn a_gate_moves_only_as_its_table_says() {
 }
 
 #[test]
-fn a_seat_counts_a_name_in_all_its_lives() {
+fn a_seat_sums_all_generations_of_an_owner() {
     let mut reservations = Reservations::default();
     reservations.add(&Owner::new("kv", 0), &Class::Kv, Bytes(5));
     reservations.add(&Owner::new("kv", 1), &Class::Kv, Bytes(7));
@@ -65,7 +65,7 @@ fn a_seat_counts_a_name_in_all_its_lives() {
 }
 
 #[test]
-fn an_accounts_sums_count_each_byte_once() {
+fn an_account_counts_each_byte_once() {
     let account = Account {
         total: Bytes(1000),
         overhead: Bytes(10),
@@ -140,7 +140,7 @@ fn a_snapshot_sums_by_class_and_by_model() {
 }
 
 #[test]
-fn a_model_has_room_for_all_that_others_leave() {
+fn a_model_has_room_for_memory_other_models_leave_free() {
     let seen = shared().snapshot();
     let rooms = ["a", "b", "c"].map(|model| seen.room_of(&model.into()).0);
     let all = 1000 - 20 - 40 - 60;
@@ -148,7 +148,7 @@ fn a_model_has_room_for_all_that_others_leave() {
 }
 
 #[test]
-fn a_snapshot_says_what_is_on_its_way_and_what_is_short() {
+fn a_snapshot_prints_revoking_leases_and_the_deficit() {
     let mut ledger = shared();
     assert!(!ledger.snapshot().to_string().contains('('), "the canary is whole, and no lease is being returned");
     ledger.step(Input::Resize { id: RequestId(9), lease: LeaseId(1), to: Bytes(90), wait: false, passed: false });
@@ -170,7 +170,7 @@ fn a_snapshot_says_what_is_on_its_way_and_what_is_short() {
 }
 
 #[test]
-fn a_shrinking_lease_stands_in_its_owners_line() {
+fn a_shrinking_lease_is_printed_in_its_owners_line() {
     let mut ledger = shared();
     ledger.step(Input::Resize { id: RequestId(9), lease: LeaseId(1), to: Bytes(90), wait: false, passed: false });
     assert!(ledger.snapshot().to_string().contains("kv#0 x2"), "the lease is in use until its fence passes");
@@ -179,7 +179,7 @@ fn a_shrinking_lease_stands_in_its_owners_line() {
 }
 
 #[test]
-fn a_snapshot_says_who_waits_to_grow() {
+fn a_snapshot_lists_leases_that_wait_to_grow() {
     let mut ledger = Ledger::new(LedgerConfig::new(Bytes(100)));
     let lease = hold(&mut ledger, 1, "kv", Class::Kv, "a", 60);
     hold(&mut ledger, 2, "other", Class::Kv, "a", 40);
@@ -189,7 +189,7 @@ fn a_snapshot_says_who_waits_to_grow() {
 }
 
 #[test]
-fn a_bar_has_a_cell_for_anything_and_never_too_many() {
+fn a_bar_fills_from_one_cell_to_all() {
     let cells = |bytes: u64| {
         let mut ledger = Ledger::new(LedgerConfig::new(Bytes(480)));
         if bytes > 0 {
@@ -205,7 +205,7 @@ fn a_bar_has_a_cell_for_anything_and_never_too_many() {
 }
 
 #[test]
-fn a_label_is_its_text_however_it_is_asked_for() {
+fn a_label_converts_to_and_from_its_text() {
     let label = Label::from(String::from("demo"));
     let (text, borrowed): (Arc<str>, &str) = ((&label).into(), label.borrow());
     assert_eq!((&*text, borrowed, label.as_str()), ("demo", "demo", "demo"));
@@ -215,14 +215,14 @@ fn a_label_is_its_text_however_it_is_asked_for() {
 }
 
 #[test]
-fn an_owner_has_a_first_life_and_a_next_one() {
+fn an_owner_has_a_first_generation_and_a_successor() {
     let owner = Owner::new("kv", 3);
     assert_eq!((owner.first(), owner.successor()), (Owner::new("kv", 0), Owner::new("kv", 4)));
     assert_eq!(format!("{owner:>6}|"), "  kv#3|");
 }
 
 #[test]
-fn a_request_is_as_urgent_as_its_class_unless_it_says_more() {
+fn a_request_has_the_priority_of_its_class_by_default() {
     let request = |class| Request::new(Owner::new("x", 0), class, "demo", Bytes(1));
     assert_eq!(request(Class::external("x")).priority, Priority::External);
     assert_eq!(request(Class::Kv).priority, Priority::Serving);
@@ -233,7 +233,7 @@ fn a_request_is_as_urgent_as_its_class_unless_it_says_more() {
 }
 
 #[test]
-fn a_class_says_its_name_and_what_may_be_done_with_it() {
+fn a_class_has_a_name_memory_and_eviction_rank() {
     let classes = [
         Class::Weights,
         Class::Kv,
@@ -262,7 +262,7 @@ fn a_class_says_its_name_and_what_may_be_done_with_it() {
 }
 
 #[test]
-fn an_address_counts_bytes_and_prints_in_hex() {
+fn address_offsets_are_bytes_and_addresses_print_in_hex() {
     let start = Address(0x1000);
     let end = start.offset(Bytes(0x2a));
     assert_eq!((end, end.distance_from(start), end.to_string()), (Address(0x102a), Bytes(42), "0x102a".into()));
@@ -328,7 +328,7 @@ impl Device for Plain {
 }
 
 #[test]
-fn a_device_that_does_not_know_says_nothing() {
+fn the_default_device_methods_return_nothing() {
     let labels = [true, false].map(|is_host_memory| Plain { is_host_memory }.label());
     assert_eq!(labels, ["host", "device"]);
     let plain = Plain { is_host_memory: true };
@@ -338,7 +338,7 @@ fn a_device_that_does_not_know_says_nothing() {
 }
 
 #[test]
-fn every_device_error_says_what_to_change_if_anything() {
+fn every_device_error_has_the_expected_hint_and_kind() {
     let (bytes, text) = (Bytes::mib(2), || String::from("said"));
     let table = [
         (DeviceError::Refused { asked: bytes, free: bytes, hint: text() }, Some("said"), (true, false)),

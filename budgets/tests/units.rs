@@ -4,7 +4,7 @@ use bursar_budgets::*;
 use proptest::prelude::*;
 
 #[test]
-fn bytes_print_for_people_and_exactly() {
+fn bytes_print_rounded_or_exactly() {
     let texts: Vec<String> = [0, 1023, 1024, 1536, MIB - 1, 12 * MIB, GIB - 1, GIB, 80 * GIB]
         .iter()
         .map(|n| format!("{} = {}", Bytes(*n), Bytes(*n).exact()))
@@ -26,7 +26,7 @@ fn bytes_print_for_people_and_exactly() {
 }
 
 #[test]
-fn what_is_no_number_of_bytes_says_why() {
+fn invalid_byte_counts_are_refused_with_a_reason() {
     let says = |text: &str| text.parse::<Bytes>().unwrap_err().to_string();
     assert_eq!(says(""), "\"\" does not start with a number of bytes, such as 512MiB or 1048576");
     assert_eq!(says("MiB"), "\"MiB\" does not start with a number of bytes, such as 512MiB or 1048576");
@@ -41,18 +41,18 @@ fn what_is_no_number_of_bytes_says_why() {
 
 #[test]
 #[should_panic(expected = "1 - 2 is below zero")]
-fn going_below_nothing_is_our_bug() {
+fn subtracting_below_zero_panics() {
     let _ = Bytes(1) - Bytes(2);
 }
 
 #[test]
-fn a_size_never_prints_as_1024_of_its_unit() {
+fn bytes_never_print_as_1024_of_a_unit() {
     let texts = [MIB - KIB / 20 - 1, MIB - KIB / 20, GIB - MIB / 20 - 1, GIB - MIB / 20].map(|n| Bytes(n).to_string());
     assert_eq!(texts, ["1023.9 KiB", "1.0 MiB", "1023.9 MiB", "1.0 GiB"]);
 }
 
 #[test]
-fn every_unit_is_read_in_full_and_by_its_letter() {
+fn every_byte_unit_is_parsed_in_full_and_by_letter() {
     for (unit, letter, bytes) in [("KiB", "k", KIB), ("MiB", "m", MIB), ("GiB", "g", GIB), ("TiB", "t", 1024 * GIB)] {
         assert_eq!(format!("3{unit}").parse(), Ok(Bytes(3 * bytes)));
         assert_eq!(format!("1.5 {letter}").parse(), Ok(Bytes(bytes + bytes / 2)));
@@ -63,7 +63,7 @@ fn every_unit_is_read_in_full_and_by_its_letter() {
 }
 
 #[test]
-fn a_fraction_is_read_as_far_as_it_is_exact() {
+fn fractions_are_parsed_only_where_the_bytes_are_exact() {
     assert_eq!("8388608.0GiB".parse(), Ok(Bytes(1 << 53)));
     for text in ["8388608.5GiB", "99999999.0TiB", "0.3", "1.5"] {
         assert_eq!(text.parse::<Bytes>(), Err(ParseBytesError::OutOfRange { text: text.into() }));
@@ -74,7 +74,7 @@ fn a_fraction_is_read_as_far_as_it_is_exact() {
 }
 
 #[test]
-fn checked_sums_end_at_the_edges_and_saturating_ones_stay() {
+fn checked_arithmetic_returns_none_and_saturating_arithmetic_clamps() {
     assert_eq!((Bytes(6).checked_mul(7), Bytes::MAX.checked_mul(2)), (Some(Bytes(42)), None));
     assert_eq!((Bytes(6).checked_add(Bytes(7)), Bytes::MAX.checked_add(Bytes(1))), (Some(Bytes(13)), None));
     assert_eq!((Bytes(7).checked_sub(Bytes(6)), Bytes(6).checked_sub(Bytes(7))), (Some(Bytes(1)), None));
@@ -84,7 +84,7 @@ fn checked_sums_end_at_the_edges_and_saturating_ones_stay() {
 }
 
 #[test]
-fn bytes_are_divided_into_parts_and_by_pieces() {
+fn bytes_divide_by_numbers_and_by_bytes() {
     assert_eq!((Bytes(42) / 5, Bytes(42) / Bytes(5), Bytes(42).div_ceil(Bytes(5))), (Bytes(8), 8, 9));
     assert_eq!((Bytes(10).div_ceil(Bytes(5)), Bytes::ZERO.div_ceil(Bytes(5))), (2, 0));
     assert_eq!(
@@ -97,7 +97,7 @@ fn bytes_are_divided_into_parts_and_by_pieces() {
 }
 
 #[test]
-fn a_page_of_nothing_is_our_bug() {
+fn a_page_size_of_zero_panics() {
     for round in [Bytes::round_up, Bytes::round_down] {
         assert!(std::panic::catch_unwind(|| round(Bytes(1), Bytes::ZERO)).is_err());
     }
@@ -108,7 +108,7 @@ fn a_page_of_nothing_is_our_bug() {
 
 proptest! {
     #[test]
-    fn every_number_of_bytes_survives_being_written_and_read(n in any::<u64>(), mib in 0..1u64 << 40) {
+    fn every_byte_count_is_unchanged_after_printing_and_parsing(n in any::<u64>(), mib in 0..1u64 << 40) {
         prop_assert_eq!(n.to_string().parse(), Ok(Bytes(n)));
         prop_assert_eq!(Bytes(n).exact().parse(), Ok(Bytes(n)));
         prop_assert_eq!(format!("{mib}MiB").parse(), Ok(Bytes::mib(mib)));
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn rounding_up_is_the_smallest_number_of_pages_that_holds_it(n in 0..1u64 << 50, page in 1..1u64 << 22) {
+    fn rounding_up_gives_the_smallest_sufficient_number_of_pages(n in 0..1u64 << 50, page in 1..1u64 << 22) {
         let (bytes, page) = (Bytes(n), Bytes(page));
         let up = bytes.round_up(page);
         prop_assert_eq!(up, bytes.pages(page).bytes(page));

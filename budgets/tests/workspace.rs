@@ -7,7 +7,7 @@ use bursar_budgets::*;
 use proptest::prelude::*;
 
 #[test]
-fn a_frame_gives_back_what_it_took_and_the_high_water_mark_stays() {
+fn a_dropped_frame_frees_temporaries_and_keeps_the_high_water() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();
     let first = outer.take(Bytes(1)).unwrap();
@@ -24,7 +24,7 @@ fn a_frame_gives_back_what_it_took_and_the_high_water_mark_stays() {
 }
 
 #[test]
-fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
+fn a_full_workspace_reports_its_sizes_and_stays_unchanged() {
     let device = std::sync::Arc::new(HostDevice::new(HostConfig::small(Bytes::kib(64))).unwrap());
     let mut ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
     let request = Request::new(Owner::new("lane", 0), Class::StepWorkspace, "demo", Bytes::kib(64));
@@ -55,7 +55,7 @@ fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
 
 #[test]
 #[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to take from it")]
-fn taking_from_an_outer_frame_while_an_inner_one_lives_is_our_bug() {
+fn taking_from_an_outer_frame_under_an_inner_frame_panics() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();
     let _inner = outer.frame();
@@ -64,7 +64,7 @@ fn taking_from_an_outer_frame_while_an_inner_one_lives_is_our_bug() {
 
 #[test]
 #[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to drop it")]
-fn dropping_an_outer_frame_before_an_inner_one_is_our_bug() {
+fn dropping_an_outer_frame_before_its_inner_frame_panics() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();
     let _inner = workspace.frame();
@@ -73,7 +73,7 @@ fn dropping_an_outer_frame_before_an_inner_one_is_our_bug() {
 
 #[test]
 #[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to open another on it")]
-fn opening_a_frame_below_a_living_one_is_our_bug() {
+fn opening_a_frame_below_a_live_frame_panics() {
     let workspace = Workspace::dry();
     let outer = workspace.frame();
     let _inner = workspace.frame();
@@ -81,7 +81,7 @@ fn opening_a_frame_below_a_living_one_is_our_bug() {
 }
 
 #[test]
-fn a_dry_workspace_has_no_memory_and_no_end() {
+fn a_dry_workspace_has_no_memory_and_no_capacity_limit() {
     let workspace = Workspace::dry();
     assert!(workspace.is_dry() && workspace.segment().is_none());
     assert_eq!((workspace.capacity(), workspace.address()), (Bytes::MAX, Address(1 << 60)));
@@ -91,7 +91,7 @@ fn a_dry_workspace_has_no_memory_and_no_end() {
 }
 
 #[test]
-fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
+fn a_workspace_is_empty_after_a_panic_inside_nested_frames() {
     let workspace = Workspace::dry();
     let unwound = catch_unwind(AssertUnwindSafe(|| {
         let outer = workspace.frame();
@@ -154,7 +154,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_stack_does_what_a_list_of_living_temporaries_says(program in program()) {
+    fn the_workspace_stack_agrees_with_a_list_of_temporaries(program in program()) {
         let workspace = Workspace::dry();
         let mut naive = Naive::default();
         run(&workspace.frame(), &mut naive, &program);

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_several_formats_are_cut_at_their_borders() {
+    fn block_rows_are_split_where_the_format_changes() {
         let rows = BlockRows::new(512, [(BlockType::Q4_K, 3), (BlockType::Q4_K, 2), (BlockType::Q6_K, 4)]);
         assert_eq!((rows.rows(), rows.bytes()), (9, Bytes(2 * (5 * 144 + 4 * 210))));
         let runs = |range| rows.runs(range).collect::<Vec<_>>();
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_a_fraction_of_zero_keep_the_sign_of_zero() {
+    fn blocks_with_a_negative_zero_scale_widen_to_negative_zeros() {
         let mut out = [1.0; 32];
         widen_blocks(BlockType::Q4_0, &[&[0, 0x80][..], &[0x88; 16]].concat(), &mut out);
         assert!(out.iter().all(|zero| *zero == 0.0 && zero.is_sign_negative()));

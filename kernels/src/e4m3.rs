@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn each_code_is_its_value_and_comes_back() {
+    fn each_e4m3_code_round_trips_through_its_value() {
         for code in 0..=u8::MAX {
             let found = E4m3(code).to_f32();
             if code & 0x7f == 0x7f {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_become_the_nearest_code_and_ties_the_even_one() {
+    fn numbers_round_to_the_nearest_e4m3_code_ties_to_even() {
         for code in 0..0x7e {
             let (low, high) = (value(code), value(code + 1));
             let middle = (low + high) / 2.0;
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_becomes_the_largest_and_what_is_no_number_none() {
+    fn large_numbers_saturate_in_e4m3_and_nan_stays_nan() {
         for number in [448.1, 463.0, 465.0, 1e30, f32::INFINITY] {
             assert_eq!(E4m3::from_f32(number).to_f32(), 448.0);
             assert_eq!(E4m3::from_f32(-number).to_f32(), -448.0);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_have_a_scale_that_leaves_them_zeros() {
+    fn the_e4m3_scale_of_zeros_keeps_them_zero() {
         assert!(e4m3_scale(0.0) > 0.0 && e4m3_scale(1e-44) > 0.0);
         assert_eq!(E4m3::from_f32(0.0 / e4m3_scale(0.0)).to_f32(), 0.0);
         assert_eq!(largest_magnitude(&[0.5, f32::NAN, -3.0]), 3.0);

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_is_an_id_or_a_row() {
+    fn a_token_code_is_an_id_or_a_row() {
         for token in [0, 7, PREVIOUS - 1].map(InputToken::Known) {
             assert_eq!(InputToken::of_code(token.code()), token);
         }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unseen_token_is_what_its_row_has_chosen() {
+    fn an_unseen_token_has_the_id_chosen_in_its_row() {
         let unseen = |row| InputToken::Unseen(UnseenToken { row });
         assert_eq!(
             [InputToken::Known(1), unseen(1), unseen(2)].map(|token| token.id(&[5, 6])),

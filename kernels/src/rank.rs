@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_share_out_all_there_is_and_each_once() {
+    fn rank_shares_cover_every_index_once() {
         for of in [1, 2, 3, 4, 8] {
             let shares: Vec<_> =
                 Rank::all(of).map(|rank| rank.share(24).expect("24 divides among the ranks")).collect();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ranks_have_less_of_what_does_not_divide() {
+    fn the_last_ranks_have_smaller_shares_after_rounding_up() {
         let shares = |whole: usize| Rank::all(4).map(|rank| rank.share_rounded_up(whole).range()).collect::<Vec<_>>();
         assert_eq!(shares(8), [0..2, 2..4, 4..6, 6..8]);
         assert_eq!(shares(10), [0..3, 3..6, 6..9, 9..10]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_fewer_than_ranks_adjacent_ranks_have_the_same() {
+    fn adjacent_ranks_copy_a_share_with_fewer_items_than_ranks() {
         let firsts = |whole: usize| -> Option<Vec<usize>> {
             Rank::all(8).map(|rank| rank.share_or_copy(whole).map(|share| share.first)).collect()
         };

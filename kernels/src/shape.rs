@@ -79,13 +79,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "more elements than any memory")]
-    fn extents_whose_product_wraps_to_nothing_are_caught() {
+    fn shape_extents_whose_product_overflows_panic() {
         Shape::new(&[1 << 33, 1 << 31]);
     }
 
     #[test]
     #[should_panic(expected = "more elements than any memory")]
-    fn an_empty_dimension_hides_no_overflow() {
+    fn an_overflow_panics_even_with_an_empty_dimension() {
         Shape::new(&[0, 1 << 40, 1 << 40]);
     }
 }

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_have_the_bytes_of_the_released_models() {
+    fn state_slots_have_the_bytes_of_the_released_models() {
         let shape = |value_heads: usize, layers| StateShape {
             layers,
             channels: 2 * 16 * 128 + value_heads * 128,
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_and_matrices_do_not_overlap() {
+    fn state_slots_and_matrices_do_not_overlap() {
         let shape = StateShape {
             layers: 1,
             channels: 2 * 2 * 8 + 4 * 4,

@@ -223,14 +223,14 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_becomes_its_columns_has_gaps_and_stays_writable() {
+    fn a_tensor_narrowed_to_some_columns_stays_writable() {
         let logits = tensor([5, 12]).into_column_range(0..10);
         assert_eq!((logits.rows(), logits.columns(), logits.pitch()), (5, 10, 12));
         assert!(logits.is_writable() && !logits.is_contiguous());
     }
 
     #[test]
-    fn what_is_split_lies_side_by_side() {
+    fn split_rows_are_adjacent_and_writable() {
         let mut rows = tensor([5, 12]);
         let (first, second) = rows.split_rows_mut(2);
         assert_eq!((first.rows(), second.rows(), second.address()), (2, 3, Address(4096 + 2 * 48)));
@@ -239,18 +239,18 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "rows 2..6 of a tensor of 5 rows")]
-    fn rows_out_of_bounds_are_caught() {
+    fn a_row_range_out_of_bounds_panics() {
         tensor([5, 12]).row_range(2..6);
     }
 
     #[test]
     #[should_panic(expected = "only a contiguous tensor can be reshaped")]
-    fn a_tensor_with_gaps_is_not_reshaped() {
+    fn reshaping_a_tensor_with_gaps_panics() {
         tensor([5, 12]).column_range(0..6).reshape([30]);
     }
 
     #[test]
-    fn only_a_view_that_borrows_alone_is_writable() {
+    fn only_a_view_with_an_exclusive_borrow_is_writable() {
         let mut hidden = tensor([5, 12]);
         assert!(hidden.is_writable() && hidden.column_range_mut(3..7).row_range_mut(1..2).is_writable());
         assert!(!hidden.row_range(0..5).is_writable());

@@ -126,7 +126,7 @@ fn kernels() -> Vec<PathBuf> {
 }
 
 #[test]
-fn compiled_device_code_is_that_of_its_sources() {
+fn compiled_device_code_matches_its_sources() {
     let (manifest, options, compiled) = (manifest(), options(), compiled());
     assert_eq!(
         manifest["options"].as_str(),
@@ -158,7 +158,7 @@ fn compiled_device_code_is_that_of_its_sources() {
 }
 
 #[test]
-fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_there() {
+fn the_compiled_files_are_exactly_the_kernels_declared_targets() {
     let compiled_names = |source: &PathBuf| {
         endings_of(source).into_iter().map(|ending| format!("{}.{ending}", name_of(source))).collect::<Vec<_>>()
     };
@@ -176,7 +176,7 @@ fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_th
 }
 
 #[test]
-fn archives_of_device_code_are_embedded_and_take_two_mebibytes() {
+fn device_code_archives_are_embedded_and_stay_below_their_limit() {
     let embedded = include_str!("../src/cuda/module_images.rs");
     let mut bytes = 0;
     for file in fs::read_dir(folder().join("compiled")).expect("the kernels were compiled") {

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_takes_its_largest_picture_of_a_launch_and_all_of_them_of_the_cache() {
+    fn a_request_costs_its_largest_picture_and_all_cache_rows() {
         let pictures = [64, 19].map(|patches| EncoderCost::of(patches, MergeSize::new(2)));
         let cost = RequestCost::of(100, pictures);
         assert_eq!(cost, RequestCost { tokens: 100, picture_patches: 64, cache_rows: 20 });
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_request_of_an_envelope_takes_at_least_as_much_as_any_that_it_lets_in() {
+    fn the_largest_request_of_an_envelope_bounds_every_admitted_request() {
         let envelope = Envelope { context_tokens: 100, picture_patches: 67, largest_pictures: 2, ..Envelope::small() };
         let largest = RequestCost::largest(&envelope, Some(MergeSize::new(2)));
         assert_eq!(largest, RequestCost { tokens: 100, picture_patches: 64, cache_rows: 32 });

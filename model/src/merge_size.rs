@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_remainder_makes_no_token() {
+    fn leftover_patches_form_no_token() {
         let merge = MergeSize::new(2);
         assert_eq!([0, 3, 4, 7, 8].map(|patches| merge.tokens(patches)), [0, 0, 1, 1, 2]);
         assert_eq!((merge.patches_per_token(), merge.patches(3), merge.tokens(merge.patches(3))), (4, 12, 3));

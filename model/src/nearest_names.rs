@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_letter_that_is_inserted_removed_or_replaced_is_one_change() {
+    fn an_inserted_removed_or_replaced_letter_counts_as_one_change() {
         for (from, to, expected) in [
             ("", "", 0),
             ("", "abc", 3),
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_come_first_and_equally_near_ones_as_they_were() {
+    fn the_nearest_names_come_first_and_ties_keep_their_order() {
         let known = ["qwen3-32b", "qwen3-8b", "qwen3-4b", "llama-3-8b"];
         assert_eq!(nearest_names("qwen3-9b", known, 3), ["qwen3-8b", "qwen3-4b", "qwen3-32b"]);
         assert_eq!(nearest_names("qwen3-9b", known, 9).len(), 4);

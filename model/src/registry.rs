@@ -417,7 +417,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_token_of_a_shape_has_a_row_of_its_vocabulary() {
+    fn every_token_of_a_released_shape_has_a_vocabulary_row() {
         for name in shapes() {
             let decoder = released_shape(name).expect("a known shape").decoder();
             assert!(decoder.words + decoder.text.control.len() <= decoder.vocabulary, "{name}");

@@ -57,7 +57,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
 /// All checks are one test, because the heap counter covers the whole process and
 /// tests run in parallel.
 #[test]
-fn decoding_and_processing_take_no_more_than_was_said_before() {
+fn decoding_and_processing_stay_within_their_announced_memory() {
     decode_all();
     decode_kinds();
     side_chunks();

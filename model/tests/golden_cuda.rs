@@ -189,7 +189,7 @@ fn flips(case: &Case, run: &Run) -> Vec<(usize, f32)> {
 }
 
 #[test]
-fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_them() {
+fn picture_and_video_embeddings_match_the_recording_in_any_batch() {
     let Some((_turn, gpu)) = gpu() else { return };
     for story in stories(gpu) {
         let bench = &story.bench;
@@ -218,7 +218,7 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
 }
 
 #[test]
-fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
+fn logits_and_answers_match_the_recording_except_near_ties() {
     let Some((_turn, gpu)) = gpu() else { return };
     for story in stories(gpu) {
         let (bench, bound) = (&story.bench, story.tolerance.logits);
@@ -275,7 +275,7 @@ fn distance(bench: &Bench<Cuda>, case: &Case, rows: &[Vec<u32>], sizes: &[usize]
 }
 
 #[test]
-fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
+fn fp8_cache_logits_stay_near_the_recording_when_chunked() {
     let Some((_turn, gpu)) = gpu() else { return };
     for recorded in RECORDED.iter().filter(|recorded| OVER_FP8.contains(&recorded.folder)) {
         for kernels in &gpu.kernels {
@@ -311,7 +311,7 @@ const FP8: [&str; 4] = [
 ];
 
 #[test]
-fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_others() {
+fn fp8_weight_logits_stay_near_the_recording_in_any_batch() {
     let Some((_turn, gpu)) = gpu() else { return };
     let mut far = Vec::new();
     for (folder, kernels) in FP8.into_iter().flat_map(|folder| gpu.kernels.iter().map(move |kernels| (folder, kernels)))
@@ -369,7 +369,7 @@ const ON_RANKS: [(&str, usize, &str); 7] = [
 ];
 
 #[test]
-fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_all() {
+fn logits_on_all_ranks_are_equal_and_near_the_recording() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         let Target::Cuda(target) = kernels.target() else { unreachable!("the target is a GPU") };
@@ -404,7 +404,7 @@ fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_al
 }
 
 #[test]
-fn chunks_and_other_sequences_change_no_more_than_the_types_rounding() {
+fn chunking_and_batching_change_results_only_by_rounding() {
     let Some((_turn, gpu)) = gpu() else { return };
     for story in stories(gpu) {
         let bench = &story.bench;
@@ -438,7 +438,7 @@ fn chunks_and_other_sequences_change_no_more_than_the_types_rounding() {
 }
 
 #[test]
-fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
+fn a_repeated_run_gives_the_same_bits_in_reused_memory() {
     let Some((_turn, gpu)) = gpu() else { return };
     for story in stories(gpu) {
         for case in &story.cases {
@@ -459,7 +459,7 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
 }
 
 #[test]
-fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
+fn requesting_more_logits_does_not_change_a_tokens_logits() {
     let Some((_turn, gpu)) = gpu() else { return };
     for story in stories(gpu) {
         let mut worst = 0.0f32;

@@ -143,7 +143,7 @@ fn attacks() -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn a_long_concatenation_is_no_attack() {
+fn a_template_with_a_long_concatenation_renders() {
     let source = format!("{{{{ 'a'{} }}}}", repeated(" + 'b' ~ 'c'", 150));
     assert_eq!("a".to_owned() + &"bc".repeat(150), render(&source).unwrap_or_else(|error| panic!("{error}")));
 }
@@ -151,7 +151,7 @@ fn a_long_concatenation_is_no_attack() {
 /// All attacks are one test, because the heap counter covers the whole process and
 /// tests run in parallel.
 #[test]
-fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
+fn each_hostile_template_fails_within_bounded_memory() {
     // The smallest stack that any thread of this project has.
     let story = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
         for (name, source) in attacks() {
@@ -169,7 +169,7 @@ fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
 }
 
 #[test]
-fn weighed_templates_say_what_plain_ones_say() {
+fn metered_templates_render_the_expected_text() {
     for (source, said) in [
         (
             "{{ 2 * 3 }} {{ 2 * 1.5 }} {{ 'ab' * 3 }} {{ 2 * 'ab' }} {{ [1, 2] * 2 }} {{ 'a' * -1 }}|",

@@ -84,13 +84,13 @@ fn compared(path: &std::path::Path) -> (usize, usize) {
 }
 
 #[test]
-fn stored_templates_and_expressions_render_as_jinja2_does() {
+fn stored_templates_and_expressions_render_as_in_jinja2() {
     let (equal, different) = compared(&bursar_golden::path("jinja/cases.json"));
     assert!(equal > 550 && different == 0, "{different} cases differ from Jinja2");
 }
 
 #[test]
-fn public_templates_render_as_jinja2_does() {
+fn public_templates_render_as_in_jinja2() {
     let Some(path) = std::env::var_os("BURSAR_TEMPLATE_CASES") else {
         println!("skipped: BURSAR_TEMPLATE_CASES names no file; tools/cpu/chat_templates.py writes one");
         return;

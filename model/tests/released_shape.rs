@@ -207,7 +207,7 @@ fn run<B: Backend>(bench: &Bench<B>, prompt: &Prompt) {
 }
 
 #[test]
-fn a_checkpoint_of_7b_gives_what_transformers_gives() {
+fn a_7b_checkpoint_matches_transformers() {
     let Some(folder) = folder() else { return };
     let Some((_turn, gpu)) = gpu() else { return };
     let targets: Vec<_> = gpu.kernels.iter().map(|kernels| kernels.target().activation()).collect();
@@ -222,7 +222,7 @@ fn open(folder: &Path) -> Checkpoint {
 }
 
 #[test]
-fn two_gpus_and_four_give_what_transformers_gives() {
+fn a_7b_checkpoint_on_several_gpus_matches_transformers() {
     let Some(folder) = folder() else { return };
     let Some((_turn, gpu)) = gpu() else { return };
     let Target::Cuda(target) = gpu.kernels[0].target() else { unreachable!("the target is a GPU") };
@@ -240,7 +240,7 @@ fn two_gpus_and_four_give_what_transformers_gives() {
 }
 
 #[test]
-fn weights_rounded_to_fp8_stay_as_close_as_their_digits_allow() {
+fn fp8_rounded_weights_stay_close_to_transformers() {
     let Some(folder) = folder() else { return };
     let Some((_turn, gpu)) = gpu() else { return };
     for quantization in [WeightQuantization::Fp8PerChannel, WeightQuantization::Fp8PerBlock] {

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_available_is_read_from_the_system() {
+    fn available_host_memory_is_read_from_meminfo() {
         let told = "MemTotal:       24673888 kB\nMemAvailable:   22012344 kB\nBuffers: 1 kB\n";
         assert_eq!(available(told), Some(Bytes::kib(22_012_344)));
         assert_eq!(available("MemTotal: 1 kB"), None);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn every_group_above_the_process_is_asked() {
+    fn every_parent_cgroup_is_listed() {
         let folders = |line| groups_of(line).into_iter().map(|group| group.folder).collect::<Vec<_>>();
         let of_v2 = ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"].map(PathBuf::from);
         assert_eq!(folders("0::/a/b"), of_v2);

@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "request 3 waits only if memory is short")]
-    fn a_wait_for_what_is_there_stops_the_next_step() {
+    fn waiting_although_memory_is_free_stops_the_next_step() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 500);
         ledger.device.total = Bytes(1100);
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "each lease is listed with its owner")]
-    fn a_lease_in_two_owners_books_fails_the_audit() {
+    fn a_lease_listed_with_two_owners_fails_the_audit() {
         let mut ledger = ledger();
         ledger.owners.entry(Owner::new("thief", 0)).or_default().insert(KV);
         ledger.audit();
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "lease 1 is its owner's lease")]
-    fn a_lease_in_anothers_book_fails_the_audit() {
+    fn an_owner_that_lists_an_unknown_lease_fails_the_audit() {
         let mut ledger = ledger();
         let of_owner = ledger.owners.get_mut(&Owner::new("owner", 1)).unwrap();
         of_owner.remove(&KV);
@@ -158,14 +158,14 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "lease numbers are below the next number")]
-    fn a_number_that_will_be_given_again_fails_the_audit() {
+    fn a_reusable_lease_number_fails_the_audit() {
         let mut ledger = ledger();
         ledger.next_lease = HOST;
         ledger.audit();
     }
 
     #[test]
-    fn a_lease_of_the_dead_that_is_held_fails_the_audit() {
+    fn a_held_lease_of_a_dead_owner_fails_the_audit() {
         for (dead, fails) in [(0, false), (1, true), (2, true)] {
             let mut ledger = ledger();
             ledger.dead.insert("owner".into(), dead);
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a growth waits for the size difference")]
-    fn a_wait_for_another_difference_fails_the_audit() {
+    fn a_waiting_growth_of_the_wrong_size_fails_the_audit() {
         let mut ledger = ledger();
         ask(&mut ledger, 3, Class::Weights, 300);
         let kind = RequestKind::Grow { lease: KV, to: Bytes(900) };
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_audit_comes_every_so_many_steps() {
+    fn an_audit_runs_every_n_steps() {
         let mut ledger = ledger();
         ledger.audit_after(0);
         ledger.host.granted = Bytes(41);

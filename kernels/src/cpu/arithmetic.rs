@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_of_no_number_is_none_and_of_the_infinite_is_clamped() {
+    fn exp_of_nan_is_nan_and_infinite_inputs_are_clamped() {
         assert!(exp(f32::NAN).is_nan());
         assert_eq!(exp(f32::NEG_INFINITY), exp(-87.0));
         assert_eq!(exp(f32::INFINITY), exp(88.0));

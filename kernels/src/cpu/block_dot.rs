@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instructions_of_the_cpu_and_portable_code_give_the_same_bits() {
+    fn simd_and_portable_code_give_the_same_bits() {
         use BlockType::*;
         let mut state = 7u32;
         let mut random = || {

@@ -59,7 +59,7 @@ mod tests {
     const KNOWN: [u64; 3] = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
 
     #[test]
-    fn the_whole_numbers_are_those_of_splitmix() {
+    fn random_integers_match_splitmix() {
         for (index, known) in KNOWN.into_iter().enumerate() {
             let quarters: i64 = (0..4).map(|place| (known >> (16 * place)) as i64 & 0xffff).sum();
             assert_eq!(i64::from(sum(1_234_567, index as u64)), quarters - 131_070);

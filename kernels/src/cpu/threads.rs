@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_item_is_worked_on_once_whatever_the_threads() {
+    fn each_item_runs_once_on_any_number_of_threads() {
         for threads in [1, 2, 5] {
             for items in [0, 1, 2, 7, 1000] {
                 let seen: Vec<AtomicU32> = (0..items).map(|_| AtomicU32::new(0)).collect();
@@ -83,7 +83,7 @@ mod tests {
                 });
                 assert!(
                     seen.iter().all(|count| count.load(Relaxed) == 1),
-                    "each of {items} items runs once on {threads} threads"
+                    "one of {items} items did not run exactly once on {threads} threads"
                 );
             }
         }

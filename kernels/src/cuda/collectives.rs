@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_fit_a_half_and_are_large() {
+    fn reduction_shares_fit_the_buffer_and_are_large() {
         let row = 7168;
         for of in 2..=RANKS_MAX {
             for (tokens, sms) in [(128, 132), (512, 132), (1100, 132), (2048, 66), (8448, 132), (8448, 16)] {

@@ -86,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn as_many_runs_as_blocks_stay_whole() {
+    fn decode_runs_stay_whole_when_they_fill_the_gpu() {
         for (sequences, warps) in [(33, 8), (64, 4), (66, 4), (132, 2), (128, 2), (264, 1), (256, 1)] {
             assert_eq!(launch(sequences), (warps, 132 * 8 / warps, 20), "{sequences} sequences");
         }
     }
 
     #[test]
-    fn few_runs_are_cut_short_and_what_fits_nothing_is_shared_equally() {
+    fn decode_runs_that_do_not_fill_the_gpu_evenly_are_split() {
         assert_eq!(launch(1), (8, 132, 8));
         assert_eq!(launch(8), (8, 132, 8));
         for sequences in [9, 16, 22] {
@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_more_than_eight_heads_are_several_runs() {
+    fn groups_of_more_than_eight_heads_become_several_runs() {
         assert_eq!(DecodeLaunch::of(64, 32, 4, 132), DecodeLaunch::of(64, 28, 4, 132));
         assert_eq!(DecodeLaunch::of(64, 36, 4, 132), DecodeLaunch::of(128, 28, 4, 132));
     }
 
     #[test]
-    fn little_shared_memory_takes_fewer_warps_and_one_block_a_multiprocessor() {
+    fn little_shared_memory_means_fewer_warps_and_blocks() {
         let wide = DecodeLaunch::of(64, 28, 4, 80);
         assert_eq!(wide.within(232_448, 24_576, 80), wide);
         let narrow = DecodeLaunch::of(1, 28, 4, 80).within(65_536, 24_576, 80);

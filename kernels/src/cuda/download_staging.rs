@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_is_the_longest_copy_and_no_more_however_copies_have_grown_until_then() {
+    fn pinned_staging_memory_stays_near_the_longest_copy() {
         for places in [after([256 * ROW]), after((1..=256).map(|rows| rows * ROW)), after([16, 256 * ROW, 77 * ROW, 4])]
         {
             let in_all: usize = places.iter().sum();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_place_is_left_to_what_needs_it_and_then_nothing_is_made() {
+    fn a_copy_takes_the_shortest_free_buffer_that_fits() {
         let short = SHORTEST.as_usize();
         assert_eq!(find([short, 9 * short, short].into_iter(), 4), Find::Free(0));
         assert_eq!(find([short, 9 * short, 7 * short].into_iter(), 6 * short), Find::Free(2));

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn each_generation_gets_its_own_code() {
+    fn each_gpu_generation_gets_matching_code() {
         assert!(images_for((7, 0)).is_empty(), "there are no images for GPUs older than Turing");
         assert!(images_for((9, 0))[0].is_machine_code && !images_for((9, 0))[1].is_machine_code);
         assert!(module((9, 0), "rms_norm").starts_with(b"\x7fELF"));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_archive_replaces_a_module_of_an_earlier_one() {
+    fn a_later_archive_replaces_a_module_of_an_earlier_archive() {
         let products = String::from_utf8(module((8, 9), "gemm_tiled_e4m3")).expect("PTX is text");
         assert!(products.contains(".target sm_89"));
         assert_eq!(images_for((8, 9))[0].modules().len(), images_for((8, 0))[0].modules().len());

@@ -102,7 +102,7 @@ mod tests {
     const PIECES: usize = AHEAD + 1;
 
     #[test]
-    fn what_comes_out_is_what_went_in_to_the_last_byte_and_no_piece_is_written_before_it_was_copied() {
+    fn a_pipelined_fill_copies_every_byte_in_order() {
         let pool = ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
         let piece = FILLED_AT_ONCE + 3;
         for length in [0, 1, piece - 1, piece, piece + 1, 7 * piece - 5] {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_fails_ends_it_and_so_does_memory_that_is_not_there() {
+    fn a_failed_copy_or_allocation_ends_the_pipelined_fill() {
         let pool = ThreadPoolBuilder::new().num_threads(2).build().expect("threads");
         let source = vec![7; 9 * 64];
         for (fails_in_memory, reached) in [(false, 4), (true, 3)] {

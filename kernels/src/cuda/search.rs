@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wheel_in_a_virtual_environment_is_found_and_a_named_folder_comes_first() {
+    fn the_blas_search_tries_named_folders_before_python_wheels() {
         let place = std::env::temp_dir().join(format!("bursar-blas-search-{}", std::process::id()));
         let (wheel, named) = (place.join("lib/python3.12/site-packages/nvidia/cu13/lib"), place.join("named"));
         for folder in [&wheel, &named] {

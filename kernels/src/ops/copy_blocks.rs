@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_adjacent_on_both_sides_are_one_piece() {
+    fn copies_adjacent_in_blocks_and_slots_are_joined() {
         let copies = [(3, 7), (4, 8), (6, 9), (7, 11), (8, 12)].map(|(block, slot)| BlockCopy { block, slot });
         let joined = [(3, 7, 2), (6, 9, 1), (7, 11, 2)].map(|(block, slot, count)| BlockRange { block, slot, count });
         assert_eq!((stretches(&copies), stretches(&[])), (joined.to_vec(), Vec::new()));

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_that_choose_any_experts_share_some() {
+    fn the_expected_share_of_chosen_experts_counts_overlaps() {
         let chosen = |rows| (128.0 * share_chosen(128, 8, rows)).round();
         assert_eq!([1, 2, 16, 64, 1000].map(chosen), [8.0, 16.0, 82.0, 126.0, 128.0]);
         assert_eq!(share_chosen(8, 8, 1), 1.0);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_lie_where_it_says_that_they_begin() {
+    fn packed_lists_begin_at_the_offsets_in_the_layout() {
         let (words, layout) = packed();
         let listed = |list: SampleList, row: usize| {
             let starts = &words[layout.starts(list)];
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_behind_the_batchs_own_are_ignored() {
+    fn padding_rows_of_a_sample_batch_are_ignored() {
         let (words, _) = packed();
         let rows: Vec<_> =
             (0..5).map(|row| SampleRow::from_words(words[row * ROW_WORDS..].first_chunk().unwrap())).collect();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn no_batch_has_more_words_than_its_layout_says() {
+    fn no_sample_batch_exceeds_its_layouts_word_limit() {
         let many: Vec<u32> = (0..LISTED_MAX as u32).collect();
         let biases = vec![1.0; LISTED_MAX];
         let mut batch = SampleBatch::new(77);

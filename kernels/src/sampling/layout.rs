@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_of_each_kind_lie_behind_each_other_and_before_all_lists() {
+    fn list_starts_are_consecutive_and_precede_the_lists() {
         let layout = SampleLayout { rows: 3, vocabulary: 40 };
         let starts = SampleList::ALL.map(|list| layout.starts(list));
         assert_eq!(starts, [60..64, 64..68, 68..72, 72..76, 76..80]);

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_authors_known_answers_come_out() {
+    fn philox_gives_the_known_answers_of_its_authors() {
         // Random123 1.14, tests/kat_vectors, "philox4x32 10".
         let zero = philox4x32([0; 4], [0; 2]);
         assert_eq!([0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8], zero);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_fill_the_unit_interval_evenly() {
+    fn uniform_numbers_fill_the_unit_interval_evenly() {
         let mut counts = [0u32; 16];
         for position in 0..16_000 {
             counts[(uniform(7, position) * 16.0) as usize] += 1;

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_comes_back_from_its_words() {
+    fn a_sample_row_round_trips_through_its_words() {
         let row = SampleRow {
             temperature: 0.7,
             top_p: 0.9,

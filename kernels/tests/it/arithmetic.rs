@@ -37,7 +37,7 @@ fn tolerance(pass: &Pass) -> f64 {
 }
 
 #[test]
-fn every_operation_gives_what_its_definition_gives_and_touches_nothing_else() {
+fn every_operation_matches_its_definition() {
     passes().into_par_iter().for_each(|pass| {
         let found = compute(2, |scope| pass.run(scope));
         assert_close(&format!("{pass:?}"), &found, &pass.expected(DType::F32), tolerance(&pass));
@@ -45,7 +45,7 @@ fn every_operation_gives_what_its_definition_gives_and_touches_nothing_else() {
 }
 
 #[test]
-fn a_product_is_candles_product() {
+fn a_matrix_product_matches_candle() {
     let mut random = Random::new(1);
     let (rows, in_features, out_features) = (37, 211, 149);
     let (x, weight) = (random.floats(rows * in_features), random.floats(out_features * in_features));
@@ -62,7 +62,7 @@ fn a_product_is_candles_product() {
 }
 
 #[test]
-fn the_activations_are_candles() {
+fn activation_functions_match_candle() {
     let numbers: Vec<f32> = Random::new(2).floats(2 * 997).iter().map(|number| number * 30.0).collect();
     let candle = Candle::from_slice(&numbers, (1, 2 * 997), &Device::Cpu).unwrap();
     let expected = candle.gelu_erf().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
@@ -79,7 +79,7 @@ fn the_activations_are_candles() {
 }
 
 #[test]
-fn attention_over_a_picture_is_candles_softmax_of_products() {
+fn attention_over_a_picture_matches_candle() {
     let (rows, heads, head_dim) = (197, 3, 80);
     let qkv = Random::new(3).floats(rows * 3 * heads * head_dim);
     let parts =
@@ -102,7 +102,7 @@ fn attention_over_a_picture_is_candles_softmax_of_products() {
 }
 
 #[test]
-fn scores_far_apart_neither_overflow_nor_vanish() {
+fn attention_scores_in_the_thousands_do_not_overflow() {
     // Scores of several thousand, whose exponentials would be infinite without the running maximum.
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
@@ -119,7 +119,7 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
 }
 
 #[test]
-fn the_first_of_several_largest_elements_is_chosen_and_what_is_no_number_never() {
+fn argmax_chooses_the_first_largest_element_and_never_nan() {
     let nan = f32::NAN;
     let rows = [
         [1.0, 3.0, 3.0, 2.0],
@@ -137,7 +137,7 @@ fn the_first_of_several_largest_elements_is_chosen_and_what_is_no_number_never()
 }
 
 #[test]
-fn a_pass_embeds_what_the_pass_before_has_chosen_without_the_host_having_seen_it() {
+fn a_pass_embeds_tokens_that_only_the_device_knows() {
     let found: (Vec<u32>, Vec<f32>) = compute(1, |scope| {
         let table = scope.upload([3, 2], &[0.0f32, 1.0, 10.0, 11.0, 20.0, 21.0])?;
         let mut previous = scope.upload([4], &[9u32; 4])?;
@@ -152,7 +152,7 @@ fn a_pass_embeds_what_the_pass_before_has_chosen_without_the_host_having_seen_it
 }
 
 #[test]
-fn what_is_downloaded_later_is_what_it_was_when_it_was_asked_for() {
+fn a_deferred_download_has_the_contents_at_the_request() {
     let (before, after): (Vec<u32>, Vec<u32>) = compute(1, |scope| {
         let mut chosen = scope.upload([2], &[7u32, 8])?;
         let before = scope.download_later(&chosen)?;
@@ -167,7 +167,7 @@ fn what_is_downloaded_later_is_what_it_was_when_it_was_asked_for() {
 }
 
 #[test]
-fn a_plan_downloads_zeros_and_a_moment_takes_no_bytes() {
+fn a_plan_downloads_zeros_and_its_moments_take_no_memory() {
     let (found, peak, _) = ground::plan(1, |scope| -> Result<Vec<f32>, KernelError> {
         scope.moment()?.wait()?;
         scope.download_later(&scope.empty([2, 3])?)?.wait()
@@ -176,7 +176,7 @@ fn a_plan_downloads_zeros_and_a_moment_takes_no_bytes() {
 }
 
 #[test]
-fn uploads_come_back_as_they_were() {
+fn uploaded_numbers_are_downloaded_with_the_same_bits() {
     let numbers = [half::bf16::from_f32(1.5), half::bf16::NAN, half::bf16::MIN];
     let found: Vec<half::bf16> = compute(1, |scope| {
         let tensor = scope.upload([3], &numbers)?;
@@ -188,7 +188,7 @@ fn uploads_come_back_as_they_were() {
 }
 
 #[test]
-fn what_lies_apart_on_the_host_is_uploaded_as_one_tensor() {
+fn separate_host_slices_are_uploaded_as_one_tensor() {
     let found: Vec<u8> = compute(1, |scope| {
         let tensor = scope.upload_parts(&[&[1u8, 2, 3][..], &[], &[4]])?;
         assert_eq!((tensor.shape(), tensor.dtype()), ([4].into(), DType::U8));
@@ -198,7 +198,7 @@ fn what_lies_apart_on_the_host_is_uploaded_as_one_tensor() {
 }
 
 #[test]
-fn a_tensor_is_filled_with_the_bytes_of_its_elements_and_adjacent_bytes_are_left() {
+fn filling_a_row_leaves_adjacent_rows_unchanged() {
     let found: Vec<f32> = compute(1, |scope| {
         let mut weights = scope.upload([3, 2], &[9.0f32; 6])?;
         let source: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|number| number.to_le_bytes()).collect();

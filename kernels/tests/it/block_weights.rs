@@ -70,7 +70,7 @@ fn tolerance(columns: usize) -> f64 {
 }
 
 #[test]
-fn a_product_with_blocks_is_that_of_their_elements() {
+fn a_product_with_packed_blocks_matches_their_widened_elements() {
     let mut random = Random::new(21);
     for format in TYPES {
         for (blocks, features) in [(1, 5), (3, 70), (5, 33)] {
@@ -98,7 +98,7 @@ fn a_product_with_blocks_is_that_of_their_elements() {
 }
 
 #[test]
-fn many_rows_give_what_each_row_gives_alone() {
+fn a_packed_product_of_many_rows_matches_single_rows() {
     let mut random = Random::new(22);
     for format in TYPES {
         let (columns, features, rows) = (512, 130, 11);
@@ -111,7 +111,11 @@ fn many_rows_give_what_each_row_gives_alone() {
             })
         };
         let single: Vec<f32> = (0..rows).flat_map(|row| found(row, 1)).collect();
-        assert_eq!(found(0, 7), single[..7 * features], "{format:?}: a few rows have the same bits");
+        assert_eq!(
+            found(0, 7),
+            single[..7 * features],
+            "{format:?}: a batch of seven rows has other bits than single rows"
+        );
         for (many, single) in found(0, rows).iter().zip(&single) {
             assert!(f64::from((many - single).abs()) < tolerance(columns), "{format:?}: {many} and {single}");
         }
@@ -119,7 +123,7 @@ fn many_rows_give_what_each_row_gives_alone() {
 }
 
 #[test]
-fn fused_matrices_of_different_types_give_the_product_of_each() {
+fn fused_matrices_of_different_types_match_separate_products() {
     let mut random = Random::new(23);
     let columns = 512;
     let parts = [(5, 70), (7, 9), (4, 17)].map(|(at, rows)| packed(&mut random, TYPES[at], rows, columns));
@@ -147,7 +151,7 @@ fn fused_matrices_of_different_types_give_the_product_of_each() {
 }
 
 #[test]
-fn a_look_up_gives_the_widened_row_to_the_bit() {
+fn embedding_from_packed_blocks_gives_exactly_the_widened_row() {
     let mut random = Random::new(24);
     for format in TYPES {
         let (columns, tokens) = (256, 20);
@@ -165,7 +169,7 @@ fn a_look_up_gives_the_widened_row_to_the_bit() {
 }
 
 #[test]
-fn experts_in_blocks_are_those_of_widened_weights() {
+fn experts_with_packed_weights_match_widened_weights() {
     let mut random = Random::new(25);
     let (experts, hidden, features, rows) = (4, 256, 64, 9);
     // Gate and up alternate between two formats, as when a file has them in different ones.
@@ -198,7 +202,7 @@ fn experts_in_blocks_are_those_of_widened_weights() {
 }
 
 #[test]
-fn blocks_that_do_not_fit_are_refused_in_words() {
+fn unsuitable_packed_weights_are_refused_with_an_explanation() {
     let text = |target: Target, bytes: usize| {
         let (plan, workspace, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
         let scope = Scope::new(&plan, &workspace, &counter);

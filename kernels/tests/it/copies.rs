@@ -8,7 +8,7 @@ use bursar_kernels::Cpu;
 use crate::ground::{go_and_come_back, rows_go_and_come_back, states_go_and_come_back};
 
 #[test]
-fn blocks_that_went_to_the_host_come_back_where_they_are_wanted() {
+fn blocks_copied_to_the_host_return_to_the_chosen_places() {
     let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(4))).expect("small pages"));
     go_and_come_back(&Cpu::new(1), &device);
     rows_go_and_come_back(&Cpu::new(1), &device);

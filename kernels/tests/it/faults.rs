@@ -16,7 +16,7 @@ fn on_faulty<T>(
 }
 
 #[test]
-fn every_operation_computes_as_wrapped_and_fails_when_told_to() {
+fn a_faulty_backend_computes_unchanged_and_fails_on_request() {
     for pass in passes() {
         let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let found = on_faulty(|_| {}, |scope| pass.run(scope)).expect("no fault is injected");
@@ -31,7 +31,7 @@ fn every_operation_computes_as_wrapped_and_fails_when_told_to() {
 }
 
 #[test]
-fn faults_come_after_as_many_launches_as_were_said() {
+fn injected_faults_start_after_the_requested_number_of_launches() {
     let failed = on_faulty(
         |backend| backend.fail_launches(2, 3),
         |scope| {

@@ -41,7 +41,7 @@ fn formats(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bit
 }
 
 #[test]
-fn a_norm_rounds_what_it_would_leave_plain() {
+fn a_quantizing_norm_rounds_the_plain_result() {
     let (x, weight) = (Random::new(1).floats(5 * 333), Random::new(2).floats(333));
     assert_rounds(|scope, format| {
         let (x, weight) = (scope.upload([5, 333], &x)?, scope.upload([333], &weight)?);
@@ -50,7 +50,7 @@ fn a_norm_rounds_what_it_would_leave_plain() {
 }
 
 #[test]
-fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
+fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
     for case in NORMED_SUMS {
         let [one, two] = [true, false].map(|by_one| compute(2, |scope| normed_sum(scope, case, by_one)));
         assert!(one == two, "{case:?}");
@@ -58,7 +58,7 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
 }
 
 #[test]
-fn a_gate_rounds_what_it_would_leave_plain() {
+fn a_quantizing_gate_rounds_the_plain_result() {
     let (x, weight) = (Random::new(3).floats(5 * 260), Random::new(4).floats(260 * 40));
     assert_rounds(|scope, format| formats(scope, &scope.silu_mul_as(&scope.upload([5, 260], &x)?, format)?));
     assert_rounds(|scope, format| {
@@ -68,7 +68,7 @@ fn a_gate_rounds_what_it_would_leave_plain() {
 }
 
 #[test]
-fn experts_round_what_they_would_leave_plain() {
+fn quantizing_experts_round_the_plain_result() {
     let (x, weight) = (Random::new(5).floats(5 * 40), Random::new(6).floats(3 * 2 * 150 * 40));
     assert_rounds(|scope, format| {
         let logits = scope.upload([5, 3], &Random::new(7).floats(15))?;
@@ -87,7 +87,7 @@ fn ones<'s, B: Backend>(scope: &'s Scope<'_, B>, rows: usize, columns: usize) ->
 }
 
 #[test]
-fn zeros_and_what_is_no_number_stay_in_their_rows() {
+fn zeros_and_nan_affect_only_their_own_rows() {
     let mut x = Random::new(8).floats(9 * 300);
     x[300..600].fill(0.0);
     x[4 * 300 + 131] = f32::NAN;
@@ -103,7 +103,7 @@ fn zeros_and_what_is_no_number_stay_in_their_rows() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_whatever_stands_beside_it() {
+fn a_row_has_the_same_bits_in_any_batch() {
     let x = Random::new(9).floats(70 * 300);
     let products = |rows: usize| -> Vec<f32> {
         compute(2, |scope| {
@@ -121,7 +121,7 @@ fn a_row_has_the_same_bits_whatever_stands_beside_it() {
 }
 
 #[test]
-fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
+fn unsuitable_scales_and_formats_are_refused_with_an_explanation() {
     let text = |refused: fn(&Scope<'_, Plan>) -> Result<(), KernelError>| {
         plan(1, |scope| refused(scope).expect_err("the shape is refused").to_string()).0
     };
@@ -170,7 +170,7 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
 }
 
 #[test]
-fn a_pass_counts_the_bytes_of_rounded_activations_and_scales_and_takes_no_more() {
+fn a_pass_counts_exact_bytes_of_rounded_activations_and_scales() {
     let ((), taken, work) = plan(1, |scope| {
         let (x, weight) = (scope.empty([3, 300]).unwrap(), scope.empty([300]).unwrap());
         scope.rms_norm_as(&x, RmsNorm::new(&weight, 1e-6), ActivationFormat::of(Some(Quantization::Groups))).unwrap();

@@ -43,7 +43,7 @@ fn written<T>(
 }
 
 #[test]
-fn keys_and_values_become_the_nearest_numbers_of_their_heads_scales() {
+fn keys_and_values_are_rounded_with_their_heads_scale() {
     let (tokens, scales) = (19, [0.013f32, 3.0, 0.002, 1.0]);
     let mut qkv = Random::new(3).floats(tokens * COLUMNS);
     // The values of the second head, which are not rotated, contain numbers that are too large,
@@ -89,7 +89,7 @@ fn attended(qkv: &[f32], dtype: DType) -> Vec<f32> {
 }
 
 #[test]
-fn attention_is_within_a_tenth_of_that_over_a_plain_cache() {
+fn attention_over_an_fp8_cache_is_close_to_f32() {
     // Scores average 3 and reach 10, so a few keys have most of the weight, and an error in the
     // score of such a key changes its weight.
     let qkv: Vec<f32> = Random::new(4).floats(333 * COLUMNS).into_iter().map(|number| number * 3.0).collect();
@@ -101,7 +101,7 @@ fn attention_is_within_a_tenth_of_that_over_a_plain_cache() {
 }
 
 #[test]
-fn a_cache_whose_scales_do_not_fit_it_is_refused_in_words() {
+fn unsuitable_cache_scales_are_refused_with_an_explanation() {
     let refused = |dtype, scales: Option<[usize; 2]>| {
         let (found, ..) = plan(1, |scope| {
             // SAFETY: a plan touches no memory.

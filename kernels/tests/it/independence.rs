@@ -13,7 +13,7 @@ use bursar_kernels::{
 use crate::ground::{self, Random, assert_close, compute, passes, widened};
 
 #[test]
-fn any_number_of_threads_gives_the_same_bits() {
+fn every_operation_gives_the_same_bits_on_any_thread_count() {
     for pass in passes() {
         let bits =
             |threads| -> Vec<u32> { compute(threads, |scope| pass.run(scope)).into_iter().map(f32::to_bits).collect() };
@@ -86,7 +86,7 @@ fn over_a_cache<T>(dtype: DType, steps: impl FnOnce(&Scope<'_, Cpu>, ScaledLayer
 }
 
 #[test]
-fn a_prompt_in_chunks_gives_what_the_whole_prompt_gives() {
+fn a_chunked_prefill_matches_the_whole_prefill() {
     for (dtype, window) in CACHES.into_iter().flat_map(|dtype| [None, Some(1), Some(90)].map(|window| (dtype, window)))
     {
         let step = |scope: &Scope<'_, Cpu>, cache: ScaledLayer<'_>, sequences: &[(u64, std::ops::Range<usize>)]| {
@@ -106,7 +106,7 @@ fn a_prompt_in_chunks_gives_what_the_whole_prompt_gives() {
 }
 
 #[test]
-fn other_sequences_in_the_batch_leave_a_sequences_attention_as_it_is() {
+fn other_sequences_in_the_batch_do_not_change_attention() {
     for dtype in CACHES {
         let alone = over_a_cache(dtype, |scope, cache| {
             step(scope, cache, &[(1, 0..123)])?;
@@ -121,7 +121,7 @@ fn other_sequences_in_the_batch_leave_a_sequences_attention_as_it_is() {
 }
 
 #[test]
-fn other_sequences_in_the_batch_change_a_rows_product_by_no_more_than_rounding() {
+fn other_rows_change_a_rows_product_only_by_rounding() {
     let mut random = Random::new(5);
     let (in_features, out_features) = (391, 203);
     let (x, weight) = (random.floats(300 * in_features), random.floats(out_features * in_features));
@@ -139,7 +139,7 @@ fn other_sequences_in_the_batch_change_a_rows_product_by_no_more_than_rounding()
 }
 
 #[test]
-fn other_sequences_in_the_batch_leave_a_rows_experts_as_they_are() {
+fn other_rows_do_not_change_a_rows_experts() {
     let (experts, top, hidden) = (16, 4, 72);
     let mut random = Random::new(8);
     let (logits, x) = (random.floats(300 * experts), random.floats(300 * hidden));
@@ -169,7 +169,7 @@ fn other_sequences_in_the_batch_leave_a_rows_experts_as_they_are() {
 }
 
 #[test]
-fn a_row_that_is_no_number_spoils_no_other() {
+fn a_nan_row_affects_no_other_row() {
     let (rows, hidden) = (9, 67);
     let mut x = Random::new(6).floats(rows * hidden);
     x[4 * hidden..5 * hidden].fill(f32::NAN);

@@ -6,7 +6,7 @@ use bursar_kernels::{ops::attention_packed::Stretches, ops::attention_paged::Pag
 use crate::ground::{passes, plan, poisoned};
 
 #[test]
-fn every_operation_takes_what_its_plan_says_to_the_byte() {
+fn every_operation_uses_exactly_its_planned_workspace_bytes() {
     for threads in [1, 2, 3] {
         let cpu = Cpu::new(threads);
         for pass in passes() {
@@ -22,7 +22,7 @@ fn every_operation_takes_what_its_plan_says_to_the_byte() {
 }
 
 #[test]
-fn a_workspace_of_the_planned_size_is_enough_and_one_of_256_bytes_less_is_not() {
+fn the_planned_workspace_is_the_smallest_that_suffices() {
     let cpu = Cpu::new(2);
     for pass in passes() {
         let (_, planned, _) = plan(2, |scope| pass.run(scope).map(|_| ()));
@@ -48,7 +48,7 @@ fn a_workspace_of_the_planned_size_is_enough_and_one_of_256_bytes_less_is_not() 
 }
 
 #[test]
-fn inner_scopes_give_back_and_the_next_one_takes_the_same_bytes() {
+fn consecutive_inner_scopes_reuse_the_same_bytes() {
     let ((), high_water, _) = plan(2, |scope| {
         let _hidden = scope.empty([3, 64]).unwrap(); // 768 bytes
         let first = scope.scope();
@@ -60,7 +60,7 @@ fn inner_scopes_give_back_and_the_next_one_takes_the_same_bytes() {
 }
 
 #[test]
-fn a_product_declares_one_panel_of_widened_weight_rows_a_thread() {
+fn a_product_plans_one_widened_weight_panel_for_each_thread() {
     let scratch = |threads, dtype| Target::Cpu { threads }.linear_scratch(300, 50, dtype);
     let panel = |threads: usize| scratch(threads, DType::BF16);
     assert_eq!(scratch(2, DType::F32), Bytes(0));
@@ -69,7 +69,7 @@ fn a_product_declares_one_panel_of_widened_weight_rows_a_thread() {
 }
 
 #[test]
-fn a_product_costs_two_operations_for_each_weight_and_row_and_each_operand_once() {
+fn the_work_of_a_product_is_counted_exactly() {
     let work = |how: usize| {
         plan(1, |scope| {
             let (x, weight) = (scope.empty([7, 5]).unwrap(), scope.upload([3, 5], &[half::bf16::ZERO; 15]).unwrap());
@@ -91,7 +91,7 @@ fn a_product_costs_two_operations_for_each_weight_and_row_and_each_operand_once(
 }
 
 #[test]
-fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies_in_the_cache() {
+fn the_work_of_attention_is_counted_exactly() {
     // Four query heads of eight elements over two key heads. One sequence decodes at 100
     // tokens, another at 37.
     let ((), _, work) = plan(1, |scope| {

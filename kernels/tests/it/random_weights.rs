@@ -30,7 +30,7 @@ fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) 
 }
 
 #[test]
-fn the_same_seed_gives_the_same_numbers_whoever_draws_them_and_another_gives_others() {
+fn random_weights_depend_only_on_the_seed() {
     let count = 3 * (1 << 14) + 61;
     let alone = drawn(1, count, DType::F32, 7, 0.02);
     assert_eq!(alone, drawn(3, count, DType::F32, 7, 0.02), "the number of threads does not change the numbers");
@@ -41,11 +41,11 @@ fn the_same_seed_gives_the_same_numbers_whoever_draws_them_and_another_gives_oth
     );
     let other = drawn(1, count, DType::F32, 8, 0.02);
     let equal = alone.iter().zip(&other).filter(|(one, other)| one == other).count();
-    assert!(equal < count / 1000, "{equal} of {count} are equal by chance");
+    assert!(equal < count / 1000, "{equal} of {count} numbers are equal for different seeds");
 }
 
 #[test]
-fn part_of_a_matrix_has_the_numbers_that_it_has_in_the_whole() {
+fn a_matrix_slice_gets_the_numbers_of_the_whole_matrix() {
     let (seed, rows, columns) = (5, 37, 53);
     let whole = drawn(1, rows * columns, DType::F32, seed, 1.0);
     for (rows, of_row) in [(0..rows, 17..53), (3..29, 0..columns), (36..37, 52..53)] {
@@ -62,7 +62,7 @@ fn part_of_a_matrix_has_the_numbers_that_it_has_in_the_whole() {
 }
 
 #[test]
-fn narrow_types_hold_the_same_numbers_rounded() {
+fn random_weights_in_narrow_types_are_the_f32_numbers_rounded() {
     let (whole, count) = (drawn(2, 4099, DType::F32, 3, 1.0), 4099);
     for (dtype, unit) in [(DType::BF16, 2f32.powi(-8)), (DType::F16, 2f32.powi(-11))] {
         let narrow = drawn(2, count, dtype, 3, 1.0);
@@ -73,7 +73,7 @@ fn narrow_types_hold_the_same_numbers_rounded() {
 }
 
 #[test]
-fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
+fn random_weights_have_the_requested_mean_deviation_and_kurtosis() {
     let (count, deviation) = (200_000, 0.02f32);
     let numbers: Vec<f64> = drawn(2, count, DType::F32, 11, deviation).into_iter().map(f64::from).collect();
     let moment =
@@ -89,7 +89,7 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
 }
 
 #[test]
-fn indices_are_no_weights() {
+fn filling_an_index_tensor_with_random_weights_is_refused() {
     let workspace = poisoned(Bytes::kib(64));
     // SAFETY: the workspace has backed this many bytes, and no other tensor uses them.
     let mut indices = unsafe { Tensor::persistent(workspace.address(), [4], DType::U32) };

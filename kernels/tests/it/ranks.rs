@@ -55,7 +55,7 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
 }
 
 #[test]
-fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
+fn a_fused_all_reduce_and_norm_matches_two_operations() {
     for (rows, columns, of) in [(5, 37, 1), (3, 256, 2), (7, 64, 3)] {
         let found = on_ranks(of, 2, |scope| {
             let partial = scope.upload([rows, columns], &numbers(scope.rank(), rows * columns))?;
@@ -79,7 +79,7 @@ fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
 }
 
 #[test]
-fn each_rank_gets_the_columns_of_all_side_by_side() {
+fn all_gather_concatenates_the_columns_of_all_ranks() {
     let (rows, columns) = (7, 29);
     for of in [1, 2, 4] {
         let brought: Vec<_> = Rank::all(of).map(|rank| numbers(rank, rows * (columns + 1))).collect();
@@ -107,7 +107,7 @@ fn few_numbers(row: usize, column: usize, columns_of_first: usize) -> f32 {
 }
 
 #[test]
-fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
+fn argmax_over_ranks_chooses_the_first_largest_column() {
     // The last ranks have fewer columns or no columns.
     for (vocabulary, rows) in [(37, 6), (5, 4), (64, 1), (3, 0)] {
         for of in [1, 2, 3, 4] {
@@ -133,7 +133,7 @@ fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
 }
 
 #[test]
-fn a_thousand_meetings_give_the_same_bits_again() {
+fn a_thousand_collectives_give_the_same_bits_again() {
     let run = || {
         on_ranks(3, 1, |scope| {
             let mut sum = scope.upload([2, 33], &numbers(scope.rank(), 66))?;
@@ -185,7 +185,7 @@ fn one_sum(link: HostLink, times: usize) -> Result<StillLinked, KernelError> {
 struct StillLinked(#[expect(dead_code, reason = "it is only held")] Cpu);
 
 #[test]
-fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
+fn a_missing_rank_fails_the_collective_after_a_timeout() {
     let mut links = HostLink::between(3, Duration::from_millis(50)).into_iter();
     let [first, absent, third] = [(); 3].map(|()| links.next().expect("there are three links"));
     let (one, other) = std::thread::scope(|scope| {
@@ -200,7 +200,7 @@ fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
 }
 
 #[test]
-fn a_rank_that_dies_is_not_waited_for() {
+fn a_collective_does_not_wait_for_a_dead_rank() {
     for times in [0, 3] {
         let mut links = HostLink::between(2, PATIENCE).into_iter();
         let [first, second] = [(); 2].map(|()| links.next().expect("there are two links"));
@@ -215,7 +215,7 @@ fn a_rank_that_dies_is_not_waited_for() {
 }
 
 #[test]
-fn ranks_that_come_to_different_operations_are_all_told() {
+fn all_ranks_fail_when_they_call_different_collectives() {
     let different = on_ranks(3, 1, |scope| {
         let rows = if scope.rank().index() == 2 { 3 } else { 2 };
         let partial = scope.upload([rows, 4], &vec![1.0f32; rows * 4])?;
@@ -228,7 +228,7 @@ fn ranks_that_come_to_different_operations_are_all_told() {
 }
 
 #[test]
-fn shares_of_a_table_add_up_to_its_rows() {
+fn embeddings_of_table_shares_add_up_to_the_whole() {
     let (vocabulary, hidden) = (24, 19);
     let table = Random::new(3).floats(vocabulary * hidden);
     let ids: Vec<u32> = (0..vocabulary as u32).chain([1, 2, 0].map(|row| UnseenToken { row }.code())).collect();
@@ -270,7 +270,7 @@ fn weight<'s>(
 }
 
 #[test]
-fn experts_on_several_ranks_add_up_to_those_on_one() {
+fn experts_on_several_ranks_add_up_to_one_ranks_result() {
     let (rows, experts, top, hidden, features) = (70, 8, 3, 40, 24);
     let mut random = Random::new(9);
     let (logits, x) = (random.floats(rows * experts), random.floats(rows * hidden));
@@ -309,7 +309,7 @@ fn experts_on_several_ranks_add_up_to_those_on_one() {
 }
 
 #[test]
-fn the_plan_of_a_rank_is_what_it_takes() {
+fn a_ranks_plan_equals_its_measured_memory_and_work() {
     fn pass<B: Backend>(scope: &Scope<'_, B>) -> Result<(), KernelError> {
         let mut sum = scope.upload([7, 40], &[0.5f32; 280])?;
         let inner = scope.scope();
@@ -342,7 +342,7 @@ fn the_plan_of_a_rank_is_what_it_takes() {
 }
 
 #[test]
-fn shapes_that_ranks_cannot_bring_together_are_refused() {
+fn collectives_refuse_shapes_that_disagree() {
     let text = |pass: &dyn Fn(&Scope<'_, Plan>) -> Result<(), KernelError>| {
         let (plan, workspace) = (Plan::of_rank(Target::Cpu { threads: 1 }, Rank::new(1, 2)), Workspace::dry());
         let counter = WorkCounter::default();

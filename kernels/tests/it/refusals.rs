@@ -77,7 +77,7 @@ fn pixels<'s, B: Backend>(
 }
 
 #[test]
-fn shapes_and_types_that_disagree_are_refused_in_words() {
+fn mismatched_shapes_and_types_are_refused_with_an_explanation() {
     let indices = [0u32; 12];
     let layer = |dtype| {
         // SAFETY: a plan touches no memory.
@@ -330,7 +330,7 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
 }
 
 #[test]
-fn an_index_outside_of_its_tensor_touches_no_memory() {
+fn an_index_outside_its_tensor_accesses_no_memory() {
     let table = [0.0f32; 12];
     let embed = |id: u32, previous: [u32; 2]| {
         panics(|scope| {
@@ -385,7 +385,7 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
 }
 
 #[test]
-fn a_patch_outside_of_its_picture_touches_no_memory() {
+fn a_patch_outside_its_picture_accesses_no_memory() {
     // Two by two patches of two by two pixels have 48 bytes.
     let patchify = |layout: [u32; 4], place: [u32; 3], bytes: usize| {
         panics(|scope| {
@@ -424,7 +424,7 @@ fn a_patch_outside_of_its_picture_has_no_position() {
 }
 
 #[test]
-fn sequences_that_contradict_themselves_touch_no_memory() {
+fn inconsistent_sequences_access_no_memory() {
     let cases = [
         panics(|scope| paged(scope, &[0, 5], &[20], &[0, 4])),
         panics(|scope| paged(scope, &[0, 5], &[33], &[0, 1])),
@@ -445,7 +445,7 @@ the sequences have the rows [0, 4294967295] of 5";
 }
 
 #[test]
-fn stretches_that_leave_rows_out_are_noticed() {
+fn packed_sequences_that_leave_out_rows_are_refused() {
     let packed = |starts: &[u32]| {
         panics(|scope| {
             let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, longest: 1, query_key_pairs: 1 };
@@ -459,7 +459,7 @@ fn stretches_that_leave_rows_out_are_noticed() {
 }
 
 #[test]
-fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
+fn operations_refuse_to_write_to_a_shared_view() {
     let shared = "is a view that others may have too; make it with a `_mut` method";
     let add = panics(|scope| {
         let (sum, weight) = (scope.empty([4, 8])?, scope.empty([8, 8])?);
@@ -490,7 +490,7 @@ fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
 }
 
 #[test]
-fn a_tensor_of_a_plan_is_not_computed_with() {
+fn a_planned_tensor_cannot_be_used_in_computation() {
     let text = plan(1, |dry| {
         let planned = dry.empty([3, 4]).unwrap();
         panics(|scope| scope.argmax(&planned).map(drop))

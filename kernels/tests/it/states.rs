@@ -201,7 +201,7 @@ fn whole(weights: &Weights, prompt: &Prompt) -> Vec<f32> {
 }
 
 #[test]
-fn a_prompt_has_the_numbers_of_the_papers() {
+fn linear_attention_matches_the_papers_recurrence() {
     // Rates for which a state decays at once, within tens of tokens, and hardly at all.
     for rate in [2.0, -2.0, -12.0] {
         let weights = Weights::new(rate);
@@ -214,7 +214,7 @@ fn a_prompt_has_the_numbers_of_the_papers() {
 }
 
 #[test]
-fn ten_thousand_steps_do_not_drift() {
+fn the_state_is_accurate_after_ten_thousand_steps() {
     for rate in [-2.0, -12.0] {
         let (weights, prompt) = (Weights::new(rate), Prompt::new(1, 10_000));
         let found = whole(&weights, &prompt);
@@ -250,7 +250,7 @@ fn the_error_of_bf16_states_is_bounded() {
 }
 
 #[test]
-fn any_division_into_steps_and_any_batch_gives_the_same_bits() {
+fn chunking_and_batching_do_not_change_the_bits_of_states() {
     let (weights, prompt, other) = (Weights::new(-2.0), Prompt::new(1, 150), Prompt::new(2, 90));
     let (alone, of_other) = (whole(&weights, &prompt), whole(&weights, &other));
     for (threads, cuts) in [(1, vec![0, 1, 2, 3, 150]), (2, vec![0, 64, 128, 150]), (3, vec![0, 70, 71, 100, 150])] {
@@ -309,7 +309,7 @@ fn one_token_and_padding<'a>(pass: &'a Scope<'_, Cpu>) -> Result<StateSequences<
 }
 
 #[test]
-fn more_sequences_of_one_row_than_rows_are_refused() {
+fn more_one_row_sequences_than_rows_are_refused() {
     let (weights, width) = (Weights::new(-2.0), SHAPE.channels);
     let of_rows = |rows: usize| {
         with_layer(1, |scope, layer| {
@@ -326,7 +326,7 @@ fn more_sequences_of_one_row_than_rows_are_refused() {
 }
 
 #[test]
-fn padding_has_zeros_and_changes_no_state() {
+fn padding_rows_give_zeros_and_change_no_state() {
     let (weights, prompt) = (Weights::new(-2.0), Prompt::new(1, 20));
     with_layer(1, |scope, layer| {
         step(scope, layer, &weights, &[Share::of(&prompt, 0..10, 0)])?;
@@ -353,7 +353,7 @@ fn a_slot_that_another_sequence_overwrites_is_refused() {
 }
 
 #[test]
-fn heads_are_normalized_and_gated() {
+fn the_gated_norm_normalizes_each_head() {
     let (rows, heads, dim) = (5, 3, 20);
     let mut random = Random::new(3);
     let (x, gate, weight) = (random.floats(rows * heads * dim), random.floats(rows * heads * dim), random.floats(dim));
@@ -391,7 +391,7 @@ fn sigmoid_gates_are_one_per_element_or_one_per_row() {
 }
 
 #[test]
-fn part_of_each_head_is_rotated_after_a_zero_centred_norm() {
+fn rotary_turns_part_of_each_head_after_its_norm() {
     for case in Turned::partial_cases() {
         let found = compute(2, |scope| case.run(scope, &mut Random::new(5)));
         let expected = case.expected(DType::F32, &mut Random::new(5));
@@ -400,7 +400,7 @@ fn part_of_each_head_is_rotated_after_a_zero_centred_norm() {
 }
 
 #[test]
-fn the_offset_of_a_norm_is_added_to_its_weights() {
+fn the_norm_offset_is_added_to_the_weights() {
     let mut random = Random::new(6);
     let (x, weight) = (random.floats(3 * 50), random.floats(50));
     let found = compute(1, |scope| {

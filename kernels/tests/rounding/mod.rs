@@ -11,7 +11,7 @@ use super::{
 };
 
 #[test]
-fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
+fn the_fused_norm_of_a_mixtures_sum_matches_two_operations() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         let target = kernels.target();
@@ -46,7 +46,7 @@ fn rounded_rows(
 }
 
 #[test]
-fn many_rows_are_rounded_to_the_bits_of_few() {
+fn rounding_many_rows_gives_the_bits_of_smaller_batches() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in
         gpu.kernels.iter().filter(|kernels| kernels.target().has_quantized(QuantizationScheme::ROW, [8, 128]))
@@ -80,10 +80,7 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
                         few.0.extend(codes);
                         few.1.extend(scales);
                     }
-                    assert!(
-                        all == few,
-                        "{case:?} of {rows} x {columns} in {activation} is the same in smaller batches"
-                    );
+                    assert!(all == few, "{case:?} of {rows} x {columns} in {activation} differs in smaller batches");
                     Ok(())
                 });
             }

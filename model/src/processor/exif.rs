@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn every_prefix_order_and_whole_number_is_read() {
+    fn exif_orientation_is_read_in_every_encoding() {
         for is_little in [true, false] {
             for kind in [3, 4] {
                 let plain = exif(is_little, kind, 6);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn xmp_is_asked_only_where_exif_says_nothing() {
+    fn xmp_is_read_only_without_an_exif_orientation() {
         let xmp = br#"<x tiff:Orientation="no" tiff:Orientation="3"/>"#;
         assert_eq!(orientation_by(None, Some(xmp)), Orientation::Rotate180);
         assert_eq!(orientation_of_xmp(b"<tiff:Orientation>8</tiff:Orientation>"), Some(Orientation::Rotate270));

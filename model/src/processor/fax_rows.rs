@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_set_from_bit_to_bit() {
+    fn fax_runs_set_exactly_their_bits() {
         for (start, end) in [(0, 0), (0, 8), (3, 5), (3, 8), (3, 17), (8, 16), (0, 24), (23, 24), (24, 24)] {
             let mut row = [0; 3];
             set_bits(&mut row, start, end - start);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_data_ends() {
+    fn hostile_fax_data_is_decoded_in_bounded_time() {
         for coding in [Coding::Runs, Coding::RunsByWord, Coding::Group4, Coding::Group3 { is_two_dimensional: true }] {
             for byte in 0..=255 {
                 let mut rows = vec![0; 7 * 100];

@@ -63,7 +63,7 @@ mod tests {
     const TWO: FrameSampling = FrameSampling { frames_per_second: 2.0, frames_max: 8, bytes_max: Bytes(1200) };
 
     #[test]
-    fn a_short_film_has_its_rate_and_a_long_one_as_many_frames_as_are_allowed() {
+    fn frame_sampling_keeps_the_rate_until_the_frame_limit() {
         assert_eq!(TWO.frames(3.0), Ok((6, 2.0)));
         assert_eq!(TWO.frames(3.1), Ok((7, 2.0)));
         assert_eq!(TWO.frames(4.0), Ok((8, 2.0)));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_is_none_is_refused() {
+    fn an_invalid_frame_rate_is_refused() {
         for frames_per_second in [0.0, -1.0, f64::INFINITY] {
             let refused = FrameSampling { frames_per_second, ..TWO }.frames(1.0);
             assert_eq!(refused, Err(VideoError::FrameRate { frames_per_second }));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_frame_shrinks_within_its_pixels_and_keeps_its_shape() {
+    fn a_large_frame_shrinks_and_keeps_its_aspect_ratio() {
         let fit = |width, height| TWO.fit(width, height, 4);
         assert_eq!((fit(10, 10), fit(40, 10), fit(1, 9)), ((10, 10), (20, 5), (1, 9)));
         assert_eq!(fit(100_000, 1), (3162, 1), "a side is never 0");

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alpha_mixes_with_white_as_pillow_rounds() {
+    fn alpha_is_blended_with_white_as_in_pillow() {
         for level in [0, 1, 127, 200, 255] {
             assert_eq!((on_white(level, 255), on_white(level, 0)), (level, 255));
         }

@@ -304,7 +304,7 @@ mod tests {
     use crate::flow::{Grid, Tiles};
 
     #[test]
-    fn a_file_is_known_by_its_bytes_its_size_and_whether_it_is_a_frame() {
+    fn a_media_key_depends_on_bytes_grid_and_kind() {
         let grid = Grid { t: 1, h: 4, w: 8 };
         let (file, other) = ([EncodedImage::new(&b"one"[..])], [EncodedImage::new(&b"other"[..])]);
         let key = MediaKey::of(&file, MediaGrid::Image(grid));

@@ -152,7 +152,7 @@ mod tests {
     /// `image_grid_thw` of `Qwen2VLImageProcessor(min_pixels=.., max_pixels=..)` in transformers
     /// 5.17.
     #[test]
-    fn patches_are_those_of_the_reference() {
+    fn planned_grids_match_transformers() {
         let sizes = [(190, 130), (4000, 3000), (640, 480), (30, 30)];
         let recorded = [
             (pixels(3136, 3136), [(2, 4), (2, 4), (2, 4), (4, 4)]),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_a_picture_replace_those_of_the_model() {
+    fn the_limits_of_a_picture_replace_the_models_limits() {
         let planned = |own| qwen().plan_own(WIDE, own, FREE).expect("a plan").resized.pixels();
         assert!(planned(pixels(None, 512 * 512)) <= 512 * 512);
         assert!(
@@ -188,7 +188,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_planned_is_within_the_pictures_limits_and_the_envelope(
+        fn plans_stay_within_the_pictures_limits_and_the_envelope(
             (width, height, max, patches) in (1u32..5000, 1u32..5000, 784u64..2_000_000, 4usize..20_000),
             most in 1u32..20,
         ) {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_in_tiles_has_fewer() {
+    fn a_pictures_limits_reduce_its_tiles() {
         let count = |own| internvl().plan_own(WIDE, own, FREE).expect("a plan").tiles.expect("tiles").count();
         assert_eq!([ResizeLimits::default(), tiles(12), tiles(6), tiles(1)].map(count), [13, 13, 7, 1]);
         assert_eq!(
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_asked_for_is_told() {
+    fn the_allowed_ranges_of_picture_limits_are_reported() {
         assert_eq!((qwen().own_pixels(1024), qwen().own_tiles(1024)), (Some(784..=200_704), None));
         let tile = 448 * 448;
         assert_eq!((internvl().own_pixels(4 * 1024 + 9), internvl().own_tiles(4096)), (Some(tile..=4 * tile), Some(3)));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_cannot_be_kept_are_refused_with_both_numbers() {
+    fn impossible_picture_limits_are_refused_with_both_numbers() {
         let refused = |processor: ImageProcessor, own| {
             processor.plan_own(WIDE, own, 1024).expect_err("the request's own limits are refused")
         };

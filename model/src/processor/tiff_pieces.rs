@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_bits_are_literals_and_runs() {
+    fn packbits_data_is_unpacked_into_literals_and_runs() {
         // The example in TIFF 6.0, section 9.
         let packed = b"\xfe\xaa\x02\x80\x00\x2a\xfd\xaa\x03\x80\x00\x2a\x22\xf7\xaa";
         let mut piece = [0; 24];
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_undone_for_each_sample_in_the_files_byte_order() {
+    fn tiff_sample_differences_are_undone_in_the_files_byte_order() {
         let mut bytes = [1, 2, 3, 255, 255, 255];
         undo_differences(&mut bytes, 3, 1, true);
         assert_eq!(bytes, [1, 2, 3, 0, 1, 2]);

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_aspect_ratio_wins_and_a_large_picture_gets_more_tiles_of_it() {
+    fn tiles_have_the_nearest_aspect_ratio_and_fit_the_size() {
         assert_eq!(chosen(RELEASED, 448, 448, 13), (1, 1, false));
         assert_eq!(chosen(RELEASED, 1024, 1024, 13), (3, 3, true));
         assert_eq!(chosen(RELEASED, 600, 600, 13), (1, 1, false), "the picture does not fill half of four tiles");
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_counts_the_thumbnail_and_leaves_one_tile() {
+    fn a_tile_limit_includes_the_thumbnail_and_allows_one_tile() {
         assert_eq!(chosen(RELEASED, 4000, 3000, 12), (3, 2, true));
         assert_eq!(chosen(RELEASED, 4000, 3000, 2), (1, 1, false));
         assert_eq!(chosen(Tiling { has_thumbnail: false, ..RELEASED }, 4000, 3000, 12), (4, 3, false));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_picture_has_every_tile_and_its_thumbnail() {
+    fn the_largest_picture_has_all_tiles_and_a_thumbnail() {
         assert_eq!(RELEASED.pixels_max(), 13 * 448 * 448);
         assert_eq!(Tiling { most: 1, ..RELEASED }.pixels_max(), 448 * 448);
         let refused = RELEASED.choose(Size { width: 0, height: 5 }, 13);

@@ -65,7 +65,7 @@ mod tests {
     use crate::text::Tokenizer;
 
     #[test]
-    fn a_vocabulary_of_any_size_spells_every_text_and_knows_its_control_tokens() {
+    fn any_vocabulary_size_encodes_every_text_and_control_token() {
         for words in [BYTES, 1000, 20_000] {
             let tokenizer =
                 Tokenizer::from_bytes(&tokenizer(words, &["<|end|>", "<|pad|>"])).expect("the tokenizer is valid");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_three_letters_are_merged_of_two() {
+    fn three_letter_tokens_are_merges_of_two_tokens() {
         let tokenizer = Tokenizer::from_bytes(&tokenizer(151_643, &[])).expect("the tokenizer is valid");
         assert_eq!(tokenizer.vocabulary_size(), 151_643);
         let (last, word) = (151_642, tokenizer.decode(&[151_642], false).expect("the tokens decode"));

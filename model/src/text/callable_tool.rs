@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_come_from_types_values_branches_and_references() {
+    fn parameter_types_come_from_types_values_branches_and_references() {
         let parameters = json!({
             "$ref": "#/$defs/Arguments",
             "$defs": {

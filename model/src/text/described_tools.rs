@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_join_the_system_message_and_results_are_turns_of_the_user() {
+    fn tools_extend_the_system_message_and_results_become_user_turns() {
         let tool = json!({"type": "function", "function": {"name": "clock"}});
         let call = |zone: &str| {
             Part::ToolCall(

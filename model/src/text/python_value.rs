@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_look_like_pythons() {
+    fn numbers_print_as_in_python() {
         // The expected texts are the output of `print(repr(x))` in CPython 3.11.
         let expected = [
             (1.0, "1.0"),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_print_as_python_prints_them() {
+    fn containers_print_as_in_python() {
         let json = serde_json::json!({"a": [true, null, "it's", "say \"hi\"", 1], "b": {"c": 0.5}});
         let printed = display(&Value::from(minijinja::value::Serde(&json)));
         assert_eq!(r#"{'a': [True, None, "it's", 'say "hi"', 1], 'b': {'c': 0.5}}"#, printed);

@@ -164,7 +164,7 @@ mod tests {
     use crate::text::{Part, Role};
 
     #[test]
-    fn a_template_tells_the_formats() {
+    fn reply_formats_are_detected_from_the_template() {
         let of = |source: &str| {
             let ReplyFormat { tools, reasoning } = ReplyFormat::of_template(source);
             (tools, reasoning)
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_turn_has_so_far_says_whether_its_continuation_thinks() {
+    fn the_existing_turn_decides_whether_its_continuation_is_reasoning() {
         let continuing = |content: &[Part], end: &str| {
             let turn = Message { role: Role::Assistant, content: content.to_vec() };
             ReasoningFormat::ThinkTags.continuing(&turn, end)
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_prompt_says_whether_the_model_thinks() {
+    fn the_end_of_the_prompt_decides_whether_reasoning_begins() {
         let after = |end: &str| ReasoningFormat::ThinkTags.after(end);
         assert_eq!(after("<|im_start|>assistant\n"), Thinking::Possible);
         assert_eq!(after("<|im_start|>assistant\n<think>\n"), Thinking::Begun);

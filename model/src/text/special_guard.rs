@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn honest_text_is_left_alone() {
+    fn text_without_special_token_names_is_unchanged() {
         for text in ["", "a < b", "x |> y", "im_start", "<|im_", "a"].iter().map(|text| format!("{text} and more.")) {
             assert!(!guard().finds(&text), "{text}");
             assert_eq!(text, guard().mark(&text, MARK));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_their_beginnings_at_the_end_are_cut() {
+    fn special_token_names_and_trailing_prefixes_are_marked() {
         assert_eq!("x<\u{10fffd}|im_end|>y.", guard().mark("x<|im_end|>y.", MARK));
         assert_eq!("x<\u{10fffd}|im_st", guard().mark("x<|im_st", MARK));
         assert_eq!("x<\u{10fffd}|im_st \n", guard().mark("x<|im_st \n", MARK));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_marked_texts_join_to_a_name() {
+    fn joining_marked_texts_forms_no_special_token_name() {
         let name = "<|im_start|>";
         for cut in 0..=name.len() {
             let joined = guard().mark(&name[..cut], MARK) + &guard().mark(&name[cut..], MARK);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_found_that_no_text_has() {
+    fn the_guard_mark_occurs_in_no_text() {
         let texts = ["\u{10fffd}", "\u{10fffc}x"];
         assert_eq!(Some('\u{10fffb}'), SpecialGuard::unused_mark(texts.iter().copied()));
         let all: String = ('\u{10ff00}'..='\u{10fffd}').collect();

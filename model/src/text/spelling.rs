@@ -94,7 +94,7 @@ mod tests {
     use crate::text::Tokenizer;
 
     #[test]
-    fn byte_level_characters_stand_for_all_bytes_once() {
+    fn byte_level_characters_map_to_every_byte_once() {
         let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!((0..=255).collect::<Vec<u8>>(), bytes);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_fallback_tokens_are_bytes_and_others_are_text() {
+    fn byte_fallback_tokens_are_bytes_and_other_tokens_are_text() {
         let plain = Spelling::Plain { replaced: vec![("▁".into(), " ".into())], bytes: true };
         assert_eq!(vec![0xE4], plain.bytes("<0xE4>"));
         assert_eq!(b" the".to_vec(), plain.bytes("▁the"));

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_python() {
+    fn dates_are_formatted_as_in_python() {
         // The expected texts are the output of
         // `datetime.fromtimestamp(s, timezone.utc).strftime(f)` in CPython 3.11.
         let format = "%d %b %Y, %A %B %-d %j %H:%M:%S %I %p %y";

@@ -162,7 +162,7 @@ mod tests {
 
     /// `tests/golden/recording/gguf_files.py` recorded the expected pieces with transformers.
     #[test]
-    fn each_splitter_makes_the_pieces_that_transformers_makes() {
+    fn each_splitter_gives_the_recorded_pieces_of_transformers() {
         let path = bursar_golden::path("gguf/pieces.json");
         let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("the file exists")).expect("JSON");
         let texts = recorded["texts"].as_array().expect("texts");

@@ -27,7 +27,7 @@ impl Drop for Folder {
 }
 
 #[test]
-fn what_is_replaced_is_what_is_read_and_others_may_read_it_as_the_users_other_files() {
+fn a_replaced_cache_file_has_new_content_and_default_permissions() {
     let folder = Folder::of("replaced");
     let file = CacheFile::named(&folder.0, &["demo"], &["demo"]);
     assert_eq!(file.read(), Ok(None));
@@ -42,7 +42,7 @@ fn what_is_replaced_is_what_is_read_and_others_may_read_it_as_the_users_other_fi
 }
 
 #[test]
-fn what_a_process_that_died_left_behind_goes_and_what_another_writes_stays() {
+fn only_stale_temporary_cache_files_are_removed() {
     let folder = Folder::of("leavings");
     let file = CacheFile::named(&folder.0, &["demo"], &["demo"]);
     let name = file.path().file_name().expect("a name").to_string_lossy().into_owned();
@@ -66,7 +66,7 @@ fn what_a_process_that_died_left_behind_goes_and_what_another_writes_stays() {
 }
 
 #[test]
-fn parts_that_end_elsewhere_are_others() {
+fn fingerprints_depend_on_the_boundaries_between_parts() {
     assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
     assert_ne!(fingerprint(&["ab"]), fingerprint(&["ab", ""]));
     assert_eq!(fingerprint(&["ab", "c"]), fingerprint(&["ab", "c"]));

@@ -51,7 +51,7 @@ fn shard(number: usize) -> String {
 }
 
 #[test]
-fn a_sharded_vision_checkpoint_opens_with_everything_in_it() {
+fn a_sharded_vision_checkpoint_opens_with_all_its_parts() {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2_5_vl"))).expect("the checkpoint opens");
     assert_eq!(Some("qwen2_5_vl"), checkpoint.model_type());
     assert_eq!(vec!["Qwen2_5_VLForConditionalGeneration"], checkpoint.architectures().collect::<Vec<_>>());
@@ -69,7 +69,7 @@ fn a_sharded_vision_checkpoint_opens_with_everything_in_it() {
 }
 
 #[test]
-fn tensors_hold_the_bytes_that_safetensors_reads() {
+fn tensors_have_the_bytes_that_the_safetensors_crate_reads() {
     for (folder, file) in [("qwen2", "model.safetensors".into()), ("qwen2_5_vl", shard(2))] {
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden(folder))).expect("the checkpoint opens");
         let content = std::fs::read(golden(folder).join(file)).expect("a shard");
@@ -121,7 +121,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn weights_are_found_under_other_names_and_without_their_index() {
+fn weights_are_found_without_standard_names_or_an_index() {
     let names = |copy: &Copy| -> Vec<String> {
         let checkpoint = copy.open().expect("the checkpoint opens");
         checkpoint.tensors.names().map(str::to_owned).collect()
@@ -152,7 +152,7 @@ fn weights_are_found_under_other_names_and_without_their_index() {
 }
 
 #[test]
-fn an_adapter_is_told_to_be_one() {
+fn an_adapter_is_refused_with_its_base_model() {
     let copy = Copy::of("qwen2", "adapter");
     copy.remove("config.json");
     copy.write("adapter_config.json", r#"{"peft_type": "LORA", "base_model_name_or_path": "org/base"}"#);
@@ -164,7 +164,7 @@ fn an_adapter_is_told_to_be_one() {
 }
 
 #[test]
-fn what_is_optional_may_be_missing() {
+fn optional_checkpoint_files_may_be_missing() {
     let copy = Copy::of("qwen2_5_vl", "optional");
     for file in ["preprocessor_config.json", "generation_config.json", "chat_template.json"] {
         copy.remove(file);
@@ -176,7 +176,7 @@ fn what_is_optional_may_be_missing() {
 }
 
 #[test]
-fn damaged_headers_and_files_are_told_by_name() {
+fn damaged_headers_and_files_are_reported_by_name() {
     let copy = Copy::of("qwen2", "damage");
     let good = copy.read("model.safetensors");
     let huge = u64::MAX.to_le_bytes();
@@ -212,7 +212,7 @@ fn damaged_headers_and_files_are_told_by_name() {
 }
 
 #[test]
-fn an_index_cannot_point_out_of_the_folder_or_lie() {
+fn an_index_with_outside_paths_or_wrong_entries_is_refused() {
     let copy = Copy::of("qwen2_5_vl", "index");
     let file = "model.safetensors.index.json";
     let good = String::from_utf8(copy.read(file)).expect("UTF-8");
@@ -231,7 +231,7 @@ fn an_index_cannot_point_out_of_the_folder_or_lie() {
 }
 
 #[test]
-fn a_missing_tensor_brings_its_nearest_names() {
+fn a_missing_tensor_error_lists_the_nearest_names() {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("the checkpoint opens");
     let error =
         checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("the tensor name has a typing error");
@@ -244,7 +244,7 @@ fn a_missing_tensor_brings_its_nearest_names() {
 }
 
 #[test]
-fn types_that_are_not_computed_with_are_refused_when_asked_for() {
+fn unsupported_tensor_types_are_refused_on_access() {
     let copy = Copy::of("qwen2", "types");
     let json = r#"{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#;
     copy.write("model.safetensors", [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[7; 16]].concat());
@@ -255,7 +255,7 @@ fn types_that_are_not_computed_with_are_refused_when_asked_for() {
 }
 
 #[test]
-fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
+fn the_fingerprint_depends_on_content_but_not_the_path() {
     let print = |folder: &Path| {
         Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens").fingerprint()
     };
@@ -279,7 +279,7 @@ fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
 }
 
 #[test]
-fn configuration_and_weights_have_fingerprints_of_their_own() {
+fn configuration_and_weights_have_separate_fingerprints() {
     let print = |folder: &Path| {
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens");
         (checkpoint.config_fingerprint(), checkpoint.weights_fingerprint())

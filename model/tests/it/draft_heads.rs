@@ -104,7 +104,7 @@ fn difference(found: &Drafts, expected: &Drafts) -> f32 {
 }
 
 #[test]
-fn drafts_are_those_of_a_head_of_transformers() {
+fn drafts_match_the_recorded_draft_head_of_transformers() {
     for (folder, name) in CASES {
         let bench = Bench::of(with_head(folder), 2);
         let case = Case::read(folder, &bench.checkpoint, name);
@@ -161,7 +161,7 @@ fn drafts_do_not_depend_on_the_batch() {
 }
 
 #[test]
-fn a_verifying_step_proposes_a_draft_per_row() {
+fn a_verifying_step_proposes_one_draft_per_row() {
     for (folder, name) in [CASES[1], CASES[4]] {
         let bench = Bench::of(with_head(folder), 2);
         let case = Case::read(folder, &bench.checkpoint, name);
@@ -183,7 +183,7 @@ fn a_verifying_step_proposes_a_draft_per_row() {
 }
 
 #[test]
-fn two_ranks_draft_the_same_tokens_as_one() {
+fn drafts_on_two_ranks_match_the_recording_and_each_other() {
     for (folder, name) in [CASES[0], CASES[3]] {
         let runs = on_ranks(2, |cpu| {
             let memory = Memory::new(BenchMemory::GOLDEN.capacity);
@@ -194,7 +194,7 @@ fn two_ranks_draft_the_same_tokens_as_one() {
             found.drafts.concat()
         });
         let bits = |run: &[f32]| run.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&runs[0]), bits(&runs[1]), "both ranks have the same bits");
+        assert_eq!(bits(&runs[0]), bits(&runs[1]), "the ranks have different bits");
     }
 }
 
@@ -206,7 +206,7 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 }
 
 #[test]
-fn a_model_without_a_draft_head_is_refused_with_a_hint() {
+fn a_missing_draft_head_is_refused_with_a_hint() {
     let without_settings = refused(open("tests/golden/qwen3"));
     assert!(matches!(without_settings, LoadError::Config(ConfigError::NoDraftHead)), "{without_settings:?}");
     // transformers saved this checkpoint, with the settings of the head and without its tensors.
@@ -256,7 +256,7 @@ fn broken_draft_head_tensors_are_refused_by_name() {
 }
 
 #[test]
-fn the_head_has_a_cache_layer_and_weights_that_the_plan_counts() {
+fn the_plan_counts_the_draft_heads_cache_layer_and_weights() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for rank in Rank::all(2) {
         let plan = |checkpoint| Model::plan_rank(&checkpoint, &gpu, rank).expect("the model is planned");

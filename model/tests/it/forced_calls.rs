@@ -58,7 +58,7 @@ fn read(format: ToolFormat, reply: &str) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn with_any_logits_a_forced_reply_is_calls_of_the_tools() {
+fn a_forced_reply_consists_of_valid_tool_calls() {
     for (model, count) in models().into_iter().zip([24, 24, 6]) {
         let tagged = [ToolFormat::Hermes, ToolFormat::QwenXml];
         let formats = tagged.map(|format| [(format, false), (format, true)]).concat();
@@ -98,7 +98,7 @@ fn allows(model: &Model, grammar: &Grammar, text: &str) -> bool {
 }
 
 #[test]
-fn reasoning_comes_before_the_form() {
+fn a_grammar_allows_reasoning_before_the_constrained_reply() {
     let call =
         "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"place\": \"Zürich\", \"days\": 2}}\n</tool_call>";
     let (forced, digits) = (calls(ToolFormat::Hermes, true), OutputFormat::Regex("[0-9]+".into()));
@@ -140,7 +140,7 @@ fn call_of(parameters: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn a_value_in_xml_follows_its_schema() {
+fn an_xml_parameter_value_follows_its_schema() {
     for (schema, right, wrong) in [
         (json!({}), &["", "3", "a\n\n<b>"][..], &["a\n</parameter>\nb", "a</function></tool_call>"][..]),
         (json!({"type": "string", "minLength": 2, "maxLength": 3}), &["ab", "日本語", "a\n\n"], &["a", "abcd"]),
@@ -183,7 +183,7 @@ fn a_value_in_xml_follows_its_schema() {
 }
 
 #[test]
-fn parameters_in_xml_come_in_the_order_of_the_schema() {
+fn xml_parameters_follow_the_order_of_the_schema() {
     let integer = json!({"type": "integer"});
     let named = json!({"a": integer, "b": integer, "c": false});
     let (_, closed) = xml(json!({"properties": named, "required": ["b"], "additionalProperties": false}));
@@ -206,7 +206,7 @@ fn parameters_in_xml_come_in_the_order_of_the_schema() {
 }
 
 #[test]
-fn what_a_call_in_xml_does_not_follow_is_told_or_refused() {
+fn unenforced_xml_call_keywords_are_reported_or_refused() {
     let (form, _) = xml(json!({
         "properties": {"day": {"type": "string", "format": "date", "maxLength": 33}, "word": {"type": "string", "pattern": "x$"},
             "code": {"type": "string", "pattern": "^(?!a)b$"}},
@@ -241,7 +241,7 @@ fn what_a_call_in_xml_does_not_follow_is_told_or_refused() {
 }
 
 #[test]
-fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
+fn a_tool_with_an_unsupported_schema_is_named_by_index() {
     let refused = |tools: Vec<CallableTool>, format| {
         let form = ReplyForm::Calls(ForcedCalls { format, tools, is_parallel: false });
         QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("the forced call is refused")
@@ -264,7 +264,7 @@ fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
 }
 
 #[test]
-fn a_limit_that_the_tools_exceed_together_refuses_them_without_a_look_at_each() {
+fn tools_over_a_total_limit_are_refused_without_compiling_any() {
     let refused = |tools: Vec<CallableTool>| {
         let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::Hermes, tools, is_parallel: false });
         QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("the forced call is refused")

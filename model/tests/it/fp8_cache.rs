@@ -29,7 +29,7 @@ fn refused(checkpoint: Checkpoint) -> LoadError {
 }
 
 #[test]
-fn an_fp8_cache_takes_a_byte_an_element_and_pictures_stay_as_they_are() {
+fn an_fp8_cache_takes_one_byte_per_element() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for (target, times) in [(CPU, 4), (gpu, 2)] {
         let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8].map(|cache| {
@@ -46,7 +46,7 @@ fn an_fp8_cache_takes_a_byte_an_element_and_pictures_stay_as_they_are() {
 }
 
 #[test]
-fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_others() {
+fn fp8_cache_logits_stay_near_plain_logits_in_any_batch() {
     let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8].map(|cache| Bench::of(open(FOLDER, cache), 2));
     let cases: Vec<Case> = ["single_image", "two_turns", "text_only"]
         .iter()
@@ -74,7 +74,7 @@ fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_ot
     let asked: Vec<_> = cases.iter().zip(&runs).map(|(case, (_, rows))| (case, rows.clone())).collect();
     for ((found, (whole, _)), case) in together(&rounded, &asked, 2, 5).iter().zip(&runs).zip(&cases) {
         let noise = relative_error(&found.logits[0], &whole.logits[0]);
-        println!("{}: beside others by {noise:.1e}", case.name);
+        println!("{}: in a batch with other sequences by {noise:.1e}", case.name);
         assert!(noise < 0.05, "{}: noise is {noise:e} in a batch with other sequences", case.name);
     }
 }
@@ -87,7 +87,7 @@ fn logits(checkpoint: Checkpoint, folder: &str) -> Vec<f32> {
 }
 
 #[test]
-fn a_checkpoints_scales_are_those_of_its_keys_and_values() {
+fn an_fp8_cache_uses_the_checkpoints_key_and_value_scales() {
     let stored = logits(open(TENSOR, CacheFormat::Fp8), TENSOR);
     let copy = Copy::of(TENSOR).rewrite(FILE, |header, data| {
         let start = header[KEYS]["data_offsets"][0].as_u64().expect("a place") as usize;
@@ -101,7 +101,7 @@ fn a_checkpoints_scales_are_those_of_its_keys_and_values() {
 }
 
 #[test]
-fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() {
+fn cache_scales_are_read_by_any_known_name() {
     let stored = logits(open(TENSOR, CacheFormat::Fp8), TENSOR);
     let plain = logits(open(TENSOR, CacheFormat::Plain), TENSOR);
     for end in [
@@ -141,7 +141,7 @@ fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() 
 }
 
 #[test]
-fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothing_reads() {
+fn plain_weights_may_come_with_cache_scales() {
     const PLAIN: &str = "tests/golden/qwen3";
     let with_scales = |scale: f32| {
         Copy::of(PLAIN).rewrite(FILE, |header, data| {
@@ -177,7 +177,7 @@ fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothin
 }
 
 #[test]
-fn scales_of_queries_and_probabilities_are_refused_with_what_to_do() {
+fn scales_of_queries_and_probabilities_are_refused_with_a_hint() {
     for end in ["self_attn.q_scale", "self_attn.q_proj.q_scale", "self_attn.prob_scale"] {
         let name = format!("model.layers.0.{end}");
         for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
@@ -191,7 +191,7 @@ fn scales_of_queries_and_probabilities_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_scale_that_is_missing_or_no_scale_is_a_typed_error() {
+fn a_missing_or_invalid_cache_scale_is_a_typed_error() {
     let rounded = |copy: Copy| refused(copy.open().with_cache(CacheFormat::Fp8));
     for bytes in [f32::NAN, 0.0, -1.0, f32::INFINITY, 1e38, 1e-39].map(f32::to_le_bytes) {
         let error = rounded(Copy::of(TENSOR).rewrite(FILE, |header, data| {

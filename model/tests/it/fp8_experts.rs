@@ -11,7 +11,7 @@ use crate::{
 const FILE: &str = "model.safetensors";
 
 #[test]
-fn experts_in_one_tensor_are_what_they_are_one_by_one() {
+fn fused_fp8_experts_match_separate_experts() {
     let expected = logits(&Bench::of(open(EXPERTS), 2), EXPERTS);
     for swapped in [false, true] {
         let copy = Copy::of(EXPERTS).rewrite(FILE, |header, data| fuse(header, data, swapped));
@@ -23,7 +23,7 @@ fn experts_in_one_tensor_are_what_they_are_one_by_one() {
 }
 
 #[test]
-fn experts_may_be_named_by_part_first() {
+fn expert_tensors_may_have_the_part_before_the_number() {
     let copy = Copy::of(EXPERTS).rename(FILE, |name| {
         let Some((before, rest)) = name.split_once(".experts.") else { return name.to_owned() };
         let (expert, rest) = rest.split_once('.').expect("an expert's number");

@@ -35,7 +35,7 @@ fn settings(weights: Value, activations: Value, plain: &[&str]) -> Value {
 }
 
 /// A copy of `folder` with these settings, where `change` may rewrite each tensor.
-fn retold(folder: &str, settings: Value, change: impl Fn(&mut Stored)) -> Copy {
+fn copy_with(folder: &str, settings: Value, change: impl Fn(&mut Stored)) -> Copy {
     let copy = Copy::of(folder).set(CONFIG, &["quantization_config"], settings);
     copy.rewrite(FILE, |header, data| {
         let mut whole = tensors(header, data);
@@ -49,10 +49,10 @@ fn answers(copy: &Copy, folder: &str) -> Vec<f32> {
 }
 
 #[test]
-fn blocks_of_compressed_tensors_are_those_of_transformers() {
+fn compressed_tensors_blocks_load_like_the_fp8_format() {
     let blocks = json!({ "strategy": "block", "block_structure": [128, 128] });
     let groups = json!({ "strategy": "group", "dynamic": true, "group_size": 128 });
-    let copy = retold(
+    let copy = copy_with(
         BLOCK,
         settings(blocks, groups, &["lm_head", "model.layers.1.mlp.down_proj", "model.layers.1.self_attn"]),
         |(name, ..)| {
@@ -63,12 +63,12 @@ fn blocks_of_compressed_tensors_are_those_of_transformers() {
 }
 
 #[test]
-fn a_scale_for_a_matrix_is_the_same_for_each_of_its_rows() {
+fn a_tensor_scale_equals_the_same_scale_for_each_row() {
     const SCALE: f32 = 3e-3;
     let token = json!({ "strategy": "token", "dynamic": true });
     let of = |strategy: &str, is_one: bool| {
         let weights = json!({ "strategy": strategy, "dynamic": false });
-        let copy = retold(
+        let copy = copy_with(
             CHANNEL,
             settings(weights, token.clone(), &["lm_head", "re:.*layers.0.self_attn.*"]),
             |(name, dtype, shape, bytes)| {
@@ -84,7 +84,7 @@ fn a_scale_for_a_matrix_is_the_same_for_each_of_its_rows() {
 }
 
 #[test]
-fn fixed_activations_take_a_scale_for_each_row_of_a_weight_too() {
+fn fixed_activation_scales_work_with_a_scale_per_weight_row() {
     let mut rows = BTreeMap::new();
     drop(Copy::of(TENSOR).rewrite(FILE, |header, data| {
         let of = |(name, _, shape, _): Stored| (name, shape[0].as_u64().unwrap_or_default());
@@ -92,7 +92,7 @@ fn fixed_activations_take_a_scale_for_each_row_of_a_weight_too() {
     }));
     let fixed = json!({ "strategy": "tensor", "dynamic": false });
     let channel = json!({ "strategy": "channel", "dynamic": false });
-    let copy = retold(
+    let copy = copy_with(
         TENSOR,
         settings(channel, fixed, &["lm_head", "model.layers.1.self_attn*"]),
         |(name, _, shape, bytes)| {

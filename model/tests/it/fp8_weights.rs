@@ -37,7 +37,7 @@ fn refused(folder: &str, field: &[&str], value: Value) -> String {
 }
 
 #[test]
-fn settings_that_are_not_served_are_refused_by_name() {
+fn unsupported_fp8_settings_are_refused_by_name() {
     let group = |rest: &[&'static str]| [&["config_groups", "group_0"], rest].concat();
     for (folder, field, value, words) in [
         (
@@ -138,14 +138,14 @@ fn settings_that_are_not_served_are_refused_by_name() {
 }
 
 /// The error of a copy whose tensor `name` has a changed header entry under the same name.
-fn retold(folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
+fn error_of(folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
     let error = Copy::of(folder).retell(FILE, name, name, change).error();
     assert!(!error.hint().is_empty());
     error.to_string()
 }
 
 #[test]
-fn tensors_that_are_not_what_the_settings_say_are_named() {
+fn tensors_that_contradict_the_quantization_settings_are_named() {
     let weight = format!("{UP}.weight");
     let scale = format!("{UP}.weight_scale_inv");
     // Unquantized numbers have twice the bytes.
@@ -155,7 +155,7 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     };
     let plain = Copy::of(BLOCK).set(CONFIG, &["hidden_size"], json!(128)).retell(FILE, &weight, &weight, halve).error();
     assert!(plain.to_string().contains("model.embed_tokens.weight has shape"), "shapes are checked first: {plain}");
-    let e5m2 = retold(BLOCK, &weight, |entry| entry["dtype"] = json!("F8_E5M2"));
+    let e5m2 = error_of(BLOCK, &weight, |entry| entry["dtype"] = json!("F8_E5M2"));
     assert_eq!(e5m2, format!("the tensor {weight} has the type F8_E5M2; supported: BF16, F16, F32 and F8_E4M3"));
     let unknown = Copy::of(BLOCK).set(CONFIG, &["quantization_config"], Value::Null).error();
     assert_eq!(
@@ -183,9 +183,9 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     };
     assert_eq!(tensor, &scale);
     assert!(missing.hint().contains("weight_scale"), "{}", missing.hint());
-    let shape = retold(BLOCK, &scale, |entry| entry["shape"] = json!([1, 4]));
+    let shape = error_of(BLOCK, &scale, |entry| entry["shape"] = json!([1, 4]));
     assert_eq!(shape, format!("the scales {scale} have shape [1, 4], but quantization_config asks for [2, 2]"));
-    let rows = retold(CHANNEL, &format!("{UP}.weight_scale"), |entry| entry["shape"] = json!([8, 17]));
+    let rows = error_of(CHANNEL, &format!("{UP}.weight_scale"), |entry| entry["shape"] = json!([8, 17]));
     assert!(rows.contains("have shape [8, 17], but quantization_config asks for [136, 1]"), "{rows}");
     let shape = Copy::of(BLOCK).retell(FILE, &scale, &scale, |entry| entry["shape"] = json!([1, 4])).error();
     assert!(
@@ -196,7 +196,7 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
 }
 
 #[test]
-fn settings_are_found_where_tools_have_written_them() {
+fn quantization_settings_are_found_in_every_known_place() {
     let weigh = |copy: &Copy| Model::plan(&copy.open(), &CPU).expect("the model is planned").weight_bytes();
     let early = Copy::of(CHANNEL);
     let mut settings = early.json(CONFIG)["quantization_config"].clone();
@@ -216,7 +216,7 @@ fn settings_are_found_where_tools_have_written_them() {
 }
 
 #[test]
-fn what_is_always_plain_here_says_so() {
+fn quantized_tensors_that_must_be_plain_are_refused() {
     let head = by_channel(QWEN2_5_VL, json!(["re:visual.*"]), |name| is_decoders(name) || name == "lm_head.weight");
     let head = head.error();
     let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers must not be quantized";
@@ -242,7 +242,7 @@ fn what_is_always_plain_here_says_so() {
 }
 
 #[test]
-fn a_text_part_may_repeat_how_the_model_is_quantised() {
+fn text_config_may_repeat_the_quantization_settings() {
     let copy = by_channel(QWEN2_5_VL, json!(["lm_head"]), is_decoders);
     let config = copy.json(CONFIG);
     let mut text: Value = config.clone();
@@ -266,7 +266,7 @@ fn overwrite(header: &Value, data: &mut [u8], name: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn scales_that_cannot_be_one_are_named_with_their_value() {
+fn invalid_scales_are_named_with_their_value() {
     let half = |number: f32| half::bf16::from_f32(number).to_le_bytes();
     let scale = format!("{UP}.weight_scale_inv");
     for (number, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-1.0, "-1")] {
@@ -284,7 +284,7 @@ fn scales_that_cannot_be_one_are_named_with_their_value() {
 }
 
 #[test]
-fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
+fn scales_beyond_the_range_of_f32_are_named() {
     // bf16 has the exponent range of f32.
     let block = format!("{UP}.weight_scale_inv");
     let huge = half::bf16::from_f32(1e36);
@@ -305,7 +305,7 @@ fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
 }
 
 #[test]
-fn every_gpu_takes_fp8_whose_rows_its_kernels_can_read_and_refuses_other_shapes() {
+fn every_gpu_refuses_only_fp8_shapes_without_kernels() {
     let Target::Cuda(hopper) = GPU else { unreachable!("the target is a GPU") };
     for (capability, name) in [((9, 0), "sm_90"), ((8, 9), "sm_89"), ((8, 0), "sm_80"), ((7, 5), "sm_75")] {
         let gpu = Target::Cuda(CudaTarget { capability, ..hopper });
@@ -329,7 +329,7 @@ fn every_gpu_takes_fp8_whose_rows_its_kernels_can_read_and_refuses_other_shapes(
 }
 
 #[test]
-fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_read() {
+fn an_older_gpu_plans_fp8_experts_but_cannot_load_them() {
     let Target::Cuda(hopper) = GPU else { unreachable!("the target is a GPU") };
     let older = Target::Cuda(CudaTarget { capability: (8, 9), ..hopper });
     let checkpoint = open(EXPERTS);
@@ -376,7 +376,7 @@ fn rounded(folder: &str, quantization: WeightQuantization) -> Checkpoint {
 }
 
 #[test]
-fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
+fn fp8_rounding_on_load_saves_memory_and_changes_logits_little() {
     // The last checkpoint has the experts of a layer in one tensor, with the axes
     // of each matrix swapped.
     for folder in [QWEN2, "tests/golden/qwen3", QWEN3_MOE, QWEN3_VL_MOE] {
@@ -395,7 +395,7 @@ fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
 }
 
 #[test]
-fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
+fn an_fp8_checkpoint_accepts_only_its_stored_format_by_name() {
     let shape = |folder: &str, quantization| {
         Model::plan(&open(folder).with_quantization(quantization), &CPU).expect("the model is planned").weight_bytes()
     };
@@ -500,7 +500,7 @@ fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -
 }
 
 #[test]
-fn a_model_with_pictures_has_fp8_in_its_decoder_and_in_its_tower_too() {
+fn a_vision_model_may_have_fp8_in_decoder_and_tower() {
     let plain = Bench::of(open(QWEN2_5_VL), 2);
     let case = Case::read(QWEN2_5_VL, &plain.checkpoint, "single_image");
     let answer = |bench: &Bench| {
@@ -531,7 +531,7 @@ fn is_decoders(name: &str) -> bool {
 }
 
 #[test]
-fn a_plain_tower_that_no_list_names_is_read_from_the_file() {
+fn an_unlisted_plain_tower_is_recognized_from_the_file() {
     let [listed, silent] =
         [json!(["lm_head", "re:visual.*"]), json!(["lm_head"])].map(|list| by_channel(QWEN2_5_VL, list, is_decoders));
     let answers = [&listed, &silent].map(|copy| {
@@ -554,7 +554,7 @@ fn a_plain_tower_that_no_list_names_is_read_from_the_file() {
 }
 
 #[test]
-fn a_plan_without_weights_weighs_what_one_with_them_does() {
+fn a_plan_without_weights_has_the_bytes_of_the_checkpoint() {
     let weigh = |checkpoint: &Checkpoint| Model::plan(checkpoint, &CPU).expect("the model is planned").weight_bytes();
     let settings = |copy: &Copy| {
         let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("valid settings");
@@ -577,7 +577,7 @@ fn a_plan_without_weights_weighs_what_one_with_them_does() {
 }
 
 #[test]
-fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
+fn on_a_gpu_fp8_blocks_begin_at_each_padded_part() {
     let checkpoint = open(BLOCK);
     let mut map = WeightMap::dry(&checkpoint, GPU, checkpoint.weight_formats().expect("the checkpoint is served"));
     let name = |part: &str| format!("model.layers.0.mlp.{part}_proj");

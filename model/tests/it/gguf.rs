@@ -156,7 +156,7 @@ impl Written {
 }
 
 #[test]
-fn a_file_answers_as_the_checkpoint_it_was_made_of() {
+fn a_gguf_file_answers_like_its_source_checkpoint() {
     for name in FILES {
         let (folder, file) = (format!("tests/golden/{name}"), File::of(&recorded(name)));
         let (one, other) = (Bench::load(&folder, 2), Bench::of(file.open().expect("the checkpoint opens"), 2));
@@ -173,7 +173,7 @@ fn a_file_answers_as_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
+fn a_gguf_file_is_rounded_to_fp8_like_its_source() {
     // The file has the rows of Llama's queries and keys in another order.
     for name in ["llama", "qwen2"] {
         let (folder, file) = (format!("tests/golden/{name}"), File::of(&recorded(name)));
@@ -188,7 +188,7 @@ fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
+fn a_gguf_file_has_the_settings_of_its_source() {
     for name in FILES {
         let (file, folder) = (File::of(&recorded(name)), open(&format!("tests/golden/{name}")));
         let checkpoint = file.open().expect("the checkpoint opens");
@@ -219,7 +219,7 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_file_is_told_apart_by_its_content_and_not_by_its_weights() {
+fn a_gguf_fingerprint_depends_on_settings_but_not_on_weights() {
     let bytes = recorded("llama");
     let fingerprint = |bytes: &[u8]| {
         let (file, path) =
@@ -243,7 +243,7 @@ fn a_file_is_told_apart_by_its_content_and_not_by_its_weights() {
 }
 
 #[test]
-fn a_header_by_hand_opens_and_knows_types_and_names() {
+fn a_handwritten_gguf_header_opens_with_types_and_names() {
     let checkpoint = Written::good().open().expect("the checkpoint opens");
     let embedding = checkpoint.tensor("model.embed_tokens.weight").expect("the embedding");
     assert_eq!((embedding.dtype, embedding.stored), (TensorType::F32, Stored::Blocks(BlockType::Q8_0)));
@@ -268,7 +268,7 @@ fn a_header_by_hand_opens_and_knows_types_and_names() {
 }
 
 #[test]
-fn scaling_sampling_and_templates_are_those_of_the_settings() {
+fn gguf_settings_give_rope_scaling_sampling_and_templates() {
     let good = || Written::good().with("llama.rope.scaling.factor", float(4.0));
     let scaling = |written: Written| written.open().expect("the checkpoint opens").config.get("rope_scaling").cloned();
     let linear = json!({ "rope_type": "linear", "factor": 4.0 });
@@ -296,7 +296,7 @@ fn scaling_sampling_and_templates_are_those_of_the_settings() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_gguf_settings_are_refused_by_name() {
     let good = Written::good;
     let many = list(4, &[2u32, 4].map(|heads| heads.to_le_bytes().to_vec()));
     let cases = [
@@ -351,7 +351,7 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
-fn a_type_that_is_not_read_is_refused_by_name_when_it_is_asked_for() {
+fn an_unsupported_gguf_type_is_refused_by_name_on_access() {
     let checkpoint = Written::good().tensor(1, &[32, 32], 20, 192).open().expect("the checkpoint opens");
     let error =
         checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("the data type is not supported");
@@ -366,7 +366,7 @@ fn a_type_that_is_not_read_is_refused_by_name_when_it_is_asked_for() {
 }
 
 #[test]
-fn a_tensor_that_no_layer_reads_is_refused_by_its_name() {
+fn a_renamed_tensor_is_refused_with_the_missing_name() {
     let mut bytes = recorded("llama");
     let at = bytes.windows(18).position(|at| at == b"output_norm.weight").expect("the file contains the name");
     bytes[at..][..18].copy_from_slice(b"output_form.weight");
@@ -378,7 +378,7 @@ fn a_tensor_that_no_layer_reads_is_refused_by_its_name() {
 }
 
 #[test]
-fn damaged_headers_are_told_and_take_no_memory() {
+fn damaged_gguf_headers_are_refused_without_large_allocations() {
     let good = Written::good;
     let huge = 1u64 << 60;
     let with = |at: usize, value: &[u8]| {
@@ -425,7 +425,7 @@ fn damaged_headers_are_told_and_take_no_memory() {
 }
 
 #[test]
-fn vocabularies_that_contradict_themselves_are_refused() {
+fn inconsistent_vocabularies_are_refused() {
     let good = Written::good;
     let kinds = list(5, &[vec![1, 0, 0, 0]]);
     assert!(good().with("tokenizer.ggml.token_type", kinds).refused().contains("5 tokens, but 1 of them"));
@@ -438,7 +438,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn no_damaged_file_panics() {
+fn damaged_gguf_files_never_panic() {
     let (bytes, mut random, mut opened) = (recorded("llama"), Random::new(3), 0);
     let listing = bytes.windows(18).rposition(|at| at == b"output_norm.weight").expect("the last tensors") + 60;
     for end in (0..listing).step_by(211) {
@@ -462,7 +462,7 @@ fn no_damaged_file_panics() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told_by_its_path() {
+fn a_missing_gguf_file_is_reported_by_its_path() {
     let error = registry::open_gguf("/nowhere/model.gguf".as_ref()).expect_err("the file does not exist");
     assert_eq!(error.to_string(), "there is no file /nowhere/model.gguf");
     assert_eq!(error.hint(), "check the path of the .gguf file");

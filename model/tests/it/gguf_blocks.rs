@@ -146,7 +146,11 @@ impl Content {
         for (packed, wide) in packed.tensors.iter_mut().zip(&mut wide.tensors) {
             let Some(kind) = choose(&packed.name) else { continue };
             let elements = packed.axes.iter().product::<u64>() as usize;
-            assert!(packed.axes[0].is_multiple_of(kind.elements() as u64), "{} is in whole blocks", packed.name);
+            assert!(
+                packed.axes[0].is_multiple_of(kind.elements() as u64),
+                "{} does not consist of whole blocks",
+                packed.name
+            );
             packed.bytes = blocks(&mut random, kind, elements / kind.elements());
             let mut numbers = vec![0.0f32; elements];
             widen_blocks(kind, &packed.bytes, &mut numbers);
@@ -255,7 +259,7 @@ fn assert_alike(found: &[Vec<f32>], expected: &[Vec<f32>]) {
 }
 
 #[test]
-fn a_model_in_blocks_of_any_types_answers_as_its_widened_twin() {
+fn a_model_in_mixed_block_types_matches_its_widened_copy() {
     for is_tied in [true, false] {
         for first in 0..KINDS.len() {
             // Tensors that are fused into one weight have different types.
@@ -291,7 +295,7 @@ fn a_plan_counts_the_bytes_of_the_blocks() {
 }
 
 #[test]
-fn ranks_keep_whole_blocks_and_widen_what_they_cut() {
+fn ranks_keep_whole_blocks_and_widen_split_weights() {
     // Two ranks have 128 columns of `attn_output` each, which is half a block of Q6_K and four of
     // Q5_0, and 256 columns of `ffn_down`.
     for (kind, widened) in
@@ -314,7 +318,7 @@ fn ranks_keep_whole_blocks_and_widen_what_they_cut() {
 }
 
 #[test]
-fn hybrids_and_mixtures_in_blocks_answer_as_their_widened_twins() {
+fn hybrids_and_mixtures_in_blocks_match_their_widened_copies() {
     for name in ["qwen3_5", "qwen3_5_moe"] {
         let content = Content::of(&golden_bytes(&format!("gguf/{name}.gguf")));
         let whole = |name: &str, axes: &[u64]| {

@@ -91,7 +91,7 @@ fn set_long(mut bytes: Vec<u8>, name: &str, number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_with_its_vision_encoder_answers_as_the_checkpoint_it_was_made_of() {
+fn a_gguf_file_with_a_vision_encoder_matches_its_source() {
     let bench = Bench::of(Files::of(&recorded("qwen3_5")).with("mmproj-BF16.gguf", &encoder()).opened(), 2);
     for name in ["tokens_65", "tokens_129", "single_image", "two_turns"] {
         let case = Case::read(FOLDER, &bench.checkpoint, name);
@@ -101,7 +101,7 @@ fn a_file_with_its_vision_encoder_answers_as_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_file_without_a_vision_encoder_serves_text() {
+fn a_gguf_file_without_a_vision_encoder_serves_text() {
     for (folder, name, cases) in
         [(FOLDER, "qwen3_5", ["tokens_63", "tokens_129"]), (MIXED, "qwen3_5_moe", ["short", "long"])]
     {
@@ -115,7 +115,7 @@ fn a_file_without_a_vision_encoder_serves_text() {
 }
 
 #[test]
-fn a_rank_reads_its_heads_in_the_order_of_the_file() {
+fn a_rank_reads_its_heads_in_the_files_order() {
     for (folder, name, case) in [(FOLDER, "qwen3_5", "tokens_65"), (MIXED, "qwen3_5_moe", "short")] {
         let files = Files::of(&recorded(name));
         on_ranks(2, |cpu| {
@@ -126,7 +126,7 @@ fn a_rank_reads_its_heads_in_the_order_of_the_file() {
 }
 
 #[test]
-fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
+fn a_gguf_file_is_rounded_to_fp8_like_its_source() {
     let files = Files::of(&recorded("qwen3_5"));
     let quantization = Some(WeightQuantization::ROUNDING[0]);
     let [one, other] =
@@ -141,7 +141,7 @@ fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
 }
 
 #[test]
-fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
+fn a_gguf_file_has_the_settings_of_its_source() {
     let (ours, theirs) = (Files::of(&recorded("qwen3_5")).with("Model.MMPROJ.GGUF", &encoder()).opened(), open(FOLDER));
     let family = |checkpoint: &Checkpoint| FamilyConfig::of(checkpoint).expect("the family serves it");
     assert_eq!(family(&ours), family(&theirs));
@@ -195,7 +195,7 @@ fn a_mismatched_vision_encoder_is_skipped_and_reported() {
 }
 
 #[test]
-fn the_one_vision_encoder_that_fits_is_used() {
+fn the_only_matching_vision_encoder_is_used() {
     let model = || Files::of(&recorded("qwen3_5"));
     let wide = set(encoder(), "clip.vision.projection_dim", 96);
     // Files of other models and damaged files next to the model's own file do not matter.
@@ -210,7 +210,7 @@ fn the_one_vision_encoder_that_fits_is_used() {
 }
 
 #[test]
-fn settings_of_a_hybrid_file_that_are_wrong_are_refused_by_name() {
+fn invalid_settings_of_a_hybrid_file_are_refused_by_name() {
     for (name, number, expected) in [
         ("qwen35.ssm.time_step_rank", 5, "qwen35.ssm.time_step_rank is 5; supported: a multiple of the 2 key heads"),
         ("qwen35.ssm.inner_size", 30, "qwen35.ssm.inner_size is 30; supported: a multiple of 4 value heads"),
@@ -234,7 +234,7 @@ fn settings_of_a_hybrid_file_that_are_wrong_are_refused_by_name() {
 }
 
 #[test]
-fn sizes_near_the_largest_number_are_refused_by_name() {
+fn hybrid_sizes_near_the_integer_limit_are_refused_by_name() {
     for (key, largest) in [("group_count", u64::MAX), ("time_step_rank", 1 << 63), ("inner_size", u64::MAX / 2)] {
         let name = format!("qwen35.ssm.{key}");
         let error = Files::of(&set_long(recorded("qwen3_5"), &name, largest)).open().expect_err(key).to_string();
@@ -243,7 +243,7 @@ fn sizes_near_the_largest_number_are_refused_by_name() {
 }
 
 #[test]
-fn rates_of_decay_without_a_logarithm_are_refused_by_name() {
+fn invalid_decay_rates_are_refused_by_name() {
     let file = recorded("qwen3_5");
     let rates = Files::of(&file).opened();
     let rates = rates.tensor("model.layers.0.linear_attn.A_log").expect("the rates").bytes.to_vec();
@@ -255,7 +255,7 @@ fn rates_of_decay_without_a_logarithm_are_refused_by_name() {
 }
 
 #[test]
-fn a_text_without_placeholders_cannot_show_pictures() {
+fn a_vocabulary_without_placeholders_cannot_show_pictures() {
     let tokens = replaced(recorded("qwen3_5"), b"<|video_pad|>", b"<|audio_pad|>");
     let files = Files::of(&tokens).with("mmproj.gguf", &encoder());
     let checkpoint = files.opened();

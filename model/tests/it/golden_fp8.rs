@@ -36,7 +36,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 }
 
 #[test]
-fn chunks_and_other_sequences_change_nothing() {
+fn chunking_and_batching_do_not_change_results() {
     for folder in FOLDERS {
         let bench = Bench::load(folder, 2);
         let cases = cases(folder, &bench);

@@ -49,7 +49,7 @@ fn is_lossy(file: &str) -> bool {
 }
 
 #[test]
-fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
+fn smart_resize_matches_the_recorded_sizes_and_refusals() {
     let table = golden_json("smart_resize.json");
     let call = |row: &Value| {
         let input = numbers(&row["in"]);
@@ -88,7 +88,7 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
 }
 
 #[test]
-fn frames_of_a_video_whose_pixels_count_together_get_the_recorded_sizes() {
+fn frames_with_a_shared_pixel_limit_get_the_recorded_sizes() {
     let table = golden_json("smart_resize.json");
     let rows = table["videos"].as_array().expect("rows");
     assert!(rows.len() > 50);
@@ -104,7 +104,7 @@ fn frames_of_a_video_whose_pixels_count_together_get_the_recorded_sizes() {
 }
 
 #[test]
-fn resized_pictures_are_equal_to_the_bit_when_the_input_is() {
+fn equal_input_pixels_resize_to_exactly_the_recorded_pixels() {
     let cases = golden_json("image_processor/cases.json");
     let mut compared = 0;
     for case in cases["cases"].as_array().expect("cases").iter().filter(|case| !reads_otherwise(case)) {
@@ -141,7 +141,7 @@ fn jpeg_and_lossy_webp_are_decoded_to_the_recorded_pixels() {
 }
 
 #[test]
-fn the_four_printing_colours_become_the_recorded_ones() {
+fn cmyk_jpegs_are_decoded_to_the_recorded_pixels() {
     for name in ["cmyk.jpg", "cmyk_progressive.jpg", "cmyk_unmarked.jpg", "ycck.jpg"] {
         let expected = golden_png(&format!("image_processor/{name}.decoded.png"));
         assert_eq!((0, 1.0), differences(&decode(&format!("pictures/{name}")), &expected), "{name}");
@@ -149,7 +149,7 @@ fn the_four_printing_colours_become_the_recorded_ones() {
 }
 
 #[test]
-fn an_animation_is_its_first_frame() {
+fn an_animated_picture_is_decoded_to_its_first_frame() {
     for name in ["animated.webp", "animated.png"] {
         let expected = golden_png(&format!("image_processor/{name}.decoded.png"));
         assert_eq!((0, 1.0), differences(&decode(&format!("pictures/{name}")), &expected), "{name}");
@@ -183,7 +183,7 @@ fn patches_have_the_recorded_grid_order_and_values() {
 }
 
 #[test]
-fn all_values_of_a_picture_are_equal_to_the_bit() {
+fn all_pixel_values_of_a_picture_match_the_recorded_bits() {
     let cases = golden_json("image_processor/cases.json");
     let case = cases["cases"].as_array().into_iter().flatten().find(|case| case["name"] == "noise_down");
     let case = case.expect("the case with all its values");
@@ -204,7 +204,7 @@ fn all_values_of_a_picture_are_equal_to_the_bit() {
 /// No recorded case covers these settings. The expected values are the result of transformers'
 /// `rescale`, and the unchanged levels.
 #[test]
-fn levels_that_are_not_normalised_are_rescaled_or_left() {
+fn unnormalized_levels_are_rescaled_or_unchanged() {
     let settings = |do_rescale| ImageProcessorConfig {
         pixel_bounds: PixelBounds { min: 28 * 28, max: 28 * 28 },
         do_rescale,
@@ -225,7 +225,7 @@ fn levels_that_are_not_normalised_are_rescaled_or_left() {
 }
 
 #[test]
-fn a_turned_photograph_stands_upright_as_load_image_sees_it() {
+fn a_rotated_photograph_is_decoded_upright() {
     let cases = golden_json("image_processor/cases.json");
     let case = cases["cases"].as_array().into_iter().flatten().find(|case| case["name"] == "scene_jpeg_turned");
     let upright = numbers(&case.expect("the turned case")["load_image_size"]);
@@ -245,7 +245,7 @@ fn sixteen_bit_grey_keeps_its_shades() {
 }
 
 #[test]
-fn the_plan_tells_the_sizes_of_what_processing_yields() {
+fn the_plan_gives_the_sizes_of_the_processed_picture() {
     let processor = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
     for file in ["pictures/wide_333x97.png", "pictures/scene_1x1.png", "pictures/noise_43x31.png"] {
         let picture = decode(file);
@@ -260,7 +260,7 @@ fn the_plan_tells_the_sizes_of_what_processing_yields() {
 }
 
 #[test]
-fn hashes_tell_pictures_and_settings_apart_but_not_encodings() {
+fn hashes_depend_on_pixels_and_settings_but_not_encodings() {
     let processor = |change: fn(&mut ImageProcessorConfig)| {
         let mut config = ImageProcessorConfig::default();
         change(&mut config);

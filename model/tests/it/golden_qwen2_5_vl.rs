@@ -38,7 +38,7 @@ fn recorded_embeddings(cases: &[Case]) -> Vec<(String, &ResizedImage, Vec<f32>)>
 }
 
 #[test]
-fn prompts_grids_and_positions_are_the_recorded_ones() {
+fn prompts_grids_and_positions_match_the_recording() {
     let checkpoint = bench::open(FOLDER);
     for name in CASES {
         let case = Case::read(FOLDER, &checkpoint, name);
@@ -50,7 +50,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
 }
 
 #[test]
-fn pixel_values_are_the_recorded_ones() {
+fn pixel_values_match_the_recording() {
     let checkpoint = bench::open(FOLDER);
     let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
     let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
@@ -62,7 +62,7 @@ fn pixel_values_are_the_recorded_ones() {
 }
 
 #[test]
-fn pictures_become_the_recorded_embeddings() {
+fn picture_embeddings_match_the_recording() {
     let bench = bench();
     let cases = cases(&bench);
     let recorded = recorded_embeddings(&cases);
@@ -77,7 +77,7 @@ fn pictures_become_the_recorded_embeddings() {
 }
 
 #[test]
-fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
+fn picture_embeddings_do_not_depend_on_the_launch() {
     let bench = bench();
     let names = ["large_640x427.png", "tiny_41x30.png", "square_225x225.png", "tiny_41x30.png", "wide_333x97.png"];
     let pictures: Vec<ResizedImage> = names.iter().flat_map(|name| picture(&bench.checkpoint, name).1).collect();
@@ -107,7 +107,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 }
 
 #[test]
-fn a_prompt_in_chunks_is_answered_as_a_whole_one() {
+fn a_chunked_prompt_is_answered_like_the_whole_prompt() {
     let bench = bench();
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
@@ -124,7 +124,7 @@ fn a_prompt_in_chunks_is_answered_as_a_whole_one() {
 }
 
 #[test]
-fn the_recorded_logits_come_from_chunks_that_end_there_too() {
+fn chunks_that_end_at_recorded_positions_give_the_recorded_logits() {
     let bench = bench();
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
@@ -145,7 +145,7 @@ fn the_recorded_logits_come_from_chunks_that_end_there_too() {
 }
 
 #[test]
-fn a_scored_prompt_has_the_recorded_logits_at_every_token_however_it_is_chunked() {
+fn a_scored_prompt_has_the_recorded_logits_at_every_token() {
     let bench = bench();
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
@@ -168,7 +168,7 @@ fn a_scored_prompt_has_the_recorded_logits_at_every_token_however_it_is_chunked(
 }
 
 #[test]
-fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
+fn requesting_more_logits_does_not_change_a_tokens_logits() {
     let bench = bench();
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
@@ -180,7 +180,7 @@ fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
 }
 
 #[test]
-fn other_sequences_in_the_batch_change_nothing() {
+fn other_sequences_in_the_batch_do_not_change_results() {
     let bench = bench();
     let cases = cases(&bench);
     let alone: Vec<_> = cases

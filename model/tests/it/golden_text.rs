@@ -55,7 +55,7 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
 }
 
 #[test]
-fn templates_render_what_transformers_renders() {
+fn released_templates_render_as_in_transformers() {
     let (mut in_our_words, mut refused) = (0, 0);
     for file in ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwq", "qwen3", "llama_3_1"] {
         let golden = golden_json(&format!("chat_templates/{file}.json"));
@@ -89,7 +89,7 @@ fn templates_render_what_transformers_renders() {
 }
 
 #[test]
-fn released_templates_tell_their_formats_and_their_prompts_whether_the_model_thinks() {
+fn reply_formats_of_released_templates_are_detected() {
     use ReasoningFormat::ThinkTags;
     let qwen3 = [Thinking::Possible, Thinking::Off];
     let formats = [

@@ -40,7 +40,7 @@ fn cases(folder: &str, bench: &Bench) -> Vec<Case> {
 }
 
 #[test]
-fn prompts_are_the_recorded_ones_and_positions_count_tokens() {
+fn prompts_match_the_recording_and_positions_count_tokens() {
     for folder in FOLDERS {
         let bench = Bench::load(folder, 1);
         for case in cases(folder, &bench) {
@@ -69,7 +69,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 }
 
 #[test]
-fn chunks_and_other_sequences_change_nothing() {
+fn chunking_and_batching_do_not_change_results() {
     for folder in FOLDERS {
         let bench = Bench::load(folder, 2);
         let cases = cases(folder, &bench);

@@ -20,7 +20,7 @@ fn pair(value: &Value) -> [u32; 2] {
 }
 
 #[test]
-fn every_size_gets_the_recorded_arrangement() {
+fn every_picture_size_gets_the_recorded_tile_grid() {
     let recorded = golden_json("tiles.json");
     let limits: Vec<_> = recorded["limits"].as_array().expect("limits").iter().map(pair).collect();
     let rows = recorded["rows"].as_array().expect("rows");
@@ -76,7 +76,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
 }
 
 #[test]
-fn pixel_values_of_a_tile_are_the_recorded_ones() {
+fn pixel_values_of_a_tile_match_the_recording() {
     const PICTURE: &str = "small_58x54.png";
     for folder in FOLDERS {
         let checkpoint = bench::open(folder);

@@ -31,7 +31,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
 }
 
 #[test]
-fn prompts_grids_and_positions_are_the_recorded_ones() {
+fn prompts_grids_and_positions_match_the_recording() {
     let checkpoint = bench::open(FOLDER);
     for name in CASES {
         let case = Case::read(FOLDER, &checkpoint, name);
@@ -53,7 +53,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
 }
 
 #[test]
-fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
+fn resized_frames_match_the_recorded_bits_and_order() {
     let checkpoint = bench::open(FOLDER);
     let settings = checkpoint.video_processor.as_ref().expect("a video processor").config().clone();
     let bare = ImageProcessorConfig { do_rescale: false, do_normalize: false, ..settings };
@@ -68,7 +68,7 @@ fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
 }
 
 #[test]
-fn pixel_values_are_the_recorded_ones() {
+fn pixel_values_match_the_recording() {
     let checkpoint = bench::open(FOLDER);
     let settings = checkpoint.video_processor.as_ref().expect("a video processor").config();
     for (name, shown) in FIRST_SHOWN {
@@ -80,7 +80,7 @@ fn pixel_values_are_the_recorded_ones() {
 }
 
 #[test]
-fn the_steps_of_a_video_become_the_recorded_embeddings() {
+fn video_step_embeddings_match_the_recording() {
     let bench = bench();
     for (name, shown) in FIRST_SHOWN {
         let case = Case::read(FOLDER, &bench.checkpoint, name);
@@ -111,7 +111,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 }
 
 #[test]
-fn videos_in_chunks_and_in_company_are_answered_as_alone() {
+fn chunking_and_batching_do_not_change_answers_about_videos() {
     let bench = bench();
     let cases = cases(&bench);
     let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();

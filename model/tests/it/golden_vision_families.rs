@@ -99,7 +99,7 @@ fn stories() -> impl Iterator<Item = (Bench, Vec<Case>, f32)> {
 }
 
 #[test]
-fn prompts_grids_and_positions_are_the_recorded_ones() {
+fn prompts_grids_and_positions_match_the_recording() {
     for (folder, names) in FOLDERS {
         let checkpoint = bench::open(folder);
         let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
@@ -136,7 +136,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
 }
 
 #[test]
-fn pixel_values_of_pictures_and_videos_are_the_recorded_ones() {
+fn pixel_values_of_pictures_and_videos_match_the_recording() {
     let checkpoint = bench::open(FOLDER);
     let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
     let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
@@ -160,7 +160,7 @@ fn pixel_values_of_pictures_and_videos_are_the_recorded_ones() {
 }
 
 #[test]
-fn pictures_and_steps_of_videos_become_the_recorded_rows_whatever_is_launched_with_them() {
+fn picture_and_video_embeddings_match_the_recording_in_every_launch() {
     for (bench, cases, _) in stories() {
         for case in &cases {
             let rows_of = |images: &[&ResizedImage]| {
@@ -196,7 +196,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
 }
 
 #[test]
-fn chunks_and_other_sequences_change_nothing() {
+fn chunking_and_batching_do_not_change_results() {
     for (bench, cases, noise) in stories() {
         let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();
         let whole: Vec<_> =
@@ -219,7 +219,7 @@ fn chunks_and_other_sequences_change_nothing() {
 }
 
 #[test]
-fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
+fn requesting_more_logits_does_not_change_a_tokens_logits() {
     for (bench, cases, noise) in stories() {
         for case in &cases {
             let rows = encode(&bench, case);

@@ -47,7 +47,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_bomb_is_refused_by_its_header() {
+fn a_decompression_bomb_is_refused_by_its_header() {
     let limits = ImageLimits::default();
     let error = bomb(60_000, 60_000).decode(&limits).expect_err("3.6 gigapixels are refused");
     let pixels = 3_600_000_000;
@@ -90,7 +90,7 @@ fn many_scans(more: usize) -> EncodedImage {
 /// A scan of a hundred bytes costs a pass over up to 64 megapixels, so decoding a file of 20 MiB
 /// could take an hour.
 #[test]
-fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
+fn a_jpeg_with_too_many_scans_is_refused() {
     let limits = ImageLimits::default();
     assert_eq!(8, many_scans(60).decode(&limits).expect("60 scans are within the limit").width());
     let refused = Err(ImageError::Damaged { format: "JPEG", stage: "counting its scans" });
@@ -147,7 +147,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
 
 /// If the first scan lacks a color, the decoder keeps all coefficients, with or without more scans.
 #[test]
-fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
+fn a_jpeg_with_a_partial_first_scan_reserves_all_coefficients() {
     let limits = ImageLimits::default();
     let mut good = golden_bytes("pictures/photo_420.jpg");
     let frame = good.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a frame");
@@ -162,7 +162,7 @@ fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
 }
 
 #[test]
-fn every_limit_is_named_with_its_value() {
+fn a_picture_file_over_the_byte_limit_is_refused() {
     let few = ImageLimits { bytes_max: Bytes(10), ..ImageLimits::default() };
     let bytes = EncodedImage::new(golden_bytes("pictures/scene_84x56.png"));
     let error = bytes.probe(&few).expect_err("the file is longer than the limit");
@@ -172,7 +172,7 @@ fn every_limit_is_named_with_its_value() {
 }
 
 #[test]
-fn what_is_no_picture_is_told_apart() {
+fn files_that_are_not_pictures_are_refused() {
     let limits = ImageLimits::default();
     let probe = |bytes: &[u8]| EncodedImage::new(bytes).probe(&limits);
     for bytes in [&b""[..], b"GIF86a.....", b"%PDF-1.7", b"\x89PNG", b"BM, a text that begins like this"] {
@@ -190,7 +190,7 @@ fn a_files_name_does_not_decide_its_format() {
 }
 
 #[test]
-fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
+fn a_damaged_picture_is_refused_or_has_its_announced_size() {
     // Small limits, so that a header changed to a large size costs nothing.
     let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: Bytes::mib(16), ..ImageLimits::default() };
     let mut random = 1u64;
@@ -224,7 +224,7 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
 
 /// Every kind of TIFF that is supported, truncated or with changed bytes, as in the previous test.
 #[test]
-fn damaged_tiffs_end_in_an_error_or_a_picture_of_the_announced_size() {
+fn a_damaged_tiff_is_refused_or_has_its_announced_size() {
     let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: Bytes::mib(96), ..ImageLimits::default() };
     let mut random = 1_u64;
     let mut next = || {
@@ -317,7 +317,7 @@ fn an_envelope_lowers_the_pixels_of_a_picture() {
 }
 
 #[test]
-fn a_processor_that_may_not_resize_wants_whole_patches() {
+fn a_processor_without_resizing_requires_whole_patches() {
     let config = ImageProcessorConfig { do_resize: false, ..Default::default() };
     let processor = ImageProcessor::new(config).expect("a valid config");
     assert!(processor.plan(56, 84).is_ok());

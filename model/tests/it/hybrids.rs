@@ -26,7 +26,7 @@ fn refused(key: &str, value: Value) -> String {
 }
 
 #[test]
-fn what_a_hybrid_model_does_not_follow_is_refused_by_name() {
+fn unsupported_hybrid_settings_are_refused_by_name() {
     let kinds = |last: &str| {
         json!([
             "linear_attention",
@@ -60,7 +60,7 @@ fn what_a_hybrid_model_does_not_follow_is_refused_by_name() {
 }
 
 #[test]
-fn tensors_of_the_draft_head_stay_unread_and_all_others_are_needed() {
+fn only_draft_head_tensors_may_stay_unread() {
     Copy::of(QWEN3_5).open();
     let name = "model.layers.0.linear_attn.A_log";
     let copy = Copy::of("tests/golden/qwen3_5_text");
@@ -69,7 +69,7 @@ fn tensors_of_the_draft_head_stay_unread_and_all_others_are_needed() {
 }
 
 #[test]
-fn layers_divide_memory_into_keys_values_and_states() {
+fn hybrid_layers_have_a_kv_cache_or_states() {
     let checkpoint = Copy::of(QWEN3_5).open();
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     let model = Model::plan(&checkpoint, &gpu).expect("the model can be planned");
@@ -80,7 +80,7 @@ fn layers_divide_memory_into_keys_values_and_states() {
 }
 
 #[test]
-fn released_shapes_have_the_bytes_of_their_states() {
+fn released_hybrid_shapes_have_the_expected_state_bytes() {
     let gpu = Target::Cuda(CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 });
     for (shape, sequence, token, billions) in [
         ("qwen3.5-0.8b", 19_537_920, 12_288, 0.87),
@@ -101,7 +101,7 @@ fn released_shapes_have_the_bytes_of_their_states() {
 /// A prompt in one step rounds each state once, and a prompt in steps of one token rounds it once
 /// per token, as decoding does.
 #[test]
-fn states_in_bf16_take_half_the_memory_and_change_the_logits_little() {
+fn bf16_states_take_half_the_memory_and_change_logits_little() {
     let [exact, rounded] =
         [StateDtype::F32, StateDtype::Bf16].map(|states| Bench::of(bench::open(QWEN3_5).with_state_dtype(states), 2));
     let target = Target::Cpu { threads: 2 };
@@ -181,7 +181,7 @@ fn an_fp8_release_is_planned_with_its_projections_in_fp8() {
 }
 
 #[test]
-fn text_only_exports_may_keep_the_names_of_the_whole_model() {
+fn text_only_exports_may_keep_the_whole_models_names() {
     let folder = "tests/golden/qwen3_5_text";
     let copy = Copy::of(folder).rename("model.safetensors", |name| name.replace("model.", "model.language_model."));
     let bench = Bench::of(copy.open(), 2);

@@ -43,7 +43,7 @@ fn mixed(bytes: usize, seed: u64) -> String {
 }
 
 #[test]
-fn a_long_text_has_the_tokens_that_the_library_gives_it_as_a_whole() {
+fn a_long_text_is_tokenized_as_by_the_library() {
     for file in TOKENIZERS {
         let json = golden_bytes(file);
         let (ours, mut library) = (
@@ -69,7 +69,7 @@ fn a_long_text_has_the_tokens_that_the_library_gives_it_as_a_whole() {
 }
 
 #[test]
-fn counting_stops_soon_after_the_limit() {
+fn encoding_stops_soon_after_the_token_limit() {
     for file in TOKENIZERS {
         let tokenizer = Tokenizer::from_bytes(&golden_bytes(file)).expect("the tokenizer parses");
         let text = mixed(8_000_000, 1);
@@ -85,7 +85,7 @@ fn counting_stops_soon_after_the_limit() {
 }
 
 #[test]
-fn texts_without_seams_are_encoded_in_bounded_time() {
+fn texts_of_one_repeated_character_are_encoded_in_bounded_time() {
     let tokenizer =
         Tokenizer::from_bytes(&golden_bytes("qwen2_5_tokenizer/tokenizer.json")).expect("the tokenizer parses");
     for letter in ["a", " ", "\n", "1", "\u{301}", "!", "ก"] {
@@ -96,7 +96,7 @@ fn texts_without_seams_are_encoded_in_bounded_time() {
 }
 
 #[test]
-fn a_prompt_is_refused_at_its_limit_also_when_users_write_names_of_special_tokens() {
+fn the_token_limit_holds_when_users_write_special_token_names() {
     let tokenizer = Tokenizer::from_bytes(&golden_bytes("qwen2_5_vl/tokenizer.json")).expect("the tokenizer parses");
     let source = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}";
     let sources = TemplateSources {

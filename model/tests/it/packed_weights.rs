@@ -225,7 +225,7 @@ fn both(folder: &str, settings: &Value, packing: impl Fn(&str) -> Option<Packing
         plain.push((name, packing.dtype.to_owned(), shape, quantized.values()));
         count += 1;
     }
-    assert!(count > 3, "{folder}: {count} weights are packed");
+    assert!(count > 3, "{folder}: only {count} weights are packed");
     let [one, other] = copies;
     [with_tensors(one.set(CONFIG, &["quantization_config"], settings.clone()), packed), with_tensors(other, plain)]
 }
@@ -380,7 +380,7 @@ fn an_unused_bias_must_be_all_zeros() {
 }
 
 #[test]
-fn packed_checkpoints_take_their_own_format_by_name_and_no_other() {
+fn a_packed_checkpoint_accepts_only_its_own_format_by_name() {
     let group = json!({ "num_bits": 4, "type": "int", "symmetric": true, "strategy": "group", "group_size": 32 });
     let compressed = |module: &str| is_projection(module).then_some(Packing::COMPRESSED);
     for (own, [packed, plain]) in [

@@ -45,7 +45,7 @@ fn special_ids(prompts: &PromptEncoder, ids: &[u32]) -> Vec<u32> {
 }
 
 #[test]
-fn a_user_who_writes_special_tokens_gets_letters() {
+fn special_token_names_in_user_text_are_encoded_as_text() {
     let prompts = vision_prompts();
     let inputs = TemplateInputs::default();
     let honest = prompts.encode(&user(vec![Part::Image, Part::Text("x".into())]), &inputs).expect("the prompt encodes");
@@ -68,7 +68,7 @@ fn a_user_who_writes_special_tokens_gets_letters() {
 }
 
 #[test]
-fn a_special_token_cannot_be_put_together_from_parts() {
+fn parts_of_a_message_cannot_join_to_a_special_token() {
     let prompts = vision_prompts();
     let inputs = TemplateInputs::default();
     let expected = special_ids(
@@ -90,7 +90,7 @@ fn a_special_token_cannot_be_put_together_from_parts() {
 }
 
 #[test]
-fn trimming_templates_do_not_help_an_attacker() {
+fn a_trimming_template_cannot_join_text_to_a_special_token() {
     let source = "{% for m in messages %}{% for p in m.content %}{% if p.text is defined %}{{ p.text | trim }}{% endif %}{% endfor %}{% endfor %}";
     let prompts = PromptEncoder::new(small_tokenizer(), template(source));
     let parts = vec![Part::Text(" <|im_ \n".into()), Part::Text("\tstart|> ".into()), Part::Image];
@@ -100,7 +100,7 @@ fn trimming_templates_do_not_help_an_attacker() {
 }
 
 #[test]
-fn tools_and_variables_cannot_smuggle_special_tokens_either() {
+fn tools_cannot_inject_special_tokens() {
     let golden = golden_json("chat_templates/qwen2_5.json");
     let prompts = PromptEncoder::new(small_tokenizer(), template(golden["template"].as_str().expect("a template")));
     let tool = |description: &str| {
@@ -114,7 +114,7 @@ fn tools_and_variables_cannot_smuggle_special_tokens_either() {
 }
 
 #[test]
-fn reasoning_and_calls_of_earlier_turns_cannot_either() {
+fn reasoning_and_calls_of_earlier_turns_cannot_inject_special_tokens() {
     let golden = golden_json("chat_templates/qwen3.json");
     let prompts = PromptEncoder::new(small_tokenizer(), template(golden["template"].as_str().expect("a template")));
     let of = |text: &str| {
@@ -130,7 +130,7 @@ fn reasoning_and_calls_of_earlier_turns_cannot_either() {
 }
 
 #[test]
-fn a_continued_turn_cannot_either_and_ends_where_its_text_does() {
+fn a_continued_turn_ends_with_its_text_without_special_tokens() {
     let prompts = vision_prompts();
     let inputs =
         TemplateInputs { add_generation_prompt: false, continue_final_message: true, ..TemplateInputs::default() };
@@ -148,7 +148,7 @@ fn a_continued_turn_cannot_either_and_ends_where_its_text_does() {
 }
 
 #[test]
-fn a_turn_that_cannot_be_continued_is_refused_with_the_reason() {
+fn refusing_to_continue_a_turn_names_the_reason() {
     let prompts = vision_prompts();
     let inputs =
         TemplateInputs { add_generation_prompt: false, continue_final_message: true, ..TemplateInputs::default() };
@@ -171,7 +171,7 @@ fn a_turn_that_cannot_be_continued_is_refused_with_the_reason() {
 }
 
 #[test]
-fn the_guarded_way_encodes_as_the_plain_way_does() {
+fn the_guarded_path_encodes_like_the_plain_path() {
     // A text that only ends in "<" takes the guard's path. The tokens must be the same on both
     // paths.
     let golden = golden_json("chat_templates/qwen2_5.json");
@@ -188,7 +188,7 @@ fn the_guarded_way_encodes_as_the_plain_way_does() {
 
 proptest! {
     #[test]
-    fn whatever_users_type_only_the_template_writes_special_tokens(
+    fn user_text_never_adds_special_tokens(
         texts in prop::collection::vec("(<|\\||im_|start|end|image|_pad|>|<\\|im_start\\|>|<\\|image_pad\\|>| |a){0,8}", 1..4)
     ) {
         let prompts = vision_prompts();
@@ -203,7 +203,7 @@ proptest! {
 }
 
 #[test]
-fn a_users_word_for_a_picture_stays_text_where_a_template_joins_strings() {
+fn a_typed_picture_placeholder_stays_text_in_string_templates() {
     let checkpoint = crate::bench::open(INTERNVL_CHAT);
     let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
     let prompts =
@@ -226,7 +226,7 @@ fn a_users_word_for_a_picture_stays_text_where_a_template_joins_strings() {
 }
 
 #[test]
-fn texts_of_a_message_are_on_lines_of_their_own_where_a_template_takes_strings() {
+fn string_templates_get_the_texts_on_separate_lines() {
     let text = |text: &str| Part::Text(text.to_owned());
     let said =
         vec![text("Read this."), text(""), Part::Reasoning("hm".to_owned()), text("Then answer.\n"), text("Now")];
@@ -260,7 +260,7 @@ fn texts_of_a_message_are_on_lines_of_their_own_where_a_template_takes_strings()
 }
 
 #[test]
-fn each_template_of_a_checkpoint_is_asked_whether_it_takes_strings() {
+fn each_template_is_checked_for_string_or_list_content() {
     let lists = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}";
     let strings = "{{ messages[0].content }}";
     let (mut both, second) = (sources(lists), ("tool_use".to_owned(), strings.to_owned()));
@@ -274,7 +274,7 @@ fn each_template_of_a_checkpoint_is_asked_whether_it_takes_strings() {
 }
 
 #[test]
-fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
+fn pictures_between_texts_keep_their_place_in_string_templates() {
     let checkpoint = crate::bench::open(INTERNVL_CHAT);
     let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
     let prompts =
@@ -303,7 +303,7 @@ const OF_PARTS: [&str; 2] = [
 ];
 
 #[test]
-fn texts_reach_templates_that_only_read_parts() {
+fn texts_are_rendered_by_templates_that_only_read_parts() {
     for source in OF_PARTS {
         let template = template(source);
         let mut messages = vec![Message::text(Role::System, "Be brief."), Message::text(Role::User, "Hello")];
@@ -333,7 +333,7 @@ fn each_role_gets_the_content_that_its_branch_reads() {
 }
 
 #[test]
-fn missing_tools_are_undefined_and_none_where_a_template_compares() {
+fn missing_tools_are_undefined_but_compare_equal_to_none() {
     for (source, expected) in [
         ("{% if tools is iterable and tools | length > 0 %}tools{% endif %}none", "none"),
         ("{% if not tools is defined %}{% set tools = [] %}{% endif %}{{ tools }}", "[]"),
@@ -353,7 +353,7 @@ fn missing_tools_are_undefined_and_none_where_a_template_compares() {
 }
 
 #[test]
-fn pictures_have_placeholders_in_each_family_where_a_template_joins_strings() {
+fn string_templates_get_picture_placeholders_in_each_family() {
     let golden = golden_json("chat_templates/qwen2_5.json");
     let text_only = golden["template"].as_str().expect("a template");
     for folder in ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl_chat"].map(|name| format!("tests/golden/{name}")) {
@@ -372,7 +372,7 @@ fn pictures_have_placeholders_in_each_family_where_a_template_joins_strings() {
 }
 
 #[test]
-fn templates_have_what_real_ones_use() {
+fn templates_support_the_features_of_released_templates() {
     let cases = [
         ("{{ {'b': 1, 'a': [true, none, 0.5, 'é<&>']} | tojson }}", r#"{"b": 1, "a": [true, null, 0.5, "é<&>"]}"#),
         ("{{ {'b': 1, 'a': []} | tojson(indent=2) }}", "{\n  \"b\": 1,\n  \"a\": []\n}"),
@@ -397,7 +397,7 @@ fn templates_have_what_real_ones_use() {
 }
 
 #[test]
-fn the_date_is_an_input() {
+fn the_date_in_templates_comes_from_the_inputs() {
     let inputs = TemplateInputs { now_unix_seconds: 1_735_689_599, ..TemplateInputs::default() };
     let rendered = template("{{ strftime_now('%d %B %Y') }}").render(&[], &inputs).expect("the template renders");
     assert_eq!("31 December 2024", rendered);
@@ -419,7 +419,7 @@ fn endless_templates_end_in_a_typed_error() {
 }
 
 #[test]
-fn a_refusal_of_the_template_is_told_to_the_caller_but_not_to_logs() {
+fn a_templates_refusal_is_not_shown_in_logs() {
     let source = "a\n{% macro f(m) %}{{ raise_exception('Not this: ' ~ m.content) }}{% endmacro %}{{ f(messages[0]) }}";
     let error = template(source).render(&[Message::text(Role::User, "secret")], &TemplateInputs::default());
     let error = error.expect_err("the template raises an exception");
@@ -429,7 +429,7 @@ fn a_refusal_of_the_template_is_told_to_the_caller_but_not_to_logs() {
 }
 
 #[test]
-fn other_faults_of_a_template_do_not_quote_messages() {
+fn template_errors_do_not_quote_messages() {
     for source in ["{{ messages[0].content.nothing.at_all }}", "{{ messages[0].content | no_filter }}", "{{ f( }}"] {
         let error = ChatTemplate::new(sources(source), TemplateLimits::default())
             .and_then(|template| template.render(&[Message::text(Role::User, "secret")], &TemplateInputs::default()))
@@ -439,7 +439,7 @@ fn other_faults_of_a_template_do_not_quote_messages() {
 }
 
 #[test]
-fn templates_are_found_wherever_checkpoints_keep_them() {
+fn templates_are_found_in_every_file_of_a_checkpoint() {
     let read = |files: TemplateFiles<'_>| TemplateSources::read(files);
     let config = br#"{"chat_template": "from config", "bos_token": null,
         "eos_token": {"content": "<|im_end|>", "special": true}, "pad_token": "<pad>"}"#;

@@ -33,7 +33,7 @@ fn assert_same_weights(found: &Checkpoint, expected: &Checkpoint) {
 }
 
 #[test]
-fn a_tied_file_has_the_weights_of_its_safetensors_and_loads() {
+fn a_tied_pytorch_file_has_the_weights_of_its_safetensors() {
     let copy = with("llama", &[(SINGLE, recorded(SINGLE))]);
     let (checkpoint, golden) = (copy.open(), open("tests/golden/llama"));
     assert_same_weights(&checkpoint, &golden);
@@ -43,7 +43,7 @@ fn a_tied_file_has_the_weights_of_its_safetensors_and_loads() {
 }
 
 #[test]
-fn shards_have_the_weights_of_one_safetensors_file() {
+fn pytorch_shards_have_the_weights_of_one_safetensors_file() {
     let mut files: Vec<_> = SHARDS.iter().map(|shard| (*shard, recorded(shard))).collect();
     files.push((INDEX, golden_bytes(&format!("pytorch/{INDEX}"))));
     let whole = with("qwen2", &files);
@@ -58,7 +58,7 @@ fn shards_have_the_weights_of_one_safetensors_file() {
 }
 
 #[test]
-fn safetensors_win_where_a_folder_has_both() {
+fn safetensors_take_precedence_over_a_pytorch_file() {
     let copy = Copy::of("tests/golden/llama");
     std::fs::write(copy.0.join(SINGLE), "not read").expect("the file can be written");
     assert_eq!(copy.open().tensors.shards()[0].file(), "model.safetensors");
@@ -70,7 +70,7 @@ fn refused(copy: &Copy) -> CheckpointError {
 }
 
 /// The error for the recorded file after a change.
-fn said(change: impl FnOnce(&mut Vec<u8>)) -> String {
+fn error_after(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut bytes = recorded(SINGLE);
     change(&mut bytes);
     refused(&with("llama", &[(SINGLE, bytes)])).to_string()
@@ -83,18 +83,18 @@ fn put(bytes: &mut [u8], from: &[u8], to: &[u8]) {
 }
 
 #[test]
-fn what_is_no_file_of_torch_is_told() {
+fn files_that_torch_did_not_write_are_refused() {
     let cases = [
-        (said(|bytes| bytes.truncate(bytes.len() / 2)), "has no end record"),
-        (said(Vec::clear), "the format is not a zip archive; supported: what torch.save writes since 1.6"),
-        (said(|bytes| *bytes = b"\x80\x02\x8a".to_vec()), "supported: what torch.save writes since 1.6"),
-        (said(|bytes| put(bytes, b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "is not a tensor"),
-        (said(|bytes| put(bytes, b"\x80\x02", b"\x80\x02\xff")), "an instruction that torch does not write"),
-        (said(|bytes| put(bytes, b"little", b"big   ")), "not little-endian"),
-        (said(|bytes| put(bytes, b"ctorch\n", b"ctorcx\n")), "refers to a storage that the file lacks"),
-        (said(|bytes| put(bytes, b"cpu", b"\xff\xff\xff")), "a string that is not UTF-8"),
-        (said(|bytes| flag(bytes, 10, 8)), "is compressed or encrypted"),
-        (said(|bytes| flag(bytes, 24, 1)), "bytes for"),
+        (error_after(|bytes| bytes.truncate(bytes.len() / 2)), "has no end record"),
+        (error_after(Vec::clear), "the format is not a zip archive; supported: what torch.save writes since 1.6"),
+        (error_after(|bytes| *bytes = b"\x80\x02\x8a".to_vec()), "supported: what torch.save writes since 1.6"),
+        (error_after(|bytes| put(bytes, b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "is not a tensor"),
+        (error_after(|bytes| put(bytes, b"\x80\x02", b"\x80\x02\xff")), "an instruction that torch does not write"),
+        (error_after(|bytes| put(bytes, b"little", b"big   ")), "not little-endian"),
+        (error_after(|bytes| put(bytes, b"ctorch\n", b"ctorcx\n")), "refers to a storage that the file lacks"),
+        (error_after(|bytes| put(bytes, b"cpu", b"\xff\xff\xff")), "a string that is not UTF-8"),
+        (error_after(|bytes| flag(bytes, 10, 8)), "is compressed or encrypted"),
+        (error_after(|bytes| flag(bytes, 24, 1)), "bytes for"),
     ];
     for (error, expected) in cases {
         assert!(error.contains(expected), "{error} should say: {expected}");
@@ -108,7 +108,7 @@ fn flag(bytes: &mut [u8], at: usize, change: u8) {
 }
 
 #[test]
-fn a_type_that_is_not_read_is_told_by_name_when_it_is_asked_for() {
+fn an_unsupported_pytorch_type_is_named_on_access() {
     let mut bytes = recorded(SINGLE);
     put(&mut bytes, b"BFloat16Storage", b"QFloat16Storage");
     let checkpoint = with("llama", &[(SINGLE, bytes)]).open();
@@ -120,7 +120,7 @@ fn a_type_that_is_not_read_is_told_by_name_when_it_is_asked_for() {
 }
 
 #[test]
-fn no_damaged_file_panics_or_takes_memory() {
+fn damaged_pytorch_files_never_panic() {
     let (bytes, mut random, mut opened) = (recorded(SINGLE), Random::new(5), 0);
     let copy = with("llama", &[(SINGLE, bytes.clone())]);
     let path = copy.0.join(SINGLE);

@@ -96,7 +96,7 @@ const INTERNVL: [(&str, f64, [usize; 3]); 12] = [
 ];
 
 #[test]
-fn shapes_on_a_text_model_of_another_family_have_the_published_parameters() {
+fn internvl_shapes_have_the_published_parameters() {
     for (shape, published, cached) in INTERNVL {
         let model = Model::plan(&settings(shape), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
         let found = model.parameters() as f64 / 1e9;
@@ -107,7 +107,7 @@ fn shapes_on_a_text_model_of_another_family_have_the_published_parameters() {
 }
 
 #[test]
-fn shapes_weigh_what_the_released_checkpoints_weigh() {
+fn shapes_have_the_weight_bytes_of_the_released_checkpoints() {
     for (shape, bytes, cached) in RELEASED {
         let model = Model::plan(&settings(shape), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
         // Alignment adds a little, because tensors begin at multiples of 256 bytes.
@@ -118,7 +118,7 @@ fn shapes_weigh_what_the_released_checkpoints_weigh() {
 }
 
 #[test]
-fn a_shape_has_the_released_models_control_tokens() {
+fn a_shape_has_the_control_tokens_of_the_released_model() {
     let checkpoint = open("qwen2.5-vl-7b", 0);
     let model = Model::plan(&checkpoint, &CPU).expect("the model is planned without drawing a weight");
     let prompts = checkpoint.prompts().expect("the checkpoint has a tokenizer");
@@ -131,7 +131,7 @@ fn a_shape_has_the_released_models_control_tokens() {
 }
 
 #[test]
-fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
+fn a_random_checkpoint_renders_chats_like_its_family() {
     let checkpoint = open("qwen2.5-vl-tiny", 0);
     let content = vec![Part::Image, Part::Video, Part::Text("Hi".to_owned())];
     let messages = [Message { role: Role::User, content }];
@@ -146,7 +146,7 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
 }
 
 #[test]
-fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
+fn fp8_projections_take_one_byte_per_number_plus_scales() {
     let planned = |shape: &str, quantization| {
         let model = Model::plan(&settings(shape).with_quantization(quantization), &CPU).expect("the model is planned");
         (model.weight_bytes().0, model.parameters())
@@ -176,7 +176,7 @@ fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
 }
 
 #[test]
-fn a_random_checkpoint_in_fp8_has_logits_as_large_as_a_plain_one() {
+fn a_random_fp8_checkpoint_has_the_plain_checkpoints_logit_variance() {
     let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
     let plain = spread(&logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 2)));
     for quantization in WeightQuantization::ROUNDING {
@@ -208,7 +208,7 @@ fn after(bench: &Bench, ids: Vec<u32>) -> Vec<f32> {
 }
 
 #[test]
-fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others() {
+fn random_logits_depend_only_on_the_seed() {
     let first = logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 1));
     assert_eq!(first, logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 2)));
     let other = logits(&Bench::of(open("qwen2.5-vl-tiny", 6), 1));
@@ -223,7 +223,7 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
 }
 
 #[test]
-fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
+fn routing_skew_gives_rare_experts_fewer_tokens() {
     let (experts, tokens) = (64, 300);
     // The fraction of the first layer's choices that go to the rarer half of the experts.
     let of_rare = |exponent: Option<f32>| -> f64 {
@@ -245,11 +245,11 @@ fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
     // The rows of such a small model are similar, so routing is uneven even without a skew.
     let [even, skewed] = [None, Some(1.0)].map(of_rare);
     assert!(even > 0.2, "{even}");
-    assert!(skewed < 0.8 * even, "the skewed spread {skewed} is below the even {even}");
+    assert!(skewed < 0.8 * even, "the rare experts get {skewed} of the choices with a skew and {even} without");
 }
 
 #[test]
-fn norms_are_ones_and_no_two_tensors_are_alike() {
+fn random_norms_are_ones_and_matrices_have_different_seeds() {
     let checkpoint = open("qwen2.5-vl-tiny", 0);
     let drawn = |name: &str, axes| match checkpoint.tensors.random(name, axes) {
         Some((_, RandomTensor::Drawn { seed })) => Some(seed),
@@ -267,7 +267,7 @@ fn norms_are_ones_and_no_two_tensors_are_alike() {
 }
 
 #[test]
-fn a_shape_that_nobody_wrote_down_is_refused_with_its_nearest_and_all_others_are_planned() {
+fn an_unknown_shape_is_refused_with_its_nearest_name() {
     let refused = registry::random_checkpoint("qwen3-9b", 0).expect_err("the name is not a known shape");
     assert!(refused.to_string().contains("qwen3-9b") && refused.to_string().contains("qwen3-8b"), "{refused}");
     assert!(refused.hint().contains("plan --shapes"), "{}", refused.hint());

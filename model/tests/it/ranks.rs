@@ -70,7 +70,7 @@ fn possible(folder: &str) -> Vec<usize> {
 }
 
 #[test]
-fn every_family_answers_on_several_ranks_as_recorded() {
+fn every_family_gives_the_recorded_answers_on_several_ranks() {
     for (folder, most) in FOLDERS {
         let names = cases(folder);
         let numbers = if most == 4 { vec![2, 4] } else { vec![2] };
@@ -93,7 +93,7 @@ fn bits(bench: &Bench, rows: &[Vec<u32>]) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
+fn all_ranks_have_exactly_the_picture_rows_of_one_rank() {
     for (folder, name) in [
         (QWEN2_5_VL, "several_images"),
         (QWEN3_VL, "several_images"),
@@ -117,7 +117,7 @@ fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
                     let is_alone = |rows: &Vec<Vec<u32>>| rows[*picture] == *alone;
                     assert!(
                         on_all.iter().all(is_alone),
-                        "picture {picture} of {folder} {name} on {of} ranks equals the result on one rank"
+                        "picture {picture} of {folder} {name} on {of} ranks differs from the result on one rank"
                     );
                 }
             }
@@ -138,7 +138,7 @@ fn each_rank_encodes_its_share_of_the_pictures() {
             assert_eq!(
                 flops(rank, of),
                 flops(Rank::ALONE, 1),
-                "one picture per rank on {of} ranks costs as much as one picture on one rank"
+                "one picture per rank on {of} ranks costs more or less than one picture on one rank"
             );
             let of_one = if rank.index() == 0 { flops(Rank::ALONE, 1) } else { 0 };
             assert_eq!(flops(rank, 1), of_one, "a single picture is not divided among ranks");
@@ -147,7 +147,7 @@ fn each_rank_encodes_its_share_of_the_pictures() {
 }
 
 #[test]
-fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
+fn heads_that_ranks_cannot_divide_are_refused_with_possible_numbers() {
     // The cases: a single query head; 14 query heads, of which seven share a KV head, on more ranks
     // than KV heads; and experts.
     for (folder, of, said, hint) in [
@@ -165,7 +165,7 @@ fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
 }
 
 #[test]
-fn chunks_and_other_sequences_change_nothing_on_ranks_either() {
+fn chunking_and_batching_do_not_change_results_on_ranks() {
     for folder in ["tests/golden/llama", QWEN3_MOE] {
         let runs = on_ranks(2, |cpu| {
             let bench = loaded(open(folder), cpu);
@@ -181,7 +181,7 @@ fn chunks_and_other_sequences_change_nothing_on_ranks_either() {
             whole.map(|run| run.logits.concat())
         });
         let bits = |run: &[Vec<f32>; 2]| run.each_ref().map(|run| run.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
-        assert!(runs.iter().all(|run| bits(run) == bits(&runs[0])), "all ranks have the same bits");
+        assert!(runs.iter().all(|run| bits(run) == bits(&runs[0])), "the ranks have different bits");
     }
 }
 
@@ -202,7 +202,7 @@ fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -
 }
 
 #[test]
-fn drawn_weights_are_those_of_one_rank() {
+fn random_weights_on_ranks_match_one_rank() {
     for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL, 4)] {
         let draw = || {
             let random = registry::without_weights(CheckpointSource::Folder(repository(folder)));
@@ -249,7 +249,7 @@ pub fn loaded_bytes(checkpoint: &Checkpoint, rank: Rank) -> Vec<u8> {
 }
 
 #[test]
-fn a_rank_reads_nothing_of_the_others() {
+fn a_rank_reads_no_weights_of_other_ranks() {
     const FOLDER: &str = "tests/golden/llama_biased";
     let of = |index| Rank::new(index, 2);
     for index in [0, 1] {
@@ -276,17 +276,17 @@ fn a_rank_reads_nothing_of_the_others() {
         });
         assert!(
             loaded_bytes(&spoilt.open(), of(index)) == loaded_bytes(&open(FOLDER), of(index)),
-            "rank {index} does not read the other rank's bytes"
+            "rank {index} reads the other rank's bytes"
         );
         assert!(
             loaded_bytes(&spoilt.open(), of(1 - index)) != loaded_bytes(&open(FOLDER), of(1 - index)),
-            "the other rank reads the changed bytes"
+            "the other rank does not read the changed bytes"
         );
     }
 }
 
 #[test]
-fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
+fn ranks_split_the_weight_bytes_of_one_rank() {
     let bytes = |folder: &str, rank: Rank| {
         Model::plan_rank(&open(folder), &CPU, rank).expect("the model is planned").weight_bytes().0
     };
@@ -354,7 +354,7 @@ fn compact(header: &mut Value, data: &mut Vec<u8>) {
 }
 
 #[test]
-fn blocks_of_fp8_are_cut_between_blocks() {
+fn ranks_split_fp8_weights_between_blocks() {
     let copy = wide_fp8();
     let of = |of| logits(|| copy.open(), "tests/golden/qwen3_fp8", of);
     let whole = of(1);
@@ -366,7 +366,7 @@ fn blocks_of_fp8_are_cut_between_blocks() {
 }
 
 #[test]
-fn blocks_of_fp8_are_not_cut_within_one() {
+fn splitting_an_fp8_block_among_ranks_is_refused() {
     let error = Model::plan_rank(&open("tests/golden/qwen3_fp8"), &CPU, Rank::new(0, 2)).map(drop);
     let error = error.expect_err("half of the heads fill half a block");
     assert!(matches!(&error, LoadError::Weights(WeightError::Cut { unit: 128, at: 64, .. })), "{error:?}");
@@ -375,7 +375,7 @@ fn blocks_of_fp8_are_not_cut_within_one() {
 }
 
 #[test]
-fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
+fn fp8_logits_on_two_ranks_stay_near_one_rank() {
     // With a fixed activation scale, all ranks round in the same way. With a scale per row, each
     // rank uses a scale for its part of the row.
     for (folder, tolerance) in
@@ -431,7 +431,7 @@ fn experts_round_by_the_largest_scale_of_all_ranks() {
 }
 
 #[test]
-fn what_is_rounded_while_it_loads_answers_nearly_alike() {
+fn fp8_rounding_on_load_changes_logits_little_on_ranks() {
     for folder in ["tests/golden/llama", QWEN3_VL_MOE] {
         let plain = logits(|| open(folder), folder, 2);
         for quantization in WeightQuantization::ROUNDING {

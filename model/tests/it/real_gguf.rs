@@ -32,7 +32,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 #[test]
-fn a_real_model_has_the_ids_of_llama_cpp_and_the_replies_of_transformers() {
+fn a_released_gguf_model_gives_the_recorded_ids_and_replies() {
     let Some(file) = file() else { return };
     let recorded = golden_json("gguf/smollm2.json");
     let checkpoint =

@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn pieces_of_random_tokens_equal_the_whole(
+    fn pieces_of_random_tokens_join_to_the_whole_text(
         ids in prop::collection::vec(0u32..376, 0..120), skip in any::<bool>()
     ) {
         // Random bytes, most of which are not UTF-8.
@@ -39,7 +39,7 @@ proptest! {
     }
 
     #[test]
-    fn pieces_of_random_text_equal_the_whole_and_are_whole_characters(text in "\\PC{0,60}", skip in any::<bool>()) {
+    fn pieces_of_random_text_have_only_whole_characters(text in "\\PC{0,60}", skip in any::<bool>()) {
         for tokenizer in [&*QWEN, &*SMALL] {
             let ids = tokenizer.encode_plain(&text).expect("the text encodes");
             let whole = tokenizer.decode(&ids, skip).expect("the tokens decode");
@@ -64,12 +64,12 @@ proptest! {
     }
 
     #[test]
-    fn pieces_of_words_equal_the_whole(ids in prop::collection::vec(0u32..4, 0..100), skip in any::<bool>()) {
+    fn pieces_of_word_tokens_join_to_the_whole_text(ids in prop::collection::vec(0u32..4, 0..100), skip in any::<bool>()) {
         prop_assert_eq!(in_pieces(&WORDS, &ids, skip).concat(), WORDS.decode(&ids, skip).expect("the tokens decode"));
     }
 
     #[test]
-    fn a_reply_stops_at_the_same_place_however_it_is_cut(
+    fn a_reply_stops_at_the_same_place_in_any_pieces(
         text in "[abc\u{e9}]{0,40}",
         stops in prop::collection::vec("[abc\u{e9}]{1,4}", 0..4),
         cuts in prop::collection::vec(0usize..40, 0..10),
@@ -101,7 +101,7 @@ proptest! {
 }
 
 #[test]
-fn a_frog_of_several_tokens_appears_at_once() {
+fn a_character_of_several_tokens_appears_at_once() {
     let ids = QWEN.encode_plain("𓆏").expect("the text encodes");
     assert!(ids.len() > 1, "the story needs a character of several tokens");
     let pieces = in_pieces(&QWEN, &ids, true);
@@ -110,14 +110,14 @@ fn a_frog_of_several_tokens_appears_at_once() {
 }
 
 #[test]
-fn a_reply_cut_inside_a_character_ends_in_a_replacement() {
+fn a_truncated_character_ends_the_reply_with_a_replacement_character() {
     let ids = QWEN.encode_plain("𓆏").expect("the text encodes");
     let pieces = in_pieces(&QWEN, &ids[..1], true);
     assert_eq!(vec!["", "\u{fffd}"], pieces);
 }
 
 #[test]
-fn text_that_could_become_a_stop_string_waits() {
+fn text_that_could_become_a_stop_string_is_held_back() {
     let rules = StopRules::new([7], vec!["\nUser:".into(), "###".into()]).expect("the stop strings are valid");
     assert!(rules.stops_at(7) && !rules.stops_at(8));
     let mut filter = rules.filter();
@@ -130,7 +130,7 @@ fn text_that_could_become_a_stop_string_waits() {
 }
 
 #[test]
-fn stop_strings_that_make_no_sense_are_refused() {
+fn empty_long_or_too_many_stop_strings_are_refused() {
     for strings in [vec![String::new()], vec!["x".into(); 17], vec!["x".repeat(1025)]] {
         let error = StopRules::new([], strings).expect_err("the stop strings are refused");
         assert!(matches!(error, TextError::StopStrings { .. }), "{error}");

@@ -79,7 +79,7 @@ fn call_of(parameters: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn calls_stand_before_between_and_after_text() {
+fn calls_are_recognized_before_between_and_after_text() {
     let call = |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"x\": 1}}}}\n</tool_call>");
     assert_eq!(hermes(&call("weather")), r#"0 weather {"x": 1}."#);
     assert_eq!(hermes(&format!("{}\n{}\n", call("a"), call("b"))), r#"0 a {"x": 1}.1 b {"x": 1}."#);
@@ -96,7 +96,7 @@ fn arguments_may_hold_braces_quotes_and_tags() {
 }
 
 #[test]
-fn a_call_may_say_its_parts_in_any_order() {
+fn the_members_of_a_call_may_be_in_any_order() {
     let reply =
         r#"<tool_call> {"id": [1, {"name": 2}], "arguments": {"x": "y"}, "name": "a\"b", "more": null} </tool_call>"#;
     assert_eq!(hermes(reply), r#"0 a"b {"x": "y"}."#);
@@ -104,7 +104,7 @@ fn a_call_may_say_its_parts_in_any_order() {
 }
 
 #[test]
-fn what_is_no_call_is_text() {
+fn malformed_calls_are_text() {
     for reply in [
         "<tool_call>",
         "<tool_call>\nnot JSON\n</tool_call>",
@@ -121,7 +121,7 @@ fn what_is_no_call_is_text() {
 }
 
 #[test]
-fn a_call_that_breaks_off_is_ended_and_what_follows_is_kept() {
+fn a_truncated_call_is_closed_and_later_text_is_kept() {
     let head = "<tool_call>\n{\"name\": \"weather\", \"arguments\": ";
     assert_eq!(hermes(&format!("{head}{{\"x\": [1")), "0 weather {\"x\": [1!");
     assert_eq!(hermes(&format!("{head}{{\"x\": 1\n</tool_call>\nOh.")), "0 weather {\"x\": 1\n![\nOh.]");
@@ -132,7 +132,7 @@ fn a_call_that_breaks_off_is_ended_and_what_follows_is_kept() {
 }
 
 #[test]
-fn json_without_a_tag_is_a_call_only_at_the_beginning_and_of_a_known_tool() {
+fn untagged_json_is_a_call_only_at_the_beginning() {
     let call = r#"{"name": "weather", "parameters": {"x": 1}}"#;
     assert_eq!(llama(call), r#"0 weather {"x": 1}."#);
     assert_eq!(llama(&format!("\n<|python_tag|>{call}; {call}\n")), r#"0 weather {"x": 1}.1 weather {"x": 1}."#);
@@ -151,7 +151,7 @@ fn json_without_a_tag_is_a_call_only_at_the_beginning_and_of_a_known_tool() {
 }
 
 #[test]
-fn parameters_in_xml_become_one_json_object() {
+fn xml_parameters_become_one_json_object() {
     assert_eq!(xml(&call_of(&[("city", "Paris"), ("days", "3")])), r#"0 weather {"city": "Paris", "days": 3}."#);
     let ping = "<tool_call>\n<function=ping>\n</function>\n</tool_call>";
     assert_eq!(xml(ping), "0 ping {}.");
@@ -162,7 +162,7 @@ fn parameters_in_xml_become_one_json_object() {
 }
 
 #[test]
-fn a_string_in_xml_is_its_text_as_it_is() {
+fn an_xml_string_parameter_keeps_its_exact_text() {
     for text in [
         "",
         " ",
@@ -187,7 +187,7 @@ fn a_string_in_xml_is_its_text_as_it_is() {
 }
 
 #[test]
-fn the_schema_decides_the_type_of_a_value_in_xml() {
+fn the_schema_decides_the_type_of_an_xml_value() {
     for (name, text, expected) in [
         ("days", "-3", "-3"),
         ("days", " 12345678901234567890123\n", "12345678901234567890123"),
@@ -221,7 +221,7 @@ fn the_schema_decides_the_type_of_a_value_in_xml() {
 }
 
 #[test]
-fn what_is_no_call_in_xml_is_text() {
+fn malformed_xml_calls_are_text() {
     for reply in [
         "<tool_call>",
         "<tool_call>\nnot a function\n</tool_call>",
@@ -239,7 +239,7 @@ fn what_is_no_call_in_xml_is_text() {
 }
 
 #[test]
-fn a_call_in_xml_that_breaks_off_is_ended_and_missing_tags_are_forgiven() {
+fn a_truncated_xml_call_is_closed_despite_missing_tags() {
     let head = "<tool_call>\n<function=weather>\n";
     assert_eq!(xml(head), "0 weather !");
     assert_eq!(xml(&format!("{head}<parameter=ci")), "0 weather !");
@@ -256,7 +256,7 @@ fn a_call_in_xml_that_breaks_off_is_ended_and_missing_tags_are_forgiven() {
 }
 
 #[test]
-fn a_call_in_xml_within_reasoning_is_reasoning() {
+fn an_xml_call_inside_reasoning_is_reasoning() {
     let (inside, after) = (call_of(&[("city", "Bern")]), call_of(&[("days", "1")]));
     let reply = format!("Call {inside}?\n</think>\n\n{after}");
     assert_eq!(
@@ -266,7 +266,7 @@ fn a_call_in_xml_within_reasoning_is_reasoning() {
 }
 
 #[test]
-fn a_string_in_xml_arrives_as_it_is_written_and_other_values_as_a_whole() {
+fn xml_strings_stream_and_other_values_arrive_whole() {
     let mut xml = parser(Thinking::Off, ToolFormat::QwenXml);
     let mut json = |piece: &str| {
         let json = xml.feed(piece).into_iter().map(|part| match part {
@@ -295,7 +295,7 @@ fn a_string_in_xml_arrives_as_it_is_written_and_other_values_as_a_whole() {
 }
 
 #[test]
-fn reasoning_ends_at_its_tag_wherever_it_began() {
+fn reasoning_ends_at_its_closing_tag() {
     let think = |thinking, reply: &str| described(thinking, ToolFormat::Hermes, reply);
     let reply = "<think>\nHm <b>.\n\nYes.\n</think>\n\nHello <think>\n";
     assert_eq!(think(Thinking::Possible, reply), "(Hm <b>.\n\nYes.)[Hello <think>\n]");
@@ -321,7 +321,7 @@ fn reasoning_ends_at_its_tag_wherever_it_began() {
 }
 
 #[test]
-fn without_formats_the_text_passes_as_it_is() {
+fn without_reply_formats_the_text_is_unchanged() {
     let mut plain = parser(Thinking::Off, ToolFormat::None);
     for piece in ["<think>", "\n", "<tool_call>", ""] {
         let expected: Vec<_> = (!piece.is_empty()).then(|| ReplyPart::Text(piece.to_owned())).into_iter().collect();
@@ -331,7 +331,7 @@ fn without_formats_the_text_passes_as_it_is() {
 }
 
 #[test]
-fn only_what_may_be_a_tag_waits() {
+fn only_a_possible_tag_is_held_back() {
     let mut hermes = parser(Thinking::Off, ToolFormat::Hermes);
     let mut shown = |piece: &str| hermes.feed(piece).iter().map(ReplyPart::text).collect::<String>();
     assert_eq!(shown("a <"), "a ");
@@ -401,7 +401,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn no_character_is_lost_and_no_cut_changes_a_part(
+    fn no_text_is_lost_and_pieces_do_not_change_parts(
         (reply, pieces) in reply_in_pieces(),
         thinking in prop::sample::select(vec![Thinking::Off, Thinking::Possible, Thinking::Begun]),
         tools in prop::sample::select(vec![
@@ -432,7 +432,7 @@ proptest! {
 }
 
 #[test]
-fn a_long_reply_costs_as_much_a_character_as_a_short_one() {
+fn parsing_a_long_reply_takes_linear_time() {
     // Quadratic time would take minutes for each unit.
     let (name, value) = ("<tool_call><function=f><parameter=", "<tool_call><function=f><parameter=city>");
     let units =

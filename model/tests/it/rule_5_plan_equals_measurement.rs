@@ -137,7 +137,7 @@ impl Machine {
 }
 
 /// Compares plan and measurement for a model with identical layers.
-fn every_worst_case_takes_what_its_plan_says(folder: &str) {
+fn every_worst_case_takes_its_planned_memory(folder: &str) {
     let alike = |machine: &Machine, pass: &Pass, planned: Footprint, what: &str| {
         let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass);
         let proof = proof.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -191,55 +191,55 @@ fn every_worst_case_of(
 }
 
 #[test]
-fn every_worst_case_of_a_rank_takes_what_its_plan_says() {
+fn every_worst_case_of_a_rank_takes_its_planned_memory() {
     for (folder, of) in [(QWEN2_5_VL, 2), (QWEN3_VL[0], 4), (LLAMA, 4), (MIXTURES[0], 2)] {
         bench::on_ranks(of, |cpu| every_worst_case_on(cpu, folder, CacheFormat::Plain, |_, _, _, _| {}));
     }
 }
 
 #[test]
-fn every_worst_case_of_qwen2_5_vl_takes_what_its_plan_says() {
-    every_worst_case_takes_what_its_plan_says(QWEN2_5_VL);
+fn every_worst_case_of_qwen2_5_vl_takes_its_planned_memory() {
+    every_worst_case_takes_its_planned_memory(QWEN2_5_VL);
 }
 
 #[test]
-fn every_worst_case_of_qwen2_vl_takes_what_its_plan_says() {
-    every_worst_case_takes_what_its_plan_says(QWEN2_VL);
+fn every_worst_case_of_qwen2_vl_takes_its_planned_memory() {
+    every_worst_case_takes_its_planned_memory(QWEN2_VL);
 }
 
 #[test]
-fn every_worst_case_of_qwen3_vl_takes_what_its_plan_says() {
-    QWEN3_VL.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+fn every_worst_case_of_qwen3_vl_takes_its_planned_memory() {
+    QWEN3_VL.into_iter().for_each(every_worst_case_takes_its_planned_memory);
 }
 
 #[test]
-fn every_worst_case_of_internvl_takes_what_its_plan_says() {
-    INTERNVL.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+fn every_worst_case_of_internvl_takes_its_planned_memory() {
+    INTERNVL.into_iter().for_each(every_worst_case_takes_its_planned_memory);
 }
 
 #[test]
-fn every_worst_case_of_qwen2_takes_what_its_plan_says() {
-    every_worst_case_takes_what_its_plan_says(QWEN2);
+fn every_worst_case_of_qwen2_takes_its_planned_memory() {
+    every_worst_case_takes_its_planned_memory(QWEN2);
 }
 
 #[test]
-fn every_worst_case_of_qwen3_takes_what_its_plan_says() {
-    every_worst_case_takes_what_its_plan_says(QWEN3);
+fn every_worst_case_of_qwen3_takes_its_planned_memory() {
+    every_worst_case_takes_its_planned_memory(QWEN3);
 }
 
 #[test]
-fn every_worst_case_of_mixtures_takes_what_its_plan_says() {
-    MIXTURES.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+fn every_worst_case_of_mixtures_takes_its_planned_memory() {
+    MIXTURES.into_iter().for_each(every_worst_case_takes_its_planned_memory);
 }
 
 #[test]
-fn every_worst_case_of_hybrids_takes_what_its_plan_says() {
+fn every_worst_case_of_hybrids_takes_its_planned_memory() {
     HYBRIDS.into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Plain, |_, _, _, _| {}));
     bench::on_ranks(2, |cpu| every_worst_case_on(cpu, HYBRIDS[0], CacheFormat::Plain, |_, _, _, _| {}));
 }
 
 #[test]
-fn every_worst_case_with_a_draft_head_takes_what_its_plan_says() {
+fn worst_cases_with_a_draft_head_take_their_planned_memory() {
     let with_head = |cpu, folder| {
         every_worst_case_of(cpu, bench::open(folder).with_draft_head(true), folder, |machine, pass, planned, what| {
             let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass).expect("the pass is planned");
@@ -252,17 +252,17 @@ fn every_worst_case_with_a_draft_head_takes_what_its_plan_says() {
 }
 
 #[test]
-fn every_worst_case_of_fp8_weights_takes_what_its_plan_says() {
+fn every_worst_case_of_fp8_weights_takes_its_planned_memory() {
     FP8.into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Plain, |_, _, _, _| {}));
 }
 
 #[test]
-fn every_worst_case_over_an_fp8_cache_takes_what_its_plan_says() {
+fn worst_cases_over_an_fp8_cache_take_their_planned_memory() {
     [QWEN2_5_VL, QWEN3].into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Fp8, |_, _, _, _| {}));
 }
 
 #[test]
-fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
+fn a_mixture_after_dense_layers_is_proven_with_two_layers() {
     let target = Target::Cpu { threads: 2 };
     // The experts are so wide that they need more memory than anything else in a layer.
     let copy = Copy::of("tests/golden/qwen3_moe_sparse").set("config.json", &["moe_intermediate_size"], 2048.into());
@@ -278,17 +278,17 @@ fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
 }
 
 #[test]
-fn every_worst_case_of_llama_takes_what_its_plan_says() {
-    every_worst_case_takes_what_its_plan_says(LLAMA);
+fn every_worst_case_of_llama_takes_its_planned_memory() {
+    every_worst_case_takes_its_planned_memory(LLAMA);
 }
 
 #[test]
-fn every_worst_case_of_the_demo_takes_what_its_plan_says() {
-    every_worst_case_takes_what_its_plan_says(DEMO);
+fn every_worst_case_of_the_demo_takes_its_planned_memory() {
+    every_worst_case_takes_its_planned_memory(DEMO);
 }
 
 #[test]
-fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
+fn a_launch_has_no_more_embeddings_than_cache_rows() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("the model can be planned");
     let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
     let embeddings = |cache_rows| -> Vec<usize> {
@@ -306,7 +306,7 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
 }
 
 #[test]
-fn an_envelope_larger_than_this_machine_can_be_planned() {
+fn an_envelope_beyond_this_machines_memory_can_be_planned() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("the model can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
     let room = CacheCapacity { blocks: 512, cache_rows: 2048 };
@@ -461,7 +461,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_pass_inside_an_envelope_takes_more_than_its_worst_cases(
+    fn no_pass_in_an_envelope_exceeds_its_worst_cases(
         envelope in any_envelope(), threads in 1usize..4, seed in any::<u64>(),
     ) {
         let hopper = CudaTarget { capability: (9, 0), sms: 132, activation: DType::BF16 };
@@ -485,7 +485,7 @@ proptest! {
 }
 
 #[test]
-fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
+fn worst_cases_cover_all_workloads_of_the_models_family() {
     let room = CacheCapacity { blocks: 64, cache_rows: 1024 };
     let envelope = Envelope { draft_tokens: 2, ..Envelope::small() };
     for folder in [QWEN2, QWEN2_5_VL, QWEN3, LLAMA] {

@@ -26,7 +26,7 @@ fn sample(sampler: &Sampler, logits: &[f32], past: Past<'_>) -> Result<Token, Sa
 }
 
 #[test]
-fn a_seed_repeats_whatever_was_sampled_in_between() {
+fn a_seed_gives_the_same_tokens_in_any_order() {
     let params = SamplingParams { temperature: 1.0, presence_penalty: 0.5, seed: 42, ..Default::default() };
     let produced = [3u32; 200];
     let draw = |sampler: &Sampler, at: usize, scratch: &mut SamplerScratch| {
@@ -53,7 +53,7 @@ fn a_seed_repeats_whatever_was_sampled_in_between() {
 
 /// These numbers must not change from one version to the next.
 #[test]
-fn a_seed_draws_what_it_drew_in_earlier_versions() {
+fn a_seed_gives_the_same_tokens_in_every_version() {
     let params = SamplingParams { temperature: 1.0, top_p: 0.95, seed: 42, ..Default::default() };
     let sampler = sampler(params, 8);
     let draw = |at| sample(&sampler, &logits(), Past::at(at)).expect("a token").id;
@@ -62,7 +62,7 @@ fn a_seed_draws_what_it_drew_in_earlier_versions() {
 }
 
 #[test]
-fn no_temperature_takes_the_first_of_the_likeliest() {
+fn greedy_sampling_takes_the_first_of_the_likeliest_tokens() {
     let greedy = sampler(SamplingParams::default(), 3);
     assert_eq!(1, sample(&greedy, &[0.0, 2.0, 2.0], Past::at(0)).expect("a token").id);
     // A temperature as small as Qwen2.5-VL's 1e-6 is effectively greedy and gives no NaN.
@@ -71,7 +71,7 @@ fn no_temperature_takes_the_first_of_the_likeliest() {
 }
 
 #[test]
-fn penalties_count_what_was_produced_and_only_repetition_counts_the_prompt() {
+fn only_the_repetition_penalty_counts_prompt_tokens() {
     let greedy = |params| sampler(params, 3);
     let row = [1.0, 1.5, 1.2];
     let pick = |params, prompt: &[u32], produced: &[u32]| {
@@ -90,7 +90,7 @@ fn penalties_count_what_was_produced_and_only_repetition_counts_the_prompt() {
 }
 
 #[test]
-fn a_bias_decides_and_never_revives_what_the_model_forbids() {
+fn a_bias_never_allows_a_token_with_probability_zero() {
     let biased =
         |pairs: &[(u32, f64)]| SamplingParams { logit_bias: pairs.iter().copied().collect(), ..Default::default() };
     let pick = |params| sample(&sampler(params, 8), &logits(), Past::at(0)).expect("a token").id;
@@ -99,7 +99,7 @@ fn a_bias_decides_and_never_revives_what_the_model_forbids() {
 }
 
 #[test]
-fn end_tokens_wait_until_enough_was_produced() {
+fn end_tokens_are_forbidden_before_the_minimum_length() {
     let ends: std::sync::Arc<[u32]> = [1, 3, 5, 4_000].into();
     let sampler = sampler(SamplingParams::default(), 8).with_tokens_min(2, ends.clone()).expect("few enough");
     let at = |position| sample(&sampler, &logits(), Past::at(position)).expect("a token").id;
@@ -109,7 +109,7 @@ fn end_tokens_wait_until_enough_was_produced() {
 }
 
 #[test]
-fn a_sampler_says_what_it_needs() {
+fn a_sampler_reports_the_inputs_that_it_reads() {
     let with = |params| sampler(params, 8);
     let plain = with(SamplingParams::default());
     assert!(plain.is_plain_argmax() && !plain.reads_past() && !plain.reads_prompt());
@@ -128,7 +128,7 @@ fn a_sampler_says_what_it_needs() {
 }
 
 #[test]
-fn what_is_no_distribution_is_a_typed_error() {
+fn invalid_logits_are_a_typed_error() {
     let sample = |logits: &[f32]| {
         let sampler = sampler(SamplingParams { temperature: 1.0, ..Default::default() }, 2);
         sample(&sampler, logits, Past::at(0))
@@ -174,7 +174,7 @@ fn parameters_out_of_range_are_refused_by_name() {
 }
 
 #[test]
-fn parameters_that_were_written_down_before_the_penalties_came_can_be_read() {
+fn sampling_parameters_without_penalties_can_be_deserialized() {
     let written =
         r#"{"temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 9}"#;
     let params: SamplingParams = serde_json::from_str(written).expect("the JSON parses");
@@ -186,7 +186,7 @@ fn parameters_that_were_written_down_before_the_penalties_came_can_be_read() {
 }
 
 #[test]
-fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
+fn log_probabilities_ignore_temperature_penalties_and_bias() {
     let params = SamplingParams {
         temperature: 0.3,
         top_k: 2,
@@ -275,7 +275,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn any_row_and_valid_parameters_yield_an_allowed_token(
+    fn valid_parameters_always_give_an_allowed_token(
         (row, params) in row().prop_flat_map(|row| { let tokens = row.len() as u32; (Just(row), params(tokens)) }),
         prompt in prop::collection::vec(0u32..60, 0..20),
         produced in prop::collection::vec(0u32..60, 0..20),
@@ -298,7 +298,7 @@ proptest! {
     }
 
     #[test]
-    fn a_token_with_a_bias_of_minus_100_is_all_but_forbidden(
+    fn a_token_with_bias_minus_100_is_never_chosen(
         row in prop::collection::vec(-20.0f32..20.0, 2..40),
         temperature in prop_oneof![Just(0.0), 0.1f64..2.0],
         seed in any::<u64>(),
@@ -312,7 +312,7 @@ proptest! {
     }
 
     #[test]
-    fn no_reply_ends_too_soon(
+    fn no_reply_ends_before_its_minimum_length(
         row in prop::collection::vec(-20.0f32..20.0, 4..40),
         temperature in prop_oneof![Just(0.0), 0.1f64..5.0],
         tokens_min in 1usize..30,
@@ -330,7 +330,7 @@ proptest! {
 }
 
 #[test]
-fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
+fn token_lists_have_a_limit_that_errors_name() {
     let biased = |count: u32| {
         let logit_bias = (0..count).map(|token| (token, 1.0)).collect();
         Sampler::new(SamplingParams { logit_bias, ..Default::default() }, 5000)
@@ -347,7 +347,7 @@ fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
 }
 
 #[test]
-fn a_prompt_is_read_once_a_token_and_only_by_who_counts_it() {
+fn only_a_repetition_penalty_reads_the_distinct_prompt_tokens() {
     let repeated = sampler(SamplingParams { repetition_penalty: 1.2, ..Default::default() }, 9);
     assert_eq!(repeated.read_of(&[7, 3, 7, 7, 3])[..], [3, 7]);
     assert!(sampler(SamplingParams { presence_penalty: 1.0, ..Default::default() }, 9).read_of(&[7, 3]).is_empty());

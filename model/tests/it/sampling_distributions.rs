@@ -162,7 +162,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn draws_follow_the_distribution_of_a_plain_reference() {
+fn sampled_tokens_follow_the_reference_distribution() {
     for case in cases() {
         let (expected, counts) = (reference(&logits(), &case), draw(&logits(), &case));
         assert_eq!(Some(true), believable(&expected, &counts), "{}: {counts:?} for {expected:?}", case.name);
@@ -170,7 +170,7 @@ fn draws_follow_the_distribution_of_a_plain_reference() {
 }
 
 #[test]
-fn draws_over_positions_follow_it_too() {
+fn samples_over_positions_follow_the_reference_distribution() {
     let case = Case { params: SamplingParams { temperature: 0.9, seed: 11, ..Default::default() }, ..Case::default() };
     let sampler = Sampler::new(case.params.clone(), logits().len()).expect("valid parameters");
     let (mut counts, mut scratch) = (vec![0; logits().len()], SamplerScratch::default());
@@ -184,7 +184,7 @@ fn draws_over_positions_follow_it_too() {
 /// Tests each case's draws against every other case's distribution. Different
 /// distributions must be refused.
 #[test]
-fn the_test_of_distributions_refuses_wrong_ones() {
+fn the_distribution_test_rejects_wrong_distributions() {
     let cases = cases();
     let distributions: Vec<_> = cases.iter().map(|case| reference(&logits(), case)).collect();
     let counts: Vec<_> = cases.iter().map(|case| draw(&logits(), case)).collect();
@@ -209,7 +209,7 @@ fn the_test_of_distributions_refuses_wrong_ones() {
 /// The size of Qwen2.5's vocabulary. Top-p reads only a part of it, which must
 /// not change the result.
 #[test]
-fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
+fn top_p_of_a_large_vocabulary_matches_a_full_sort() {
     let vocabulary = 152_064;
     // From peaked to flat, so that the nucleus has a few, a few hundred or nearly all tokens.
     for spread in [9.0, 2.5, 0.4] {

@@ -82,7 +82,7 @@ fn chosen(
 }
 
 #[test]
-fn a_token_is_the_same_on_the_host_and_where_the_logits_are() {
+fn host_and_backend_sampling_choose_the_same_tokens() {
     let samplers = samplers();
     let rows: Vec<_> = (0..samplers.len() as u64).map(logits).collect();
     for position in 0..40u32 {
@@ -101,7 +101,7 @@ fn a_token_is_the_same_on_the_host_and_where_the_logits_are() {
 }
 
 #[test]
-fn a_token_that_the_host_has_not_seen_counts_as_produced() {
+fn penalties_count_a_token_that_the_host_has_not_seen() {
     let wanted = SamplingParams { presence_penalty: 2.0, ..Default::default() };
     let mut row = vec![0.0; VOCABULARY];
     (row[4], row[9]) = (2.0, 1.0);
@@ -116,7 +116,7 @@ fn a_token_that_the_host_has_not_seen_counts_as_produced() {
 }
 
 #[test]
-fn a_score_is_the_same_on_the_host_and_where_the_logits_are() {
+fn host_and_backend_give_the_same_scores() {
     let rows = 2 * SCORE_ROWS + 5;
     let mut logits: Vec<_> = (0..rows as u64).map(logits).collect();
     let mut wanted: Vec<_> =
@@ -148,7 +148,7 @@ fn a_score_is_the_same_on_the_host_and_where_the_logits_are() {
 }
 
 #[test]
-fn a_row_that_allows_nothing_is_its_own_misfortune() {
+fn a_row_without_allowed_tokens_affects_no_other_row() {
     let samplers = [(); 4].map(|()| sampler(SamplingParams { temperature: 1.0, ..Default::default() }));
     let mut rows: Vec<_> = (0..4).map(logits).collect();
     rows[0][17] = f32::NAN;

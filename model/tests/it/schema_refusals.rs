@@ -20,7 +20,7 @@ fn compiler() -> GrammarCompiler {
 
 /// The compiler uses f64, which would round each of these numbers.
 #[test]
-fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
+fn integers_beyond_the_precision_of_f64_are_refused() {
     let beyond = (1u64 << 53) + 1;
     let schemas = [
         (json!({"const": beyond}), "const", "#"),
@@ -50,7 +50,7 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
 }
 
 #[test]
-fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
+fn unsupported_schema_keywords_are_refused_with_their_place() {
     let schemas = [
         (
             json!({"properties": {"secret": {"items": {"contains": {}}}}}),

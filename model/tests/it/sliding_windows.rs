@@ -24,7 +24,7 @@ fn windows(model_type: &str, edit: Value) -> Result<Vec<Option<usize>>, String> 
 }
 
 #[test]
-fn each_class_has_its_rule_for_the_layers_with_a_sliding_window() {
+fn sliding_window_layers_follow_the_rule_of_the_model_class() {
     let all = |window| Ok(vec![window; 4]);
     let used = |more: Value| {
         let mut fields = json!({ "use_sliding_window": true });
@@ -87,7 +87,7 @@ fn a_window_that_no_sequence_exceeds_is_dropped() {
 }
 
 #[test]
-fn without_the_window_the_recorded_logits_are_missed() {
+fn removing_the_sliding_window_changes_the_recorded_logits() {
     for (folder, key) in WINDOWED.into_iter().zip(["sliding_window", "layer_types"]) {
         // Without `layer_types`, the first `max_window_layers` layers have full attention: all four.
         let copy = Copy::of(folder).set(CONFIG, &[key], json!(null));
@@ -102,7 +102,7 @@ fn without_the_window_the_recorded_logits_are_missed() {
 }
 
 #[test]
-fn layers_from_max_window_layers_on_have_the_window() {
+fn layers_from_max_window_layers_have_the_window() {
     // The windowed layers are the last two, so `layer_types` and `max_window_layers` mean the same.
     let named = json!(["full_attention", "full_attention", "sliding_attention", "sliding_attention"]);
     let named = Copy::of(WINDOWED[1]).set(CONFIG, &["layer_types"], named);

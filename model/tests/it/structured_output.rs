@@ -148,7 +148,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 }
 
 #[test]
-fn a_reply_to_a_schema_parses_and_has_what_the_schema_says() {
+fn a_reply_to_a_schema_conforms_to_it() {
     for (model, count) in models().into_iter().zip([12, 12, 4]) {
         let texts = replies(model, &OutputFormat::json(person()), count);
         for text in &texts {
@@ -157,13 +157,13 @@ fn a_reply_to_a_schema_parses_and_has_what_the_schema_says() {
         }
         assert!(
             texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2,
-            "sampling yields more than two different texts"
+            "sampling yields at most two different texts"
         );
     }
 }
 
 #[test]
-fn json_is_compact_unless_the_caller_wants_whitespace() {
+fn json_is_compact_unless_whitespace_is_requested() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "array", "minItems": 2, "maxItems": 2,
         "items": {"enum": [1, 2]}}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": false});
     for model in models() {
@@ -183,7 +183,7 @@ fn json_is_compact_unless_the_caller_wants_whitespace() {
 }
 
 #[test]
-fn a_schemas_fault_has_its_place() {
+fn a_schema_error_names_the_place_in_the_schema() {
     let fault = json!({"properties": {"a": {"type": "string"}, "b/c": {"items": {"anyOf": [{}, {"type": "zebra"}]}}}});
     let error = DEMO.compiler.compile(&OutputFormat::json(fault)).expect_err("the type is unknown");
     let reason = error.reason().expect("the error has a reason");
@@ -230,7 +230,7 @@ fn a_reply_to_a_pattern_matches_it() {
 }
 
 #[test]
-fn a_reply_to_choices_is_one_of_them() {
+fn a_reply_to_choices_is_one_choice() {
     let choices: Vec<String> =
         ["yes", "yes!", "größer", "日本 🎉", "a|b(c", "/\\\"\n\0\t# ", "<|im_end|>", ""].map(str::to_owned).into();
     for (model, count) in models().into_iter().zip([40, 40, 10]) {
@@ -244,7 +244,7 @@ fn a_reply_to_choices_is_one_of_them() {
 }
 
 #[test]
-fn any_json_is_json() {
+fn an_unconstrained_schema_gives_valid_json() {
     // A random reply may never end, so the test only checks that the reply is the beginning of a
     // JSON value.
     for schema in [json!(true), json!({})] {
@@ -264,14 +264,14 @@ fn any_json_is_json() {
 }
 
 #[test]
-fn end_tokens_are_allowed_when_the_form_is_complete_and_only_then() {
+fn end_tokens_are_allowed_only_when_the_reply_is_complete() {
     for model in models() {
         let grammar = model.grammar(&OutputFormat::Regex("[0-9]{2,3}".into()));
         let digit = model.tokenizer.id_of("7").expect("a digit");
         let ends = |produced: &[u32]| {
             let allowed = grammar.allowed(produced).expect("an answer");
             let counts = model.ends.iter().filter(|end| allowed.contains(**end)).count();
-            assert!(counts == 0 || counts == model.ends.len(), "either all end tokens or none are allowed");
+            assert!(counts == 0 || counts == model.ends.len(), "{counts} end tokens are allowed; expected all or none");
             (counts > 0, allowed.only_ends())
         };
         assert_eq!([(false, false); 2], [ends(&[]), ends(&[digit])]);
@@ -286,7 +286,7 @@ fn end_tokens_are_allowed_when_the_form_is_complete_and_only_then() {
 }
 
 #[test]
-fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
+fn recomputed_grammar_masks_are_the_same() {
     for model in [&*SMALL, &*QWEN] {
         let grammar = model.grammar(&OutputFormat::json(person()));
         let params = SamplingParams { temperature: 4.0, seed: 5, ..Default::default() };
@@ -302,7 +302,7 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
             for grammar in [&grammar, &clone] {
                 assert!(
                     masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(),
-                    "the mask after {place} tokens is the same"
+                    "the mask after {place} tokens has changed"
                 );
             }
         }
@@ -312,7 +312,7 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
 }
 
 #[test]
-fn a_grammar_goes_back_over_rejected_drafts() {
+fn a_grammar_rolls_back_over_rejected_drafts() {
     let formats = [
         OutputFormat::json(person()),
         OutputFormat::Regex("[a-c]{3}(x|yz){2,20}".to_owned()),
@@ -341,7 +341,7 @@ fn a_grammar_goes_back_over_rejected_drafts() {
 }
 
 #[test]
-fn clones_go_their_own_ways() {
+fn clones_of_a_grammar_are_independent() {
     let grammar = SMALL.grammar(&OutputFormat::Choice(vec!["aa".into(), "bb".into()]));
     let clone = grammar.clone();
     let id = |text: &str| SMALL.tokenizer.id_of(text).expect("a letter");
@@ -353,7 +353,7 @@ fn clones_go_their_own_ways() {
 }
 
 #[test]
-fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
+fn a_disallowed_token_is_a_typed_error() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]+".into()));
     let id = |text: &str| DEMO.tokenizer.id_of(text).expect("a token");
     for wrong in [id("a"), id("<|im_start|>"), DEMO.ends[0], 863, u32::MAX] {
@@ -369,7 +369,7 @@ fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
 }
 
 #[test]
-fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
+fn a_complete_reply_may_end_below_the_minimum_length() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]{1,2}".into()));
     let sampler = Sampler::new(SamplingParams::default(), 864).expect("the sampler is valid");
     let sampler = sampler
@@ -388,7 +388,7 @@ fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
 }
 
 #[test]
-fn a_bias_and_penalties_choose_among_what_is_allowed() {
+fn a_bias_chooses_only_among_allowed_tokens() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[ab]{6}".into()));
     let id = |text: &str| DEMO.tokenizer.id_of(text).expect("a letter");
     let params = SamplingParams { logit_bias: [(id("c"), 100.0), (id("a"), 50.0)].into(), ..Default::default() };
@@ -398,7 +398,7 @@ fn a_bias_and_penalties_choose_among_what_is_allowed() {
 
 /// Refused forms, the kind of each error, and whether the error has a reason.
 #[test]
-fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
+fn unsupported_reply_formats_are_refused_with_a_reason() {
     let schema = OutputFormat::json;
     let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
     let deep = (0..200).fold(json!({}), |inner, _| json!({"allOf": [inner]}));
@@ -454,7 +454,7 @@ fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
 
 /// Only patterns for the same text count together.
 #[test]
-fn a_schema_may_have_many_patterns_for_many_texts() {
+fn a_schema_may_have_many_patterns_for_different_strings() {
     let properties: serde_json::Map<String, Value> = (0..30)
         .map(|i| (format!("p{i}"), json!({"$ref": "#/$defs/id", "description": "a name"})))
         .chain((0..30).map(|i| (format!("q{i}"), json!({"type": "string", "pattern": format!("^a{i}$")}))))
@@ -474,7 +474,7 @@ fn a_schema_may_have_many_patterns_for_many_texts() {
 }
 
 #[test]
-fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
+fn errors_and_debug_output_hide_schemas_patterns_and_replies() {
     let secrets = [
         OutputFormat::json(json!({"properties": {"zebra": {"type": "zebra"}}})),
         OutputFormat::json(json!({"$ref": "zebra"})),
@@ -498,7 +498,7 @@ fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
 /// followed for a hundred tokens. All together take under a minute on a slow machine
 /// (two seconds were measured).
 #[test]
-fn hostile_forms_end_soon() {
+fn hostile_schemas_and_patterns_end_in_bounded_time() {
     let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
     let doubling: serde_json::Map<String, Value> = (1..40)
         .map(|level| {
@@ -560,7 +560,7 @@ fn hostile_forms_end_soon() {
 }
 
 #[test]
-fn a_model_without_an_end_or_with_a_strange_tokenizer_cannot_follow_forms() {
+fn grammars_require_an_end_token_and_a_known_tokenizer() {
     let tokenizer = common::small_tokenizer();
     assert_eq!(Some(GrammarError::NoEndToken), GrammarCompiler::new(&tokenizer, 384, &[]).err());
     assert_eq!(
@@ -577,7 +577,7 @@ fn a_model_without_an_end_or_with_a_strange_tokenizer_cannot_follow_forms() {
 
 /// Llama's format: text with marked spaces, and byte tokens for everything else.
 #[test]
-fn a_byte_fallback_vocabulary_spells_what_it_has_no_words_for() {
+fn byte_fallback_tokens_spell_text_without_tokens() {
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
     let words = ["</s>", "▁", "a", "b", "▁ab", "ü"].map(str::to_owned);
     let vocabulary: serde_json::Map<_, _> = words.into_iter().chain(bytes).zip((0..).map(Value::from)).collect();

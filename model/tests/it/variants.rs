@@ -44,7 +44,7 @@ fn assert_case(folder: &str, name: &str, checkpoint: Checkpoint) {
 }
 
 #[test]
-fn a_checkpoint_that_leaves_out_all_it_may_gives_the_recorded_answer() {
+fn a_checkpoint_with_minimal_settings_gives_the_recorded_answer() {
     let bare = "tests/golden/qwen2_5_vl_bare";
     let checkpoint = Copy::of(bare).open();
     let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else {
@@ -57,7 +57,7 @@ fn a_checkpoint_that_leaves_out_all_it_may_gives_the_recorded_answer() {
 }
 
 #[test]
-fn settings_that_equal_their_classs_default_may_be_left_out() {
+fn settings_equal_to_the_class_default_may_be_omitted() {
     let full = config(&Copy::of(QWEN2_5_VL).open());
     let left_out: [&[&str]; 13] = [
         &["architectures"],
@@ -85,7 +85,7 @@ fn settings_that_equal_their_classs_default_may_be_left_out() {
 }
 
 #[test]
-fn defaults_are_those_that_transformers_has_for_the_family() {
+fn default_settings_match_transformers_for_each_family() {
     let recorded = golden_json("config_defaults.json");
     // The vision configuration has only this width, because decoder and tower would contradict each
     // other without it. All other settings are the class's defaults.
@@ -189,7 +189,7 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
 }
 
 #[test]
-fn a_release_without_end_tokens_of_its_own_ends_with_its_tokenizers() {
+fn end_tokens_come_from_the_text_model_and_the_template() {
     let copy = Copy::of(INTERNVL_CHAT);
     let ends = copy.open().generation.eos_ids;
     std::fs::remove_file(copy.0.join("generation_config.json")).expect("the file existed");
@@ -198,7 +198,7 @@ fn a_release_without_end_tokens_of_its_own_ends_with_its_tokenizers() {
 }
 
 #[test]
-fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
+fn a_plan_without_weights_matches_the_checkpoint_with_omitted_settings() {
     for folder in [INTERNVL, INTERNVL_CHAT] {
         // The configuration as transformers 4.52 wrote it, without settings that equal the default.
         let copy = Copy::of(folder).set(CONFIG, &["tie_word_embeddings"], Value::Null);
@@ -223,7 +223,7 @@ fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
 }
 
 #[test]
-fn internvls_defaults_are_those_that_transformers_has() {
+fn internvl_defaults_match_transformers() {
     let recorded = &golden_json("config_defaults.json")["internvl"];
     // The processors must make tiles of the class's default size.
     let tiles = json!({ "height": 448, "width": 448 });
@@ -266,14 +266,14 @@ fn bare(model_type: &str, vision: &Value) -> String {
 }
 
 #[test]
-fn a_decoder_without_a_base_of_frequencies_has_its_own_familys() {
+fn a_missing_rope_theta_takes_the_familys_default() {
     let theta =
         |folder: &str| config(&Copy::of(folder).set(CONFIG, &["rope_theta"], Value::Null).open()).decoder().rope_theta;
     assert_eq!((theta(QWEN2_5_VL), theta(QWEN2)), (1_000_000.0, 10_000.0));
 }
 
 #[test]
-fn tensors_named_as_transformers_4_52_names_them_give_the_recorded_answer() {
+fn tensor_names_of_transformers_4_52_are_accepted() {
     let name = |old: &str| match old.strip_prefix("model.") {
         Some(rest) => format!("model.language_model.{rest}"),
         None if old.starts_with("visual.") => format!("model.{old}"),
@@ -299,9 +299,12 @@ fn swapped(matrices: &[u8], rows: usize, columns: usize) -> Vec<Vec<u8>> {
     matrices.chunks(2 * rows * columns).map(swap).collect()
 }
 
-/// Replaces each expert tensor by the tensors (name, shape, bytes) that `tell` returns, stored one
-/// after the other in the bytes of the original tensor.
-fn retold(copy: Copy, tell: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(String, Vec<usize>, Vec<u8>)>) -> Copy {
+/// Replaces each expert tensor by the tensors (name, shape, bytes) that `tensors_of` returns, stored
+/// one after the other in the bytes of the original tensor.
+fn with_expert_tensors(
+    copy: Copy,
+    tensors_of: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(String, Vec<usize>, Vec<u8>)>,
+) -> Copy {
     copy.rewrite("model.safetensors", |header, data| {
         let names: Vec<String> = header.as_object().expect("an object").keys().cloned().collect();
         for name in names.iter().filter(|name| name.contains(".mlp.experts.")) {
@@ -310,7 +313,7 @@ fn retold(copy: Copy, tell: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(Str
             let shape = [0, 1, 2].map(|axis| number(&entry["shape"][axis]));
             let [mut start, end] = [0, 1].map(|side| number(&entry["data_offsets"][side]));
             let matrices = swapped(&data[start..end], shape[1], shape[2]);
-            for (name, shape, bytes) in tell(name, &shape, matrices) {
+            for (name, shape, bytes) in tensors_of(name, &shape, matrices) {
                 data[start..start + bytes.len()].copy_from_slice(&bytes);
                 let place = [start, start + bytes.len()];
                 header[name] = json!({ "dtype": "BF16", "shape": shape, "data_offsets": place });
@@ -321,15 +324,15 @@ fn retold(copy: Copy, tell: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(Str
 }
 
 #[test]
-fn experts_are_the_same_in_one_tensor_of_either_order_and_one_by_one() {
+fn experts_load_fused_in_either_order_or_separate() {
     let case = "several_images";
-    let upright = retold(Copy::of(QWEN3_VL_MOE), |name, [experts, rows, columns], matrices| {
+    let upright = with_expert_tensors(Copy::of(QWEN3_VL_MOE), |name, [experts, rows, columns], matrices| {
         vec![(name.to_owned(), vec![*experts, *columns, *rows], matrices.concat())]
     });
     assert_case(QWEN3_VL_MOE, case, upright.open());
-    let one_by_one = retold(Copy::of(QWEN3_VL_MOE), |name, [_, rows, columns], matrices| {
+    let one_by_one = with_expert_tensors(Copy::of(QWEN3_VL_MOE), |name, [_, rows, columns], matrices| {
         let (prefix, part) = name.rsplit_once('.').expect("a name with a prefix");
-        let tell = |(expert, matrix): (usize, Vec<u8>)| -> Vec<(String, Vec<usize>, Vec<u8>)> {
+        let tensors_of = |(expert, matrix): (usize, Vec<u8>)| -> Vec<(String, Vec<usize>, Vec<u8>)> {
             let parts: &[&str] = if part == "down_proj" { &["down"] } else { &["gate", "up"] };
             let bytes = matrix.chunks(matrix.len() / parts.len());
             let named = parts.iter().zip(bytes).map(|(part, bytes)| {
@@ -338,7 +341,7 @@ fn experts_are_the_same_in_one_tensor_of_either_order_and_one_by_one() {
             });
             named.collect()
         };
-        matrices.into_iter().enumerate().flat_map(tell).collect()
+        matrices.into_iter().enumerate().flat_map(tensors_of).collect()
     });
     assert_case(QWEN3_VL_MOE, case, one_by_one.open());
     // The name that transformers 5.17 uses for the number of experts when it saves a configuration.
@@ -347,7 +350,7 @@ fn experts_are_the_same_in_one_tensor_of_either_order_and_one_by_one() {
 }
 
 #[test]
-fn processors_in_processor_config_json_alone_are_followed_and_win() {
+fn processor_config_json_takes_precedence_over_preprocessor_config_json() {
     let full = Copy::of(QWEN2_5_VL).open();
     let image = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().map(ImageProcessor::config).cloned();
     let video = |checkpoint: &Checkpoint| checkpoint.video_processor.as_ref().map(VideoProcessor::config).cloned();
@@ -394,7 +397,7 @@ fn a_sliding_window_that_no_layer_uses_changes_nothing() {
 }
 
 #[test]
-fn a_tie_said_at_the_top_or_in_text_config_ties() {
+fn embeddings_are_tied_by_either_tie_word_embeddings_setting() {
     let tied = |top: Value, text: Value| {
         let checkpoint = Copy::of("tests/golden/qwen2_5_vl_bare")
             .set(CONFIG, &["tie_word_embeddings"], top)
@@ -407,7 +410,7 @@ fn a_tie_said_at_the_top_or_in_text_config_ties() {
 }
 
 #[test]
-fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
+fn unsupported_settings_that_change_results_are_refused_by_name() {
     let refused = |folder: &str, field: &[&str], value: Value| {
         let error = Copy::of(folder).set(CONFIG, field, value).error();
         assert!(matches!(&error, LoadError::Config(_)), "{field:?}: {error:?}");
@@ -497,7 +500,7 @@ fn vocab_json_and_merges_txt_give_the_recorded_ids() {
 }
 
 #[test]
-fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
+fn a_split_tokenizer_with_ambiguous_ids_is_refused() {
     let parts = || {
         let copy = Copy::of(QWEN2);
         let whole = copy.json("tokenizer.json");
@@ -536,7 +539,7 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
 }
 
 #[test]
-fn scaled_frequencies_are_followed_or_refused_by_name() {
+fn rope_scaling_is_supported_or_refused_by_name() {
     let with = |rope: Value| {
         let copy = Copy::of("tests/golden/llama").set(CONFIG, &["rope_scaling"], rope).open();
         FamilyConfig::of(&copy).map(|config| config.decoder().clone()).map_err(|error| error.to_string())

@@ -104,7 +104,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
 
 /// Videos and pictures have different processors, which may normalize differently.
 #[test]
-fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
+fn a_one_frame_video_and_its_picture_have_different_keys() {
     let shown = [Media::Image(frame(90, 61, 0)), Media::Video(film(1, 90, 61)), Media::Image(frame(90, 61, 0))];
     let keys: Vec<_> = plan(&envelope(), &shown).expect("a plan").iter().map(MediaPlan::key).collect();
     assert_eq!(keys[0], keys[2]);
@@ -112,7 +112,7 @@ fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
 }
 
 #[test]
-fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
+fn a_video_step_keeps_frame_order_and_repeats_the_last() {
     let [a, b] = [0, 200].map(|number| frame(56, 56, number));
     let steps = |frames: Vec<EncodedImage>| {
         let video = Video::new(frames, 2.0);
@@ -135,7 +135,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
 }
 
 #[test]
-fn what_is_no_video_is_refused_with_the_value() {
+fn invalid_videos_are_refused_with_the_value() {
     let refused = |video: &Video| processor().plan(video, &limits(), usize::MAX).expect_err("the video is refused");
     assert_eq!(refused(&Video::new(Vec::new(), 2.0)), VideoError::NoFrames);
     for rate in [0.0, -1.0, f64::INFINITY, f64::NAN] {
@@ -163,7 +163,7 @@ fn what_is_no_video_is_refused_with_the_value() {
 }
 
 #[test]
-fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named() {
+fn a_damaged_frame_is_named_while_decoding() {
     let whole = frame(90, 70, 3);
     let cut = EncodedImage::new(&whole.bytes()[..whole.bytes().len() / 2]);
     let video = Video::new(vec![whole.clone(), whole, cut], 2.0);
@@ -173,7 +173,7 @@ fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named()
 }
 
 #[test]
-fn a_picture_is_known_by_its_size_and_not_by_the_limit_that_gave_it() {
+fn a_media_key_depends_on_size_but_not_on_limits() {
     let within =
         |max| Media::Image(frame(90, 61, 0).within(ResizeLimits { pixels_max: max, ..ResizeLimits::default() }));
     let plans = plan(&envelope(), &[None, Some(28 * 28 * 14)].map(within)).expect("a plan");
@@ -191,7 +191,7 @@ fn a_picture_is_known_by_its_size_and_not_by_the_limit_that_gave_it() {
 }
 
 #[test]
-fn the_steps_of_all_videos_share_what_the_pictures_leave() {
+fn video_steps_share_the_patches_that_pictures_leave() {
     let picture = Media::Image(frame(400, 400, 1));
     let patches = |visuals: &[Media]| {
         let plans = plan(&envelope(), visuals).expect("a plan");
@@ -222,7 +222,7 @@ proptest! {
 
     /// Rule 3: every admitted picture and video has rows in the cache and fits an encoder batch.
     #[test]
-    fn what_is_planned_never_exceeds_the_envelope(
+    fn media_plans_never_exceed_the_envelope(
         shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
         picture_patches in 4usize..200,
         largest_pictures in 1usize..4,
@@ -252,7 +252,7 @@ proptest! {
 }
 
 #[test]
-fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
+fn the_frames_of_a_video_share_its_pixel_limit() {
     let patches = |settings: &ImageProcessorConfig, frames: u32| {
         let processor = VideoProcessor::new(settings.clone()).expect("valid settings");
         let plan = processor.plan(&film(frames, 400, 400), &limits(), usize::MAX).expect("a plan");
@@ -273,7 +273,7 @@ fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
 }
 
 #[test]
-fn a_minimum_close_to_the_maximum_is_kept_where_no_limit_binds() {
+fn the_minimum_pixels_are_kept_unless_a_limit_forbids() {
     let settings = ImageProcessorConfig { pixel_bounds: PixelBounds { min: 30 * 784, max: 40 * 784 }, ..config() };
     let processor = VideoProcessor::new(settings).expect("valid settings");
     let patches = |limit| processor.plan(&film(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
@@ -283,7 +283,7 @@ fn a_minimum_close_to_the_maximum_is_kept_where_no_limit_binds() {
 }
 
 #[test]
-fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_of_its_steps() {
+fn all_allowed_frames_and_their_text_fit_the_context() {
     let released =
         ImageProcessorConfig { pixel_bounds: PixelBounds { min: 4096, max: 25_165_824 }, ..whole_video(None) };
     let tokens = |envelope: &Envelope, step_text_tokens: usize| {
@@ -301,7 +301,7 @@ fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_o
 }
 
 #[test]
-fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
+fn the_text_tokens_of_a_video_step_match_the_tokenizer() {
     let random = random_checkpoint("qwen3-vl-tiny", 0).expect("a known shape");
     let checkpoint =
         Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("the checkpoint opens");
@@ -319,7 +319,7 @@ fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
 }
 
 #[test]
-fn video_settings_that_transformers_ignores_or_that_are_not_followed_are_refused_by_name() {
+fn unsupported_video_settings_are_refused_by_name() {
     let read = |class: &str, more: &str| {
         let json = format!(r#"{{"video_processor_type": "{class}", {more}}}"#);
         ImageProcessorConfig::from_video_json(json.as_bytes())
@@ -340,7 +340,7 @@ fn video_settings_that_transformers_ignores_or_that_are_not_followed_are_refused
 }
 
 #[test]
-fn video_settings_come_from_their_own_file_with_their_own_defaults() {
+fn video_settings_have_a_separate_file_and_defaults() {
     let own =
         br#"{"video_processor_type": "Qwen2VLVideoProcessor", "size": {"shortest_edge": 4000, "longest_edge": 90000}}"#;
     let config = ImageProcessorConfig::from_video_json(own).expect("the video settings are read");
@@ -373,7 +373,7 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
 }
 
 #[test]
-fn host_memory_grows_with_the_patches_and_not_with_the_decoded_frames() {
+fn decoding_memory_does_not_grow_with_the_number_of_frames() {
     let bytes = |frames| {
         let plan = processor().plan(&film(frames, 1200, 900), &limits(), 16).expect("a plan");
         assert_eq!(plan.step.grid, Grid { t: 1, h: 2, w: 4 });

@@ -24,7 +24,7 @@ use crate::{
 const FILE: &str = "model.safetensors";
 
 #[test]
-fn the_copies_themselves_are_good() {
+fn unchanged_copies_of_the_checkpoints_can_be_planned() {
     for folder in [QWEN2, QWEN2_5_VL] {
         let copy = Copy::of(folder);
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint opens");
@@ -33,7 +33,7 @@ fn the_copies_themselves_are_good() {
 }
 
 #[test]
-fn a_missing_tensor_is_named_with_its_nearest() {
+fn a_missing_tensor_is_named_with_its_nearest_names() {
     let name = "model.layers.1.mlp.up_proj.weight";
     let error = Copy::of(QWEN2).retell(FILE, name, "model.layers.1.mlp.upp_proj.weight", |_| {}).error();
     let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, nearest })) = &error else {
@@ -46,13 +46,13 @@ fn a_missing_tensor_is_named_with_its_nearest() {
 }
 
 #[test]
-fn more_layers_than_the_file_has_end_at_the_first_missing_tensor() {
+fn too_many_configured_layers_name_the_first_missing_tensor() {
     let error = Copy::of(QWEN2).set("config.json", &["num_hidden_layers"], json!(3)).error();
     assert_eq!(error.to_string(), "there is no tensor model.layers.2.input_layernorm.weight");
 }
 
 #[test]
-fn an_extra_tensor_is_named_and_not_left_out_silently() {
+fn extra_tensors_are_refused_by_name() {
     let fewer = Copy::of(QWEN2).set("config.json", &["num_hidden_layers"], json!(1)).error();
     assert!(matches!(fewer, LoadError::Weights(WeightError::Extra { count: 12, .. })), "{fewer:?}");
     assert_eq!(
@@ -64,7 +64,7 @@ fn an_extra_tensor_is_named_and_not_left_out_silently() {
 }
 
 #[test]
-fn what_released_checkpoints_carry_on_top_is_no_extra_tensor() {
+fn known_buffers_of_released_checkpoints_are_not_extra_tensors() {
     let plans = |copy: Copy| {
         let checkpoint =
             Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("the checkpoint is well formed");
@@ -78,7 +78,7 @@ fn what_released_checkpoints_carry_on_top_is_no_extra_tensor() {
 }
 
 #[test]
-fn a_tied_checkpoint_may_have_its_embedding_twice_and_no_other_head() {
+fn a_tied_checkpoint_may_repeat_only_its_embedding_as_head() {
     let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
     let with = |change: fn(&mut [u8])| Copy::of(QWEN2).double(FILE, embedding, head, change);
     let same = with(|_| {}).open();
@@ -111,7 +111,7 @@ fn a_tensor_of_another_shape_is_named_with_both_shapes() {
 }
 
 #[test]
-fn a_part_of_a_fused_projection_is_named_with_its_own_shape() {
+fn a_mismatched_part_of_a_fused_projection_is_named() {
     let error = Copy::of(QWEN2).set("config.json", &["num_key_value_heads"], json!(1)).error();
     assert_eq!(
         error.to_string(),
@@ -130,7 +130,7 @@ fn mixed_types_in_a_fused_projection_are_refused() {
 }
 
 #[test]
-fn a_type_that_is_not_computed_with_is_named() {
+fn an_unsupported_tensor_type_is_named() {
     let name = "model.norm.weight";
     let error = Copy::of(QWEN2).retell(FILE, name, name, |entry| entry["dtype"] = json!("I16")).error();
     assert!(
@@ -141,7 +141,7 @@ fn a_type_that_is_not_computed_with_is_named() {
 }
 
 #[test]
-fn an_unknown_architecture_is_told_what_is_known() {
+fn an_unknown_architecture_is_refused_with_the_supported_list() {
     let error = Copy::of(QWEN2).set("config.json", &["architectures"], json!(["FalconForCausalLM"])).error();
     assert!(matches!(error, LoadError::Architecture(_)), "{error:?}");
     assert_eq!(
@@ -161,7 +161,7 @@ fn an_unknown_architecture_is_told_what_is_known() {
 }
 
 #[test]
-fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
+fn inconsistent_configurations_are_refused_with_both_numbers() {
     let refused = |folder: &str, field: &[&str], value: Value| {
         let error = Copy::of(folder).set("config.json", field, value).error();
         assert!(matches!(error, LoadError::Config(_)), "{error:?}");
@@ -232,7 +232,7 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
 }
 
 #[test]
-fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
+fn unsupported_qwen3_vl_settings_are_refused_by_name() {
     let refused = |field: &[&str], value: Value| {
         let error = Copy::of(QWEN3_VL).set("config.json", field, value).error();
         assert!(matches!(error, LoadError::Config(_)), "{error:?}");
@@ -300,7 +300,7 @@ fn experts_that_contradict_the_configuration_are_named() {
 }
 
 #[test]
-fn what_internvl_does_not_follow_is_refused_by_name() {
+fn unsupported_internvl_settings_are_refused_by_name() {
     let told = |copy: Copy| copy.error().to_string().replace("config.json: ", "");
     let converted = |field: &[&str], value: Value| told(Copy::of(INTERNVL).set("config.json", field, value));
     let released = |field: &[&str], value: Value| told(Copy::of(INTERNVL_CHAT).set("config.json", field, value));
@@ -355,7 +355,7 @@ fn a_released_checkpoint_without_its_placeholder_token_is_refused() {
 }
 
 #[test]
-fn settings_that_tiles_cannot_follow_are_refused_by_name() {
+fn unsupported_tile_settings_are_refused_by_name() {
     let settings = |field: &str, value: Value| {
         let copy = Copy::of(INTERNVL).set("preprocessor_config.json", &[field], value);
         Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("the checkpoint is refused").to_string()
@@ -375,7 +375,7 @@ fn settings_that_tiles_cannot_follow_are_refused_by_name() {
 }
 
 #[test]
-fn qwen3_vl_without_settings_for_videos_takes_those_of_pictures() {
+fn qwen3_vl_without_video_settings_uses_the_picture_settings() {
     let copy = Copy::of(QWEN3_VL);
     let videos = |copy: &Copy| {
         let checkpoint = copy.open();
@@ -396,7 +396,7 @@ fn qwen3_vl_without_settings_for_videos_takes_those_of_pictures() {
 }
 
 #[test]
-fn a_video_processor_that_counts_other_pixels_than_the_model_is_refused() {
+fn a_video_processor_with_another_pixel_rule_is_refused() {
     let file = r#"{"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": 16}"#;
     let error = Copy::of(QWEN3_VL).write("video_preprocessor_config.json", file).error().to_string();
     assert!(
@@ -406,7 +406,7 @@ fn a_video_processor_that_counts_other_pixels_than_the_model_is_refused() {
 }
 
 #[test]
-fn settings_for_pictures_alone_in_the_newer_file_make_a_checkpoint_without_videos() {
+fn processor_config_json_without_video_settings_means_no_videos() {
     let copy = Copy::of(QWEN2_5_VL);
     let pictures = json!({ "image_processor": copy.json("preprocessor_config.json") });
     let copy = copy.remove("preprocessor_config.json").write("processor_config.json", pictures.to_string());
@@ -431,7 +431,7 @@ fn an_image_processor_of_another_model_is_refused() {
 }
 
 #[test]
-fn a_video_processor_of_another_model_is_refused_and_one_of_its_own_is_followed() {
+fn only_a_video_processor_that_fits_the_model_is_accepted() {
     let file = |merge: u32| {
         format!(r#"{{"video_processor_type": "Qwen2VLVideoProcessor", "merge_size": {merge}, "max_pixels": 200704}}"#)
     };
@@ -451,7 +451,7 @@ fn a_video_processor_of_another_model_is_refused_and_one_of_its_own_is_followed(
 }
 
 #[test]
-fn a_vision_model_without_an_image_processor_is_refused_before_anybody_shows_it_a_picture() {
+fn a_vision_model_without_an_image_processor_is_refused() {
     let copy = Copy::of(QWEN2_5_VL);
     fs::remove_file(copy.0.join("preprocessor_config.json")).expect("the file existed");
     let expected = "config.json: the model takes pictures, but there is no preprocessor_config.json or \
@@ -460,7 +460,7 @@ fn a_vision_model_without_an_image_processor_is_refused_before_anybody_shows_it_
 }
 
 #[test]
-fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
+fn a_config_may_have_both_spellings_of_a_field() {
     let copy = Copy::of(QWEN2_5_VL)
         .set("config.json", &["rope_scaling", "rope_type"], json!("default"))
         .set("config.json", &["vision_config", "in_channels"], json!(3))
@@ -473,7 +473,7 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
 }
 
 #[test]
-fn loading_stops_after_the_tensor_at_which_it_is_told_to() {
+fn loading_stops_when_the_callback_breaks() {
     let (checkpoint, cpu) = (Copy::of(QWEN2).open(), Cpu::new(1));
     let bytes = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("the model can be planned").weight_bytes();
     let segment = Memory::new(Bytes::mib(16)).poisoned(&cpu, Class::Weights, bytes);

@@ -204,7 +204,7 @@ mod tests {
     use crate::Hint;
 
     #[test]
-    fn a_driver_that_is_too_old_is_told_which_would_do() {
+    fn an_old_driver_is_refused_with_the_required_version() {
         let error = served(12_030).expect_err("CUDA 12.3 is too old");
         assert!(matches!(error, DeviceError::Unusable { .. }));
         assert_eq!(error.to_string(), "the driver supports CUDA 12.3; expected 12.4 or later");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_driver_is_no_device_and_is_told_what_to_install() {
+    fn a_missing_driver_is_no_device_with_an_install_hint() {
         // SAFETY: the call only tries to open libraries by name.
         if unsafe { sys::is_culib_present() } {
             return println!("skipped, there is a driver here");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_without_a_device_is_none_and_one_that_does_not_start_is_told_as_what_is_there() {
+    fn a_driver_that_fails_to_start_makes_the_device_unusable() {
         let said = |result| started(result, || "text".to_owned()).expect_err("the driver does not start");
         started(CUresult::CUDA_SUCCESS, String::new).expect("the driver starts");
         assert!(matches!(said(CUresult::CUDA_ERROR_NO_DEVICE), DeviceError::NoDevice { .. }));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_another_process_has_alone_is_told_so_and_is_not_lost() {
+    fn a_device_in_exclusive_use_is_unusable_but_not_lost() {
         let busy = meaning("a call", CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE, || "text".to_owned(), Bytes::ZERO);
         let busy = gives_no_context(busy.expect_err("the call fails"));
         assert!(matches!(&busy, DeviceError::Unusable { reason, .. } if reason.ends_with("text")), "{busy}");
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_says_is_refused_lost_or_a_bug() {
+    fn driver_results_map_to_refused_lost_or_other_errors() {
         check("a call", CUresult::CUDA_SUCCESS).expect("CUDA_SUCCESS is not an error");
         let said = |result| meaning("a call", result, || "text".to_owned(), Bytes::ZERO).expect_err("the call fails");
         for sticky in [

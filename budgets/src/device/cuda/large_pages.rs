@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_pages_are_aligned_whole_and_all_there() {
+    fn large_pages_are_aligned_zeroed_and_rounded_up() {
         let pages = LargePages::take(Bytes(3 * PAGE as u64 + 1)).expect("8 MiB of large pages");
         assert_eq!((pages.len(), pages.address().align_offset(PAGE)), (4 * PAGE, 0));
         // SAFETY: the memory is this long, and only this test uses it.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_an_address_space_is_refused() {
+    fn sizes_beyond_the_address_space_are_refused() {
         assert!(LargePages::take(Bytes(u64::MAX)).is_none());
         assert!(LargePages::take(Bytes(1 << 60)).is_none());
     }

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_counted_until_the_last_that_lies_in_it_has_gone() {
+    fn a_driver_pool_is_counted_until_the_driver_frees_it() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         // The first allocation makes a pool grow, and the second fits in that pool.
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_is_counted_off_what_took_it_before_anything_else() {
+    fn freed_bytes_reduce_the_count_of_their_own_source_first() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("the driver reports memory");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_lets_go_of_meanwhile_is_none_of_ours() {
+    fn memory_freed_by_another_process_never_makes_the_count_negative() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         driver.take(Bytes::mib(100));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_takes_meanwhile_is_not_counted_where_the_driver_tells_processes_apart() {
+    fn memory_taken_by_another_process_is_not_counted() {
         let (driver, meter, says_whose) = (Driver::default(), Meter::default(), std::cell::Cell::new(true));
         let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
         meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("the driver reports memory");
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_work_that_fails_leaves_behind_is_counted_and_silence_changes_nothing() {
+    fn memory_left_by_failed_work_is_counted() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let failed: Result<(), &str> = meter
             .count(

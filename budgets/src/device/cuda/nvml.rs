@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_named_as_nvidia_smi_names_it() {
+    fn a_device_has_the_uuid_that_nvidia_smi_prints() {
         let uuid = std::array::from_fn(|index| (index as u8 * 17) as c_char);
         assert_eq!(name_of(&uuid), "GPU-00112233-4455-6677-8899-aabbccddeeff");
     }

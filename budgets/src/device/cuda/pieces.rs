@@ -35,14 +35,14 @@ mod tests {
     }
 
     #[test]
-    fn most_of_a_stretch_is_large_pieces_and_its_ends_are_pages() {
+    fn a_range_is_large_pieces_with_pages_at_its_ends() {
         let pieces = cut(Bytes::mib(12), Bytes::mib(52), PAGE);
         assert_eq!(mib(&pieces), [(12, 2), (14, 2), (16, 16), (32, 16), (48, 2), (50, 2)]);
         assert_eq!(cut(Bytes::mib(4), Bytes::mib(4), PAGE), []);
     }
 
     #[test]
-    fn pieces_cover_a_stretch_once_whatever_its_ends() {
+    fn pieces_cover_every_range_exactly_once() {
         for start in 0..20 {
             for pages in 0..40 {
                 let (start, end) = (PAGE * start, PAGE * (start + pages));

@@ -121,7 +121,7 @@ fn the_table_has_every_compiled_entry_point_and_no_other() {
 }
 
 #[test]
-fn kernels_wait_in_their_source_if_the_table_says_so() {
+fn kernel_sources_wait_exactly_where_the_table_says() {
     let all = [true, false].into_iter().flat_map(|hopper| entry_points(&[DType::F16], hopper));
     let waits: BTreeMap<_, _> = all.map(|entry| (entry.source, entry.waits)).collect();
     assert!(waits.values().any(|waits| *waits) && waits.values().any(|waits| !waits));
@@ -131,7 +131,7 @@ fn kernels_wait_in_their_source_if_the_table_says_so() {
 }
 
 #[test]
-fn an_entry_point_that_is_not_there_is_an_error_of_the_search() {
+fn a_missing_entry_point_fails_the_search() {
     let found = EntryPoints::find(DType::F32, false, |entry| match entry.name.as_str() {
         "embed_f32" => Err(entry.name),
         _ => Ok(()),

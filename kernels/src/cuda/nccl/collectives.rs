@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_gathered_at_once_fits_for_all_ranks_and_covers_each_row() {
+    fn gathered_pieces_of_all_ranks_fit_the_scratch_buffer() {
         for (scratch, ranks, width) in [(64 << 10, 2, 76_032 * 4), (1 << 20, 8, 304), (4096, 3, 4096), (96, 3, 30)] {
             let [rows, piece] = gathered_at_once(scratch, ranks, width);
             assert!(

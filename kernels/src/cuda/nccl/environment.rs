@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_is_left_alone_where_other_threads_may_read_it() {
+    fn the_environment_is_unchanged_when_other_threads_exist() {
         let before = DEFAULTS.map(|(name, _)| std::env::var_os(name));
         let beside = std::thread::spawn(|| (is_single_threaded(), keep_multicast_off()));
         // The thread that waits in `join` is a second thread of the process.

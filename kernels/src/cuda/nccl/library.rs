@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_nccl_is_told_why_it_is_wanted_and_where_it_was_looked_for() {
+    fn a_missing_nccl_error_names_the_reason_and_searched_folders() {
         let nowhere = PathBuf::from("/nowhere/lib");
         let candidates = NAMES.map(|name| nowhere.join(name));
         let why = "cuda:0 cannot access the memory of cuda:1";
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    fn a_library_that_is_called_nccl_and_is_not_it_is_named_with_what_it_lacks() {
+    fn a_library_without_nccl_symbols_is_refused_by_name() {
         let other = PathBuf::from("libm.so.6");
         let error = find(&[PathBuf::from("/nowhere/libnccl.so.2"), other], &[], "")
             .map(drop)

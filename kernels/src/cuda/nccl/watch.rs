@@ -335,47 +335,48 @@ mod tests {
             shared.end();
             took
         });
-        let heard = watches[1].check().err().map(|error| error.to_string());
+        let error = watches[1].check().err().map(|error| error.to_string());
         let fates_now = || [0, 1, 2].map(|rank| fates[rank].load(Ordering::SeqCst));
         let before = fates_now();
         shared.give_back();
-        (heard, before, fates_now(), took)
+        (error, before, fates_now(), took)
     }
 
-    fn come(watch: &Watch, exchanges: u64) {
+    fn join_exchanges(watch: &Watch, exchanges: u64) {
         watch.launch(exchanges, || Ok::<_, DeviceError>(())).expect("all ranks join the exchange");
     }
 
     #[test]
-    fn ranks_that_come_to_the_same_exchanges_are_left_alone() {
-        let (heard, before, after, _) = watched(|watches, _, _| watches.iter().for_each(|watch| come(watch, 57)));
-        assert_eq!((heard, before, after), (None, [0; 3], [2; 3]));
+    fn ranks_that_join_the_same_collectives_are_not_aborted() {
+        let (error, before, after, _) =
+            watched(|watches, _, _| watches.iter().for_each(|watch| join_exchanges(watch, 57)));
+        assert_eq!((error, before, after), (None, [0; 3], [2; 3]));
     }
 
     #[test]
-    fn those_who_wait_for_a_late_rank_are_let_go_after_a_bound_and_hear_its_name() {
-        let (heard, before, after, took) = watched(|watches, _, _| {
-            come(&watches[0], 5);
-            come(&watches[1], 3);
-            come(&watches[2], 4);
+    fn ranks_stop_waiting_for_a_late_rank_after_a_timeout() {
+        let (error, before, after, took) = watched(|watches, _, _| {
+            join_exchanges(&watches[0], 5);
+            join_exchanges(&watches[1], 3);
+            join_exchanges(&watches[2], 4);
         });
-        assert!(heard.expect("the link is lost").contains("rank 1 did not join it in time"));
+        assert!(error.expect("the link is lost").contains("rank 1 did not join it in time"));
         assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the communicator of the late rank is released last");
         assert!((PATIENCE..5 * PATIENCE).contains(&took), "{took:?}");
     }
 
     #[test]
-    fn a_rank_that_is_gone_is_not_waited_for_and_launches_fail_from_then_on() {
-        let (heard, before, ..) = watched(|watches, _, _| {
-            watches.iter().for_each(|watch| come(watch, 2));
+    fn launches_fail_after_a_rank_has_left() {
+        let (error, before, ..) = watched(|watches, _, _| {
+            watches.iter().for_each(|watch| join_exchanges(watch, 2));
             watches[2].leave();
-            come(&watches[0], 1);
+            join_exchanges(&watches[0], 1);
         });
-        assert!(heard.expect("the link is lost").contains("rank 2 is gone"));
+        assert!(error.expect("the link is lost").contains("rank 2 is gone"));
         assert_eq!(before, [1, 1, 0]);
         watched(|watches, _, _| {
             watches[2].leave();
-            come(&watches[0], 1);
+            join_exchanges(&watches[0], 1);
             while watches[1].check().is_ok() {
                 thread::park_timeout(Duration::from_millis(1));
             }
@@ -387,21 +388,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_ends_the_wait_of_ranks_that_have_all_launched_the_same() {
-        let (heard, before, after, took) = watched(|watches, _, lost| {
-            watches.iter().for_each(|watch| come(watch, 4));
+    fn a_lost_device_ends_a_collective_that_all_ranks_joined() {
+        let (error, before, after, took) = watched(|watches, _, lost| {
+            watches.iter().for_each(|watch| join_exchanges(watch, 4));
             lost.store(1, Ordering::SeqCst);
         });
-        assert!(heard.expect("the link is lost").contains("the device of rank 1 is lost"));
+        assert!(error.expect("the link is lost").contains("the device of rank 1 is lost"));
         assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the communicator of the lost rank is released last");
         assert!(took < 5 * PATIENCE, "{took:?}");
     }
 
     #[test]
-    fn a_rank_that_stays_inside_the_library_is_aborted_before_the_others() {
-        let (heard, before, ..) = watched(|watches, _, _| {
-            come(&watches[0], 2);
-            come(&watches[2], 2);
+    fn a_rank_that_hangs_inside_nccl_is_aborted_first() {
+        let (error, before, ..) = watched(|watches, _, _| {
+            join_exchanges(&watches[0], 2);
+            join_exchanges(&watches[2], 2);
             let inside = watches[1].clone();
             let launch = move || {
                 // The launch returns when the link is broken, as NCCL does when
@@ -413,14 +414,14 @@ mod tests {
             };
             watches[1].launch(1, launch).expect("the launch began before the link was lost");
         });
-        assert!(heard.expect("the link is lost").contains("rank 1 did not join"));
+        assert!(error.expect("the link is lost").contains("rank 1 did not join"));
         assert_eq!(before, [1; 3]);
     }
 
     #[test]
-    fn an_error_of_the_library_ends_all() {
-        let (heard, before, after, _) = watched(|_, fates, _| fates[1].store(-3, Ordering::SeqCst));
-        assert!(heard.expect("the link is lost").contains("NCCL failed on rank 1: unhandled (3)"));
+    fn an_nccl_error_aborts_all_ranks() {
+        let (error, before, after, _) = watched(|_, fates, _| fates[1].store(-3, Ordering::SeqCst));
+        assert!(error.expect("the link is lost").contains("NCCL failed on rank 1: unhandled (3)"));
         assert_eq!((before, after), ([1; 3], [1; 3]));
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn released_settings_are_found_again() {
+    fn rope_factors_give_back_the_released_llama3_settings() {
         for (factor, pairs) in [(8.0, 64), (32.0, 32), (32.0, 64)] {
             let found =
                 fitted(&divisors([factor, 1.0, 4.0, 8192.0], 5e5, pairs), 5e5).expect("the factors have llama3's form");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn other_divisors_are_not_taken_for_them() {
+    fn other_divisors_do_not_count_as_llama3_scaling() {
         let released = divisors([8.0, 1.0, 4.0, 8192.0], 5e5, 64);
         let changed = |change: fn(&mut Vec<f64>)| {
             let mut changed = released.clone();

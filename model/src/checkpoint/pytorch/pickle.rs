@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tuple_is_not_copied_beyond_what_is_asked_for() {
+    fn a_pickled_tuple_beyond_the_limit_is_not_copied() {
         let nine = [&b"\x80\x02("[..], &b"K\x01".repeat(9), b"t."].concat();
         let pickle = Pickle::read(&nine).expect("a tuple");
         assert_eq!(pickle.numbers(pickle.root, 8), None);

@@ -64,7 +64,7 @@ mod tests {
     const FILM: MediaGrid = MediaGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
 
     #[test]
-    fn pictures_get_their_tokens_and_frames_their_numbers() {
+    fn pictures_get_their_tokens_and_frames_are_numbered() {
         let written = write("a <IMG_CONTEXT>\n<video>\nb".to_owned(), &[PICTURE, FILM]);
         let expected = "a <img><IMG_CONTEXT></img>\nFrame1: <img><IMG_CONTEXT></img>\n\
                         Frame2: <img><IMG_CONTEXT></img>\nb";
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_with_other_placeholders_than_visuals_is_left() {
+    fn a_prompt_whose_placeholders_do_not_match_is_unchanged() {
         for (rendered, visuals) in [
             ("<IMG_CONTEXT>", &[PICTURE, PICTURE][..]),
             ("<video><IMG_CONTEXT>", &[PICTURE, FILM]),

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_tile_has_its_class_in_front() {
+    fn the_class_row_of_each_tile_comes_first() {
         let rows = Rows { pictures: 2, of_tile: 4 };
         assert_eq!((rows.all(), rows.of_classes(), rows.of_patches()), (8, vec![0, 4], vec![1, 2, 3, 5, 6, 7]));
     }

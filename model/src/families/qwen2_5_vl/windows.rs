@@ -41,7 +41,7 @@ mod tests {
     const SQUARES: MergeSize = MergeSize::new(2);
 
     #[test]
-    fn windows_at_the_border_are_smaller_and_none_is_empty() {
+    fn windows_at_the_border_are_smaller_but_never_empty() {
         // 3 x 5 merged patches, windows of 2 x 2.
         let order = WindowOrder::of(Grid { t: 1, h: 6, w: 10 }, SQUARES, 2);
         assert_eq!(order.lengths, [4, 4, 2, 2, 2, 1]);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_those_that_the_reference_recorded() {
+    fn window_order_matches_the_recorded_reference() {
         for case in ["single_image", "several_images", "two_turns", "same_image_twice", "long_text"] {
             let grids = recorded(case, "image_grid_thw").expect("grids");
             let (mut index, mut ends) = (Vec::new(), vec![0]);

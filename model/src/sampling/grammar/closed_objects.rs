@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_one_object_stay_open() {
+    fn object_schemas_that_are_combined_stay_open() {
         let joined = json!({
             "allOf": [{"$ref": "#/$defs/A"}, {"type": "object", "properties": {"b": {}}}],
             "$defs": {"A": {"type": "object", "properties": {"a": {}}}},

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_part_that_is_refused_is_the_place() {
+    fn the_fault_is_located_in_the_innermost_refused_schema() {
         let refused = |part: Value| part.to_string().contains("zebra");
         let at = |schema: &Value| place(schema, refused);
         assert_eq!(at(&json!({"type": "zebra"})), None, "only the whole schema is at fault");

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_or_has_another_form_is_rewritten_without_a_word() {
+    fn equivalent_schema_rewrites_are_not_reported() {
         let text = json!({"type": "string"});
         for (schema, expected) in [
             (json!({"properties": {"a": {}}}), json!({"properties": {"a": {}}, "type": "object"})),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_to_the_model_is_told_without_names_of_the_caller() {
+    fn keywords_that_are_not_enforced_are_reported_without_property_names() {
         let one_of = json!({"oneOf": [{"type": "integer"}, {"type": "number"}]});
         for (schema, left) in [
             (json!({"properties": {"set": {"uniqueItems": true}}}), vec!["`uniqueItems` at #/properties/*"]),
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_members_stays() {
+    fn rewriting_keeps_the_order_of_properties() {
         let names = ["z", "a", "m"];
         let members: Map<_, _> = names.iter().map(|name| (name.to_string(), json!({"format": "x"}))).collect();
         let (schema, _) = rewritten(json!({"uniqueItems": true, "properties": members}));

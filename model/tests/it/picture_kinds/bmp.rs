@@ -43,7 +43,7 @@ fn shown(of: impl Fn(u32, u32) -> [u8; 3]) -> RgbImage {
 
 /// 5 bits become 8 as `level * 255 / 31`, rounded down, and 6 bits as `level * 255 / 63`.
 #[test]
-fn sixteen_bits_have_pillows_levels() {
+fn sixteen_bit_bmps_have_the_levels_of_pillow() {
     let value = |x: u32, y: u32| (x * 1777 + y * 3331) as u16;
     let pixels = rows(16, |y| (0..WIDTH).flat_map(|x| value(x, y).to_le_bytes()).collect());
     let five = |value: u16| (u32::from(value & 31) * 255 / 31) as u8;
@@ -60,7 +60,7 @@ fn sixteen_bits_have_pillows_levels() {
 }
 
 #[test]
-fn thirty_two_bits_follow_their_masks_and_alpha() {
+fn thirty_two_bit_bmps_follow_their_masks_and_alpha() {
     let bytes = |x: u32, y: u32| [(x * 6) as u8, (y * 11) as u8, (x * y) as u8, (x * 7 + y * 3) as u8];
     let pixels = rows(32, |y| (0..WIDTH).flat_map(|x| bytes(x, y)).collect());
     let opaque = shown(|x, y| [2, 1, 0].map(|channel| bytes(x, y)[channel]));
@@ -78,7 +78,7 @@ fn thirty_two_bits_follow_their_masks_and_alpha() {
 }
 
 #[test]
-fn bmps_of_os2_are_read_in_every_depth() {
+fn palette_and_os2_bmps_are_read_in_every_depth() {
     for bits in [1_usize, 4, 8] {
         let index = |x: u32, y: u32| (x as usize * 3 + y as usize) % (1 << bits);
         let pixels = rows(bits, |y| {
@@ -103,7 +103,7 @@ fn bmps_of_os2_are_read_in_every_depth() {
 }
 
 #[test]
-fn compressions_that_are_not_read_are_named() {
+fn unsupported_bmp_compressions_are_named() {
     for (bits, compression, words) in [(24, 4, "run lengths of OS/2"), (0, 5, "embedded JPEG or PNG")] {
         let error = try_decode(bmp(40, bits, compression, &[], &[], &[0; 99])).expect_err(words);
         assert!(error.to_string().contains(words), "{error}");

@@ -18,7 +18,7 @@ fn assert_damaged(name: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn a_jpeg_may_have_other_bytes_instead_of_its_end_marker() {
+fn a_jpeg_may_lack_its_end_marker() {
     for file in ["photo_420.jpg", "photo_grey.jpg", "cmyk.jpg"] {
         let whole = golden_bytes(&format!("pictures/{file}"));
         let expected = shown(file, &whole);
@@ -54,7 +54,7 @@ fn a_jpeg_may_have_an_odd_adobe_marker() {
 }
 
 #[test]
-fn a_png_needs_neither_its_end_nor_checksums_of_what_pixels_do_not_need() {
+fn a_png_decodes_without_its_end_or_valid_ancillary_checksums() {
     let scene = scene();
     let whole = encoded(scene.clone(), ImageFormat::Png);
     let end = whole.len() - 12;
@@ -75,7 +75,7 @@ fn a_png_needs_neither_its_end_nor_checksums_of_what_pixels_do_not_need() {
 }
 
 #[test]
-fn a_pngs_pixels_may_be_in_many_chunks_with_others_between() {
+fn png_pixels_may_be_split_by_other_chunks() {
     let scene = scene();
     let rows: Vec<Vec<u8>> = scene.rows().map(|row| row.flat_map(|pixel| pixel.0).collect()).collect();
     let whole = png(8, 2, &[], &rows);
@@ -90,7 +90,7 @@ fn a_pngs_pixels_may_be_in_many_chunks_with_others_between() {
 /// Without a palette, an index is a gray level. With a palette, an index beyond
 /// its colors is black.
 #[test]
-fn a_gif_without_colours_is_grey() {
+fn a_gif_without_a_palette_is_gray() {
     // 2 x 1 pixels of 8 bits: a clear code, the indices 5 and 200, and an end code. Each has nine
     // bits.
     let codes: u64 = 256 | 5 << 9 | 200 << 18 | 257 << 27;

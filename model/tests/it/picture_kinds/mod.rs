@@ -91,7 +91,7 @@ fn extended_webp(flags: u8, simple: &[u8], more: &[Vec<u8>]) -> Vec<u8> {
 /// In files of phone cameras and browsers, the major brand or a compatible brand identifies
 /// the kind of picture.
 #[test]
-fn heic_and_avif_are_refused_with_a_command_that_converts_them() {
+fn heic_and_avif_are_refused_with_a_conversion_command() {
     let file = |brands: &[&[u8; 4]]| {
         let brands = brands.iter().flat_map(|brand| brand.iter().copied()).collect::<Vec<u8>>();
         [&(brands.len() as u32 + 8).to_be_bytes()[..], b"ftyp", &brands, b"\0\0\0\x08meta"].concat()

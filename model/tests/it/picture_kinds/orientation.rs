@@ -44,7 +44,7 @@ fn assert_turned(name: &str, made: impl Fn(u8) -> Vec<u8>) {
 }
 
 #[test]
-fn a_webp_is_turned_by_exif_with_and_without_prefix_and_by_xmp() {
+fn a_webp_is_rotated_by_exif_and_by_xmp() {
     let simple = encoded(scene(), ImageFormat::WebP);
     let with = |flags: u8, name: &[u8; 4], content: &[u8]| extended_webp(flags, &simple, &[riff(name, content)]);
     assert_turned("EXIF", |number| with(8, b"EXIF", &exif(number, true)));
@@ -54,7 +54,7 @@ fn a_webp_is_turned_by_exif_with_and_without_prefix_and_by_xmp() {
 }
 
 #[test]
-fn a_png_is_turned_by_exif_before_and_after_its_pixels() {
+fn a_png_is_rotated_by_exif_before_or_after_pixels() {
     let plain = encoded(scene(), ImageFormat::Png);
     let end = plain.len() - 12;
     for (name, at) in [("first", 33), ("last", end)] {
@@ -65,7 +65,7 @@ fn a_png_is_turned_by_exif_before_and_after_its_pixels() {
 }
 
 #[test]
-fn a_png_is_turned_by_imagemagicks_profiles_and_by_xmp() {
+fn a_png_is_rotated_by_imagemagick_profiles_and_by_xmp() {
     let plain = encoded(scene(), ImageFormat::Png);
     let end = plain.len() - 12;
     let with = |at: usize, name: &[u8; 4], parts: &[&[u8]]| {
@@ -83,7 +83,7 @@ fn a_png_is_turned_by_imagemagicks_profiles_and_by_xmp() {
 }
 
 #[test]
-fn a_jpeg_is_turned_by_the_first_exif_and_else_by_xmp() {
+fn a_jpeg_is_rotated_by_exif_or_otherwise_by_xmp() {
     let plain = super::super::common::golden_bytes("pictures/photo_444.jpg");
     let upright = super::decode("upright", plain.clone());
     let upright = RgbImage::from_raw(upright.width(), upright.height(), upright.data().to_vec()).expect("pixels");
@@ -103,7 +103,7 @@ fn a_jpeg_is_turned_by_the_first_exif_and_else_by_xmp() {
 }
 
 #[test]
-fn a_transparent_picture_is_turned_too() {
+fn a_transparent_picture_is_rotated_by_exif() {
     let clear = image::RgbaImage::from_fn(super::WIDTH, super::HEIGHT, |x, y| {
         image::Rgba([0, (x * 6) as u8, 9, if x + y < 30 { 0 } else { 255 }])
     });

@@ -117,7 +117,7 @@ pub fn files() -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn files_of_libtiff_show_their_pictures() {
+fn tiff_files_of_libtiff_decode_to_their_pictures() {
     let files = files();
     let mut count = 0;
     for (name, bytes) in files.iter().filter(|(name, _)| name.ends_with(".tif")) {
@@ -131,7 +131,7 @@ fn files_of_libtiff_show_their_pictures() {
 
 /// 1, 2, 4 and 8 bits, with black or white at zero, and bits from the left or from the right.
 #[test]
-fn few_bits_are_spread_over_all_levels() {
+fn tiffs_of_few_bits_are_scaled_to_all_levels() {
     for bits in [1_u32, 2, 4, 8] {
         let most = (1 << bits) - 1;
         let value = |x: u32, y: u32| (x * 3 + y * 5) % (most + 1);
@@ -158,7 +158,7 @@ fn few_bits_are_spread_over_all_levels() {
 }
 
 #[test]
-fn palettes_of_every_depth_are_read() {
+fn tiff_palettes_of_every_depth_are_read() {
     for bits in [1_u32, 2, 4, 8] {
         let colours = 1_u16 << bits;
         let level = |index: u16, channel: u16| index.wrapping_mul(40_503).wrapping_add(channel * 20_011);
@@ -187,7 +187,7 @@ fn on_white(level: u8, alpha: u8) -> u8 {
 }
 
 #[test]
-fn alpha_of_grey_rgb_and_palettes_is_shown_on_white() {
+fn tiff_alpha_of_gray_and_palettes_is_shown_on_white() {
     let level = |x: u32, y: u32| (x * 5 + y) as u8;
     let grey_alpha = samples(|x, y| vec![level(x, y), alpha(x, y)]);
     let expected = grey(|x, y| on_white(level(x, y), alpha(x, y)));
@@ -204,7 +204,7 @@ fn alpha_of_grey_rgb_and_palettes_is_shown_on_white() {
 
 /// Division as in Pillow: rounded down, and clipped where the color is brighter than its alpha.
 #[test]
-fn premultiplied_alpha_is_divided_before_it_is_shown_on_white() {
+fn premultiplied_tiff_alpha_is_divided_before_compositing_on_white() {
     let scene = scene();
     let multiplied = |x: u32, y: u32| {
         let alpha = u32::from(alpha(x, y));
@@ -224,7 +224,7 @@ fn premultiplied_alpha_is_divided_before_it_is_shown_on_white() {
 }
 
 #[test]
-fn signed_and_deep_levels_are_read_as_pillow_does() {
+fn signed_and_deep_tiff_levels_are_read_as_in_pillow() {
     let value = |x: u32, y: u32| (x as i32 - 9) * 20 + y as i32;
     let clipped = grey(|x, y| value(x, y).clamp(0, 255) as u8);
     let signed: [(u16, &[u16]); 3] = [(258, &[16]), (262, &[1]), (339, &[2])];
@@ -247,7 +247,7 @@ fn signed_and_deep_levels_are_read_as_pillow_does() {
 
 /// The expected levels are the results of Pillow's `cmyk2rgb`.
 #[test]
-fn printing_colours_become_rgb() {
+fn cmyk_tiffs_become_rgb() {
     let inks = |x: u32, y: u32| [(x * 6) as u8, (y * 11) as u8, (x * y) as u8, (x + y * 2) as u8];
     let expected = shown(|x, y| {
         let [cyan, magenta, yellow, black] = inks(x, y);
@@ -266,7 +266,7 @@ fn printing_colours_become_rgb() {
 
 /// Blocks of luma with one pair of chroma. Where chroma is neutral, luma is the level.
 #[test]
-fn subsampled_ycbcr_is_read() {
+fn subsampled_ycbcr_tiffs_are_read() {
     for (across, down) in [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (1, 2)] {
         let luma = |x: u32, y: u32| (x * 6 + y) as u8;
         let mut blocks = Vec::new();
@@ -290,7 +290,7 @@ fn subsampled_ycbcr_is_read() {
 /// Tiles of 16 x 16 pixels that extend beyond the right and lower edges, in one plane
 /// and in separate planes.
 #[test]
-fn tiles_are_put_together() {
+fn tiff_tiles_are_joined_into_one_picture() {
     let scene = scene();
     let level = |x: u32, y: u32, channel: usize| {
         if x < WIDTH && y < HEIGHT { scene.get_pixel(x, y).0[channel] } else { 99 }
@@ -314,7 +314,7 @@ fn tiles_are_put_together() {
 }
 
 #[test]
-fn what_is_not_read_is_named() {
+fn unsupported_tiff_features_are_named() {
     let byte = || vec![vec![0; 5000]];
     type Tags = &'static [(u16, &'static [u16])];
     let unsupported: [(Tags, &str); 6] = [
@@ -335,7 +335,7 @@ fn what_is_not_read_is_named() {
 /// Strips and tiles whose cost is out of proportion to the file are refused
 /// before anything is decompressed.
 #[test]
-fn hostile_directories_are_refused() {
+fn hostile_tiff_directories_are_refused() {
     let grey: [(u16, &[u16]); 2] = [(258, &[8]), (262, &[1])];
     // Every row is decompressed from the same 1.5 MB, which is the whole file.
     let mut file = tiff(PLAIN, &[&grey[..], &[(259, &[5]), (278, &[1])]].concat(), &vec![vec![0; 1 << 16]; 23]);

@@ -63,7 +63,7 @@ fn a_palette_with_alpha_is_shown_on_white() {
 }
 
 #[test]
-fn a_transparent_colour_is_shown_as_white() {
+fn a_transparent_png_color_is_shown_as_white() {
     let scene = scene();
     let Rgb(hidden) = *scene.get_pixel(9, 4);
     let rows: Vec<Vec<u8>> = scene.rows().map(|row| row.flat_map(|pixel| pixel.0).collect()).collect();
@@ -81,7 +81,7 @@ fn a_transparent_colour_is_shown_as_white() {
 }
 
 #[test]
-fn a_gifs_transparent_colour_is_shown_as_white() {
+fn a_transparent_gif_color_is_shown_as_white() {
     let of_gif = |alpha: u8| if alpha > 127 { 255 } else { 0 };
     let few = RgbaImage::from_fn(WIDTH, HEIGHT, |x, y| {
         Rgba([if x < 20 { 0 } else { 255 }, 0, if y < 9 { 0 } else { 255 }, of_gif(alpha(x, y))])
@@ -91,7 +91,7 @@ fn a_gifs_transparent_colour_is_shown_as_white() {
 
 /// A black logo on a transparent background. When alpha was dropped, the whole picture was black.
 #[test]
-fn black_on_a_clear_ground_is_black_on_white() {
+fn black_on_a_transparent_background_becomes_black_on_white() {
     let logo =
         RgbaImage::from_fn(WIDTH, HEIGHT, |x, y| Rgba([0, 0, 0, if (x / 6 + y / 6) % 2 == 0 { 255 } else { 0 }]));
     for format in [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Gif, ImageFormat::Tiff] {
