@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_wake_ends_those_who_wait_and_none_who_come_later() {
+    async fn a_failed_wake_fails_waiting_requests_but_not_later_ones() {
         let model = Wakefulness::new(WakeState::Waking);
         let error = NotWoken { reason: "no room".into(), hint: "make some".into(), lacks_memory: true };
         let waiting = tokio::spawn({

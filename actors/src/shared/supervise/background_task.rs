@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_report_is_distinguished_from_the_replacement_tasks() {
+    async fn late_reports_of_replaced_background_tasks_are_not_current() {
         let (actor, mut hears) = ear().await;
         let mut latest = Latest::default();
         // The first task is done, and its report is on the way, when the second task replaces it.

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn events_and_the_whole_say_the_same() {
+    fn the_events_of_an_answer_add_up_to_the_answer() {
         let reply = "<think>\nHm.\n</think>\n\nSo:\n<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\": 1}}\n</tool_call>\n\
                      <tool_call>{\"name\": \"b\"}</tool_call>";
         let (answer, events) = heard(reply);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_whose_arguments_are_no_json_is_not_whole() {
+    fn a_call_with_invalid_json_arguments_is_not_whole() {
         for arguments in ["{\"x\": 1,, }", "{\"x\": \"a\nb\"}", "{\"x\": 1"] {
             let (answer, _) = heard(&format!("<tool_call>{{\"name\": \"a\", \"arguments\": {arguments}"));
             assert_eq!((answer.calls[0].arguments.as_str(), answer.calls[0].is_whole), (arguments, false));
