@@ -249,7 +249,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         tenant.goes_too_far();
         // This chat is refused if the loss has already been noticed. Otherwise it fails like the
         // other chats.
-        let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
+        let late = soon("a chat during the loss", answer(&model, question("Who are you?", 4))).await;
         let late = late.expect_err("the lost device computes no reply");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");
         assert!(late.to_string().contains("lost") && !late.hint().is_empty(), "{late}; {}", late.hint());

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_entry_is_evicted_unless_it_is_kept() {
+    fn the_least_recently_used_entry_is_evicted_unless_kept() {
         let mut host = HostSlots::<u8>::new(8);
         let none = |_: &u8| false;
         assert_eq!(host.store(1, 3, 1, none), slots(&[0, 1, 2]));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_tier_evicts_least_recently_used_blocks_except_fetched_ones() {
+    fn a_full_tier_evicts_old_blocks_except_fetched_ones() {
         let (mut host, mut clock, old, new) = (HostSlots::new(3), 0, [10, 11], [20, 21, 22, 23]);
         host.store_blocks(&[(old[1], 1), (old[0], 0)], &[], &mut clock);
         let leaving = [(new[3], 5), (new[2], 4), (new[1], 3), (new[0], 2)];

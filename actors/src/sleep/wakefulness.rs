@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_waits_until_the_model_is_awake_and_wakes_it_once() {
+    async fn a_request_wakes_the_model_once_and_waits() {
         let model = Wakefulness::new(WakeState::Asleep(SleepLevel::Level1));
         let wakes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let waiting = tokio::spawn({

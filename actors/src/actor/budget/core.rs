@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn free_bytes_are_offered_once_and_first_to_the_first_cache() {
+    fn free_bytes_are_offered_once_starting_with_the_first_cache() {
         let mut regrowth = Regrowth::new(SECOND);
         let both = [kv(800), Wanting { lease: LeaseId(2), ..kv(900) }];
         let look = |at| Probe { at, available: Bytes(250), is_pressed: false };

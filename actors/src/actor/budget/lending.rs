@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn borrowers_take_only_lent_memory_and_return_an_unloaded_lenders_share() {
+    fn borrowers_take_only_lent_memory_and_return_it_after_unloads() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let waiting = lease(2, 100, KvDemand::WaitingForBlocks);
         assert_eq!(lending.orders(headroom(0, 500), &[lease(1, 100, KvDemand::Busy), waiting]), []);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_models_give_up_the_bytes_that_a_waiting_tenant_lacks() {
+    fn idle_models_give_up_bytes_for_a_waiting_tenant() {
         let mut lending = Lending::new(SECOND, 10 * SECOND);
         let leases = [lease(1, 100, KvDemand::Idle), lease(2, 100, KvDemand::Busy), lease(3, 100, KvDemand::Idle)];
         let waits = |seconds, awaited| Headroom { awaited: Bytes(awaited), ..headroom(seconds, 0) };

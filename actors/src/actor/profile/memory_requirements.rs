@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_get_an_eighth_of_host_memory_in_vision_models_only() {
+    fn vision_models_reserve_an_eighth_of_host_memory_for_pictures() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the demo checkpoint is embedded");
         let (target, page) = (Target::Cpu { threads: 1 }, Bytes::kib(64));
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");

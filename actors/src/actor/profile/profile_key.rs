@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_settings_are_named_by_file_and_absent_for_text_models() {
+    fn profile_keys_name_processor_settings_except_for_text_models() {
         let was = profile_key(|_| {});
         let blind = profile_key(|Start { checkpoint, .. }| {
             (checkpoint.image_processor, checkpoint.video_processor) = (None, None)

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_validates_few_layers_and_full_stress_runs_all_twice() {
+    fn a_host_validates_few_layers_unless_full_stress_is_set() {
         assert!(!StressLevel::of(false, true).runs_before_sizing());
         assert_eq!(depths(StressLevel::of(false, true), 3)[1], Depth::First(3));
         for is_host in [false, true] {

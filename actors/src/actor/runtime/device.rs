@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_named_gpu_is_an_error_without_a_host_fallback() {
+    fn a_missing_named_gpu_is_an_error_without_fallback() {
         let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has this many GPUs");
         assert!(matches!(error, DeviceError::NoDevice { .. }), "{error:?}");
         assert!(!error.hint().expect("the error has a hint").is_empty());
     }
 
     #[test]
-    fn a_group_that_is_empty_or_repeats_a_gpu_is_refused() {
+    fn an_empty_or_repeating_group_of_devices_is_refused() {
         for choice in [
             DeviceChoice::CudaRanks(vec![]),
             DeviceChoice::CudaRanks(vec![1, 0, 1]),

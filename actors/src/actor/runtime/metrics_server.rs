@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_metrics_server_answers_one_request_per_connection_with_its_status() {
+    async fn the_metrics_server_answers_one_request_per_connection() {
         let server = server().await;
         for (asks, status) in [
             ("GET /metrics", "200"),

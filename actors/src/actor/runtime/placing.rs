@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_sorted_by_free_memory_and_near_ties_keep_order() {
+    fn devices_are_sorted_by_free_memory_except_near_ties() {
         let free = [10 << 10, (80 << 10) - 2, 80 << 10, (80 << 10) - 1].map(Bytes::mib);
         let groups = spread(&[of(1, 15), of(1, 3)], &free);
         assert_eq!(groups[0], Group { devices: vec![1], models: vec![0] });
@@ -215,7 +215,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_model_is_placed_once_on_as_many_devices_as_it_needs(
+        fn every_model_is_placed_once_on_its_required_devices(
             needs in prop::collection::vec((1..5usize, 0..200u64), 1..12),
             free in prop::collection::vec(0..80u64, 4..9),
         ) {

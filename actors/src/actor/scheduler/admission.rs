@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_longer_than_short_replies_is_expected_to_be_long() {
+    fn a_reply_that_exceeds_short_replies_is_expected_long() {
         let mut lengths = ReplyLengths::default();
         (0..50).for_each(|reply| lengths.record(4000, if reply % 5 == 0 { 900 } else { 20 }));
         let at_first = lengths.expected(4000, 0, 4000, false);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_late_token_is_attributed_to_events_since_the_previous_token() {
+    fn a_late_token_is_attributed_to_the_latest_events() {
         let mut delays = Delays::default();
         assert_eq!(delays.reason(0, false), Late::Other);
         delays.stepped(10, true, false);

@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mismatch_of_video_steps_has_a_hint_with_their_syntax() {
+    fn a_video_step_mismatch_has_a_hint_with_the_syntax() {
         let hint = ChatError::Layout(LayoutError::StepPlaceholders { placeholders: 1, steps: 3 }).hint();
         assert!(hint.contains("`<t seconds>`") && hint.contains("each step") && !hint.contains("template"), "{hint}");
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::knobs::{Kind, NESTED, TABLE};
 
 fn read(json: Value) -> Result<Knobs, KnobError> {
-    let Value::Object(map) = json else { panic!("the settings are an object") };
+    let Value::Object(map) = json else { panic!("the settings are not an object") };
     Knobs::from_settings(map)
 }
 

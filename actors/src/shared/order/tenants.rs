@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_tenants_are_forgotten_beyond_a_limit_but_active_ones_kept() {
+    fn idle_tenants_are_forgotten_beyond_a_limit_unlike_active_ones() {
         let mut tenants = Tenants::default();
         let names: Vec<_> = (0..3000).map(|number| Tenant::new(number.to_string())).collect();
         for (number, tenant) in names.iter().enumerate() {

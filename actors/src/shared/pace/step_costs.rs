@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn step_costs_adapt_to_a_slower_device_but_not_an_outlier() {
+    fn step_costs_adapt_to_slower_devices_but_not_outliers() {
         let mut costs = StepCosts::of(&measured()).expect("the measurements cover all kinds");
         let wanted = work(1024, 0, 16, 500);
         let before = costs.predict(&wanted, false);

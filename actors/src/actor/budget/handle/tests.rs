@@ -87,7 +87,7 @@ async fn a_lease_granted_to_a_dropped_responder_is_released() {
 }
 
 #[tokio::test]
-async fn lease_events_report_each_change_and_no_refusal_for_a_withdrawal() {
+async fn lease_events_report_each_change_but_no_withdrawal() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("the budget has room for the lease");
     bed.budget
@@ -189,7 +189,7 @@ async fn a_closed_mailbox_fails_every_pending_request() {
 }
 
 #[tokio::test]
-async fn memory_is_released_after_its_fence_when_the_mailbox_is_closed() {
+async fn a_closed_mailbox_releases_memory_only_after_its_fence() {
     let bed = Bed::new().await;
     let lane = bed.device.timeline();
     let backed = async |generation| {
@@ -236,7 +236,7 @@ async fn a_budgets_successor_unbacks_memory_that_its_predecessor_backed() {
 }
 
 #[tokio::test]
-async fn a_budgets_successor_waits_for_the_fence_of_a_revoked_lease() {
+async fn a_budgets_successor_waits_for_the_fences_of_leases() {
     let mut bed = Bed::new().await;
     let lane = bed.device.timeline();
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("the budget has room for the lease");

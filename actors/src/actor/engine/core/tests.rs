@@ -251,7 +251,7 @@ fn a_start_loads_sizes_and_serves() {
 }
 
 #[test]
-fn the_memory_of_a_refused_attempt_is_reclaimed_before_the_next() {
+fn a_refused_attempts_memory_is_reclaimed_before_the_next() {
     let mut bed = Bed::sizing(rules(), false);
     let described = [
         "end profile",
@@ -266,7 +266,7 @@ fn the_memory_of_a_refused_attempt_is_reclaimed_before_the_next() {
 }
 
 #[test]
-fn an_attempt_that_died_is_repeated_and_its_late_report_ignored() {
+fn a_dead_attempt_is_repeated_and_its_late_report_ignored() {
     let mut bed = Bed::sizing(rules(), false);
     let described =
         ["check device", "take back 0", "attempt 1 died in load of 1600", "profile restarts", "attempt 1 after 10ms"];
@@ -282,7 +282,7 @@ fn an_attempt_that_died_is_repeated_and_its_late_report_ignored() {
 }
 
 #[test]
-fn a_failed_warm_attempt_is_followed_by_a_full_cold_attempt() {
+fn a_failed_warm_attempt_is_followed_by_a_cold_one() {
     let mut bed = Bed::sizing(rules(), true);
     let error = "the cache would hold 1 tokens, but one sequence may have 2";
     let described = [
@@ -322,7 +322,7 @@ fn the_fourth_refusal_fails_the_start_once_with_advice() {
     );
     let failed = bed.core.step(Input::Advised(Vec::new()), bed.now);
     let [Effect::Fail(StartError::Profile { attempt: 4, attempts, .. })] = &failed[..] else {
-        panic!("the only effect is the failure");
+        panic!("expected the failure as the only effect");
     };
     let targets: Vec<_> = attempts.iter().map(|report| (report.attempt, report.target_tokens)).collect();
     assert_eq!(targets, [(1, 1600), (2, 1520), (3, 1440), (4, 1360)]);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shrink_order_begins_at_once_and_the_next_one_afterwards() {
+    fn a_shrink_order_begins_at_once_and_later_orders_wait() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
         assert_eq!(pool.blocks(), 60, "a scheduler that starts now gets this many blocks");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_never_grows_during_a_shrink_or_beyond_stressed_blocks() {
+    fn a_pool_never_grows_while_shrinking_or_beyond_stressed_blocks() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::MayGrow(200)), None, "the pool already has every stressed block");
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_shrinks_the_pool_without_a_scheduler_and_limits_growth() {
+    fn a_cap_needs_no_scheduler_and_limits_later_growth() {
         let mut pool = serving();
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));

@@ -60,7 +60,7 @@ mod tests {
     use crate::engine::LoadOptions;
 
     #[test]
-    fn a_smaller_kv_cache_is_suggested_unless_memory_is_too_small() {
+    fn a_smaller_kv_cache_is_suggested_if_it_would_fit() {
         let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("the checkpoint opens");
         let model = Model::plan(&checkpoint, &target).expect("the model can be planned");

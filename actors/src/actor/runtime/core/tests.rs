@@ -117,7 +117,7 @@ fn described(effect: &Effect<Names>) -> String {
 }
 
 #[test]
-fn a_used_model_name_gets_a_number_until_its_model_ends() {
+fn a_used_model_name_is_numbered_until_its_model_ends() {
     let mut bed = bed(rules());
     assert_eq!(bed.load("demo"), ["forget fallen demo", "begin demo as 0 for demo"]);
     assert_eq!(bed.load("demo"), ["forget fallen demo 2", "begin demo 2 as 1 for demo"]);
@@ -145,7 +145,7 @@ fn an_unloaded_model_ends_after_its_requests_have_ended() {
 }
 
 #[test]
-fn every_caller_that_unloads_a_model_is_answered_when_it_ends() {
+fn every_unload_of_a_model_is_answered_when_it_ends() {
     let mut bed = serving();
     bed.unload("demo", "first");
     assert_eq!(bed.unload("demo", "second"), ["forget fallen demo", "close demo of 0 within 1s"]);
@@ -165,7 +165,7 @@ fn unloading_an_unknown_model_is_answered_at_once() {
 }
 
 #[test]
-fn a_model_that_fails_to_start_ends_and_leaves_no_state() {
+fn a_model_that_fails_to_start_leaves_no_state() {
     let mut bed = serving();
     bed.give(Input::EngineGaveUp { name: text("demo"), reason: text("no memory") });
     let described = bed.give(Input::Forget { name: text("demo"), load: 0, waiter: Some("loader") });
@@ -195,7 +195,7 @@ fn a_dead_engine_restarts_until_its_restart_limit() {
 }
 
 #[test]
-fn an_engine_restarts_while_its_model_drains_but_not_while_ending() {
+fn an_engine_restarts_while_draining_but_not_while_ending() {
     let mut bed = serving();
     bed.unload("demo", "user");
     bed.engine_died("demo");
@@ -288,7 +288,7 @@ fn a_lost_device_without_a_successor_fails_the_runtime() {
 }
 
 #[test]
-fn a_shutdown_ends_every_model_and_counts_the_requests_cut_off() {
+fn a_shutdown_ends_every_model_and_counts_interrupted_requests() {
     let mut bed = serving();
     bed.load("other");
     bed.load("earlier");
@@ -314,7 +314,7 @@ fn a_runtime_without_models_stops_at_once() {
 }
 
 #[test]
-fn a_device_loss_during_a_shutdown_does_not_delay_its_end() {
+fn a_device_loss_does_not_delay_a_shutdown() {
     let mut early = serving();
     early.shut_down("owner");
     assert_eq!(early.give(Input::DeviceLost(lost())), [r#"lose the device under ["demo"], replace: false"#]);

@@ -167,7 +167,7 @@ async fn a_picture_is_released_after_the_last_step_that_reads_it() {
 }
 
 #[tokio::test]
-async fn a_cancelled_sequences_picture_is_held_until_its_last_step_ends() {
+async fn a_cancelled_sequences_picture_is_held_during_its_last_step() {
     let mut bed = Bed::new(4).await;
     let mut delivered = bed.admit(sequence(1));
     let step = next_step(&bed.jobs).await;
@@ -240,7 +240,7 @@ async fn a_sequence_preempted_after_its_pictures_can_be_readmitted() {
 }
 
 #[tokio::test]
-async fn a_pool_shrink_is_answered_after_running_steps_and_steps_continue() {
+async fn a_pool_shrink_is_answered_after_running_steps_end() {
     let bed = Bed::new(8).await;
     let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
     let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);

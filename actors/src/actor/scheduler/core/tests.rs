@@ -196,7 +196,7 @@ fn released(ids: &[u64]) -> Effect {
 }
 
 #[test]
-fn a_long_prompt_runs_in_chunks_and_samples_in_the_last() {
+fn a_long_prompt_samples_only_in_its_last_chunk() {
     let mut bed = Bed::new(limits(2, 10, 8));
     bed.admit(sequence(1, 25, 2));
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
@@ -216,7 +216,7 @@ fn a_long_prompt_runs_in_chunks_and_samples_in_the_last() {
 }
 
 #[test]
-fn a_prompt_that_ends_with_a_step_samples_in_that_step() {
+fn a_prompt_that_fills_its_last_step_samples_there() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(sequence(1, 20, 1));
     bed.stepped(5);

@@ -178,7 +178,7 @@ fn a_withdrawn_request_frees_its_rows_in_every_state() {
 }
 
 #[test]
-fn a_request_waiting_for_rows_is_overtaken_32_times_at_most() {
+fn at_most_32_requests_overtake_one_waiting_for_rows() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 7)]));
     vision.step(Input::Encoded);
@@ -264,7 +264,7 @@ fn tenants_share_launches_by_weight() {
 }
 
 #[test]
-fn a_request_that_needs_no_launch_does_not_wait_for_a_backlog() {
+fn a_request_for_cached_pictures_does_not_wait_for_launches() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -313,7 +313,7 @@ fn evicted(host_rows: usize) -> (VisionCore, Vec<Effect>) {
 }
 
 #[test]
-fn an_evicted_picture_is_copied_back_without_pixels_or_a_launch() {
+fn an_evicted_picture_is_copied_back_without_being_encoded() {
     let (mut vision, effects) = evicted(20);
     let leaves = Effect::Copy { to_host: copies(&[(0, 0), (1, 1), (2, 2), (3, 3)]), to_device: Vec::new() };
     assert_eq!(effects[0], leaves, "the picture is copied out before its rows are overwritten");
@@ -362,7 +362,7 @@ fn a_picture_is_copied_back_while_new_pictures_are_encoded() {
 }
 
 #[test]
-fn a_picture_lost_on_the_host_without_pixels_is_requested_again() {
+fn a_lost_picture_without_pixels_is_requested_again() {
     let (mut vision, _) = evicted(4);
     vision.step(want(3, vec![picture(3, 7)]));
     // Request 4 also has another picture, so that the rows left are too few for request 6

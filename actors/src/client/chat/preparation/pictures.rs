@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_as_computed_after_its_last_pictures_last_token() {
+    fn a_file_is_computed_after_its_last_pictures_last_token() {
         let name = PictureHash([1; 32]);
         let files = [vec![name], vec![name; 2], vec![name]];
         let spans = spans(&[2..6, 9..13, 14..18, 40..44]);

@@ -164,7 +164,7 @@ fn no_admitted_request_exceeds_the_stressed_limits() {
 }
 
 #[test]
-fn a_video_without_a_video_processor_is_refused_naming_its_file() {
+fn a_video_without_a_processor_is_refused_naming_its_file() {
     let mut checkpoint = demo_checkpoint();
     checkpoint.video_processor = None;
     let model = Model::plan(&checkpoint, &TARGET).expect("the model can be planned");
@@ -173,7 +173,7 @@ fn a_video_without_a_video_processor_is_refused_naming_its_file() {
     let prepared = asked(Chat::new().user("What?").image(picture((50, 50)))).expect("the model takes pictures");
     assert_eq!(prepared[0].pictures.len(), 1);
     let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
-    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the model takes no videos") };
+    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("the video was accepted") };
     assert!(matches!(refused, ChatError::Media(MediaError::Video { index: 0, source: VideoError::NoProcessor })));
     for said in [refused.to_string(), refused.hint()] {
         assert!(said.contains("video_preprocessor_config.json"), "{said}");

@@ -91,7 +91,7 @@ async fn shrink_orders_follow_foreign_growth_within_a_second_until_covered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_device_is_probed_sixteen_times_as_often_during_foreign_growth() {
+async fn foreign_growth_makes_probes_sixteen_times_as_frequent() {
     let filled = Filled::new().await;
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
@@ -122,7 +122,7 @@ async fn the_device_is_probed_sixteen_times_as_often_during_foreign_growth() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unbacked_bytes_that_are_still_leased_do_not_hide_foreign_memory() {
+async fn unbacked_but_leased_bytes_do_not_hide_foreign_memory() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [ResizeOrder::GiveUp { to: MIB(54) }]);
@@ -148,7 +148,7 @@ async fn no_cache_is_ordered_to_shrink_below_its_floor() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn freed_memory_refills_the_canary_and_after_ten_seconds_caches_grow() {
+async fn freed_memory_refills_the_canary_before_caches_grow() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     filled.pass(1).await;
@@ -222,7 +222,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_foreign() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_bytes_that_appear_while_one_model_is_sized_are_overhead() {
+async fn only_bytes_that_appear_during_sizing_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     let books = async || {

@@ -167,7 +167,7 @@ fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
 }
 
 #[test]
-fn a_shortage_that_no_knob_can_fix_suggests_only_more_capacity() {
+fn a_shortage_beyond_all_knobs_suggests_only_more_capacity() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let question = subject.question(&options, host_of(Bytes::mib(4)));
     let unfit =

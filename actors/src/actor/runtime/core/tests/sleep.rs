@@ -88,7 +88,7 @@ fn in_turn() -> Bed {
 }
 
 #[test]
-fn a_model_sleeps_after_its_requests_and_wakes_for_the_next() {
+fn a_model_sleeps_after_draining_and_wakes_for_a_request() {
     let mut bed = serving();
     assert_eq!(bed.woken("demo", 0), ["demo is awake for None after 0ns"]);
     assert_eq!(bed.sleep("demo", 0, "first"), ["demo falls asleep within Some(1s)"]);
@@ -132,7 +132,7 @@ fn a_deeper_sleep_requested_while_falling_asleep_is_carried_out() {
 }
 
 #[test]
-fn a_model_that_gets_a_request_while_falling_asleep_wakes_afterwards() {
+fn a_request_during_falling_asleep_wakes_the_model_afterwards() {
     let mut bed = serving();
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "user");
@@ -206,7 +206,7 @@ fn a_wake_without_memory_suspends_the_least_recently_used_model() {
 }
 
 #[test]
-fn an_endless_reply_does_not_keep_other_models_waiting_for_memory() {
+fn an_endless_reply_does_not_block_models_waiting_for_memory() {
     let mut bed = in_turn();
     bed.load("third");
     bed.woken("third", 3);
@@ -234,7 +234,7 @@ fn an_endless_reply_does_not_keep_other_models_waiting_for_memory() {
 }
 
 #[test]
-fn a_sleep_request_to_a_waiting_model_takes_effect_after_waking() {
+fn a_sleep_request_to_a_waking_model_is_delayed() {
     let mut bed = in_turn();
     bed.wake("demo", 0);
     assert_eq!(bed.not_woken("demo", true), ["demo lies down"]);

@@ -36,7 +36,7 @@ fn until_first_token(bed: &mut Bed, id: u64, mut between: impl FnMut(&mut Bed, u
 }
 
 #[test]
-fn a_small_request_overtakes_a_large_one_that_does_not_fit() {
+fn small_requests_overtake_one_that_does_not_fit_yet() {
     let mut bed = Bed::new(limits(8, 400, 24));
     bed.admit(sequence(1, 150, 50)).stepped(5);
     bed.admit(sequence(2, 250, 50)).admit(sequence(3, 20, 10));

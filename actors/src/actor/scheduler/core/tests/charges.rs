@@ -33,7 +33,7 @@ fn busy() -> Bed {
 }
 
 #[test]
-fn a_sequence_that_leaves_before_its_first_step_is_not_charged() {
+fn a_sequence_cancelled_before_its_first_step_is_not_charged() {
     let mut bed = busy();
     let queue = Some(Duration::from_millis(5));
     let late = NewSequence {

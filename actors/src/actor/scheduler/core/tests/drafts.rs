@@ -171,7 +171,7 @@ impl Bed {
 }
 
 #[test]
-fn each_step_of_a_draft_head_proposes_the_drafts_of_the_next() {
+fn a_draft_head_proposes_the_drafts_of_the_next_step() {
     let mut bed = with_head(2, drafting(2, 64, 8, 3));
     bed.admit(headed(1, &[7, 8, 9], 20));
     assert_eq!(bed.running.len(), 1, "drafts are expected, so the next step waits");

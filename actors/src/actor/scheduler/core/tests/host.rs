@@ -145,7 +145,7 @@ fn a_pool_shrink_waits_for_running_copies() {
 }
 
 #[test]
-fn blocks_removed_by_a_shrink_are_copied_to_the_host_first() {
+fn a_shrink_copies_removed_blocks_to_the_host_first() {
     let mut bed = bed(limits(4, 64, 8));
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
     bed.recorded();

@@ -20,7 +20,7 @@ fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn a_picture_is_held_until_the_step_with_its_last_token() {
+fn a_picture_is_held_until_its_last_token_is_computed() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = shown(1, 34, 3, 2..4);
     spec.pictures.extend(shown(1, 34, 3, 12..16).pictures);
@@ -37,7 +37,7 @@ fn a_picture_is_held_until_the_step_with_its_last_token() {
 }
 
 #[test]
-fn a_picture_across_a_chunk_border_is_held_for_both_chunks() {
+fn a_picture_in_two_chunks_is_held_for_both() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(shown(1, 34, 3, 2..24)).stepped(5);
     assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the step reads 20 of the picture's 24 tokens");
@@ -91,7 +91,7 @@ fn a_picture_in_cached_blocks_needs_no_embedding_rows() {
 }
 
 #[test]
-fn a_sequence_without_rows_is_readmitted_when_its_blocks_are_evicted() {
+fn evicted_blocks_readmit_a_sequence_without_picture_rows() {
     let mut bed = Bed::new(limits(2, 64, 4));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     // Sequence 3 takes the blocks while sequence 4 waits for its turn.

@@ -145,7 +145,7 @@ fn a_cancellation_during_a_shrink_disturbs_no_other_sequence() {
 
 /// Sequence 2 has lost its blocks to a shrink. The small sequence 3 would fit, but must wait.
 #[test]
-fn new_sequences_do_not_overtake_a_sequence_preempted_by_a_shrink() {
+fn new_sequences_do_not_overtake_one_preempted_by_shrinking() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 5);
     bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);

@@ -31,7 +31,7 @@ fn only_decoding_sequences_are_planned_before_older_prompts() {
 }
 
 #[test]
-fn a_recomputed_prompt_is_scored_only_from_its_first_unscored_token() {
+fn a_recomputed_prompt_is_scored_only_where_unscored() {
     let mut scheduler = SchedulerCore::new(limits(4, 100, 8));
     let mut scored = Sequence::new(NewSequence { score_prompt: Some(3), ..sequence(1, 20, 9) });
     scored.launch(7, 0, None);
@@ -49,7 +49,7 @@ fn a_recomputed_prompt_is_scored_only_from_its_first_unscored_token() {
 }
 
 #[test]
-fn a_sequence_admitted_at_its_limit_ends_with_the_next_token() {
+fn a_sequence_admitted_at_its_limit_ends_after_one_token() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(NewSequence { produced: 2, ..sequence(1, 5, 2) }).stepped(6);
     assert_eq!(bed.recorded(), [token(1, 6), finished(1, Finish::Length), released(&[1])]);

@@ -37,7 +37,7 @@ fn evicted_content_is_copied_to_the_host_exactly_once() {
 }
 
 #[test]
-fn a_prefix_from_device_and_host_is_shared_after_its_fetch() {
+fn a_partly_swapped_prefix_is_shared_after_its_fetch() {
     let mut kv = KvCore::new(4).with_host(4);
     kv.allot(&[demand(A, 0, 64)]);
     fill(&mut kv, A, 7, 64);
@@ -84,7 +84,7 @@ fn blocks_evicted_by_a_fetch_never_overwrite_the_fetched_slots() {
 }
 
 #[test]
-fn blocks_blanked_ahead_of_need_keep_their_content_on_the_host() {
+fn blocks_blanked_ahead_keep_their_content_on_the_host() {
     let mut kv = KvCore::new(4).with_host(8);
     kv.allot(&[demand(A, 0, 64)]);
     fill(&mut kv, A, 7, 64);
