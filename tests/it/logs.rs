@@ -142,7 +142,7 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
 }
 
 #[test]
-fn a_vision_encoder_that_is_left_out_is_named_in_a_warning() {
+fn an_omitted_vision_encoder_is_named_in_a_warning() {
     let folder = Folder::empty();
     let model = folder.path().join("model.gguf");
     std::fs::copy(bursar_golden::path("gguf/qwen3_5.gguf"), &model).expect("the file can be copied");

@@ -157,7 +157,7 @@ async fn answerers() -> Answerers {
 }
 
 #[test]
-fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
+fn rule_13_every_question_is_answered_once_despite_deaths() {
     story(async {
         // Well below any deadline, so that a result within this time is an answer and not a
         // timeout.
@@ -303,7 +303,7 @@ fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
                 tokio::spawn(async move { budget.lease(Class::external("more"), MIB).await.map(drop) })
             })
             .collect();
-        eventually("all of them wait", async || stage.snapshot().await.waiting.len() == 256).await;
+        eventually("all 256 requests wait", async || stage.snapshot().await.waiting.len() == 256).await;
         let refused = budget.lease(Class::external("more"), MIB).await.expect_err("the queue of leases is full");
         assert!(!refused.hint().is_empty() && refused.to_string().contains("256"), "{refused}");
         assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model works with the memory that it has");

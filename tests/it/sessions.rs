@@ -59,7 +59,7 @@ fn an_unreadable_picture_is_dropped_and_named() {
 }
 
 #[test]
-fn a_full_context_offers_working_ways_out() {
+fn a_full_context_suggests_commands_that_work() {
     let small = ["--context-tokens", "128", "--step-tokens", "64", "--temperature", "0", "--max-tokens", "4"];
     let long = "shapes ".repeat(30);
     let lines = format!("{long}\n{long}\n{long}\n/undo\n/forget\n{long}\n/clear\n{long}\n");
@@ -75,7 +75,7 @@ fn a_full_context_offers_working_ways_out() {
 }
 
 #[test]
-fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
+fn commands_report_their_effect_and_typos_ask_no_question() {
     let folder = Folder::empty();
     let spaced = folder.path().join("my shapes.png");
     fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("the file is copied");
@@ -113,7 +113,7 @@ fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
 }
 
 #[test]
-fn a_line_of_invalid_utf8_is_lost_alone() {
+fn only_a_line_of_invalid_utf8_is_skipped() {
     let output = chat(&GREEDY, &b"hello\ncaf\xe9?\nhello\n"[..]);
     assert!(output.status.success(), "{}", told(&output));
     assert_eq!(replies(&output).len(), 2, "{}", told(&output));
@@ -124,7 +124,7 @@ fn a_line_of_invalid_utf8_is_lost_alone() {
 const ENDLESS: [&str; 4] = ["--regex", "[a-z ]{4000}", "--temperature", "1"];
 
 #[test]
-fn a_reply_cut_off_by_length_says_so() {
+fn a_reply_cut_off_by_length_prints_a_notice() {
     let output = chat(&["--max-tokens", "3", "--regex", "[a-z]{90}", "hello"], "");
     assert!(told(&output).contains("cut after 3 tokens, as many as --max-tokens allows"), "{}", told(&output));
     let small = ["--context-tokens", "128", "--step-tokens", "64", "hello"];
@@ -135,7 +135,7 @@ fn a_reply_cut_off_by_length_says_so() {
 }
 
 #[test]
-fn an_error_during_a_reply_starts_its_own_line() {
+fn an_error_during_a_reply_starts_a_new_line() {
     // Try longer and longer deadlines, until a deadline is long enough for some text of the reply
     // on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
@@ -190,7 +190,7 @@ impl Spoken {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_a_reply_and_pressed_again_the_session() {
+fn ctrl_c_ends_a_reply_and_then_the_session() {
     let mut session = Spoken::begin();
     for question in ["hello", "and again"] {
         session.say(question);

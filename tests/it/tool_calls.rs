@@ -126,7 +126,7 @@ const CALL: &str =
     "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"Bern\", \"days\": 2}}\n</tool_call>";
 
 #[test]
-fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
+fn a_forced_call_follows_the_tools_schema() {
     story(async {
         let stage = Stage::set(roomy()).await;
         for seed in 0..4 {
@@ -152,7 +152,7 @@ fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
 }
 
 #[test]
-fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
+fn calls_and_text_are_streamed_in_order() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let script = format!("Let me see.\n{CALL}\nAnd then:\n\n{CALL}\n{CALL}\nDone.");
@@ -191,7 +191,7 @@ fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
 }
 
 #[test]
-fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
+fn no_event_is_repeated_when_actors_die_during_a_call() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let chat = scripted(&stage.model, about(), &format!("Let me see.\n{CALL}\n{CALL}\nDone.")).await;
@@ -242,7 +242,7 @@ const THINKING: &str = "{% for message in messages %}<|im_start|>{{ message.role
 {{ '<|im_start|>assistant\n<think>\n' }}{% if enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}";
 
 #[test]
-fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
+fn reasoning_is_separated_if_the_template_supports_thinking() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let (_folder, model) = with_template(&runtime, THINKING).await;
@@ -289,7 +289,7 @@ async fn ask_prompt(model: &ModelHandle, chat: Chat) -> usize {
 }
 
 #[test]
-fn without_a_choice_the_tools_are_hidden_and_calls_are_text() {
+fn tool_choice_none_hides_tools_and_keeps_calls_as_text() {
     story(async {
         let stage = Stage::set(roomy()).await;
         let blank = ask_prompt(&stage.model, text("What is the weather?").max_tokens(1)).await;

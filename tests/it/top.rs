@@ -45,7 +45,7 @@ fn recorded() -> String {
 }
 
 #[test]
-fn one_look_at_a_process_prints_text_or_one_object() {
+fn top_once_prints_text_or_one_json_object() {
     let output = top(&[&recorded(), "--once", "--every", "100ms"]);
     assert!(output.status.success(), "{}", said(&output.stderr));
     let text = said(&output.stdout);
