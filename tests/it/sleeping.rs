@@ -255,7 +255,7 @@ fn waiting_requests_time_out_and_a_wake_without_memory_fails() {
             true
         })
         .await;
-        eventually("the first model answers", async || stage.model.wake().await.is_ok()).await;
+        eventually("the model wakes up", async || stage.model.wake().await.is_ok()).await;
         assert_eq!(answer(&stage.model, about(1)).await, expected);
         // Without host memory for its weights, the model stays awake or sleeps at level 2.
         let config = RuntimeConfig {

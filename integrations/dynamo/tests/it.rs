@@ -103,7 +103,8 @@ async fn registration_reports_sizes_permits_and_bytes_by_class() {
     let model = worker.model().expect("the worker has a model");
     let blocks = model.kv_use().changed().await.expect("the model serves").blocks;
     assert_eq!((llm.kv_cache_block_size, llm.total_kv_blocks), (Some(16), Some(blocks as u64)));
-    let (facts, record) = (model.facts().await.expect("facts"), model.serving().await.expect("the model serves").record);
+    let (facts, record) =
+        (model.facts().await.expect("facts"), model.serving().await.expect("the model serves").record);
     assert_eq!(llm.context_length, u32::try_from(facts.context_tokens).ok());
     assert_eq!(llm.max_num_seqs, Some(record.sequences as u64));
     assert_eq!(llm.max_num_batched_tokens, Some(record.step_tokens as u64));
@@ -161,7 +162,10 @@ async fn a_reply_follows_the_requests_scores_stops_and_limits() {
     assert_eq!(tokens(&scored), ids, "scores change no token");
     for chunk in scored.iter().filter(|chunk| chunk.finish_reason.is_none()) {
         let (own, top) = (chunk.log_probs.as_ref().expect("scores"), chunk.top_logprobs.as_ref().expect("others"));
-        assert!(own.len() == 1 && top[0].len() == 2 && top[0][0].token_id == chunk.token_ids[0], "the greedy token has the best score");
+        assert!(
+            own.len() == 1 && top[0].len() == 2 && top[0][0].token_id == chunk.token_ids[0],
+            "the greedy token has the best score"
+        );
         assert!(own[0] == top[0][0].logprob && own[0] >= top[0][1].logprob && own[0] <= 0.0);
     }
 
@@ -217,11 +221,16 @@ async fn a_sleeping_worker_refuses_requests_until_it_is_woken() {
     let asked = || request(&[11, 7, 500], 4);
     let before = tokens(&chunks(&worker, asked()).await.expect("the worker answers"));
     assert!(worker.validate_engine_control("sleep", &json!({"level": 3})).is_err());
-    let control = async |name: &str| worker.engine_control(name.to_owned(), json!({"level": 2})).await.expect("the worker reports its state");
+    let control = async |name: &str| {
+        worker.engine_control(name.to_owned(), json!({"level": 2})).await.expect("the worker reports its state")
+    };
     assert_eq!(control("sleep").await["is_sleeping"], true);
     assert!(worker.model().expect("the worker has a model").is_asleep().is_some());
     assert_eq!(refused(&worker, asked()).await.0, ErrorType::WorkerUnavailable, "the router may try another worker");
-    assert!(worker.model().expect("the worker has a model").is_asleep().is_some(), "a late request does not wake the model");
+    assert!(
+        worker.model().expect("the worker has a model").is_asleep().is_some(),
+        "a late request does not wake the model"
+    );
     assert_eq!(control("wake_up").await["is_sleeping"], false);
     assert_eq!(tokens(&chunks(&worker, asked()).await.expect("the worker answers")), before);
     assert_eq!(control("dance").await["status"], "error");

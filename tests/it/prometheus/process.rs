@@ -84,7 +84,10 @@ fn health_checks_distinguish_liveness_from_readiness() {
         let model = demo(&runtime, options).await;
         let scheduler = model.serving().await.expect("the model serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        eventually("ffmpeg has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
+        eventually("the stopped model makes the process unhealthy", async || {
+            status("/health").await == ("503".to_owned(), json!("stopped"))
+        })
+        .await;
         assert_eq!(status("/health/live").await.0, "200", "another process would not help the model");
         runtime.unload("demo").await.expect("the model unloads");
         assert_eq!(status("/health").await.1, Value::Null);
