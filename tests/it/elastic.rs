@@ -192,10 +192,10 @@ fn of_a_picture(number: u32) -> Chat {
 
 #[test]
 fn another_process_takes_and_returns_memory_stepwise_during_chats() {
-    [KvCacheType::Auto, KvCacheType::Fp8].into_iter().for_each(comes_stepwise);
+    [KvCacheType::Auto, KvCacheType::Fp8].into_iter().for_each(takes_and_returns_memory_stepwise);
 }
 
-fn comes_stepwise(kv_cache_dtype: KvCacheType) {
+fn takes_and_returns_memory_stepwise(kv_cache_dtype: KvCacheType) {
     story(async {
         let card = Card::with(watchful(), LoadOptions { kv_cache_dtype, ..filling() }).await;
         let expected = undisturbed(&card.model, 9, long).await;

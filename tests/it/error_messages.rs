@@ -14,7 +14,7 @@ use crate::{
     stage::Folder,
 };
 
-fn told(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -22,7 +22,7 @@ fn told(output: &Output) -> String {
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
     assert!(!output.status.success(), "{arguments:?} must be refused");
-    (told(&output), output.status.code())
+    (stderr_of(&output), output.status.code())
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         let mut child = command.spawn().expect("the binary exists");
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("the program ends");
-        assert_eq!(told(&output), "", "{arguments:?}");
+        assert_eq!(stderr_of(&output), "", "{arguments:?}");
         let is_refused = arguments[0] == "drill";
         assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
     }
@@ -136,7 +136,7 @@ fn a_start_error_suggests_the_same_capacity_as_a_plan() {
         let suggestion = planned["suggestions"].as_array().expect("a list")[0].clone();
         let planned = suggestion["to"].as_u64().expect("bytes");
         let started = bursar(&[&["chat", "--profile-cache", "none", "hello"], &own[..], said].concat());
-        let told = told(&started);
+        let told = stderr_of(&started);
         let capacity = flag(&told, "--capacity ");
         assert_eq!(capacity, format!("{}MiB", planned >> 20), "{told}\n{suggestion}");
         // The capacity suggested is the smallest that fits, to the MiB.

@@ -53,7 +53,7 @@ impl HybridModel {
         let salt = format!("cold {}", COLD.fetch_add(1, Relaxed));
         let cold = ask(&self.model, chat.cache_salt(salt)).await.expect("the model answers");
         assert_eq!(cold.cached_tokens, 0, "nothing has this salt");
-        assert_eq!(said(&warm), said(&cold), "{} tokens were cached", warm.cached_tokens);
+        assert_eq!(reasoning_and_text(&warm), reasoning_and_text(&cold), "{} tokens were cached", warm.cached_tokens);
         Answered { cached: warm.cached_tokens, prompt: warm.usage.prompt_tokens }
     }
 }
@@ -66,7 +66,7 @@ struct Answered {
 }
 
 /// The reasoning and the reply. The chat template starts the reasoning.
-fn said(reply: &Whole) -> String {
+fn reasoning_and_text(reply: &Whole) -> String {
     [&*reply.reasoning, &reply.text].concat()
 }
 
